@@ -1,0 +1,318 @@
+"""The contract between the core and a backend.
+
+Whitening turns every bandwidth into one problem: sums of φ_ij = exp(−½‖u_i − u_j‖²) over columns j (the
+training points) with weights w_j that sum to 1. A backend answers three reductions of it, in the log domain,
+for every query row i; with ℓ_i = log Σ_j w_j φ_ij:
+
+==============  =========================================================================================
+``LOG_SUM``     ℓ_i
+``MEAN``        ℓ_i and the shift Σ_j w_j φ_ij (u_j − u_i) / Σ_j w_j φ_ij, in bandwidths
+``LAPLACE``     sign and log magnitude of L_i = Σ_j w_j φ_ij (1 + d/2 − ½ r²_ij), and log M_i, M_i being the
+                same sum with plus signs throughout (the scale that L_i's error is measured against)
+==============  =========================================================================================
+
+A backend is an entry point of group ``sdkde.backends`` whose value is a :class:`BackendInfo`, and an object
+with the two methods of :class:`Backend`. Everything here is public and versioned by :data:`PROTOCOL`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+from typing import Protocol as TypingProtocol
+
+__all__ = [
+    "FEATURES",
+    "LEVELS",
+    "PROTOCOL",
+    "TOLERANCES",
+    "Backend",
+    "BackendInfo",
+    "BackendUnavailable",
+    "Partial",
+    "Problem",
+    "Reduction",
+    "Support",
+    "Tolerance",
+    "Work",
+]
+
+#: (major, minor). A plugin of another major is refused; a new minor only adds names to FEATURES or fields with
+#: defaults.
+PROTOCOL = (1, 0)
+
+#: Precision levels, least precise first.
+LEVELS = ("fast", "high", "float64")
+
+#: Names that ``Problem.requires`` may carry. A backend is only asked for those that its ``features`` list.
+FEATURES: Mapping[str, str] = {
+    "weights": "the columns' log weights differ from one another (without it they are all equal)",
+    "exclude_self": "row i leaves out column i",
+    "values": "LOG_SUM, MEAN: also Σ_j w_j φ_ij v_j / Σ_j w_j φ_ij for the (n, c) values given to prepare",
+    "multi_scale": "φ_ij = exp(−½ r²_ij / s²) for every s in Problem.scales; results gain an axis after the first",
+    "column_scale": "reserved: a bandwidth factor of its own for every column",
+    "grad": "reserved: derivatives of the results",
+}
+
+
+class Reduction(StrEnum):
+    """What is summed; see the module's docstring."""
+
+    LOG_SUM = "log_sum"
+    MEAN = "mean"
+    LAPLACE = "laplace"
+
+
+class Tolerance(NamedTuple):
+    """Largest error allowed: ``absolute + relative · |log of the sum|``."""
+
+    absolute: float
+    relative: float
+
+    def at(self, log_sum: Any) -> Any:
+        """Return the allowance for rows whose log sum is ``log_sum`` (an array or a number)."""
+        return self.absolute + self.relative * abs(log_sum)
+
+
+_LOG = {"fast": Tolerance(5e-4, 1e-6), "high": Tolerance(1e-5, 1e-6), "float64": Tolerance(1e-10, 1e-13)}
+_SHIFT = {"fast": Tolerance(6e-5, 0.0), "high": Tolerance(9e-6, 0.0), "float64": Tolerance(9e-12, 0.0)}
+
+#: ``TOLERANCES[level][reduction]``, for every row. LOG_SUM: |Δℓ|; MEAN: ‖Δshift‖₂ in bandwidths (its ℓ by
+#: LOG_SUM's row); LAPLACE: |ΔL| / M, relative to log M.
+TOLERANCES: Mapping[str, Mapping[Reduction, Tolerance]] = {
+    level: {Reduction.LOG_SUM: _LOG[level], Reduction.MEAN: _SHIFT[level], Reduction.LAPLACE: _LOG[level]}
+    for level in LEVELS
+}
+
+
+class BackendUnavailable(RuntimeError):
+    """A backend was asked for that is unknown, not installed, broken, or cannot answer the problem."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One pass over the data, described wherever a description is needed.
+
+    The cost model prices it, backends answer for it, the selector ranks it, the tuner's key is made from it.
+
+    Parameters
+    ----------
+    reduction : Reduction
+        What is summed.
+    m, n, d : int
+        Query rows, training columns, dimensions.
+    dtype : {"float64", "float32"}
+        What the user's numbers were (the whitened points are float64 either way).
+    level : {"fast", "high", "float64"}
+        The tolerances to keep, see :data:`TOLERANCES`.
+    device : str
+        Where the pass runs: ``"cpu"``, ``"cuda:0"``.
+    same : bool
+        The query rows are the training points; ``reduce`` is given ``queries=None``.
+    requires : frozenset of str
+        Names from :data:`FEATURES` that the answer depends on.
+    deterministic : bool
+        The same call must give the same bits.
+    extent : float
+        Largest distance of any point from the centre, in bandwidths.
+    scales : tuple of float
+        Bandwidth factors, with ``"multi_scale"``; otherwise empty.
+    n_values : int
+        Columns of the values, with ``"values"``; otherwise 0.
+    """
+
+    reduction: Reduction
+    m: int
+    n: int
+    d: int
+    dtype: str = "float64"
+    level: str = "high"
+    device: str = "cpu"
+    same: bool = False
+    requires: frozenset[str] = frozenset()
+    deterministic: bool = True
+    extent: float = 0.0
+    scales: tuple[float, ...] = ()
+    n_values: int = 0
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ValueError(f"level is {self.level!r}; pass one of {LEVELS}")
+        if bool(self.scales) != ("multi_scale" in self.requires):
+            raise ValueError("scales and requires={'multi_scale'} go together")
+        if bool(self.n_values) != ("values" in self.requires):
+            raise ValueError("n_values and requires={'values'} go together")
+        if self.n_values and self.reduction is Reduction.LAPLACE:
+            raise ValueError("values are means under positive weights: they go with LOG_SUM or MEAN")
+
+    @property
+    def pairs(self) -> int:
+        """Number of φ_ij in the pass."""
+        return self.m * self.n
+
+
+class Support(NamedTuple):
+    """Whether a backend takes a problem, and why; the reason is never empty."""
+
+    ok: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a backend's formulation does for a problem; the cost model turns it into time.
+
+    Parameters
+    ----------
+    matrix_flops : mapping of str to float
+        Floating-point operations in matrix products, by dtype (``"float64"``, ``"tf32"``, ``"float16"`` …).
+    scalar_flops : float
+        Other floating-point operations (an exponential is not one of them).
+    exps : float
+        Exponentials.
+    bytes : float
+        Traffic with main memory, in bytes.
+    launches : int
+        Kernel launches, or their like.
+    """
+
+    matrix_flops: Mapping[str, float] = field(default_factory=dict)
+    scalar_flops: float = 0.0
+    exps: float = 0.0
+    bytes: float = 0.0
+    launches: int = 1
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The result of a reduction over some of the columns; :func:`sdkde_core.merge.merge` joins several.
+
+    Arrays are float64, in the array library and on the device that the points came in. m is the number of query
+    rows. With ``"multi_scale"`` every array gains an axis of length ``len(problem.scales)`` after the first.
+    A row without any column has log sum −inf, shift 0, sign 0.
+
+    Parameters
+    ----------
+    log_sum : (m,) array
+        ℓ; for LAPLACE log M.
+    shift : (m, d) array, optional
+        MEAN only, in bandwidths.
+    sign, log_magnitude : (m,) arrays, optional
+        LAPLACE only: sign (−1, 0 or 1) and log |L|.
+    values : (m, c) array, optional
+        With ``"values"``.
+    """
+
+    log_sum: Any
+    shift: Any = None
+    sign: Any = None
+    log_magnitude: Any = None
+    values: Any = None
+
+
+class Backend(TypingProtocol):
+    """What a backend's implementation does. Both phases must leave their inputs untouched and be thread-safe."""
+
+    def probe(self, device: str) -> Support:
+        """Say whether ``device`` can be used here and now. May import and look at the hardware."""
+
+    def prepare(self, problem: Problem, points: Any, log_weights: Any, values: Any = None) -> Any:
+        """Pack the training points once; the state serves any number of ``reduce`` calls.
+
+        Parameters
+        ----------
+        problem : Problem
+            Its ``m`` and ``same`` may differ in later calls of ``reduce``; the rest stays.
+        points : (n, d) float64 array
+            Whitened points, of the kind that ``BackendInfo.arrays`` names, on ``problem.device``. Not copied:
+            the caller leaves them unchanged while the state lives.
+        log_weights : (n,) float64 array
+            Finite and at most 0. Without the feature ``"weights"`` in ``problem.requires`` all are equal.
+        values : (n, c) float64 array, optional
+            With ``"values"``.
+        """
+
+    def reduce(self, problem: Problem, queries: Any, state: Any) -> Partial:
+        """Reduce over all columns for every row of ``queries``, (m, d) float64; None: the points themselves."""
+
+
+def _no_limit(problem: Problem) -> float:
+    return math.inf
+
+
+def _supports_all(problem: Problem) -> Support:
+    return Support(True, "takes any problem")
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What the core knows of a backend without importing it: the entry point's value.
+
+    The module that holds it must import nothing heavy.
+
+    Parameters
+    ----------
+    name : str
+        The entry point's name.
+    protocol : tuple of int
+        :data:`PROTOCOL` as it was when the plugin was written: a literal, not the constant.
+    implementation : str
+        ``"package.module:factory"``; called with the user's ``backend_options`` it returns a :class:`Backend`.
+    devices, levels : tuple of str
+        Kinds of device (``"cpu"``, ``"cuda"``) and precision levels it keeps.
+    features : frozenset of str
+        What of :data:`FEATURES` it has.
+    deterministic : bool
+        Same input, options, thread count and device give the same bits.
+    requires_modules : tuple of str
+        Modules that must be importable; looked up, never imported, by the core.
+    install : str
+        The command that brings them.
+    arrays : str
+        The array library it takes and returns: ``"numpy"``, ``"torch"``, ``"cupy"``.
+    startup_seconds : float
+        Time from nothing imported to the first result of a tiny problem.
+    supports : callable
+        ``supports(problem) -> Support``: called when device, level and features fit.
+    extent_limit : callable
+        ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the level,
+        from an error bound. Where only few points lie beyond, the core takes those off and sums them exactly.
+    work : callable, optional
+        ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
+    """
+
+    name: str
+    protocol: tuple[int, int]
+    implementation: str
+    devices: tuple[str, ...]
+    levels: tuple[str, ...]
+    features: frozenset[str] = frozenset()
+    deterministic: bool = False
+    requires_modules: tuple[str, ...] = ()
+    install: str = ""
+    arrays: str = "numpy"
+    startup_seconds: float = 0.0
+    supports: Callable[[Problem], Support] = _supports_all
+    extent_limit: Callable[[Problem], float] = _no_limit
+    work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
+
+    def missing_modules(self) -> tuple[str, ...]:
+        """Return the required modules that cannot be found, without importing any."""
+        return tuple(name for name in self.requires_modules if not _can_find(name))
+
+    def load(self, options: Mapping[str, Any] | None = None) -> Backend:
+        """Import the implementation and make a backend with the user's options."""
+        module, _, factory = self.implementation.partition(":")
+        return getattr(importlib.import_module(module), factory)(**(options or {}))
+
+
+def _can_find(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):  # a missing or half-imported parent package
+        return False
