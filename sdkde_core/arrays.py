@@ -1,0 +1,278 @@
+"""Arrays of every kind: in at the door, validated once, and out again as they came.
+
+Host data of every kind becomes NumPy, without a copy where possible. Data on a device stays there, in its own array
+library, through the array API; a backend that wants another library or device gets a conversion from the core.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, is_array_api_obj, to_device
+from array_api_compat import device as device_of
+
+__all__ = ["Argument", "Data", "Origin", "convert", "device_name", "ingest", "to_host"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an array came from, so that results can go back there: an array-API namespace (None: NumPy) and device."""
+
+    xp: Any = None
+    device: Any = None
+    on_host: bool = True
+
+    def restore(self, x: Any, dtype: str) -> Any:
+        """Return ``x`` with ``dtype``, as the kind of array and on the device that this origin describes."""
+        if self.xp is None or isinstance(x, np.ndarray) or self.on_host:
+            x = np.ascontiguousarray(to_host(x), dtype=dtype)
+            return x if self.xp is None else self.xp.asarray(x, device=self.device)
+        if array_namespace(x) is not self.xp:
+            x = self.xp.from_dlpack(x)
+        return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An array argument as it came: its name, its dtype's share in the result's, and where it came from."""
+
+    name: str
+    array: Any  # NumPy where on_host, otherwise as the user gave it
+    dtype: str  # "float32" or "float64"
+    origin: Origin
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(s) for s in self.array.shape)
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> Argument:
+        """Recognise ``value``; TypeError or ValueError for what cannot be an array of real numbers."""
+        if getattr(value, "requires_grad", False):
+            raise TypeError(f"{name} requires grad, but sdkde does not differentiate yet; pass {name}.detach()")
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+        origin, narrow = Origin(), isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__")
+        if is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
+            xp = array_namespace(value)
+            if xp.isdtype(value.dtype, "complex floating"):
+                raise TypeError(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
+            origin, narrow = Origin(xp, device_of(value), _on_host(value)), True
+            if xp.isdtype(value.dtype, "real floating") and xp.finfo(value.dtype).bits < 32:
+                value = xp.astype(value, xp.float32)  # NumPy may lack the type (bfloat16)
+            if not origin.on_host:
+                wide = not xp.isdtype(value.dtype, "real floating") or xp.finfo(value.dtype).bits > 32
+                return cls(name, value, "float64" if wide else "float32", origin)
+            value = to_host(value)
+        elif hasattr(value, "__dlpack_device__") and not isinstance(value, (np.ndarray, np.generic)):
+            if value.__dlpack_device__()[0] != 1:  # kDLCPU
+                raise TypeError(f"{name} is on a device and not an array-API array; pass a torch, CuPy or JAX array")
+            value, narrow = np.from_dlpack(value), True
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise ValueError(f"{name} is ragged; pass rows of equal length ({error})") from None
+        if array.dtype.kind not in "iufb":
+            raise TypeError(
+                f"{name} is {type(value).__name__} of dtype {array.dtype}; "
+                "pass real numbers (integer, boolean or floating)"
+            )
+        narrow = narrow and array.dtype.kind == "f" and array.dtype.itemsize <= 4
+        return cls(name, array, "float32" if narrow else "float64", origin)
+
+    def at(self, place: Origin) -> Any:
+        """Return the numbers as float64 at ``place``; not a copy where they are that already."""
+        if place.xp is None:
+            return np.asarray(to_host(self.array), dtype=np.float64)
+        x = self.array
+        if isinstance(x, np.ndarray):
+            return place.xp.asarray(np.asarray(x, dtype=np.float64), device=place.device)
+        if array_namespace(x) is not place.xp:
+            x = place.xp.from_dlpack(x)
+        return place.xp.astype(to_device(x, place.device), place.xp.float64, copy=False)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Validated input; all arrays float64, in one array library on one device.
+
+    Parameters
+    ----------
+    train : (n, d) array
+    query : (m, d) array or None
+        None: the training points.
+    log_weights : (n,) array or None
+        Their exponentials sum to 1; −inf for weight zero. None: all equal.
+    dtype : {"float32", "float64"}
+        Of the result.
+    origin, train_origin : Origin
+        Of the query (else of train): where results go; and of train.
+    """
+
+    train: Any
+    query: Any
+    log_weights: Any
+    dtype: str
+    origin: Origin
+    train_origin: Origin
+
+    @property
+    def n(self) -> int:
+        return int(self.train.shape[0])
+
+    @property
+    def d(self) -> int:
+        return int(self.train.shape[1])
+
+    @property
+    def m(self) -> int:
+        return self.n if self.query is None else int(self.query.shape[0])
+
+    @property
+    def device(self) -> str:
+        return device_name(self.train)
+
+
+def ingest(
+    train: Any, query: Any = None, weights: Any = None, *, check_finite: bool = True, host: bool = False
+) -> Data:
+    """Validate the user's arrays and bring them to one place as float64.
+
+    That place is the device of train, else of query, if it has float64, else the host.
+
+    Parameters
+    ----------
+    train : (n, d) or (n,) array_like
+        One-dimensional: n points in one dimension.
+    query : (m, d) or (m,) array_like, optional
+    weights : (n,) array_like, optional
+    check_finite : bool
+        Refuse NaN and inf in the points (in the weights they are always refused).
+    host : bool
+        Bring everything to the host, wherever it is.
+
+    Raises
+    ------
+    TypeError
+        Complex, object or string dtype, a masked array, a tensor that requires grad.
+    ValueError
+        An empty train, wrong or mismatched shapes, NaN or inf, weights that are negative or all zero.
+    """
+    x = Argument.of("train", train)
+    q = None if query is None else Argument.of("query", query)
+    w = None if weights is None else Argument.of("weights", weights)
+    _check_shapes(x, q, w)
+    place = Origin()
+    if not host:
+        on_device = [a.origin for a in (x, q) if a is not None and not a.origin.on_host]
+        place = on_device[0] if on_device and _has_float64(on_device[0]) else Origin()
+    points = _columns(x.at(place))
+    queries = None if q is None else _columns(q.at(place))
+    if check_finite:
+        _check_finite("train", points)
+        if queries is not None:
+            _check_finite("query", queries)
+    return Data(
+        train=points,
+        query=queries,
+        log_weights=None if w is None else _log_weights(w.at(place)),
+        dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
+        origin=(q or x).origin,
+        train_origin=x.origin,
+    )
+
+
+def device_name(x: Any) -> str:
+    """Name the device of ``x``: ``"cpu"``, or as its library writes it (``"cuda:0"``)."""
+    if isinstance(x, np.ndarray):
+        return "cpu"
+    device = device_of(x)
+    return f"cuda:{device.id}" if type(x).__module__.startswith("cupy") else str(device).lower()
+
+
+def convert(x: Any, library: str, device: str) -> Any:
+    """Return the float64 array ``x`` as one of ``library`` on ``device``; itself where it is that already."""
+    if library == "numpy":
+        return to_host(x)
+    xp = importlib.import_module(f"array_api_compat.{library}")
+    if isinstance(x, np.ndarray):
+        return xp.asarray(x, device=device)
+    if array_namespace(x) is not xp:
+        x = xp.from_dlpack(x)
+    return x if device_name(x) == device else to_device(x, device)
+
+
+def to_host(x: Any) -> np.ndarray:
+    """Return ``x`` as a NumPy array, without a copy where it is on the host."""
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        x = to_device(x, "cpu")
+    except ValueError:  # a library with other names for its devices: its default one is the host
+        x = to_device(x, array_namespace(x).__array_namespace_info__().default_device())
+    return np.asarray(x)
+
+
+def _on_host(x: Any) -> bool:
+    """Whether NumPy can look at the memory of ``x``."""
+    return "cpu" in device_name(x)
+
+
+def _has_float64(place: Origin) -> bool:
+    try:
+        return place.xp.asarray([0.0], dtype=place.xp.float64, device=place.device).dtype == place.xp.float64
+    except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none; JAX gives float32 unless told otherwise
+        return False
+
+
+def _columns(x: Any) -> Any:
+    return x[:, None] if x.ndim == 1 else x
+
+
+def _check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
+    for a in (x, q):
+        if a is not None and len(a.shape) not in (1, 2):
+            raise ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or (points,) in one dimension")
+    if 0 in x.shape:
+        raise ValueError(f"train is empty (shape {x.shape}); pass at least one point with at least one dimension")
+    d = 1 if len(x.shape) == 1 else x.shape[1]
+    if q is not None:
+        if len(q.shape) == 1 and d > 1 and q.shape != (0,):
+            hint = "query[None, :] for one point" if q.shape == (d,) else f"shape (m, {d})"
+            raise ValueError(f"query has shape {q.shape}, but train has {d} dimensions; pass {hint}")
+        if len(q.shape) == 2 and q.shape[1] != d:
+            raise ValueError(f"query has {q.shape[1]} dimensions, but train has {d}; pass shape (m, {d})")
+    if w is not None and w.shape != x.shape[:1]:
+        raise ValueError(f"weights has shape {w.shape}, but train has {x.shape[0]} points; pass shape ({x.shape[0]},)")
+
+
+def _check_finite(name: str, x: Any) -> None:
+    xp = array_namespace(x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
+    if np.isfinite(total) or bool(xp.all(xp.isfinite(x))):
+        return
+    i, j = (int(k) for k in np.argwhere(~np.isfinite(to_host(x)))[0])
+    raise ValueError(
+        f"{name} has values that are not finite, the first {to_host(x)[i, j]} at row {i}, column {j}; drop or fill them"
+    )
+
+
+def _log_weights(w: Any) -> Any:
+    xp = array_namespace(w)
+    if not bool(xp.all(xp.isfinite(w))):
+        i = int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
+        raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
+    if bool(xp.any(w < 0)):
+        i = int(np.flatnonzero(to_host(w) < 0)[0])
+        raise ValueError(f"weights has negative values, the first {float(w[i])} at index {i}; pass weights ≥ 0")
+    top = xp.max(w)
+    if float(top) == 0.0:
+        raise ValueError("weights are all zero; pass at least one positive weight")
+    positive = w > 0
+    log_w = xp.log(xp.where(positive, w, top)) - xp.log(top)  # logs first: the ratio of two weights may underflow
+    log_w = log_w - xp.log(xp.sum(xp.where(positive, xp.exp(log_w), xp.zeros_like(w))))
+    return xp.where(positive, log_w, xp.full_like(w, -float("inf")))

@@ -1,0 +1,131 @@
+"""Finding backends: entry points of group ``sdkde.backends``.
+
+Listing never raises and never imports what a backend depends on: only the module with its :class:`BackendInfo`.
+A plugin that is broken, of another protocol major, or late to a name is listed with the cause.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from dataclasses import dataclass
+from typing import Any
+
+from .protocol import FEATURES, LEVELS, PROTOCOL, BackendInfo
+
+__all__ = ["GROUP", "Record", "find", "records", "refresh"]
+
+GROUP = "sdkde.backends"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One plugin, usable or not.
+
+    Parameters
+    ----------
+    name : str
+        The entry point's name: what ``backend=`` takes.
+    status : str
+        ``"ok"``; ``"missing"`` (a required module is not installed), ``"broken"``, ``"incompatible"`` (protocol), or
+        ``"shadowed"`` (another plugin has the name).
+    reason : str
+        Never empty; for what is not ok, the cause and the mend.
+    distribution, version : str
+        What installed it.
+    value : str
+        Where the entry point points.
+    info : BackendInfo or None
+        None where it could not be had.
+    """
+
+    name: str
+    status: str
+    reason: str
+    distribution: str
+    version: str
+    value: str
+    info: BackendInfo | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+@functools.cache
+def records() -> tuple[Record, ...]:
+    """Return every plugin, by name; those with a shadowed name after the one that has it.
+
+    Where two distributions claim a name, sdkde's own has it, else the first in alphabetical order of distribution
+    and value. The list is made once per process; :func:`refresh` forgets it.
+    """
+    found = sorted(
+        {(p.name, _distribution(p)[0], p.value): p for p in importlib.metadata.entry_points(group=GROUP)}.items(),
+        key=lambda item: (item[0][0], item[0][1] != "sdkde", item[0]),
+    )
+    result: list[Record] = []
+    taken: dict[str, Record] = {}
+    for (name, distribution, value), point in found:
+        owner = taken.get(name)
+        if owner is not None:
+            reason = f"the name {name!r} is taken by {owner.value} of {owner.distribution}"
+            result.append(Record(name, "shadowed", reason, distribution, _distribution(point)[1], value))
+            continue
+        taken[name] = _record(point)
+        result.append(taken[name])
+    return tuple(result)
+
+
+def refresh() -> None:
+    """Forget the list, so that plugins installed since are found."""
+    records.cache_clear()
+
+
+def find(name: str) -> Record | None:
+    """Return the plugin that has the name, usable or not."""
+    return next((r for r in records() if r.name == name and r.status != "shadowed"), None)
+
+
+def _record(point: importlib.metadata.EntryPoint) -> Record:
+    distribution, version = _distribution(point)
+
+    def record(status: str, reason: str, info: BackendInfo | None = None) -> Record:
+        return Record(point.name, status, reason, distribution, version, point.value, info)
+
+    try:
+        info = point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit and all: a plugin must not take the program down
+        return record("broken", f"{point.value} does not load: {type(error).__name__}: {error}")
+    try:
+        return record(*_judge(point.name, info))
+    except Exception as error:
+        return record("broken", f"its BackendInfo cannot be read: {type(error).__name__}: {error}")
+
+
+def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
+    if not isinstance(info, BackendInfo):
+        return "broken", f"its entry point is a {type(info).__name__}, not a BackendInfo", None
+    if info.name != name:
+        return "broken", f"its BackendInfo is named {info.name!r}, its entry point {name!r}", info
+    if info.protocol[0] != PROTOCOL[0]:
+        theirs, ours = ".".join(map(str, info.protocol)), ".".join(map(str, PROTOCOL))
+        side = "the plugin" if info.protocol[0] < PROTOCOL[0] else "sdkde"
+        return "incompatible", f"speaks protocol {theirs}, this sdkde {ours}; update {side}", info
+    unknown = [level for level in info.levels if level not in LEVELS]
+    if unknown or not info.levels:
+        return "broken", f"declares levels {info.levels}; there are {LEVELS}", info
+    if not info.devices:
+        return "broken", "declares no device", info
+    missing = info.missing_modules()
+    if missing:
+        mend = f"; install with: {info.install}" if info.install else ""
+        return "missing", f"needs {', '.join(missing)}{mend}", info
+    extra = sorted(info.features - set(FEATURES))
+    return "ok", "installed" + (f" (features this sdkde does not know: {', '.join(extra)})" if extra else ""), info
+
+
+def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    dist = point.dist
+    return (dist.name, dist.version) if dist is not None else ("unknown", "unknown")

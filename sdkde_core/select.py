@@ -1,0 +1,269 @@
+"""Choosing a backend, and keeping the reasons."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import cost, registry
+from .protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
+
+__all__ = ["Candidate", "Choice", "choose", "parse_device", "rank"]
+
+_log = logging.getLogger("sdkde")
+
+#: Largest share of the pairs that the exact path may take over from a backend's fast formula.
+SPLIT_SHARE = 0.1
+
+#: ``share(limit)``: the share of the pairs that involve a point farther than ``limit`` from the centre.
+Share = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plugin on a device, as it stands for the problems at hand.
+
+    Parameters
+    ----------
+    name, device : str
+    ok : bool
+        It can answer.
+    reason : str
+        Why, or why not.
+    seconds : float or None
+        Predicted time of all passes; None where not known.
+    startup_seconds : float
+        Added to ``seconds`` when ranking, as if nothing were imported yet, so that the choice does not depend on
+        what is.
+    chosen : bool
+    """
+
+    name: str
+    device: str
+    ok: bool
+    reason: str
+    seconds: float | None = None
+    startup_seconds: float = 0.0
+    chosen: bool = False
+
+    @property
+    def rank_key(self) -> tuple[Any, ...]:
+        known = self.seconds is not None
+        total = (self.seconds or 0.0) + self.startup_seconds
+        return (not self.ok, not known, total, self.name, self.device)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that runs, and every candidate with its reason, best first."""
+
+    info: BackendInfo
+    device: str
+    backend: Backend
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+
+def parse_device(device: str | None) -> str | None:
+    """Return the device the user named; ValueError for one that is not a device's name."""
+    if device is None:
+        return None
+    name = str(device).lower()
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps", "xpu") or (index and not index.isdigit()):
+        raise ValueError(f"device is {device!r}; pass None, 'cpu', 'cuda' or 'cuda:0'")
+    return name
+
+
+def rank(
+    problems: Sequence[Problem], *, device: str | None = None, data_device: str = "cpu", share: Share | None = None
+) -> list[Candidate]:
+    """Judge every plugin for the passes of one estimate, best first.
+
+    The decision, in order:
+
+    ===============================================  ====================================================
+    a plugin is broken, incompatible, or missing     not a candidate; the registry's reason
+    it runs on none of the devices in question       not a candidate
+    it lacks the level, a feature in ``requires``,   not a candidate; the core says so, the plugin is not
+    or determinism where that is asked for           asked
+    ``supports`` declines one of the passes          not a candidate; the plugin's reason
+    of the rest                                      least predicted time plus start-up; those without a
+                                                     prediction come last; ties by name
+    ===============================================  ====================================================
+
+    Devices in question: the one named; else the data's, and for data on the host also GPUs.
+
+    Parameters
+    ----------
+    problems : sequence of Problem
+        The passes.
+    device : str, optional
+        As the user named it.
+    data_device : str
+        Where the data are.
+    share : callable, optional
+        Share of the pairs beyond an extent; decides whether the core splits points off.
+    """
+    result = []
+    for record in registry.records():
+        if not record.ok or record.info is None:
+            result.append(Candidate(record.name, "-", False, f"{record.status}: {record.reason}"))
+            continue
+        places = _devices(record.info, device, data_device)
+        if not places:
+            where = device or data_device
+            reason = f"runs on {', '.join(record.info.devices)}, not on {where}"
+            result.append(Candidate(record.name, "-", False, reason))
+        result.extend(_judge(record.info, [replace(p, device=place) for p in problems], share) for place in places)
+    return sorted(result, key=lambda c: c.rank_key)
+
+
+def choose(
+    problems: Sequence[Problem],
+    *,
+    backend: str = "auto",
+    device: str | None = None,
+    data_device: str = "cpu",
+    options: Mapping[str, Any] | None = None,
+    share: Share | None = None,
+) -> Choice:
+    """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
+
+    A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
+
+    Raises
+    ------
+    BackendUnavailable
+        The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
+    ValueError
+        ``backend_options`` without a named backend, or options that the backend does not take.
+    """
+    named = backend if backend != "auto" else os.environ.get("SDKDE_BACKEND") or "auto"
+    candidates = rank(problems, device=device, data_device=data_device, share=share)
+    if named != "auto":
+        _require_known(named)
+        considered = [c for c in candidates if c.name == named]
+    elif options:
+        raise ValueError("backend_options go with a named backend; pass backend=... too")
+    else:
+        considered = candidates
+    tried: dict[tuple[str, str], str] = {}
+    for candidate in considered:
+        if not candidate.ok:
+            continue
+        info = _info(candidate.name)
+        implementation, support = _load(info, candidate.device, options)
+        if implementation is None or not support.ok:
+            tried[candidate.name, candidate.device] = support.reason
+            continue
+        reason = "named" if named != "auto" else _why(candidate, considered)
+        _log.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
+        final = tuple(_settle(c, candidate, tried) for c in candidates)
+        return Choice(info, candidate.device, implementation, final, reason)
+    failures = [_settle(c, None, tried) for c in considered]
+    if named != "auto":
+        raise BackendUnavailable(f"backend {named!r} cannot do this: " + "; ".join(c.reason for c in failures))
+    details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
+    raise BackendUnavailable(f"no backend can do this:\n{details}")
+
+
+def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[str]:
+    wanted = [device] if device else [data_device] + (["cuda:0"] if data_device == "cpu" else ["cpu"])
+    if device == "cuda":
+        wanted = [data_device if data_device.startswith("cuda") else "cuda:0"]
+    if not device and data_device != "cpu" and data_device.partition(":")[0] in info.devices:
+        wanted = [data_device]  # data on a device do not leave it for a backend that can work there
+    return [place for place in wanted if place.partition(":")[0] in info.devices]
+
+
+def _judge(info: BackendInfo, problems: Sequence[Problem], share: Share | None) -> Candidate:
+    device = problems[0].device
+
+    def no(reason: str) -> Candidate:
+        return Candidate(info.name, device, False, reason, startup_seconds=info.startup_seconds)
+
+    reasons, predictions = [], []
+    for problem in problems:
+        if problem.level not in info.levels:
+            return no(f"has levels {', '.join(info.levels)}, not {problem.level}")
+        lacking = sorted(problem.requires - info.features)
+        if lacking:
+            return no(f"lacks {', '.join(lacking)}")
+        if problem.deterministic and not info.deterministic:
+            return no("is not deterministic; allow it with deterministic=False")
+        try:
+            asked = within_limit(info, problem, share)
+            support = info.supports(asked)
+            predicted = cost.predict(info, asked)
+        except Exception as error:
+            return no(f"broken: its BackendInfo fails on this problem: {type(error).__name__}: {error}")
+        if not support.ok:
+            return no(support.reason)
+        reasons.append(support.reason)
+        predictions.append(predicted)
+    reason = "; ".join(dict.fromkeys(reasons))
+    total = None if None in predictions else sum(p for p in predictions if p is not None)
+    return Candidate(info.name, device, True, reason, total, info.startup_seconds)
+
+
+def within_limit(info: BackendInfo, problem: Problem, share: Share | None) -> Problem:
+    """Return the problem as the backend will see it: its extent cut to the limit where the core splits points off."""
+    limit = info.extent_limit(problem)
+    if problem.extent <= limit or share is None or share(limit) > SPLIT_SHARE:
+        return problem
+    return replace(problem, extent=limit)
+
+
+def _require_known(name: str) -> None:
+    record = registry.find(name)
+    if record is None:
+        known = ", ".join(sorted({r.name for r in registry.records()})) or "none"
+        raise BackendUnavailable(f"backend {name!r} is unknown; installed: {known}")
+    if not record.ok:
+        raise BackendUnavailable(f"backend {name!r} is {record.status}: {record.reason}")
+
+
+def _info(name: str) -> BackendInfo:
+    record = registry.find(name)
+    assert record is not None and record.info is not None  # a candidate that is ok has both
+    return record.info
+
+
+def _load(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> tuple[Backend | None, Support]:
+    try:
+        backend = info.load(options)
+    except (TypeError, ValueError) as error:
+        if options:
+            raise ValueError(f"backend_options {dict(options)} do not suit backend {info.name!r}: {error}") from error
+        return None, Support(False, f"does not load: {type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:
+        return None, Support(False, f"does not load: {type(error).__name__}: {error}")
+    try:
+        return backend, backend.probe(device)
+    except (Exception, SystemExit) as error:
+        return None, Support(False, f"its probe of {device} failed: {type(error).__name__}: {error}")
+
+
+def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+    others = sum(c.ok for c in candidates) - 1
+    if not others:
+        return "the only one that can"
+    if chosen.seconds is None:
+        return f"first of {others + 1} that can, none with a predicted time"
+    return f"least predicted time with start-up of {others + 1} that can"
+
+
+def _settle(c: Candidate, chosen: Candidate | None, tried: Mapping[tuple[str, str], str]) -> Candidate:
+    if c == chosen:
+        return replace(c, chosen=True)
+    if (c.name, c.device) in tried:
+        return replace(c, ok=False, reason=tried[c.name, c.device])
+    return c

@@ -1,0 +1,124 @@
+"""What is to be computed: an estimator, as a short list of passes over one family of reductions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from .protocol import LEVELS, Problem, Reduction
+
+__all__ = ["METHODS", "EstimatorSpec", "Goal", "Pass", "typical_extent"]
+
+METHODS = ("kde", "sdkde", "laplace")
+
+
+class Goal(StrEnum):
+    """What the caller wants of the estimator."""
+
+    DENSITY = "density"
+    DEBIASED = "debiased"
+    GRADIENT = "gradient"
+
+
+class Pass(NamedTuple):
+    """One reduction over all training points."""
+
+    reduction: Reduction
+    rows: str  # "train" or "query"
+    moves: bool = False  # the result moves the training points of the passes that follow
+
+
+@dataclass(frozen=True)
+class EstimatorSpec:
+    """An estimator and how exactly it is to be computed.
+
+    Parameters
+    ----------
+    method : {"kde", "sdkde", "laplace"}
+        * kde: p̂(y) = Σ_j w_j N(y; x_j, H).
+        * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
+        * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
+    goal : Goal
+    precision : {"auto", "fast", "high", "float64"}
+        ``"auto"``: high for float64 input, fast for narrower.
+    deterministic : bool
+        The same call must give the same bits.
+    """
+
+    method: str = "sdkde"
+    goal: Goal = Goal.DENSITY
+    precision: str = "auto"
+    deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method is {self.method!r}; pass one of {', '.join(map(repr, METHODS))}")
+        if self.precision not in ("auto", *LEVELS):
+            raise ValueError(f"precision is {self.precision!r}; pass one of {', '.join(map(repr, ('auto', *LEVELS)))}")
+        if self.method == "laplace" and self.goal is Goal.GRADIENT:
+            raise ValueError("the gradient of method='laplace' is not available yet; pass method='sdkde' or 'kde'")
+        if self.method != "sdkde" and self.goal is Goal.DEBIASED:
+            raise ValueError(f"method={self.method!r} moves no samples; debiased samples are method='sdkde'")
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes, in order."""
+        move = (Pass(Reduction.MEAN, "train", moves=True),) if self.method == "sdkde" else ()
+        if self.goal is Goal.DEBIASED:
+            return move
+        if self.goal is Goal.GRADIENT:
+            return (*move, Pass(Reduction.MEAN, "query"))
+        return (*move, Pass(Reduction.LAPLACE if self.method == "laplace" else Reduction.LOG_SUM, "query"))
+
+    def level(self, dtype: str) -> str:
+        """The precision level for input of ``dtype``."""
+        if self.precision != "auto":
+            return self.precision
+        return "high" if dtype == "float64" else "fast"
+
+    def problems(
+        self, m: int | None, n: int, d: int, dtype: str, device: str, extent: float, weighted: bool
+    ) -> tuple[Problem, ...]:
+        """Describe each pass.
+
+        Moved samples are means of samples, so they stay within the extent.
+
+        Parameters
+        ----------
+        m : int or None
+            Query rows; None: the training points.
+        n, d : int
+        dtype, device : str
+        extent : float
+            In bandwidths, over train and query.
+        weighted : bool
+            The weights differ.
+        """
+        moved = False
+        result = []
+        for step in self.passes:
+            same = step.rows == "train" or (m is None and not moved)
+            problem = Problem(
+                reduction=step.reduction,
+                m=n if step.rows == "train" or m is None else m,
+                n=n,
+                d=d,
+                dtype=dtype,
+                level=self.level(dtype),
+                device=device,
+                same=same,
+                requires=frozenset({"weights"} if weighted else ()),
+                deterministic=self.deterministic,
+                extent=extent,
+            )
+            result.append(problem)
+            moved = moved or step.moves
+        return tuple(result)
+
+
+def typical_extent(n: int, d: int) -> float:
+    """Extent in bandwidths to expect of n standard normal points under Silverman's rule: for planning from shapes."""
+    radius = math.sqrt(d) + math.sqrt(2 * math.log(max(n, 2)))
+    return radius / (0.9 * n ** (-1 / (d + 4)))
