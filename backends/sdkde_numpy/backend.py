@@ -1,0 +1,154 @@
+"""The NumPy backend's implementation of the protocol: blocks of rows over a pool of threads."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from sdkde_core.hardware import cpu_threads
+from sdkde_core.merge import merge
+from sdkde_core.protocol import Partial, Problem, Reduction, Support
+
+from .bounds import extent_limit, single_precision
+from .kernels import Direct, Expanded, Formula, _fields, reduce_block
+
+Array = NDArray[Any]
+
+#: Rows of a block, elements of a tile (2 MiB of float64), columns of a task when there are few rows. None depends on
+#: the number of threads, so neither do the results.
+ROWS, TILE, CHUNK = 256, 1 << 18, 1 << 16
+
+
+@dataclass(frozen=True)
+class _State:
+    formula: Formula
+    log_weights: Array | None  # (n,), or None: all are ``uniform``
+    uniform: float
+    values: Array | None
+
+
+class NumpyBackend:
+    """Matrix products and array operations on tiles in cache.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Default: ``SDKDE_NUM_THREADS``, else the cores that the process may use. BLAS itself runs on one thread
+        meanwhile.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads is {threads!r}; pass a positive integer")
+        self.threads = threads
+
+    def probe(self, device: str) -> Support:
+        """NumPy runs on any CPU."""
+        return Support(device == "cpu", "NumPy runs on the CPU")
+
+    def prepare(self, problem: Problem, points: Array, log_weights: Array, values: Array | None = None) -> _State:
+        """Choose the formula from the error bounds and pack the columns."""
+        weighted = "weights" in problem.requires
+        span = float(np.max(-log_weights)) if weighted else 0.0
+        formula: Formula
+        if single_precision(problem, span):
+            formula = Expanded(points, np.float32)
+        elif problem.extent <= extent_limit(problem):
+            formula = Expanded(points, np.float64)
+        else:
+            formula = Direct(points)
+        packed = log_weights.astype(formula.dtype, copy=False) if weighted else None
+        return _State(formula, packed, float(log_weights[0]), values)
+
+    def reduce(self, problem: Problem, queries: Array | None, state: _State) -> Partial:
+        """Reduce block by block; the pool of threads ends with the call."""
+        points = state.formula.points
+        rows = points if queries is None else queries
+        m, n = len(rows), len(points)
+        if m == 0:
+            return _empty(problem)
+        # Few rows: columns are shared out instead, and merged in order.
+        chunk = n if m > 2 * ROWS else CHUNK
+        width = min(n, chunk, max(1, TILE // min(m, ROWS)))
+        tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
+
+        def task(where: tuple[int, int]) -> Partial:
+            r, c = where
+            columns = (c, min(c + chunk, n))
+            return reduce_block(
+                problem,
+                state.formula,
+                rows[r : r + ROWS],
+                r,
+                columns,
+                state.log_weights,
+                state.uniform,
+                state.values,
+                width,
+            )
+
+        with _single_threaded_blas():
+            parts = _map(task, tasks, self.threads or cpu_threads())
+        chunks = -(-n // chunk)
+        strips = [merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
+        return Partial(*(None if x[0] is None else np.concatenate(x) for x in zip(*map(_fields, strips))))
+
+
+def _map(task: Callable[[Any], Partial], arguments: list[Any], threads: int) -> list[Partial]:
+    if threads == 1 or len(arguments) == 1:
+        return [task(a) for a in arguments]
+    with ThreadPoolExecutor(min(threads, len(arguments)), thread_name_prefix="sdkde-numpy") as pool:
+        return list(pool.map(task, arguments))
+
+
+def _empty(problem: Problem) -> Partial:
+    shape = (0, len(problem.scales)) if problem.scales else (0,)
+    laplace = np.empty(shape) if problem.reduction is Reduction.LAPLACE else None
+    return Partial(
+        np.empty(shape),
+        np.empty((*shape, problem.d)) if problem.reduction is Reduction.MEAN else None,
+        laplace,
+        laplace,
+        np.empty((*shape, problem.n_values)) if problem.n_values else None,
+    )
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """The BLAS behind NumPy; looking for it takes milliseconds, so once."""
+    return ThreadpoolController().select(user_api="blas")
+
+
+_lock = threading.Lock()
+_users = 0
+_limit: Any = None
+
+
+@contextmanager
+def _single_threaded_blas() -> Iterator[None]:
+    """Keep BLAS on one thread while any call is running.
+
+    The limit is the process's, not the thread's: the first call in sets it, the last one out restores it.
+    """
+    global _users, _limit
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _limit = _blas().limit(limits=1)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _limit.restore_original_limits()
+                _limit = None

@@ -1,0 +1,61 @@
+"""Up to which extent a formula keeps a level's tolerances: error bounds for expanded squares.
+
+The exponent −½‖u_i‖² − ½‖u_j‖² + u_i·u_j is a small difference of numbers up to R², R the extent in bandwidths. Its
+error is a sum of roundings of partial sums that grow to R² along the d terms of the product: with unit roundoff ε and
+independent roundings of at most half a unit, its standard deviation is at most
+ε R² (√(d/3) / √3 + 1) = ε R² (√d/3 + 1). The bound taken is four times that (Higham and Mary, "A new approach to
+probabilistic rounding error analysis", 2019, justify the square root; the factor makes it hold for every pair).
+"""
+
+from __future__ import annotations
+
+import math
+
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction
+
+__all__ = ["exponent_error", "extent_limit", "single_precision"]
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
+
+#: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
+BUDGET = 0.5
+
+
+def exponent_error(dtype: str, d: int, extent: float) -> float:
+    """Bound on the absolute error of an exponent from expanded squares, in nats."""
+    return 4.0 * UNIT_ROUNDOFF[dtype] * (math.sqrt(d) / 3.0 + 1.0) * extent**2
+
+
+def extent_limit(problem: Problem) -> float:
+    """Return the extent up to which expanded squares in float64 keep the problem's level.
+
+    An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ/2 times half the distance
+    between the points that matter to the row, so by δ R/2 (a row midway between two clusters).
+    """
+    per_square = exponent_error("float64", problem.d, 1.0) / _smallest_scale(problem)
+    limit = math.sqrt(BUDGET * TOLERANCES[problem.level][Reduction.LOG_SUM].absolute / per_square)
+    if problem.reduction is Reduction.MEAN:
+        budget = BUDGET * TOLERANCES[problem.level][Reduction.MEAN].absolute
+        # δ max(1, R/2) ≤ budget, δ = per_square · R²
+        limit = min(limit, math.sqrt(budget / per_square), (2.0 * budget / per_square) ** (1 / 3))
+    return limit
+
+
+def single_precision(problem: Problem, log_weight_span: float) -> bool:
+    """Whether float32 keeps the problem's level.
+
+    MEAN never does: the bound on its shift would leave an extent of a few bandwidths. LAPLACE pays an error twice, in φ
+    and in its factor. ``log_weight_span`` is the largest magnitude of a log weight, which is added to the exponent.
+    """
+    if problem.level != "fast" or problem.reduction is Reduction.MEAN or problem.n_values:
+        return False
+    error = exponent_error("float32", problem.d, problem.extent) / _smallest_scale(problem)
+    error += 4.0 * UNIT_ROUNDOFF["float32"] * log_weight_span
+    if problem.reduction is Reduction.LAPLACE:
+        error *= 2.0
+    return error <= BUDGET * TOLERANCES["fast"][Reduction.LOG_SUM].absolute
+
+
+def _smallest_scale(problem: Problem) -> float:
+    """The square of the smallest bandwidth factor: exponents, and their errors, are divided by it."""
+    return min((s * s for s in problem.scales), default=1.0)
