@@ -1,0 +1,25 @@
+"""Score-debiased kernel density estimation: estimators, the contract for backends, and the choice among them.
+
+Public: the names below, :mod:`sdkde_core.protocol` for backends' authors, and :mod:`sdkde_core.testing`.
+"""
+
+import logging
+
+from .api import backends, debias, estimate, explain, grad_log_density
+from .bandwidth import Bandwidth
+from .protocol import BackendUnavailable
+
+__all__ = [
+    "BackendUnavailable",
+    "Bandwidth",
+    "__version__",
+    "backends",
+    "debias",
+    "estimate",
+    "explain",
+    "grad_log_density",
+]
+
+__version__ = "0.1.0"
+
+logging.getLogger("sdkde").addHandler(logging.NullHandler())

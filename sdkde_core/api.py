@@ -1,0 +1,288 @@
+"""The public face: estimate, debias, grad_log_density, explain, backends."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from . import registry, select
+from .arrays import Data, Origin, ingest
+from .bandwidth import Bandwidth, resolve
+from .execute import Plan, plan, run
+from .explanation import Explanation, shape_of
+from .spec import EstimatorSpec, Goal, typical_extent
+
+__all__ = ["backends", "debias", "estimate", "explain", "grad_log_density"]
+
+
+def estimate(
+    train: Any,
+    query: Any = None,
+    *,
+    method: str = "sdkde",
+    bandwidth: Any = "silverman",
+    weights: Any = None,
+    log: bool = False,
+    precision: str = "auto",
+    backend: str = "auto",
+    device: str | None = None,
+    deterministic: bool = True,
+    check_finite: bool = True,
+    backend_options: Mapping[str, Any] | None = None,
+) -> Any:
+    r"""Estimate the density of ``train`` at ``query``.
+
+    Parameters
+    ----------
+    train : (n, d) or (n,) array_like
+        Samples, in any units. One-dimensional: n samples in one dimension. NumPy, lists, and arrays of any library
+        with the array API or DLPack (torch, CuPy, JAX), on any device.
+    query : (m, d) or (m,) array_like, optional
+        Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
+        (resubstitution).
+    method : {"sdkde", "kde", "laplace"}
+        ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
+        leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
+    bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
+        A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule:
+        ``"silverman"`` and ``"sdkde"`` (per dimension), ``"silverman-iso"``, ``"scott"`` and ``"silverman-full"`` (a
+        multiple of the covariance, as SciPy has them).
+    weights : (n,) array_like, optional
+        Not negative; need not sum to 1.
+    log : bool
+        Return log p̂, right where p̂ itself underflows. Laplace: NaN where p̂ < 0, with one RuntimeWarning.
+    precision : {"auto", "fast", "high", "float64"}
+        Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
+        :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
+        float64 input and fast for narrower.
+    backend : str
+        A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
+        (:func:`explain` says which and why).
+    device : {None, "cpu", "cuda", "cuda:0", …}
+        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included.
+    deterministic : bool
+        The same call gives the same bits.
+    check_finite : bool
+        Refuse NaN and inf; False skips the check.
+    backend_options : mapping, optional
+        Options of the named backend; NumPy's is ``threads``.
+
+    Returns
+    -------
+    (m,) array
+        In 1 / (units of x₁ · … · units of x_d); an array of the kind and on the device of ``query`` (else
+        ``train``), with the wider dtype of the two, at least float32. Lists, integers and booleans count as float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Input that cannot be right; the message names the argument and what to pass instead.
+    BackendUnavailable
+        The backend is unknown, not installed, or cannot do this.
+
+    Notes
+    -----
+    Source: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores". One bandwidth
+    serves score, shift and evaluation.
+
+    Examples
+    --------
+    >>> import numpy as np, sdkde_core
+    >>> x = np.random.default_rng(0).normal(size=(500, 2))
+    >>> sdkde_core.estimate(x, [[0.0, 0.0]]).shape
+    (1,)
+    """
+    spec = EstimatorSpec(method, Goal.DENSITY, _precision(precision), deterministic)
+    ready = _prepare(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
+    if ready.plan is None:
+        return ready.data.origin.restore(np.empty(0), ready.data.dtype)
+    result = run(ready.plan).result
+    constant = ready.bandwidth.log_constant
+    xp = array_namespace(result.log_sum)
+    with np.errstate(over="ignore", under="ignore"):
+        if method != "laplace":
+            log_density = result.log_sum + constant
+            density = log_density if log else xp.exp(log_density)
+        else:
+            log_density = result.log_magnitude + constant
+            density = _signed_log(result.sign, log_density) if log else result.sign * xp.exp(log_density)
+        return ready.data.origin.restore(density, ready.data.dtype)
+
+
+def debias(
+    train: Any,
+    *,
+    bandwidth: Any = "silverman",
+    weights: Any = None,
+    precision: str = "auto",
+    backend: str = "auto",
+    device: str | None = None,
+    deterministic: bool = True,
+    check_finite: bool = True,
+    backend_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the samples moved by ½ H ∇log p̂(x_j), half a mean-shift step: the samples whose KDE is the SD-KDE.
+
+    Parameters as for :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
+
+    Returns
+    -------
+    (n, d) array
+        In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
+    """
+    spec = EstimatorSpec("sdkde", Goal.DEBIASED, _precision(precision), deterministic)
+    ready = _prepare(spec, train, None, bandwidth, weights, backend, device, check_finite, backend_options)
+    assert ready.plan is not None  # without a query there are rows
+    shift = ready.at_home(run(ready.plan).shift)
+    moved = ready.data.train + ready.bandwidth.stretch(0.5 * shift)
+    return ready.data.origin.restore(moved, ready.data.dtype)
+
+
+def grad_log_density(
+    train: Any,
+    query: Any = None,
+    *,
+    method: str = "sdkde",
+    bandwidth: Any = "silverman",
+    weights: Any = None,
+    precision: str = "auto",
+    backend: str = "auto",
+    device: str | None = None,
+    deterministic: bool = True,
+    check_finite: bool = True,
+    backend_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
+
+    Parameters as for :func:`estimate`; ``method`` is ``"sdkde"`` or ``"kde"``.
+
+    Returns
+    -------
+    (m, d) array
+        Per data unit; of the kind and on the device of ``query`` (else ``train``).
+    """
+    spec = EstimatorSpec(method, Goal.GRADIENT, _precision(precision), deterministic)
+    ready = _prepare(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
+    if ready.plan is None:
+        return ready.data.origin.restore(np.empty((0, ready.data.d)), ready.data.dtype)
+    shift = ready.at_home(run(ready.plan).result.shift)
+    return ready.data.origin.restore(ready.bandwidth.pull_back(shift), ready.data.dtype)
+
+
+def explain(
+    train_or_shape: Any,
+    query_or_shape: Any = None,
+    *,
+    method: str = "sdkde",
+    bandwidth: Any = "silverman",
+    weights: Any = None,
+    precision: str = "auto",
+    backend: str = "auto",
+    device: str | None = None,
+    deterministic: bool = True,
+    check_finite: bool = True,
+    backend_options: Mapping[str, Any] | None = None,
+    measure: bool = False,
+) -> Explanation:
+    """Say what :func:`estimate` would do: its passes, every backend with reason and price, and the choice.
+
+    Parameters
+    ----------
+    train_or_shape, query_or_shape : array_like, or tuple of int
+        The data, or their shape alone: ``(n, d)`` or ``(n,)``. From a shape, the extent is that of normal data under
+        Silverman's rule, the dtype float64.
+    measure : bool
+        Also run the passes, and report the time each took. Needs the data.
+
+    Other parameters as for :func:`estimate`.
+
+    Returns
+    -------
+    Explanation
+        ``str()`` for people, ``to_dict()`` for programs.
+    """
+    spec = EstimatorSpec(method, Goal.DENSITY, _precision(precision), deterministic)
+    shape = shape_of("train", train_or_shape)
+    if shape is not None:
+        if measure:
+            raise ValueError("measure=True needs the data, not their shape")
+        query_shape = None if query_or_shape is None else shape_of("query", query_or_shape) or np.shape(query_or_shape)
+        n, d = shape[0], shape[1] if len(shape) > 1 else 1
+        m = None if query_shape is None else query_shape[0]
+        extent = typical_extent(n, d)
+        problems = spec.problems(m, n, d, "float64", "cpu", extent, weights is not None)
+        choice = select.choose(problems, backend=backend, device=select.parse_device(device), options=backend_options)
+        return Explanation.of(spec, problems, choice, f"{bandwidth} (from a shape: nothing computed)")
+    query = query_or_shape
+    ready = _prepare(spec, train_or_shape, query, bandwidth, weights, backend, device, check_finite, backend_options)
+    if ready.plan is None:
+        raise ValueError("query is empty: there is nothing to explain")
+    reports = run(ready.plan).reports if measure else ()
+    return Explanation.of(spec, ready.plan.problems, ready.plan.choice, str(ready.bandwidth), reports)
+
+
+def backends() -> tuple[registry.Record, ...]:
+    """Return a record of every backend plugin: name, status, reason, distribution, and what it declares.
+
+    Imports none of their dependencies and never raises; a broken plugin is listed with its cause.
+    """
+    return registry.records()
+
+
+class _Ready(NamedTuple):
+    """Validated data, the bandwidth, and the plan: None where there is no query row to compute."""
+
+    data: Data
+    bandwidth: Bandwidth
+    plan: Plan | None
+
+    def at_home(self, x: Any) -> Any:
+        """Bring a backend's float64 result to where the data are."""
+        train = self.data.train
+        if isinstance(train, np.ndarray):
+            return Origin().restore(x, "float64")
+        return Origin(array_namespace(train), train.device, on_host=False).restore(x, "float64")
+
+
+def _prepare(
+    spec: EstimatorSpec,
+    train: Any,
+    query: Any,
+    bandwidth: Any,
+    weights: Any,
+    backend: str,
+    device: str | None,
+    check_finite: bool,
+    options: Mapping[str, Any] | None,
+) -> _Ready:
+    place = select.parse_device(device)
+    data = ingest(train, query, weights, check_finite=check_finite, host=place == "cpu")
+    resolved = resolve(bandwidth, data.train, data.log_weights)
+    if data.m == 0:
+        return _Ready(data, resolved, None)
+    return _Ready(data, resolved, plan(spec, data, resolved, backend=backend, device=place, options=options))
+
+
+def _precision(precision: str) -> str:
+    return os.environ.get("SDKDE_PRECISION") or "auto" if precision == "auto" else precision
+
+
+def _signed_log(sign: Any, log_magnitude: Any) -> Any:
+    """log p̂ where p̂ ≥ 0, NaN elsewhere."""
+    xp = array_namespace(sign)
+    negative = sign < 0
+    count = int(xp.sum(xp.astype(negative, xp.int64)))
+    if count:
+        warnings.warn(
+            f"the Laplace estimate is negative at {count} of {sign.shape[0]} points, where its log is NaN; "
+            "use log=False for the signed values, a larger bandwidth, or method='sdkde', which is never negative",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return xp.where(negative, xp.full_like(log_magnitude, math.nan), log_magnitude)

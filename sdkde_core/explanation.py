@@ -1,0 +1,112 @@
+"""What an estimate would do and why, for people and for programs."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import cost
+from .execute import PassReport
+from .protocol import Problem
+from .select import Candidate, Choice
+from .spec import EstimatorSpec
+
+__all__ = ["Explanation", "PassLine", "shape_of"]
+
+
+@dataclass(frozen=True)
+class PassLine:
+    """One pass: what is summed, over how much, and how long that takes (seconds; None where not known)."""
+
+    reduction: str
+    m: int
+    n: int
+    d: int
+    level: str
+    extent: float
+    predicted_seconds: float | None
+    measured_seconds: float | None = None
+    exact_points: int = 0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Returned by :func:`sdkde_core.explain`; ``str()`` for people, :meth:`to_dict` for programs."""
+
+    method: str
+    bandwidth: str
+    backend: str
+    device: str
+    reason: str
+    passes: tuple[PassLine, ...]
+    candidates: tuple[Candidate, ...]
+
+    @classmethod
+    def of(
+        cls,
+        spec: EstimatorSpec,
+        problems: Sequence[Problem],
+        choice: Choice,
+        bandwidth: str,
+        reports: Sequence[PassReport] = (),
+    ) -> Explanation:
+        """Put together what planning, and running if it was run, have said."""
+        lines = []
+        for i, problem in enumerate(problems):
+            report = reports[i] if reports else None
+            lines.append(
+                PassLine(
+                    str(problem.reduction),
+                    problem.m,
+                    problem.n,
+                    problem.d,
+                    problem.level,
+                    problem.extent,
+                    cost.predict(choice.info, problem),
+                    report.seconds if report else None,
+                    report.exact_points if report else 0,
+                )
+            )
+        return cls(spec.method, bandwidth, choice.name, choice.device, choice.reason, tuple(lines), choice.candidates)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain dicts, lists, numbers and strings."""
+        result = asdict(self)
+        result["passes"], result["candidates"] = list(result["passes"]), list(result["candidates"])
+        return result
+
+    def __str__(self) -> str:
+        lines = [f"{self.method} with bandwidth {self.bandwidth}", "", "passes"]
+        for p in self.passes:
+            times = f"predicted {_time(p.predicted_seconds)}"
+            if p.measured_seconds is not None:
+                times += f", took {_time(p.measured_seconds)}"
+            exact = f", {p.exact_points} far points summed exactly" if p.exact_points else ""
+            size = f"{p.m} × {p.n}, d = {p.d}, {p.level}, extent {p.extent:.3g} bandwidths"
+            lines.append(f"  {p.reduction:8} {size}: {times}{exact}")
+        lines += ["", "backends"]
+        width = max(len(f"{c.name} ({c.device})") for c in self.candidates)
+        for c in self.candidates:
+            mark = "→" if c.chosen else " "
+            price = f"{_time(c.seconds)} + start-up {_time(c.startup_seconds)}" if c.ok else "no"
+            lines.append(f"{mark} {f'{c.name} ({c.device})':{width}}  {price}: {c.reason}")
+        lines += ["", f"chosen: {self.backend} on {self.device}, {self.reason}"]
+        return "\n".join(lines)
+
+
+def shape_of(name: str, value: Any) -> tuple[int, ...] | None:
+    """Return ``value`` if it is a shape, a tuple of one or two integers; None for anything else."""
+    if not isinstance(value, tuple) or not value or not all(isinstance(v, numbers.Integral) for v in value):
+        return None
+    shape = tuple(int(v) for v in value)
+    if len(shape) > 2 or min(shape) < (1 if name == "train" else 0):
+        raise ValueError(f"{name} has the shape {shape}; pass (points, dimensions), or (points,) in one dimension")
+    return shape
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
