@@ -7,6 +7,7 @@ passes over many points belong to a backend.
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 from array_api_compat import array_namespace, device
@@ -66,7 +67,7 @@ def reduce_exact(
         parts = [getattr(s, field) for s in strips]
         return None if parts[0] is None else xp.concat(parts, axis=0)
 
-    return Partial(*(stack(f) for f in ("log_sum", "shift", "sign", "log_magnitude", "values")))
+    return Partial(*(stack(f.name) for f in fields(Partial)))
 
 
 def _block(problem: Problem, query: Any, points: Any, log_weights: Any, values: Any, own: Any) -> Partial:
@@ -86,7 +87,7 @@ def _block(problem: Problem, query: Any, points: Any, log_weights: Any, values: 
         parts = [getattr(a, field) for a in answers]
         return None if parts[0] is None else xp.stack(parts, axis=1)
 
-    return Partial(*(stack(f) for f in ("log_sum", "shift", "sign", "log_magnitude", "values")))
+    return Partial(*(stack(f.name) for f in fields(Partial)))
 
 
 def _at_scale(problem: Problem, exponent: Any, difference: Any, log_weights: Any, values: Any, keep: Any) -> Partial:

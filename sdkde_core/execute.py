@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -277,7 +277,7 @@ def _concatenate(parts: list[Partial], order: Any) -> Partial:
         arrays = [getattr(p, field) for p in parts]
         return None if arrays[0] is None else xp.take(xp.concat(arrays, axis=0), order, axis=0)
 
-    return Partial(*(join(f) for f in ("log_sum", "shift", "sign", "log_magnitude", "values")))
+    return Partial(*(join(f.name) for f in fields(Partial)))
 
 
 def _centre(points: Any) -> Any:

@@ -1,9 +1,8 @@
 """The oracle: every estimator by its definition, slowly, in float64.
 
-Direct differences and log-sum-exp, distances in extended precision where the platform has it (far from every sample
-a shift depends on differences of huge exponents), with Mahalanobis distances taken from the user's bandwidth matrix
-H itself: nothing here is shared with the core's whitening or with a backend. The paper's expanded formulas
-(`paper_*`) stand beside it: equal on benign data, less accurate elsewhere.
+Direct differences and log-sum-exp, with Mahalanobis distances taken from the user's bandwidth matrix H itself: nothing
+here is shared with the core's whitening or with a backend. The paper's expanded formulas (`paper_*`) stand beside it:
+equal on benign data, less accurate elsewhere.
 
 Source of the formulas: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores".
 """
@@ -72,21 +71,27 @@ def sums(
 
 def _row(y: Array, x: Array, bandwidth: ArrayLike, log_w: Array, own: int | None, v: Array | None, scale: float) -> Any:
     difference = x - y
-    exponent = -0.5 * _mahalanobis_squared(x.astype(np.longdouble) - y, bandwidth) / np.longdouble(scale) ** 2
+    exponent = -0.5 * _mahalanobis(difference, difference, bandwidth) / scale**2
     terms = exponent + log_w
     if own is not None and own < len(x):
         terms[own] = -np.inf
-    top = terms.max()
-    if top == -np.inf:
+    nearest = int(terms.argmax())
+    if terms[nearest] == -np.inf:
         return -np.inf, np.zeros(x.shape[1]), 0.0, -np.inf, None if v is None else np.zeros(v.shape[1])
-    phi = np.exp((terms - top).astype(float))
+    # Far from every sample exponents are huge and only their differences count. With δ_j = x_j − x_k, k the largest
+    # term: r²_j − r²_k = δ_jᵀ H⁻¹ δ_j + 2 δ_jᵀ H⁻¹ (x_k − y), without the cancellation.
+    delta = x - x[nearest]
+    relative = _mahalanobis(delta, delta, bandwidth) + 2 * _mahalanobis(delta, difference[nearest], bandwidth)
+    top, keep = terms[nearest], np.isfinite(terms)
+    terms = np.where(keep, -0.5 * relative / scale**2 + (log_w - log_w[nearest]), -np.inf)
+    phi = np.exp(terms)
     total = math.fsum(phi)
-    half, exponent = 1.0 + 0.5 * x.shape[1], exponent.astype(float)
+    half = 1.0 + 0.5 * x.shape[1]
     plus = math.fsum(phi * (half - exponent))
     signed = math.fsum(phi * (half + exponent))
     share = phi / total
     mean = None if v is None else share @ v
-    return float(top + math.log(total)), share @ difference, signed / plus, float(top + math.log(plus)), mean
+    return top + math.log(total), share @ difference, signed / plus, top + math.log(plus), mean
 
 
 def estimate(
@@ -174,13 +179,13 @@ def _log_weights(n: int, weights: ArrayLike | None) -> Array:
     return log_w - top - math.log(math.fsum(np.exp(log_w - top)))
 
 
-def _mahalanobis_squared(difference: Any, bandwidth: ArrayLike) -> Any:
-    """Δᵀ H⁻¹ Δ for every row Δ, in the precision of ``difference``; with a full H in float64, LAPACK's."""
+def _mahalanobis(a: Array, b: Array, bandwidth: ArrayLike) -> Array:
+    """aᵀ H⁻¹ b for every row, in extended precision where the platform has it (a full H: LAPACK's float64)."""
     h = np.asarray(bandwidth, float)
     if h.ndim < 2:
-        return ((difference / h) ** 2).sum(1)
-    difference = difference.astype(float)
-    return (difference * np.linalg.solve(h, difference.T).T).sum(1)
+        scaled = a.astype(np.longdouble) * b / np.square(h, dtype=np.longdouble)
+        return scaled.sum(axis=-1).astype(float)
+    return (a * np.linalg.solve(h, np.atleast_2d(b).T).T).sum(axis=-1)
 
 
 def _log_determinant(bandwidth: ArrayLike, d: int) -> float:

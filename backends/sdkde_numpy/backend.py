@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from sdkde_core.hardware import cpu_threads
-from sdkde_core.merge import merge
 from sdkde_core.protocol import Partial, Problem, Reduction, Support
 
-from .bounds import extent_limit, single_precision
-from .kernels import Direct, Expanded, Formula, _fields, reduce_block
+from .formulas import Formula, choose
+from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]
 
@@ -31,7 +30,7 @@ ROWS, TILE, CHUNK = 256, 1 << 18, 1 << 16
 @dataclass(frozen=True)
 class _State:
     formula: Formula
-    log_weights: Array | None  # (n,), or None: all are ``uniform``
+    log_weights: Array | None  # (n,) in the formula's dtype, or None: all are ``uniform``
     uniform: float
     values: Array | None
 
@@ -58,16 +57,9 @@ class NumpyBackend:
     def prepare(self, problem: Problem, points: Array, log_weights: Array, values: Array | None = None) -> _State:
         """Choose the formula from the error bounds and pack the columns."""
         weighted = "weights" in problem.requires
-        span = float(np.max(-log_weights)) if weighted else 0.0
-        formula: Formula
-        if single_precision(problem, span):
-            formula = Expanded(points, np.float32)
-        elif problem.extent <= extent_limit(problem):
-            formula = Expanded(points, np.float64)
-        else:
-            formula = Direct(points)
+        formula = choose(problem, points, float(np.max(-log_weights)) if weighted else 0.0)
         packed = log_weights.astype(formula.dtype, copy=False) if weighted else None
-        return _State(formula, packed, float(log_weights[0]), values)
+        return _State(formula, packed, 0.0 if weighted else float(log_weights[0]), values)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
@@ -81,29 +73,42 @@ class NumpyBackend:
         width = min(n, chunk, max(1, TILE // min(m, ROWS)))
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
 
-        def task(where: tuple[int, int]) -> Partial:
+        def task(where: tuple[int, int]) -> list[Sums]:
             r, c = where
             columns = (c, min(c + chunk, n))
             return reduce_block(
-                problem,
-                state.formula,
-                rows[r : r + ROWS],
-                r,
-                columns,
-                state.log_weights,
-                state.uniform,
-                state.values,
-                width,
+                problem, state.formula, rows[r : r + ROWS], r, columns, state.log_weights, state.values, width
             )
 
         with _single_threaded_blas():
             parts = _map(task, tasks, self.threads or cpu_threads())
         chunks = -(-n // chunk)
-        strips = [merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
-        return Partial(*(None if x[0] is None else np.concatenate(x) for x in zip(*map(_fields, strips))))
+        strips = [_join(parts[i : i + chunks], state.uniform) for i in range(0, len(parts), chunks)]
+        return _assemble(strips, stacked=bool(problem.scales))
 
 
-def _map(task: Callable[[Any], Partial], arguments: list[Any], threads: int) -> list[Partial]:
+def _join(parts: list[list[Sums]], uniform: float) -> list[Partial]:
+    """The results of a block of rows at every scale, from the sums over its chunks of columns."""
+    first, *others = parts
+    for other in others:
+        for mine, theirs in zip(first, other):
+            mine.join(theirs)
+    return [sums.result(uniform) for sums in first]
+
+
+def _assemble(strips: list[list[Partial]], stacked: bool) -> Partial:
+    """Join blocks of rows, each a list of results by scale; with several scales, on an axis after the first."""
+
+    def field(name: str) -> Array | None:
+        if getattr(strips[0][0], name) is None:
+            return None
+        blocks = [[getattr(p, name) for p in strip] for strip in strips]
+        return np.concatenate([np.stack(block, axis=1) if stacked else block[0] for block in blocks])
+
+    return Partial(*(field(f.name) for f in fields(Partial)))
+
+
+def _map(task: Callable[[Any], list[Sums]], arguments: list[Any], threads: int) -> list[list[Sums]]:
     if threads == 1 or len(arguments) == 1:
         return [task(a) for a in arguments]
     with ThreadPoolExecutor(min(threads, len(arguments)), thread_name_prefix="sdkde-numpy") as pool:

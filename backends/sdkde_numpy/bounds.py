@@ -13,7 +13,7 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["exponent_error", "extent_limit", "single_precision"]
+__all__ = ["exponent_error", "extent_limit", "product_shift_limit", "single_precision", "split_limit"]
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -33,12 +33,26 @@ def extent_limit(problem: Problem) -> float:
     between the points that matter to the row, so by δ R/2 (a row midway between two clusters).
     """
     per_square = exponent_error("float64", problem.d, 1.0) / _smallest_scale(problem)
-    limit = math.sqrt(BUDGET * TOLERANCES[problem.level][Reduction.LOG_SUM].absolute / per_square)
+    budget = BUDGET * _strictest(problem)
+    limit = math.sqrt(budget / per_square)
     if problem.reduction is Reduction.MEAN:
-        budget = BUDGET * TOLERANCES[problem.level][Reduction.MEAN].absolute
-        # δ max(1, R/2) ≤ budget, δ = per_square · R²
-        limit = min(limit, math.sqrt(budget / per_square), (2.0 * budget / per_square) ** (1 / 3))
+        limit = min(limit, (2.0 * budget / per_square) ** (1 / 3), product_shift_limit(problem))  # δ R/2 ≤ budget
     return limit
+
+
+def split_limit(problem: Problem) -> float:
+    """Return the extent up to which split squares keep the problem's level.
+
+    Their error is that of a_i·b_j + b_i·u_j: ε times sums of 2d products with a factor below 2⁻²⁵ R each. The bound
+    taken is 4 ε d R² 2⁻²⁵.
+    """
+    per_square = 4.0 * UNIT_ROUNDOFF["float64"] * problem.d * 2.0**-25 / _smallest_scale(problem)
+    return math.sqrt(BUDGET * _strictest(problem) / per_square)
+
+
+def product_shift_limit(problem: Problem) -> float:
+    """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift: it rounds numbers of size R, 8 ε R at most."""
+    return 0.1 * TOLERANCES[problem.level][Reduction.MEAN].absolute / (8.0 * UNIT_ROUNDOFF["float64"])
 
 
 def single_precision(problem: Problem, log_weight_span: float) -> bool:
@@ -54,6 +68,12 @@ def single_precision(problem: Problem, log_weight_span: float) -> bool:
     if problem.reduction is Reduction.LAPLACE:
         error *= 2.0
     return error <= BUDGET * TOLERANCES["fast"][Reduction.LOG_SUM].absolute
+
+
+def _strictest(problem: Problem) -> float:
+    level = TOLERANCES[problem.level]
+    absolute = level[Reduction.LOG_SUM].absolute
+    return min(absolute, level[Reduction.MEAN].absolute) if problem.reduction is Reduction.MEAN else absolute
 
 
 def _smallest_scale(problem: Problem) -> float:

@@ -7,33 +7,41 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import extent_limit, single_precision
+from .bounds import extent_limit, single_precision, split_limit
 
 __all__ = ["INFO"]
 
 
+def _formula(problem: Problem) -> str:
+    """As :func:`sdkde_numpy.formulas.choose` will decide, but for extreme weights, which need float64 too."""
+    if single_precision(problem, 0.0):
+        return "expanded squares in float32"
+    if problem.extent <= extent_limit(problem):
+        return "expanded squares in float64"
+    return "split squares in float64" if problem.extent <= split_limit(problem) else "direct differences in float64"
+
+
 def _supports(problem: Problem) -> Support:
-    if problem.extent > extent_limit(problem):
-        return Support(True, f"NumPy, direct differences in float64 (extent {problem.extent:.3g})")
-    dtype = "float32" if single_precision(problem, 0.0) else "float64"
-    return Support(True, f"NumPy, matrix products in {dtype} (extent {problem.extent:.3g})")
+    return Support(True, f"NumPy, {_formula(problem)}")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """Every array operation is a pass over a tile in cache: its elements count as scalar operations."""
     pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
     mean = problem.reduction is Reduction.MEAN
-    single = single_precision(problem, 0.0)
-    passes = 4.0 * scales  # maximum, subtraction, clamp, sum
-    if problem.reduction is Reduction.LAPLACE:
-        passes += scales
-    columns = d + 2 + scales * ((d if mean else 0) + problem.n_values)
-    flops = {"float32" if single else "float64": 2.0 * columns * pairs}
-    if problem.extent > extent_limit(problem):
-        flops, passes = {"float64": 2.0 * scales * problem.n_values * pairs}, passes + (5.0 if mean else 3.0) * d
+    formula = _formula(problem)
+    passes = 4.0 * scales + scales * (problem.reduction is Reduction.LAPLACE)  # maximum, subtraction, clamp, sum
+    columns = scales * (problem.n_values + (d if mean else 0))  # of all matrix products
+    if formula.startswith("expanded"):
+        columns += d + 1
+    elif formula.startswith("split"):
+        passes, columns = passes + 3.0, columns + 3 * d + 4
+    else:
+        passes, columns = passes + (5.0 if mean else 3.0) * d, columns - (d if mean else 0)
+    dtype = formula.rpartition(" ")[2]
     return Work(
-        matrix_flops=flops,
-        scalar_flops=passes * pairs * (1.0 if single else 2.0),
+        matrix_flops={dtype: 2.0 * columns * pairs},
+        scalar_flops=passes * pairs * (1.0 if dtype == "float32" else 2.0),
         exps=float(scales * pairs),
         bytes=8.0 * (problem.m + problem.n) * (d + 2),
     )

@@ -1,4 +1,4 @@
-"""Exponents of a tile, and the streaming sums over tiles.
+"""The streaming sums over tiles, and the loop that feeds them.
 
 A tile is a block of query rows by a block of columns, small enough to stay in cache while a handful of array operations
 pass over it. All of them write into buffers made once per block of rows.
@@ -6,12 +6,17 @@ pass over it. All of them write into buffers made once per block of rows.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.protocol import Partial, Problem, Reduction
+
+from .formulas import Formula
+
+__all__ = ["Sums", "reduce_block"]
 
 Array = NDArray[Any]
 
@@ -19,113 +24,16 @@ Array = NDArray[Any]
 CLAMP = {np.dtype(np.float32): -87.0, np.dtype(np.float64): -700.0}
 
 
-class Formula(Protocol):
-    """How the exponents −½ r² of a tile are computed, and the sums of differences under given φ."""
-
-    dtype: np.dtype[Any]
-    points: Array  # (n, d) float64
-
-    def rows(self, queries: Array) -> Array:
-        """Prepare a block of query rows, (b, d) float64."""
-
-    def exponents(self, rows: Array, start: int, stop: int, out: Array) -> None:
-        """Write −½‖u_i − u_j‖² for the columns start … stop − 1 to ``out``, (b, w)."""
-
-    def displacement(self, rows: Array, phi: Array, start: int, stop: int) -> Array:
-        """Return Σ_j φ_ij (u_j − u_i), (b, d)."""
-
-
-class Expanded:
-    """−½‖u_i‖² − ½‖u_j‖² + u_i·u_j as one matrix product: rows [u, −½‖u‖², 1], columns [u, 1, −½‖u‖²]."""
-
-    def __init__(self, points: Array, dtype: Any) -> None:
-        self.dtype = np.dtype(dtype)
-        self.points = points
-        n, d = points.shape
-        self.columns = np.empty((d + 2, n), self.dtype)
-        self.columns[:d] = points.T
-        self.columns[d] = 1.0
-        self.columns[d + 1] = -0.5 * np.vecdot(points, points)
-
-    def rows(self, queries: Array) -> Array:
-        m, d = queries.shape
-        packed = np.empty((m, d + 2), self.dtype)
-        packed[:, :d] = queries
-        packed[:, d] = -0.5 * np.vecdot(queries, queries)
-        packed[:, d + 1] = 1.0
-        return packed
-
-    def exponents(self, rows: Array, start: int, stop: int, out: Array) -> None:
-        np.matmul(rows, self.columns[:, start:stop], out=out)
-
-    def displacement(self, rows: Array, phi: Array, start: int, stop: int) -> Array:
-        d = self.points.shape[1]
-        return phi @ self.points[start:stop] - phi.sum(axis=1)[:, None] * rows[:, :d]
-
-
-class Direct:
-    """Differences first, one dimension at a time, in float64: right at any distance from the origin.
-
-    Far from every point exponents are huge, and what counts is their differences: squares are summed in groups, and the
-    groups with the rounding errors of their additions (Knuth's TwoSum), so that an exponent is right to its last bit.
-    """
-
-    dtype: np.dtype[Any] = np.dtype(np.float64)
-    group = 8
-
-    def __init__(self, points: Array) -> None:
-        self.points = points
-        self.columns = np.ascontiguousarray(points.T)
-
-    def rows(self, queries: Array) -> Array:
-        return queries
-
-    def exponents(self, rows: Array, start: int, stop: int, out: Array) -> None:
-        d = self.points.shape[1]
-        part, scratch = np.empty_like(out), np.empty_like(out)
-        self._squares(rows, start, stop, 0, out, scratch)
-        if d > self.group:
-            error = np.zeros_like(out)
-            for k in range(self.group, d, self.group):
-                self._squares(rows, start, stop, k, part, scratch)
-                # The sum s; its error is (out − (s − t)) + (part − t) with t = s − out.
-                np.add(out, part, out=scratch)
-                total = scratch.copy()
-                np.subtract(scratch, out, out=scratch)
-                np.subtract(part, scratch, out=part)
-                np.subtract(total, scratch, out=scratch)
-                np.subtract(out, scratch, out=scratch)
-                error += part
-                error += scratch
-                np.copyto(out, total)
-            out += error
-        np.multiply(out, -0.5, out=out)
-
-    def _squares(self, rows: Array, start: int, stop: int, first: int, out: Array, scratch: Array) -> None:
-        """Write the squared distance over one group of dimensions to ``out``."""
-        columns = self.columns[first : first + self.group, start:stop]
-        for k, column in enumerate(columns):
-            target = scratch if k else out
-            np.subtract(column, rows[:, first + k, None], out=target)
-            np.multiply(target, target, out=target)
-            if k:
-                np.add(out, scratch, out=out)
-
-    def displacement(self, rows: Array, phi: Array, start: int, stop: int) -> Array:
-        columns = self.columns[:, start:stop]
-        difference = np.empty_like(phi)
-        total = np.empty(rows.shape)
-        for k in range(len(columns)):
-            np.subtract(columns[k], rows[:, k, None], out=difference)
-            total[:, k] = np.vecdot(phi, difference)
-        return total
-
-
 class Sums:
-    """Streaming sums of a block of rows at one scale: all of them relative to exp of a running maximum."""
+    """Streaming sums of a block of rows at one scale.
+
+    All are relative to exp(base + top), a running maximum in two parts: far from every point exponents are huge, and
+    formulas give them relative to a base, so that their differences keep their digits.
+    """
 
     def __init__(self, problem: Problem, rows: int) -> None:
         self.problem = problem
+        self.base = np.zeros(rows)
         self.top = np.full(rows, -1e300)  # finite: −inf − −inf would be NaN
         self.total = np.zeros(rows)  # Σ w φ
         laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
@@ -136,10 +44,11 @@ class Sums:
     def add(
         self,
         terms: Array,
+        base: Array,
         phi: Array,
-        log_weights: Array | float,
+        log_weights: Array | None,
         own: tuple[Array, Array] | None,
-        displacement: Any,
+        displacement: Callable[[Array], Array],
         values: Array | None,
     ) -> None:
         """Add a tile.
@@ -147,56 +56,74 @@ class Sums:
         Parameters
         ----------
         terms : (b, w) array
-            log w_j − ½ r²_ij; overwritten.
+            −½ r²_ij − base_i, −inf for entries left out; overwritten.
+        base : (b,) array
         phi : (b, w) array
             A buffer; may be ``terms`` itself but for LAPLACE, which needs both.
-        log_weights : (w,) array or float
-            What of ``terms`` is not −½ r².
+        log_weights : (w,) array, optional
         own : pair of index arrays, optional
-            Entries to leave out.
+            Entries left out.
         displacement : callable
             φ → Σ φ (u_j − u_i).
         values : (w, c) array, optional
         """
-        if own is not None:
-            terms[own] = -np.inf
-        top = np.maximum(self.top, terms.max(axis=1))
-        rescale = np.exp(self.top - top)
-        self.top = top
-        np.subtract(terms, top[:, None].astype(terms.dtype), out=terms)
+        if log_weights is not None:
+            np.add(terms, log_weights, out=terms)
+        top = self._raise(base, terms.max(axis=1).astype(np.float64))
+        np.subtract(terms, (top + (self.base - base)).astype(terms.dtype)[:, None], out=terms)
         np.maximum(terms, CLAMP[terms.dtype], out=terms)
         np.exp(terms, out=phi)
         if own is not None:
             phi[own] = 0.0
         total = np.add.reduce(phi, axis=1)
-        self.total = self.total * rescale + total
+        self.total += total
         if self.exponent is not None:
-            weighted = np.vecdot(phi, terms) + top * total - _dot(phi, log_weights, total)
-            self.exponent = self.exponent * rescale + weighted
+            self.exponent += np.vecdot(phi, terms) + (self.base + top) * total
+            if log_weights is not None:
+                self.exponent -= phi @ log_weights
         if self.shift is not None:
-            self.shift = self.shift * rescale[:, None] + displacement(phi)
-        if values is not None:
-            assert self.values is not None
-            self.values = self.values * rescale[:, None] + phi @ values
+            self.shift += displacement(phi)
+        if self.values is not None:
+            assert values is not None  # a problem with values comes with them
+            self.values += phi @ values
 
-    def result(self) -> Partial:
-        """Return the log-domain results; a row that every column was left out of has log sum −inf."""
+    def join(self, other: Sums) -> None:
+        """Add the sums of the same rows over other columns."""
+        self._raise(other.base, other.top)
+        share = np.exp((other.base - self.base) + (other.top - self.top))
+        for name in ("total", "exponent", "shift", "values"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None:
+                mine += theirs * (share if mine.ndim == 1 else share[:, None])
+
+    def _raise(self, base: Array, top: Array) -> Array:
+        """Raise the running maximum to base + top where that is larger, and scale the sums down to it."""
+        larger = (base - self.base) + (top - self.top) > 0
+        new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
+        rescale = np.exp((self.base - new_base) + (self.top - new_top))
+        self.base, self.top = new_base, new_top
+        for name in ("total", "exponent", "shift", "values"):
+            sums = getattr(self, name)
+            if sums is not None:
+                sums *= rescale if sums.ndim == 1 else rescale[:, None]
+        return new_top
+
+    def result(self, log_weight: float) -> Partial:
+        """Return the log-domain results, every column's log weight raised by ``log_weight``.
+
+        A row that every column was left out of has log sum −inf.
+        """
+        scale = self.base + self.top + log_weight
         with np.errstate(divide="ignore"):
-            log_sum = np.log(self.total) + self.top
-            safe = np.where(self.total > 0, self.total, 1.0)[:, None]
             if self.exponent is not None:
-                half = 1.0 + 0.5 * self.problem.d
-                signed = half * self.total + self.exponent
-                plus = half * self.total - self.exponent
-                return Partial(
-                    np.log(plus) + self.top, sign=np.sign(signed), log_magnitude=np.log(np.abs(signed)) + self.top
-                )
+                half = (1.0 + 0.5 * self.problem.d) * self.total
+                signed = half + self.exponent
+                magnitude = np.log(np.abs(signed)) + scale
+                return Partial(np.log(half - self.exponent) + scale, sign=np.sign(signed), log_magnitude=magnitude)
+            log_sum = np.log(self.total) + scale
+        safe = np.where(self.total > 0, self.total, 1.0)[:, None]
         shift = None if self.shift is None else self.shift / safe
         return Partial(log_sum, shift=shift, values=None if self.values is None else self.values / safe)
-
-
-def _dot(phi: Array, log_weights: Array | float, total: Array) -> Array:
-    return phi @ log_weights if isinstance(log_weights, np.ndarray) else total * log_weights
 
 
 def reduce_block(
@@ -206,11 +133,10 @@ def reduce_block(
     first_row: int,
     columns: tuple[int, int],
     log_weights: Array | None,
-    uniform: float,
     values: Array | None,
     width: int,
-) -> Partial:
-    """Reduce a block of query rows over a range of columns, tile by tile.
+) -> list[Sums]:
+    """Reduce a block of query rows over a range of columns, tile by tile; return the sums at every scale.
 
     Parameters
     ----------
@@ -219,15 +145,14 @@ def reduce_block(
         Index of the block's first row, for ``"exclude_self"``.
     columns : pair of int
         start, stop.
-    log_weights : (n,) array or None
-        In the formula's dtype; None: all are ``uniform``, which is added at the end.
+    log_weights : (n,) array, optional
+        In the formula's dtype; None: 0.
     width : int
         Columns of a tile.
     """
     b, (start, stop) = len(queries), columns
     rows = formula.rows(queries)
-    scales = problem.scales or (1.0,)
-    sums = [Sums(problem, b) for _ in scales]
+    sums = [Sums(problem, b) for _ in problem.scales or (1.0,)]
     exponent_buffer = np.empty(b * width, formula.dtype)
     term_buffer = np.empty(b * width, formula.dtype) if problem.scales else exponent_buffer
     phi_buffer = np.empty(b * width, formula.dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
@@ -235,32 +160,20 @@ def reduce_block(
         right = min(left + width, stop)
         size, shape = b * (right - left), (b, right - left)
         exponents, terms, phi = (x[:size].reshape(shape) for x in (exponent_buffer, term_buffer, phi_buffer))
-        formula.exponents(rows, left, right, exponents)
         own = _own(first_row, b, left, right) if "exclude_self" in problem.requires else None
-        for scale, total in zip(scales, sums):
-            if problem.scales:
-                np.multiply(exponents, 1.0 / scale**2, out=terms)
-            if log_weights is not None:
-                np.add(terms, log_weights[left:right], out=terms)
-            total.add(
-                terms,
-                phi,
-                0.0 if log_weights is None else log_weights[left:right],
-                own,
-                lambda phi, left=left, right=right: formula.displacement(rows, phi, left, right),
-                None if values is None else values[left:right],
-            )
-    results = [s.result() for s in sums]
-    if problem.scales:
-        results = [Partial(*(None if x[0] is None else np.stack(x, axis=1) for x in zip(*map(_fields, results))))]
-    if log_weights is not None:
-        return results[0]
-    log_sum, shift, sign, log_magnitude, mean = _fields(results[0])
-    return Partial(log_sum + uniform, shift, sign, None if log_magnitude is None else log_magnitude + uniform, mean)
+        base = formula.exponents(rows, left, right, exponents, own)
+        weights = None if log_weights is None else log_weights[left:right]
+        tile_values = None if values is None else values[left:right]
 
+        def displacement(phi: Array, left: int = left, right: int = right) -> Array:
+            return formula.displacement(rows, phi, left, right)
 
-def _fields(p: Partial) -> tuple[Any, ...]:
-    return p.log_sum, p.shift, p.sign, p.log_magnitude, p.values
+        if not problem.scales:
+            sums[0].add(exponents, base, phi, weights, own, displacement, tile_values)
+        for scale, total in zip(problem.scales, sums):
+            np.multiply(exponents, 1.0 / scale**2, out=terms)
+            total.add(terms, base / scale**2, phi, weights, own, displacement, tile_values)
+    return sums
 
 
 def _own(first_row: int, rows: int, left: int, right: int) -> tuple[Array, Array] | None:
