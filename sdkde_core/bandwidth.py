@@ -15,6 +15,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
+from .arrays import to_host
+
 __all__ = ["RULES", "Bandwidth", "resolve"]
 
 Array = NDArray[np.float64]
@@ -196,20 +198,20 @@ class _Sample:
         """Standard deviation per column, (d,), ddof 0."""
         xp = array_namespace(self.x)
         squared = (self.x - self.mean()) ** 2
-        return np.sqrt(_host(xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared))
+        return np.sqrt(to_host(xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared))
 
     def covariance(self) -> Array:
         """Covariance, (d, d), normalised as SciPy does: 1 − Σw², which is (n − 1)/n without weights."""
         xp = array_namespace(self.x)
         centred = self.x - self.mean()
         if self.weights is None:
-            return _host(centred.T @ centred) / (centred.shape[0] - 1)
+            return to_host(centred.T @ centred) / (centred.shape[0] - 1)
         weighted = centred * self.weights[:, None]
-        return _host(weighted.T @ centred) / (1.0 - float(xp.sum(self.weights**2)))
+        return to_host(weighted.T @ centred) / (1.0 - float(xp.sum(self.weights**2)))
 
     def spread(self) -> Array:
         """σ₁ = min(std, IQR/1.34) per column, (d,); std where the IQR is 0."""
-        std, iqr = self.std(), _host(self._quantile(0.75) - self._quantile(0.25)) / 1.34
+        std, iqr = self.std(), to_host(self._quantile(0.75) - self._quantile(0.25)) / 1.34
         return np.where(iqr > 0, np.minimum(std, iqr), std)
 
     def _quantile(self, p: float) -> Any:
@@ -234,14 +236,6 @@ class _Sample:
             share = xp.concat([reached[:1], reached[1:] - reached[:-1]])
             columns.append(xp.sum(share * xp.take(self.x[:, j], order)))
         return xp.stack(columns)
-
-
-def _host(x: Any) -> Array:
-    if isinstance(x, np.ndarray):
-        return x
-    from array_api_compat import to_device
-
-    return np.asarray(to_device(x, "cpu"))
 
 
 def _silverman(s: _Sample) -> Array:
@@ -308,7 +302,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
         if bool(xp.any(weights == 0)):  # a point without weight must not widen the range of a column
             carrying = xp.nonzero(weights)[0]
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
-    low, high = _host(xp.min(train, axis=0)), _host(xp.max(train, axis=0))
+    low, high = to_host(xp.min(train, axis=0)), to_host(xp.max(train, axis=0))
     constant = np.flatnonzero(low == high)
     if constant.size:
         if train.shape[0] == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .hardware import Processor, processor
+from .hardware import Processor
 from .protocol import BackendInfo, Problem, Reduction, Work
 
 __all__ = ["plain_work", "predict", "seconds"]
@@ -34,9 +34,8 @@ def seconds(work: Work, on: Processor) -> float:
     return max(roofs) + work.launches * on.launch_seconds
 
 
-def predict(info: BackendInfo, problem: Problem) -> float | None:
-    """Return the predicted time of a pass in seconds, without start-up; None where the device is not known."""
-    on = processor(problem.device)
+def predict(info: BackendInfo, problem: Problem, on: Processor | None) -> float | None:
+    """Return the predicted time of a pass in seconds, without start-up; None where the processor is not known."""
     if on is None:
         return None
     return seconds(info.work(problem, None) if info.work else plain_work(problem), on)

@@ -46,19 +46,15 @@ def reduce_exact(
     rows = max(1, BLOCK // (cols * max(1, d)))
     strips = []
     for r in range(0, max(m, 1), rows):
-        query = queries[r : r + rows, :]
-        own = None if own_column is None else own_column[r : r + rows]
-        partials = [
-            _block(
-                problem,
-                query,
-                points[c : c + cols, :],
-                log_weights[c : c + cols],
-                None if values is None else values[c : c + cols, :],
-                None if own is None else own - c,
-            )
-            for c in range(0, n, cols)
-        ]
+        here = slice(r, min(r + rows, m))
+        own = None if own_column is None else own_column[here]
+        partials = []
+        for c in range(0, n, cols):
+            over = slice(c, min(c + cols, n))
+            block_values = None if values is None else values[over, :]
+            block_own = None if own is None else own - c
+            args = (queries[here, :], points[over, :], log_weights[over], block_values, block_own)
+            partials.append(_block(problem, *args))
         strips.append(merge(partials))
     if len(strips) == 1:
         return strips[0]

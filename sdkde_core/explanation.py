@@ -9,6 +9,7 @@ from typing import Any
 
 from . import cost
 from .execute import PassReport
+from .hardware import processor
 from .protocol import Problem
 from .select import Candidate, Choice
 from .spec import EstimatorSpec
@@ -64,7 +65,7 @@ class Explanation:
                     problem.d,
                     problem.level,
                     problem.extent,
-                    cost.predict(choice.info, problem),
+                    cost.predict(choice.info, problem, processor(problem.device)),
                     report.seconds if report else None,
                     report.exact_points if report else 0,
                 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import cost, registry
+from .hardware import processor
 from .protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
 
 __all__ = ["Candidate", "Choice", "choose", "parse_device", "rank"]
@@ -190,6 +191,7 @@ def _judge(info: BackendInfo, problems: Sequence[Problem], share: Share | None) 
     def no(reason: str) -> Candidate:
         return Candidate(info.name, device, False, reason, startup_seconds=info.startup_seconds)
 
+    on = processor(device)
     reasons, predictions = [], []
     for problem in problems:
         if problem.level not in info.levels:
@@ -202,7 +204,7 @@ def _judge(info: BackendInfo, problems: Sequence[Problem], share: Share | None) 
         try:
             asked = within_limit(info, problem, share)
             support = info.supports(asked)
-            predicted = cost.predict(info, asked)
+            predicted = cost.predict(info, asked, on)
         except Exception as error:
             return no(f"broken: its BackendInfo fails on this problem: {type(error).__name__}: {error}")
         if not support.ok:

@@ -1,0 +1,322 @@
+"""The public face, end to end, against the reference and against the libraries that define the same estimators."""
+
+import logging
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.neighbors import KernelDensity
+
+import sdkde_core
+from sdkde_core import reference
+
+METHODS = ("kde", "sdkde", "laplace")
+
+
+def _data(n=300, m=80, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    scale = np.geomspace(0.01, 100, d)
+    return (rng.normal(size=(n, d)) + 5) * scale, (rng.normal(size=(m, d)) + 5) * scale, rng.random(n)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("shape", ["scalar", "per dimension", "full"])
+@pytest.mark.parametrize("method", METHODS)
+def test_estimate_is_right_to_ten_digits(method, shape, same, weighted):
+    x, y, w = _data()
+    if shape == "scalar":
+        x, y = x / np.geomspace(0.01, 100, 3), y / np.geomspace(0.01, 100, 3)
+    h = {"scalar": 0.4, "per dimension": 0.4 * x.std(0), "full": 0.2 * np.cov(x.T)}[shape]
+    options = {"method": method, "bandwidth": h, "weights": w if weighted else None}
+    query = None if same else y
+    got = sdkde_core.estimate(x, query, precision="float64", **options)
+    np.testing.assert_allclose(got, reference.estimate(x, query, **options), rtol=1e-10)
+    if method != "laplace":
+        log = sdkde_core.estimate(x, query, precision="float64", log=True, **options)
+        np.testing.assert_allclose(log, np.log(got), rtol=1e-10)
+
+
+@pytest.mark.parametrize("d", [1, 2, 17, 64])
+@pytest.mark.parametrize("method", METHODS)
+def test_far_tails_keep_their_logs(method, d):
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(100, d)), rng.normal(size=(20, d)) * 200
+    want = reference.estimate(x, y, method=method, bandwidth=0.5, log=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        got = sdkde_core.estimate(x, y, method=method, bandwidth=0.5, log=True, precision="float64")
+    np.testing.assert_allclose(got, want, rtol=1e-11)
+
+
+def test_extreme_weights():
+    x, y, _ = _data()
+    w = np.full(300, 1e-200)
+    w[::2] = 1e200
+    w[::3] = 0
+    options = {"bandwidth": 0.4 * x.std(0), "weights": w}
+    for method in METHODS:
+        got = sdkde_core.estimate(x, y, method=method, precision="float64", **options)
+        np.testing.assert_allclose(got, reference.estimate(x, y, method=method, **options), rtol=1e-10)
+
+
+def test_zero_weight_points_are_still_rows():
+    x, _, w = _data()
+    w[:100] = 0
+    got = sdkde_core.estimate(x, weights=w, bandwidth=0.4 * x.std(0), precision="float64")
+    assert got.shape == (300,)
+    np.testing.assert_allclose(got, reference.estimate(x, weights=w, bandwidth=0.4 * x.std(0)), rtol=1e-10)
+    moved = sdkde_core.debias(x, weights=w, bandwidth=0.4 * x.std(0), precision="float64")
+    np.testing.assert_allclose(moved, reference.debias(x, 0.4 * x.std(0), weights=w), rtol=1e-11)
+
+
+def test_weights_scale_and_repeat():
+    x, y, _ = _data()
+    counts = np.random.default_rng(3).integers(0, 4, 300)
+    h = 0.4 * x.std(0)
+    repeated = sdkde_core.estimate(np.repeat(x, counts, axis=0), y, bandwidth=h, precision="float64")
+    for scale in (1.0, 1e-300, 1e300):
+        got = sdkde_core.estimate(x, y, bandwidth=h, weights=counts * scale, precision="float64")
+        np.testing.assert_allclose(got, repeated, rtol=1e-10)
+
+
+@pytest.mark.parametrize("bandwidth", [0.4, "full"])
+def test_debias_then_kde_is_sdkde(bandwidth):
+    x, y, w = _data()
+    h = 0.2 * np.cov(x.T) if bandwidth == "full" else 0.4 * x.std(0)
+    moved = sdkde_core.debias(x, bandwidth=h, weights=w, precision="float64")
+    np.testing.assert_allclose(moved, reference.debias(x, h, weights=w), rtol=1e-11)
+    got = sdkde_core.estimate(moved, y, method="kde", bandwidth=h, weights=w, precision="float64")
+    np.testing.assert_allclose(got, sdkde_core.estimate(x, y, bandwidth=h, weights=w, precision="float64"), rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+@pytest.mark.parametrize("full", [False, True])
+def test_the_gradient_is_the_derivative_of_the_log_density(method, full):
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(200, 2)), rng.normal(size=(20, 2))
+    h = [[0.3, 0.1], [0.1, 0.2]] if full else [0.5, 0.4]
+    options = {"method": method, "bandwidth": h, "precision": "float64"}
+    got = sdkde_core.grad_log_density(x, y, **options)
+    for k in (0, 1):
+        step = np.eye(2)[k] * 1e-5
+        up, down = (sdkde_core.estimate(x, y + s, log=True, **options) for s in (step, -step))
+        np.testing.assert_allclose(got[:, k], (up - down) / 2e-5, rtol=1e-5, atol=1e-6)
+    if method == "kde":
+        np.testing.assert_allclose(got, reference.grad_log_density(x, y, h), rtol=1e-10)
+
+
+def test_the_gradient_at_the_training_points():
+    x, _, _ = _data()
+    h = 0.4 * x.std(0)
+    got = sdkde_core.grad_log_density(x, bandwidth=h, method="kde", precision="float64")
+    np.testing.assert_allclose(got, reference.grad_log_density(x, x, h), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("rule", "scipy_name"), [("scott", "scott"), ("silverman-full", "silverman")])
+@pytest.mark.parametrize("d", [1, 4])
+def test_scipys_gaussian_kde(d, rule, scipy_name, weighted):
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(500, d)) @ rng.normal(size=(d, d)), rng.normal(size=(90, d))
+    w = rng.random(500) if weighted else None
+    want = stats.gaussian_kde(x.T, scipy_name, weights=w)
+    options = {"method": "kde", "bandwidth": rule, "weights": w, "precision": "float64"}
+    # In the far tails SciPy's own distances carry more error than the comparison allows; their logs agree.
+    likely = want(y.T) > 1e-100
+    np.testing.assert_allclose(sdkde_core.estimate(x, y, **options)[likely], want(y.T)[likely], rtol=1e-10)
+    np.testing.assert_allclose(sdkde_core.estimate(x, y, log=True, **options), want.logpdf(y.T), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scikit_learns_kernel_density(weighted):
+    x, y, w = _data(d=4)
+    x, y = x / x.std(0), y / x.std(0)
+    w = w if weighted else None
+    want = KernelDensity(bandwidth=0.7, rtol=0, atol=0).fit(x, sample_weight=w).score_samples(y)
+    got = sdkde_core.estimate(x, y, method="kde", bandwidth=0.7, weights=w, log=True, precision="float64")
+    # scikit-learn's sum is off by about n·eps absolutely, so compare where the density is not tiny.
+    dense = want > want.max() - 12
+    assert dense.sum() > 40
+    np.testing.assert_allclose(got[dense], want[dense], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("precision", ["auto", "fast", "high", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_precision_levels_end_to_end(dtype, precision):
+    x, y, _ = (a.astype(dtype) for a in _data(d=16))
+    h = 0.9 * x.std(0)
+    level = precision if precision != "auto" else {"float32": "fast", "float64": "high"}[dtype]
+    want = reference.estimate(x.astype(float), y.astype(float), bandwidth=h.astype(float), log=True)
+    got = sdkde_core.estimate(x, y, bandwidth=h, log=True, precision=precision)
+    rounding = np.finfo(dtype).eps * abs(want)
+    allowed = 2 * (sdkde_core.protocol.TOLERANCES[level][sdkde_core.protocol.Reduction.LOG_SUM].at(want)) + rounding
+    assert (abs(got - want) <= allowed).all()
+
+
+def test_units_do_not_matter():
+    x, y, _ = _data()
+    one = sdkde_core.estimate(x, y, log=True, precision="float64")
+    scale, offset = np.array([1e-30, 1e12, 7.0]), np.array([0.0, 1e9, -3.0])
+    other = sdkde_core.estimate(x * scale + offset * scale, y * scale + offset * scale, log=True, precision="float64")
+    np.testing.assert_allclose(
+        other + np.log(scale).sum(), one, atol=1e-5
+    )  # 1e9 offsets cost digits of the input itself
+
+
+def test_offset_data_lose_nothing_but_their_own_rounding():
+    x, y, _ = _data()
+    h = 0.4 * x.std(0)
+    x, y = x + 1e6, y + 1e6
+    np.testing.assert_allclose(
+        sdkde_core.estimate(x, y, bandwidth=h, precision="float64"),
+        reference.estimate(x - 1e6, y - 1e6, bandwidth=h),
+        rtol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_single_sample(method):
+    got = sdkde_core.estimate([[1.0, 2.0]], [[1.0, 2.0], [1.5, 2.0]], bandwidth=0.5, method=method, precision="float64")
+    want = reference.estimate([[1.0, 2.0]], [[1.0, 2.0], [1.5, 2.0]], bandwidth=0.5, method=method)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_one_outlier_at_ten_million_bandwidths():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(500, 3))
+    x[100] = 1e7
+    for method in METHODS:
+        for precision in ("fast", "float64"):
+            got = sdkde_core.estimate(x, method=method, bandwidth=0.6, precision=precision)
+            want = reference.estimate(x, method=method, bandwidth=0.6)
+            np.testing.assert_allclose(got, want, rtol=1e-3 if precision == "fast" else 1e-9)
+    text = str(sdkde_core.explain(x, bandwidth=0.6, precision="float64", measure=True))
+    assert "1 far points summed exactly" in text
+
+
+def test_a_bandwidth_that_overflows_is_refused():
+    with pytest.raises(ValueError, match="too small for the data"):
+        sdkde_core.estimate([[1.0], [2.0]], bandwidth=1e-200)
+
+
+def test_laplace_is_negative_somewhere_and_says_so():
+    x = np.random.default_rng(6).normal(size=(200, 2))
+    y = np.array([[0.0, 0.0], [5.0, 5.0], [6.0, -6.0]])
+    signed = sdkde_core.estimate(x, y, method="laplace")
+    assert signed[0] > 0 > signed[1]
+    with pytest.warns(RuntimeWarning, match=r"negative at 2 of 3 points.*log=False") as record:
+        log = sdkde_core.estimate(x, y, method="laplace", log=True)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+    assert np.isnan(log).tolist() == [False, True, True]
+    np.testing.assert_allclose(log[0], np.log(signed[0]), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"method": "sd-kde"}, ValueError, "method is 'sd-kde'; pass one of 'kde', 'sdkde', 'laplace'"),
+        ({"precision": "double"}, ValueError, "precision is 'double'"),
+        ({"bandwidth": "optimal"}, ValueError, "'silverman'"),
+        ({"device": "gpu"}, ValueError, "device is 'gpu'"),
+        ({"backend": "cuda-magic"}, sdkde_core.BackendUnavailable, "'cuda-magic' is unknown; installed: .*numpy"),
+        ({"backend": "numpy", "device": "cuda"}, sdkde_core.BackendUnavailable, "runs on cpu, not on cuda"),
+        ({"backend": "numpy", "backend_options": {"thread": 2}}, ValueError, "backend_options.*thread"),
+        ({"backend": "numpy", "backend_options": {"threads": -2}}, ValueError, "threads is -2"),
+        ({"backend_options": {"threads": 2}}, ValueError, "go with a named backend"),
+    ],
+)
+def test_what_is_refused(options, error, message):
+    x, y, _ = _data()
+    with pytest.raises(error, match=message):
+        sdkde_core.estimate(x, y, **options)
+    with pytest.raises(error, match=message):
+        sdkde_core.explain(x, y, **options)
+
+
+def test_gradients_of_laplace_are_not_there_yet():
+    with pytest.raises(ValueError, match="not available yet"):
+        sdkde_core.grad_log_density([[0.0], [1.0]], method="laplace")
+
+
+def test_environment(monkeypatch):
+    x, y, _ = _data()
+    monkeypatch.setenv("SDKDE_PRECISION", "float64")
+    assert sdkde_core.explain(x, y).passes[0].level == "float64"
+    assert sdkde_core.explain(x, y, precision="fast").passes[0].level == "fast"
+    monkeypatch.setenv("SDKDE_PRECISION", "most")
+    with pytest.raises(ValueError, match="precision is 'most'"):
+        sdkde_core.estimate(x, y)
+    monkeypatch.delenv("SDKDE_PRECISION")
+    monkeypatch.setenv("SDKDE_BACKEND", "nowhere")
+    with pytest.raises(sdkde_core.BackendUnavailable, match="nowhere"):
+        sdkde_core.estimate(x, y)
+    sdkde_core.estimate(x, y, backend="numpy")
+    monkeypatch.delenv("SDKDE_BACKEND")
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "many")
+    with pytest.raises(ValueError, match="SDKDE_NUM_THREADS"):
+        sdkde_core.estimate(x, y)
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "1")
+    sdkde_core.estimate(x, y)
+
+
+def test_explain():
+    x, y, _ = _data()
+    e = sdkde_core.explain(x, y)
+    assert [p.reduction for p in e.passes] == ["mean", "log_sum"]
+    assert (e.passes[0].m, e.passes[1].m) == (300, 80)
+    d = e.to_dict()
+    assert d["backend"] == "numpy"
+    assert [c["name"] for c in d["candidates"] if c["chosen"]] == ["numpy"]
+    assert d["passes"][0]["predicted_seconds"] > 0
+    assert d["passes"][0]["measured_seconds"] is None
+    assert "chosen: numpy on cpu" in str(e)
+    measured = sdkde_core.explain(x, y, measure=True)
+    assert all(p.measured_seconds > 0 for p in measured.passes)
+    assert "took" in str(measured)
+
+
+def test_explain_from_shapes():
+    e = sdkde_core.explain((1_000_000, 16), (131_072, 16), method="kde")
+    assert (e.passes[0].m, e.passes[0].n) == (131_072, 1_000_000)
+    assert sdkde_core.explain((1000,)).passes[0].d == 1
+    for bad in ((0, 2), (3, 4, 5)):
+        with pytest.raises(ValueError, match="shape"):
+            sdkde_core.explain(bad)
+    with pytest.raises(ValueError, match="needs the data"):
+        sdkde_core.explain((10, 2), measure=True)
+
+
+def test_the_choice_and_the_times_are_logged(caplog):
+    x, y, _ = _data()
+    with caplog.at_level(logging.DEBUG, logger="sdkde"):
+        sdkde_core.estimate(x, y)
+    assert "backend numpy on cpu" in caplog.text
+    assert "mean 300 × 300" in caplog.text
+
+
+def test_threads_share_nothing():
+    x, y, _ = _data()
+    want = sdkde_core.estimate(x, y)
+    got = [None] * 8
+
+    def work(i):
+        got[i] = sdkde_core.estimate(x, y)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(np.array_equal(g, want) for g in got)
+
+
+def test_inputs_are_left_untouched():
+    x, y, w = _data()
+    before = x.copy(), y.copy(), w.copy()
+    for method in METHODS:
+        sdkde_core.estimate(x, y, method=method, weights=w)
+    assert all(np.array_equal(a, b) for a, b in zip(before, (x, y, w)))

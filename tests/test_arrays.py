@@ -1,0 +1,205 @@
+"""Arrays of every kind, dtype and device go in; the same kind comes out."""
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+
+import sdkde_core
+from sdkde_core import reference
+from sdkde_core.arrays import Origin, ingest
+
+X = np.random.default_rng(0).normal(size=(50, 2))
+Y = np.random.default_rng(1).normal(size=(7, 2))
+WANT = reference.estimate(X, Y, bandwidth=0.5)
+
+
+class OnlyDlpack:
+    """An array of a library that shares memory and nothing else."""
+
+    def __init__(self, x, device=None):
+        self.x, self.device = x, device
+
+    def __dlpack__(self, **options):
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.device or self.x.__dlpack_device__()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "bool"])
+@pytest.mark.parametrize("kind", ["numpy", "list", "torch", "strict", "dlpack", "fortran", "strided", "readonly"])
+def test_kinds_and_dtypes(kind, dtype):
+    base = (X * 3).astype(dtype)
+    if kind == "strict" and dtype == "float16":
+        pytest.skip("the array API has no float16")
+    query = (Y * 3).astype(dtype)
+    convert = {
+        "numpy": np.asarray,
+        "list": np.ndarray.tolist,
+        "torch": torch.from_numpy,
+        "strict": array_api_strict.asarray,
+        "dlpack": OnlyDlpack,
+        "fortran": np.asfortranarray,
+        "strided": lambda a: np.repeat(a, 2, axis=0)[::2],
+        "readonly": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
+    }[kind]
+    got = sdkde_core.estimate(convert(base), convert(query), bandwidth=0.5, method="kde")
+    narrow = dtype in ("float32", "float16") and kind != "list"
+    assert type(got) is {"torch": torch.Tensor, "strict": type(array_api_strict.asarray(0.0))}.get(kind, np.ndarray)
+    assert str(got.dtype).endswith("float32" if narrow else "float64")
+    want = reference.estimate(base.astype(float), query.astype(float), bandwidth=0.5, method="kde")
+    np.testing.assert_allclose(np.asarray(got), want, rtol=6e-4 if narrow else 2e-5)
+
+
+def test_bfloat16():
+    got = sdkde_core.estimate(torch.from_numpy(X).bfloat16(), torch.from_numpy(Y).bfloat16(), bandwidth=0.5)
+    want = reference.estimate(*(torch.from_numpy(a).bfloat16().double().numpy() for a in (X, Y)), bandwidth=0.5)
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("train", "query", "out"), [("f4", "f4", "f4"), ("f4", "f8", "f8"), ("f8", "f4", "f8"), ("i4", "f4", "f8")]
+)
+def test_dtypes_are_promoted(train, query, out):
+    assert sdkde_core.estimate(X.astype(train), Y.astype(query), bandwidth=0.5).dtype == np.dtype(out)
+
+
+def test_the_result_is_the_querys_kind():
+    assert isinstance(sdkde_core.estimate(X, torch.from_numpy(Y), bandwidth=0.5), torch.Tensor)
+    assert isinstance(sdkde_core.estimate(torch.from_numpy(X), Y, bandwidth=0.5), np.ndarray)
+    assert isinstance(sdkde_core.estimate(torch.from_numpy(X), bandwidth=0.5), torch.Tensor)
+    assert isinstance(sdkde_core.debias(torch.from_numpy(X), bandwidth=0.5), torch.Tensor)
+    assert isinstance(sdkde_core.grad_log_density(X, torch.from_numpy(Y), bandwidth=0.5), torch.Tensor)
+
+
+@pytest.mark.parametrize("query", [True, False])
+@pytest.mark.parametrize("bandwidth", ["silverman", "scott", 0.5, [0.4, 0.5], [[0.3, 0.1], [0.1, 0.2]]])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_data_on_a_device_stay_in_their_library(method, bandwidth, query):
+    """array_api_strict's second device refuses to mix with anything else, as a GPU would."""
+    device = array_api_strict.Device("device1")
+    w = np.random.default_rng(2).random(50)
+    w[:5] = 0
+    x, y, weights = (array_api_strict.asarray(a, device=device) for a in (X, Y, w))
+    got = sdkde_core.estimate(
+        x, y if query else None, bandwidth=bandwidth, method=method, weights=weights, precision="float64"
+    )
+    assert got.device == device
+    want = sdkde_core.estimate(
+        X, Y if query else None, bandwidth=bandwidth, method=method, weights=w, precision="float64"
+    )
+    back = np.asarray(array_api_strict.asarray(got, device=array_api_strict.Device("CPU_DEVICE")))
+    np.testing.assert_allclose(back, want, rtol=1e-11)
+    if method == "sdkde":
+        assert sdkde_core.debias(x, bandwidth=bandwidth).device == device
+        assert sdkde_core.grad_log_density(x, y, bandwidth=bandwidth).device == device
+    data = ingest(x, y)
+    assert data.train.device == device
+    assert ingest(x, y, host=True).device == "cpu"
+
+
+def test_a_host_query_against_data_on_a_device():
+    x = array_api_strict.asarray(X, device=array_api_strict.Device("device1"))
+    got = sdkde_core.estimate(x, Y, bandwidth=0.5)
+    assert isinstance(got, np.ndarray)
+    np.testing.assert_allclose(got, WANT, rtol=2e-5)
+
+
+def test_a_dlpack_array_on_a_device_is_an_error():
+    with pytest.raises(TypeError, match="train is on a device"):
+        sdkde_core.estimate(OnlyDlpack(X, device=(2, 0)))
+
+
+def test_one_dimension():
+    x, y = X[:, 0], Y[:, 0]
+    want = reference.estimate(x, y, bandwidth=0.5)
+    for train in (x, x[:, None]):
+        for query in (y, y[:, None]):
+            np.testing.assert_allclose(sdkde_core.estimate(train, query, bandwidth=0.5), want, rtol=2e-5)
+    assert sdkde_core.debias(x).shape == (50, 1)
+    assert sdkde_core.grad_log_density(x, y).shape == (7, 1)
+
+
+@pytest.mark.parametrize("query", [[], np.empty(0), np.empty((0, 2)), torch.empty(0, 2)])
+def test_an_empty_query(query):
+    for method in ("kde", "sdkde", "laplace"):
+        assert tuple(sdkde_core.estimate(X, query, method=method).shape) == (0,)
+    assert tuple(sdkde_core.grad_log_density(X, query).shape) == (0, 2)
+
+
+def test_pandas_like_objects_are_taken_by_their_array():
+    class Frame:
+        def __array__(self, dtype=None, copy=None):
+            return X.astype("f4")
+
+    assert sdkde_core.estimate(Frame(), bandwidth=0.5).dtype == np.float32
+
+
+def test_restoring_from_another_library():
+    origin = Origin(array_api_strict, array_api_strict.Device("CPU_DEVICE"))
+    assert origin.restore(np.ones(3), "float32").dtype == array_api_strict.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([[1.0], [1.0, 2.0]],), ValueError, "train is ragged"),
+        ((np.empty((0, 2)),), ValueError, "train is empty"),
+        ((np.empty((3, 0)),), ValueError, "train is empty"),
+        ((3.0,), ValueError, r"train has shape \(\)"),
+        ((np.ones((2, 2, 2)),), ValueError, r"shape \(2, 2, 2\)"),
+        ((X.astype(complex),), TypeError, "complex128"),
+        ((torch.from_numpy(X).to(torch.complex64),), TypeError, "complex64"),
+        ((X.astype(object),), TypeError, "dtype object"),
+        ((["a", "b"],), TypeError, "dtype <U1"),
+        ((None,), TypeError, "NoneType"),
+        ((np.ma.masked_array(X, X > 1),), TypeError, "masked"),
+        ((torch.from_numpy(X).requires_grad_(),), TypeError, r"train.detach\(\)"),
+        ((X, Y[0]), ValueError, r"query\[None, :\]"),
+        ((X, np.ones(5)), ValueError, r"shape \(m, 2\)"),
+        ((X, np.ones((5, 3))), ValueError, "query has 3 dimensions, but train has 2"),
+    ],
+)
+def test_what_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        sdkde_core.estimate(*arguments)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_numbers_that_are_not_finite_are_found(kind, bad):
+    x = X.copy()
+    x[3, 1] = bad
+    with pytest.raises(ValueError, match="train has values that are not finite.*row 3, column 1"):
+        sdkde_core.estimate(kind(x), bandwidth=1.0)
+    with pytest.raises(ValueError, match="query has values"):
+        sdkde_core.estimate(kind(X), kind(x), bandwidth=1.0)
+
+
+def test_large_finite_numbers_are_finite():
+    assert np.isfinite(sdkde_core.estimate(X * 1e307, bandwidth=1e307, log=True)).all()
+
+
+def test_the_check_can_be_skipped():
+    y = Y.copy()
+    y[2] = np.nan
+    got = sdkde_core.estimate(X, y, bandwidth=0.5, check_finite=False)
+    np.testing.assert_allclose(np.delete(got, 2), np.delete(WANT, 2), rtol=2e-5)
+    assert np.isnan(got[2])
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones(49), r"shape \(50,\)"),
+        (np.ones((50, 1)), r"shape \(50,\)"),
+        (np.zeros(50), "all zero"),
+        (np.r_[-1.0, np.ones(49)], "negative.*-1.0 at index 0"),
+        (np.r_[np.ones(49), np.nan], "not finite.*index 49"),
+    ],
+)
+def test_weights_that_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        sdkde_core.estimate(X, bandwidth=1.0, weights=weights)

@@ -1,0 +1,174 @@
+"""Partial results join to the whole: over chunks of columns, and where the core takes far points off a backend."""
+
+from dataclasses import replace
+
+import array_api_strict
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sdkde_numpy.backend import NumpyBackend
+from sdkde_numpy.info import INFO
+
+from sdkde_core.exact import reduce_exact
+from sdkde_core.execute import reduce_pass
+from sdkde_core.merge import merge
+from sdkde_core.protocol import Partial, Reduction
+from sdkde_core.testing.problems import CASES, errors, make, truth
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), cuts=st.lists(st.integers(0, 40), max_size=5), kind=st.sampled_from(sorted(CASES))
+)
+def test_column_chunks_merge_to_the_whole(seed, cuts, kind):
+    case = make(kind, 40, 7, 2, seed=seed)
+    edges = [0, *sorted(cuts), 40]
+    for reduction in Reduction:
+        problem = case.problem(reduction, "float64")
+        parts = [
+            reduce_exact(problem, case.queries, case.points[a:b], case.log_weights[a:b])
+            for a, b in zip(edges, edges[1:])
+            if b > a
+        ]
+        assert errors(problem, merge(parts), truth(case)).max() <= 1.0
+
+
+def test_merge_is_the_same_bits_for_the_same_order():
+    case = make("weights", 300, 50, 3)
+    problem = case.problem(Reduction.MEAN, "high")
+    parts = [
+        reduce_exact(problem, case.queries, case.points[a : a + 100], case.log_weights[a : a + 100])
+        for a in (0, 100, 200)
+    ]
+    assert np.array_equal(merge(parts).shift, merge(parts).shift)
+
+
+def test_empty_sums_merge():
+    empty = Partial(np.array([-np.inf]), shift=np.zeros((1, 2)))
+    some = Partial(np.array([-3.0]), shift=np.array([[1.0, 2.0]]))
+    both = merge([empty, some])
+    assert both.log_sum[0] == -3.0
+    assert both.shift.tolist() == [[1.0, 2.0]]
+    assert merge([empty, empty]).log_sum[0] == -np.inf
+    cancel = Partial(np.zeros(1), sign=np.ones(1), log_magnitude=np.zeros(1))
+    nothing = merge([cancel, replace(cancel, sign=-np.ones(1))])
+    assert nothing.sign[0] == 0
+    assert nothing.log_magnitude[0] == -np.inf
+
+
+def test_merge_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="at least one"):
+        merge([])
+
+
+def _limited(limit):
+    """The NumPy backend, as if its formula held only to ``limit``; it refuses to see more."""
+
+    class Strict(NumpyBackend):
+        def prepare(self, problem, points, log_weights, values=None):
+            assert problem.extent <= limit
+            assert np.sqrt((points**2).sum(1)).max() <= limit
+            assert np.isfinite(log_weights).all()
+            assert problem.n == len(points)
+            return super().prepare(problem, points, log_weights, values)
+
+        def reduce(self, problem, queries, state):
+            assert queries is None or (np.sqrt((queries**2).sum(1)).max() <= limit and problem.m == len(queries))
+            return super().reduce(problem, queries, state)
+
+    return replace(INFO, extent_limit=lambda problem: limit), Strict()
+
+
+def _spoil(case, rng, zeros):
+    """Send a few points and queries far away; give some of each zero weight."""
+    case.points[[3, 50]] *= 1e3
+    case.queries[[0, 20]] *= 1e4
+    if zeros:
+        log_w = np.log(rng.random(len(case.points)))
+        log_w[[3, 7, 8]] = -np.inf
+        log_w -= np.log(np.exp(log_w).sum())
+        case = replace(case, log_weights=log_w)
+    return case
+
+
+@pytest.mark.parametrize("scales", [(), (0.7, 2.0)])
+@pytest.mark.parametrize("exclude_self", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_far_points_are_summed_exactly(reduction, zeros, same, exclude_self, scales):
+    rng = np.random.default_rng(5)
+    case = _spoil(make("mixture", 120, 90, 3), rng, zeros)
+    values = None if reduction is Reduction.LAPLACE else rng.normal(size=(120, 2))
+    info, backend = _limited(30.0)
+    requires = ({"multi_scale"} if scales else set()) | (set() if values is None else {"values"})
+    problem = case.problem(
+        reduction,
+        "float64",
+        same=same,
+        exclude_self=exclude_self,
+        requires=requires,
+        scales=scales,
+        n_values=0 if values is None else 2,
+    )
+    queries = None if same else case.queries
+    got, taken_off = reduce_pass(backend, info, problem, case.points, case.log_weights, queries, values)
+    assert taken_off == ((1 if zeros else 2) if same else (3 if zeros else 4))
+    for s, scale in enumerate(scales or (1.0,)):
+        want = truth(case, same=same, exclude_self=exclude_self, values=values, scale=scale)
+        one = got
+        if scales:
+            one = Partial(
+                *(
+                    None if x is None else x[:, s]
+                    for x in (got.log_sum, got.shift, got.sign, got.log_magnitude, got.values)
+                )
+            )
+        assert errors(problem, one, want).max() <= 1.0
+        if values is not None:
+            np.testing.assert_allclose(one.values, want.values, atol=1e-10)
+
+
+def test_many_far_points_are_left_to_the_backend():
+    case = make("clusters", 60, 20, 2, extent=1e4)
+    problem = case.problem(Reduction.LOG_SUM, "float64")
+    info = replace(INFO, extent_limit=lambda problem: 30.0)
+    got, taken_off = reduce_pass(NumpyBackend(), info, problem, case.points, case.log_weights, case.queries)
+    assert taken_off == 0
+    assert errors(problem, got, truth(case)).max() <= 1.0
+
+
+def test_every_column_with_weight_is_far():
+    case = make("mixture", 100, 50, 2)
+    case.points[:5] += 1e3
+    log_w = np.full(100, -np.inf)
+    log_w[:5] = -np.log(5)
+    case = replace(case, log_weights=log_w)
+    info, backend = _limited(30.0)
+    for same in (False, True):
+        problem = case.problem(Reduction.MEAN, "float64", same=same)
+        got, _ = reduce_pass(backend, info, problem, case.points, log_w, None if same else case.queries)
+        assert errors(problem, got, truth(case, same=same)).max() <= 1.0
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_the_exact_path_runs_on_any_array_library(reduction):
+    xp = array_api_strict
+    case = make("weights", 60, 30, 3)
+    kept = np.isfinite(case.log_weights)
+    problem = case.problem(reduction, "float64")
+    got = reduce_exact(problem, *(xp.asarray(a) for a in (case.queries, case.points[kept], case.log_weights[kept])))
+    numpy_got = Partial(
+        *(None if x is None else np.asarray(x) for x in (got.log_sum, got.shift, got.sign, got.log_magnitude))
+    )
+    assert errors(problem, numpy_got, truth(case)).max() <= 1.0
+
+
+def test_the_exact_path_in_blocks(monkeypatch):
+    monkeypatch.setattr("sdkde_core.exact.BLOCK", 64)
+    case = make("mixture", 70, 31, 3)
+    for reduction in Reduction:
+        problem = case.problem(reduction, "float64")
+        got = reduce_exact(problem, case.queries, case.points, case.log_weights)
+        assert errors(problem, got, truth(case)).max() <= 1.0

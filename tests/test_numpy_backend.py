@@ -1,0 +1,221 @@
+"""The NumPy backend against the reference, by the tolerances of the contract."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sdkde_numpy import backend as implementation
+from sdkde_numpy.backend import NumpyBackend
+from sdkde_numpy.bounds import exponent_error, extent_limit, split_limit
+from sdkde_numpy.formulas import Direct, Expanded, Split, choose
+from sdkde_numpy.info import INFO
+
+from sdkde_core.protocol import LEVELS, Partial, Problem, Reduction
+from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error
+
+QUICK, FULL = (1, 3, 17), (2, 5, 7, 16, 33, 64, 128, 384, 784)
+
+
+def _check(kind, d, extent, same, exclude_self, n=211, m=67):
+    case = make(kind, n, m, d, extent)
+    for level in LEVELS:
+        for reduction, error in worst_error(
+            INFO, NumpyBackend(), case, level, same=same, exclude_self=exclude_self
+        ).items():
+            assert error <= 0.5, f"{reduction} at {level}: {error:.2g} of the tolerance"
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("extent", [10.0, 100.0, 1e4])
+@pytest.mark.parametrize("d", QUICK)
+@pytest.mark.parametrize("kind", CASES)
+def test_every_row_is_within_tolerance(kind, d, extent, same, exclude_self):
+    _check(kind, d, extent, same, exclude_self)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extent", [10.0, 30.0, 100.0, 1e3, 1e4])
+@pytest.mark.parametrize("d", FULL)
+@pytest.mark.parametrize("kind", CASES)
+def test_every_row_is_within_tolerance_full(kind, d, extent):
+    for same, exclude_self in ((False, False), (True, False), (True, True)):
+        _check(kind, d, extent, same, exclude_self, *((211, 67) if d < 200 else (103, 41)))
+
+
+def test_784_dimensions():
+    for kind in ("mixture", "tails", "weights"):
+        _check(kind, 784, 30.0, False, False, 103, 41)
+
+
+@pytest.mark.parametrize("extent", [1e5, 1e6, 1e9])
+def test_clusters_very_far_apart(extent):
+    _check("clusters", 3, extent, True, False)
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 5), (2, 1), (257, 1), (255, 257), (1025, 3)])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_odd_sizes(n, m, reduction):
+    case = make("mixture", n, m, 3)
+    for same in (False, True):
+        problem = case.problem(reduction, "float64", same=same)
+        assert errors(problem, answer(INFO, NumpyBackend(), problem, case), truth(case, same=same)).max() <= 1.0
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_one_point_that_leaves_itself_out_is_an_empty_sum(reduction):
+    case = make("mixture", 1, 1, 2)
+    problem = case.problem(reduction, "float64", same=True, exclude_self=True)
+    got = answer(INFO, NumpyBackend(), problem, case)
+    assert got.log_sum[0] == -np.inf
+    if reduction is Reduction.MEAN:
+        assert not got.shift.any()
+    if reduction is Reduction.LAPLACE:
+        assert got.sign[0] == 0
+
+
+@pytest.mark.parametrize("scales", [(), (0.5, 1.0)])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_no_query_rows(reduction, scales):
+    case = make("mixture", 10, 0, 3)
+    requires = {"multi_scale"} if scales else ()
+    problem = case.problem(reduction, "high", requires=requires, scales=scales)
+    got = answer(INFO, NumpyBackend(), problem, case)
+    some = answer(INFO, NumpyBackend(), replace(problem, m=4), make("mixture", 10, 4, 3))
+    for name in ("log_sum", "shift", "sign", "log_magnitude"):
+        empty, full = getattr(got, name), getattr(some, name)
+        assert (empty is None) == (full is None)
+        if full is not None:
+            assert empty.shape == (0, *full.shape[1:])
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+@pytest.mark.parametrize("kind", ["mixture", "weights", "clusters"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_several_scales_and_values(kind, level, exclude_self):
+    case = make(kind, 120, 40, 3, extent=40.0)
+    values = np.random.default_rng(0).normal(size=(120, 2))
+    scales = (0.5, 1.0, 3.0)
+    for reduction in Reduction:
+        with_values = reduction is not Reduction.LAPLACE
+        requires = {"multi_scale", "values"} if with_values else {"multi_scale"}
+        problem = case.problem(
+            reduction, level, exclude_self=exclude_self, requires=requires, scales=scales, n_values=2 * with_values
+        )
+        got = answer(INFO, NumpyBackend(), problem, case, values if with_values else None)
+        for s, scale in enumerate(scales):
+            want = truth(case, exclude_self=exclude_self, values=values, scale=scale)
+            one = Partial(
+                *(None if x is None else x[:, s] for x in (got.log_sum, got.shift, got.sign, got.log_magnitude))
+            )
+            assert errors(problem, one, want).max() <= 1.0
+            if with_values:
+                spread = {"fast": 1e-4, "high": 1e-5, "float64": 1e-11}[level]
+                np.testing.assert_allclose(got.values[:, s], want.values, atol=spread * np.abs(values).max())
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_prepared_state_serves_many_batches(reduction):
+    case = make("weights", 300, 200, 4)
+    problem = case.problem(reduction, "float64")
+    kept = np.isfinite(case.log_weights)
+    points, log_w = case.points[kept], case.log_weights[kept]
+    problem = replace(problem, n=len(points))
+    backend = NumpyBackend()
+    state = backend.prepare(problem, points, log_w)
+    whole = backend.reduce(problem, case.queries, state)
+    for start, stop in ((0, 1), (1, 90), (90, 200)):
+        part = backend.reduce(replace(problem, m=stop - start), case.queries[start:stop], state)
+        np.testing.assert_allclose(part.log_sum, whole.log_sum[start:stop], rtol=1e-13, atol=1e-12)
+
+
+def test_same_bits_whatever_the_number_of_threads():
+    for n, m in ((3000, 2000), (200_000, 7)):
+        case = make("weights", n, m, 5)
+        for reduction in Reduction:
+            problem = case.problem(reduction, "high")
+            first = answer(INFO, NumpyBackend(threads=1), problem, case)
+            for threads in (2, 3):
+                again = answer(INFO, NumpyBackend(threads=threads), problem, case)
+                assert np.array_equal(first.log_sum, again.log_sum)
+                if first.shift is not None:
+                    assert np.array_equal(first.shift, again.shift)
+
+
+def test_inputs_are_left_untouched():
+    case = make("weights", 90, 30, 3)
+    copies = case.points.copy(), case.queries.copy(), case.log_weights.copy()
+    for array in (case.points, case.queries, case.log_weights):
+        array.flags.writeable = False
+    for reduction in Reduction:
+        for same in (False, True):
+            answer(INFO, NumpyBackend(), case.problem(reduction, "high", same=same), case)
+    for before, after in zip(copies, (case.points, case.queries, case.log_weights)):
+        assert np.array_equal(before, after)
+
+
+def test_the_error_bound_of_expanded_squares_bounds_the_error():
+    rng = np.random.default_rng(0)
+    for d in (1, 16, 128, 784):
+        for extent in (5.0, 50.0, 300.0):
+            x = rng.normal(size=(400, d))
+            x *= extent / np.sqrt((x**2).sum(1))[:, None]
+            x[200:] = x[:200] + rng.normal(size=(200, d)) / np.sqrt(d)
+            x *= min(1.0, extent / np.sqrt((x**2).sum(1)).max())
+            exact = -0.5 * ((x[:200] - x[200:]).astype(np.longdouble) ** 2).sum(1)
+            for dtype in (np.float32, np.float64):
+                formula = Expanded(x[200:], dtype)
+                tile = np.empty((200, 200), dtype)
+                base = formula.exponents(formula.rows(x[:200]), 0, 200, tile, None)
+                off = np.abs(np.diagonal(tile).astype(float) + base - exact).max()
+                assert off <= exponent_error(np.dtype(dtype).name, d, extent)
+
+
+def test_formulas_follow_the_extent():
+    case = make("mixture", 50, 5, 4)
+    for reduction in Reduction:
+        problem = case.problem(reduction, "float64")
+        kinds = []
+        for extent in (1.0, 2 * extent_limit(problem), 2 * split_limit(problem)):
+            kinds.append(type(choose(replace(problem, extent=extent), case.points, 0.0)))
+        assert kinds == [Expanded, Split, Direct]
+    fast = case.problem(Reduction.LOG_SUM, "fast")
+    assert choose(fast, case.points, 0.0).dtype == np.float32
+    assert choose(fast, case.points, 1e6).dtype == np.float64  # log weights that float32 would round
+    assert choose(replace(fast, extent=1e3), case.points, 0.0).dtype == np.float64
+
+
+def test_blas_threads_are_restored_after_overlapping_calls():
+    before = [lib.num_threads for lib in implementation._blas().lib_controllers]
+    case = make("mixture", 2000, 2000, 3)
+    problem = case.problem(Reduction.LOG_SUM, "high")
+    workers = [threading.Thread(target=answer, args=(INFO, NumpyBackend(), problem, case)) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert [lib.num_threads for lib in implementation._blas().lib_controllers] == before
+    assert not [t for t in threading.enumerate() if t.name.startswith("sdkde-numpy")]
+
+
+def test_threads_option_is_checked():
+    with pytest.raises(ValueError, match="threads"):
+        NumpyBackend(threads=0)
+
+
+def test_work_grows_with_the_problem():
+    small = Problem(Reduction.MEAN, 100, 100, 4)
+    large = Problem(Reduction.MEAN, 1000, 100, 4)
+    assert INFO.work(large, None).exps == 10 * INFO.work(small, None).exps
+
+
+def test_weights_of_a_whole_tile_of_zeros():
+    case = make("mixture", 3000, 20, 2)
+    log_w = np.full(3000, -np.inf)
+    log_w[-10:] = -np.log(10)
+    case = Case("zeros", case.points, case.queries, log_w)
+    for reduction in Reduction:
+        for same in (False, True):
+            problem = case.problem(reduction, "float64", same=same)
+            assert errors(problem, answer(INFO, NumpyBackend(), problem, case), truth(case, same=same)).max() <= 1.0

@@ -1,0 +1,127 @@
+"""The oracle against arbitrary precision, and against the paper's own formulas."""
+
+import mpmath
+import numpy as np
+import pytest
+
+from sdkde_core import reference
+
+
+def _mp_density(train, query, h_matrix, weights, method):
+    """p̂ by its definition in 60 digits."""
+    with mpmath.workdps(60):
+        d = train.shape[1]
+        h = mpmath.matrix(h_matrix.tolist())
+        inverse, constant = h**-1, 1 / mpmath.sqrt((2 * mpmath.pi) ** d * mpmath.det(h))
+        w = [mpmath.mpf(float(x)) for x in weights]
+        w = [x / sum(w) for x in w]
+        points = [mpmath.matrix(row.tolist()) for row in train]
+
+        def terms(y, centres):
+            out = []
+            for w_j, x in zip(w, centres):
+                delta = y - x
+                out.append((w_j, delta, (delta.T * inverse * delta)[0]))
+            return out
+
+        if method == "sdkde":
+            moved = []
+            for y in points:
+                phis = [(w_j * mpmath.exp(-r2 / 2), delta) for w_j, delta, r2 in terms(y, points)]
+                total = sum(p for p, _ in phis)
+                shift = mpmath.matrix(d, 1)
+                for p, delta in phis:
+                    shift -= p / total * delta
+                moved.append(y + shift / 2)
+            points = moved
+        result = []
+        for row in query:
+            total = mpmath.mpf(0)
+            for w_j, _, r2 in terms(mpmath.matrix(row.tolist()), points):
+                factor = 1 + mpmath.mpf(d) / 2 - r2 / 2 if method == "laplace" else 1
+                total += w_j * mpmath.exp(-r2 / 2) * factor
+            result.append(constant * total)
+        return result
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.parametrize("shape", ["scalar", "diagonal", "full"])
+def test_reference_has_twelve_digits(method, shape):
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(12, 3)) * [1.0, 20.0, 0.3], rng.normal(size=(5, 3)) * [1.0, 20.0, 0.3]
+    y[0] *= 30  # a far tail
+    w = rng.random(12)
+    h = {"scalar": 0.7, "diagonal": np.array([0.5, 9.0, 0.2]), "full": np.cov(x.T) * 0.3}[shape]
+    matrix = h if shape == "full" else np.diag(np.broadcast_to(np.square(h), 3))
+    want = _mp_density(x, y, matrix, w, method)
+    got = reference.estimate(x, y, method=method, bandwidth=h, weights=w)
+    for g, t in zip(got, want):
+        if abs(t) > 1e-280:
+            assert abs((g - float(t)) / float(t)) < 1e-11
+    logs = reference.estimate(x, y, method=method, bandwidth=h, weights=w, log=True)
+    for g, t in zip(logs, want):
+        if t > 0:
+            assert abs(g - float(mpmath.log(t))) < 1e-11 * max(1.0, abs(g))
+
+
+def test_shift_far_from_every_sample_keeps_its_digits():
+    """At 1e4 bandwidths the exponents are 5e7, and the shift depends on their differences."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 2))
+    x[1] = x[0] + [1e-5, -3e-5]
+    y = x[0] + np.array([[1e4, 2e3]])
+    with mpmath.workdps(50):
+        phis = [
+            mpmath.exp(-sum((mpmath.mpf(float(a)) - mpmath.mpf(float(b))) ** 2 for a, b in zip(y[0], p)) / 2) for p in x
+        ]
+        total = sum(phis)
+        want = [
+            float(sum(p * (mpmath.mpf(float(q[k])) - mpmath.mpf(float(y[0, k]))) for p, q in zip(phis, x)) / total)
+            for k in (0, 1)
+        ]
+    got = reference.sums(y, x).shift[0]
+    assert np.abs(got - want).max() < 1e-11
+
+
+def test_exclude_self_leaves_out_one_column():
+    rng = np.random.default_rng(1)
+    x, w = rng.normal(size=(9, 2)), rng.random(9)
+    got = reference.sums(x, x, 0.6, log_weights=np.log(w), exclude_self=True)
+    for i in range(9):
+        others = np.arange(9) != i
+        want = reference.sums(x[i : i + 1], x[others], 0.6, log_weights=np.log(w[others]))
+        assert got.log_sum[i] == pytest.approx(want.log_sum[0], rel=1e-14)
+        np.testing.assert_allclose(got.shift[i], want.shift[0], rtol=1e-12)
+        assert got.signed[i] == pytest.approx(want.signed[0], rel=1e-12)
+
+
+def test_exclude_self_of_a_single_point_is_an_empty_sum():
+    got = reference.sums([[1.0]], [[1.0]], exclude_self=True)
+    assert got.log_sum[0] == -np.inf
+    assert got.shift[0, 0] == 0.0
+    assert got.signed[0] == 0.0
+
+
+def test_paper_formulas_agree_on_benign_data():
+    rng = np.random.default_rng(2)
+    x, y, h = rng.normal(size=(60, 4)), rng.normal(size=(20, 4)), 0.8
+    np.testing.assert_allclose(
+        reference.paper_kde(x, y, h), reference.estimate(x, y, method="kde", bandwidth=h), rtol=1e-11
+    )
+    np.testing.assert_allclose(
+        reference.paper_laplace(x, y, h), reference.estimate(x, y, method="laplace", bandwidth=h), rtol=1e-9
+    )
+    np.testing.assert_allclose(reference.paper_score(x, h), reference.grad_log_density(x, x, h), rtol=1e-9, atol=1e-13)
+    moved = x + 0.5 * h**2 * reference.paper_score(x, h)
+    np.testing.assert_allclose(reference.debias(x, h), moved, rtol=1e-11)
+
+
+def test_gradient_is_the_derivative_of_the_log_density():
+    rng = np.random.default_rng(4)
+    x, y, h = rng.normal(size=(40, 2)), rng.normal(size=(6, 2)), np.array([[0.5, 0.2], [0.2, 0.4]])
+    step = 1e-5
+    for k in (0, 1):
+        e = np.eye(2)[k] * step
+        up = reference.estimate(x, y + e, method="kde", bandwidth=h, log=True)
+        down = reference.estimate(x, y - e, method="kde", bandwidth=h, log=True)
+        np.testing.assert_allclose(reference.grad_log_density(x, y, h)[:, k], (up - down) / (2 * step), rtol=1e-7)

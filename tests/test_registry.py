@@ -1,0 +1,242 @@
+"""Plugins through the one door: found, refused, shadowed, broken, and chosen."""
+
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core import registry, select, tuning
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution of one module, as pip would lay it out."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = []
+
+    def install(distribution, entry, source, module=None, group="sdkde.backends"):
+        module = module or f"plugin_{distribution.replace('-', '_')}"
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        info = tmp_path / f"{distribution}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{entry} = {module}:INFO\n")
+        modules.append(module)
+        registry.refresh()
+        tuning._lookup.cache_clear()
+
+    yield install
+    for module in modules:
+        sys.modules.pop(module, None)
+    monkeypatch.undo()
+    registry.refresh()
+    tuning._lookup.cache_clear()
+
+
+GOOD = """
+    from sdkde_core.protocol import BackendInfo, Support
+    from sdkde_numpy.backend import NumpyBackend as Implementation
+    INFO = BackendInfo(
+        name="{name}", protocol={protocol}, implementation="{module}:{factory}", devices=("cpu",),
+        levels=("fast", "high", "float64"), features=frozenset({features}), deterministic={deterministic},
+        {more}
+    )
+    def failing(**options):
+        raise ImportError("libfoo.so.3: cannot open shared object file")
+    class Elsewhere(Implementation):
+        def probe(self, device):
+            return Support(False, "no device of mine here")
+    class Exits(Implementation):
+        def probe(self, device):
+            raise SystemExit(3)
+"""
+
+
+def good(name, distribution, **changes):
+    values = {
+        "name": name,
+        "protocol": (1, 0),
+        "module": f"plugin_{distribution.replace('-', '_')}",
+        "factory": "Implementation",
+        "features": {"weights"},
+        "deterministic": True,
+        "more": "",
+    }
+    return GOOD.format(**(values | changes))
+
+
+X = np.random.default_rng(0).normal(size=(60, 2))
+
+
+def test_a_strangers_backend_is_found_named_and_chosen_when_fastest(install):
+    install(
+        "fast-thing",
+        "quick",
+        good(
+            "quick",
+            "fast-thing",
+            more="work=lambda problem, config: __import__('sdkde_core.protocol').protocol.Work(),",
+        ),
+    )
+    want = sdkde_core.estimate(X, backend="numpy")
+    assert np.array_equal(sdkde_core.estimate(X, backend="quick"), want)
+    e = sdkde_core.explain(X)
+    assert e.backend == "quick"
+    assert {c.name for c in e.candidates} >= {"quick", "numpy"}
+    assert "least predicted time" in e.reason
+    record = registry.find("quick")
+    assert (record.distribution, record.version, record.status) == ("fast-thing", "1.0", "ok")
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
+        ("import no_such_module_at_all", "ModuleNotFoundError"),
+        ("raise SystemExit(1)", "SystemExit"),
+        ("INFO = 3", "a int, not a BackendInfo"),
+        ("def broken(:", "SyntaxError"),
+        ("class Own(BaseException): pass\nraise Own('odd')", "Own: odd"),
+        (good("other", "sad"), "named 'other', its entry point 'sad'"),
+        (good("sad", "sad", protocol="None"), "cannot be read"),
+    ],
+)
+def test_a_broken_plugin_is_listed_with_its_cause(install, source, cause):
+    install("sad", "sad", source)
+    record = registry.find("sad")
+    assert record.status == "broken"
+    assert cause in record.reason
+    with pytest.raises(sdkde_core.BackendUnavailable, match="is broken"):
+        sdkde_core.estimate(X, backend="sad")
+    assert cause in str(sdkde_core.explain(X))
+    sdkde_core.estimate(X)
+
+
+def test_another_protocol_major_is_refused_with_both_versions(install):
+    install("future", "future", good("future", "future", protocol=(99, 2)))
+    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 99\.2, this sdkde 1\.0; update sdkde"):
+        sdkde_core.estimate(X, backend="future")
+    install("past", "past", good("past", "past", protocol=(0, 7)))
+    assert "update the plugin" in registry.find("past").reason
+
+
+def test_a_newer_minor_is_taken(install):
+    install("newer", "newer", good("newer", "newer", protocol=(1, 9)))
+    assert sdkde_core.estimate(X, backend="newer").shape == (60,)
+
+
+def test_a_taken_name_resolves_the_same_way_every_time(install):
+    install("aaa", "numpy", good("numpy", "aaa"))
+    install("zzz", "other", good("other", "zzz"))
+    install("bbb", "other", good("other", "bbb"))
+    assert registry.find("numpy").distribution == "sdkde"
+    assert registry.find("other").distribution == "bbb"
+    shadowed = {r.distribution: r.reason for r in sdkde_core.backends() if r.status == "shadowed"}
+    assert set(shadowed) == {"aaa", "zzz"}
+    assert "taken by plugin_bbb:INFO of bbb" in shadowed["zzz"]
+    assert "taken by" in str(sdkde_core.explain(X))
+
+
+def test_missing_modules_come_with_the_command_that_brings_them(install):
+    more = "requires_modules=('no_such_module',), install='pip install no-such-module',"
+    install("needy", "needy", good("needy", "needy", more=more))
+    with pytest.raises(
+        sdkde_core.BackendUnavailable, match="needs no_such_module; install with: pip install no-such-module"
+    ):
+        sdkde_core.estimate(X, backend="needy")
+
+
+def test_features_are_enforced_by_the_core(install):
+    install("plain", "plain", good("plain", "plain", features="()"))
+    sdkde_core.estimate(X, backend="plain")
+    with pytest.raises(sdkde_core.BackendUnavailable, match="lacks weights"):
+        sdkde_core.estimate(X, backend="plain", weights=np.arange(60.0))
+    unknown = Problem(Reduction.LOG_SUM, 1, 1, 1, requires=frozenset({"from_the_future"}))
+    candidates = select.rank([unknown])
+    assert all(not c.ok and "lacks from_the_future" in c.reason for c in candidates)
+
+
+def test_a_backend_that_is_not_deterministic_needs_permission(install):
+    install("loose", "loose", good("loose", "loose", deterministic=False))
+    with pytest.raises(sdkde_core.BackendUnavailable, match="deterministic=False"):
+        sdkde_core.estimate(X, backend="loose")
+    sdkde_core.estimate(X, backend="loose", deterministic=False)
+
+
+@pytest.mark.parametrize(
+    ("factory", "cause"),
+    [
+        ("failing", "libfoo.so.3"),
+        ("Elsewhere", "no device of mine"),
+        ("Exits", "SystemExit"),
+        ("nothing", "AttributeError"),
+    ],
+)
+def test_auto_passes_over_what_does_not_start_and_a_named_one_does_not_fall_back(install, factory, cause):
+    more = "work=lambda problem, config: __import__('sdkde_core.protocol').protocol.Work(),"
+    install("stuck", "stuck", good("stuck", "stuck", factory=factory, more=more))
+    e = sdkde_core.explain(X)
+    assert e.backend == "numpy"
+    assert [cause in c.reason for c in e.candidates if c.name == "stuck"] == [True]
+    with pytest.raises(sdkde_core.BackendUnavailable, match=cause):
+        sdkde_core.estimate(X, backend="stuck")
+
+
+def test_supports_that_declines_or_fails(install):
+    more = "supports=lambda problem: Support(problem.d > 2, 'wants d > 2'),"
+    install("picky", "picky", good("picky", "picky", more=more))
+    with pytest.raises(sdkde_core.BackendUnavailable, match="wants d > 2"):
+        sdkde_core.estimate(X, backend="picky")
+    install("crash", "crash", good("crash", "crash", more="supports=lambda problem: 1 / 0,"))
+    assert "ZeroDivisionError" in str(sdkde_core.explain(X))
+
+
+def test_every_reason_is_given():
+    for c in sdkde_core.explain(X).candidates:
+        assert c.reason
+    for r in sdkde_core.backends():
+        assert r.reason
+
+
+def test_start_up_is_priced_whatever_is_imported():
+    info = BackendInfo("slow", (1, 0), "x:y", ("cpu",), ("high",), startup_seconds=5.0, deterministic=True)
+    problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
+    candidate = select._judge(info, [problem], None)
+    assert candidate.startup_seconds == 5.0
+    assert candidate.rank_key[2] >= 5.0
+
+
+def test_devices_in_question():
+    info = BackendInfo("gpu", (1, 0), "x:y", ("cuda",), ("high",), supports=lambda p: Support(True, "yes"))
+    both = BackendInfo("both", (1, 0), "x:y", ("cpu", "cuda"), ("high",))
+    assert select._devices(info, None, "cpu") == ["cuda:0"]
+    assert select._devices(both, None, "cpu") == ["cpu", "cuda:0"]
+    assert select._devices(both, "cpu", "cpu") == ["cpu"]
+    assert select._devices(both, None, "cuda:1") == ["cuda:1"]
+    assert select._devices(both, "cuda", "cuda:1") == ["cuda:1"]
+    assert select._devices(both, "cuda", "cpu") == ["cuda:0"]
+    assert select._devices(info, "cpu", "cpu") == []
+
+
+def test_tuning_is_silent_while_nothing_is_installed():
+    assert tuning.tuned("kernel", Problem(Reduction.MEAN, 10, 10, 2)) is None
+
+
+def test_tuning_asks_the_entry_point(install, monkeypatch, caplog):
+    source = """
+        def INFO(kernel, problem):
+            if kernel == "bad":
+                raise OSError("database is locked")
+            return ({"BLOCK_M": 64}, "exact") if kernel == "score" else None
+    """
+    install("tuner", "sqlite", source, group="sdkde.tuning")
+    problem = Problem(Reduction.MEAN, 10, 10, 2)
+    assert tuning.tuned("score", problem) == ({"BLOCK_M": 64}, "exact")
+    assert tuning.tuned("other", problem) is None
+    assert tuning.tuned("bad", problem) is None
+    assert "database is locked" in caplog.text
+    monkeypatch.setenv("SDKDE_TUNING", "off")
+    assert tuning.tuned("score", problem) is None
