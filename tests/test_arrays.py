@@ -172,7 +172,7 @@ def test_what_is_refused(arguments, error, message):
 def test_numbers_that_are_not_finite_are_found(kind, bad):
     x = X.copy()
     x[3, 1] = bad
-    with pytest.raises(ValueError, match="train has values that are not finite.*row 3, column 1"):
+    with pytest.raises(ValueError, match=r"train has values that are not finite.*row 3, column 1"):
         sdkde_core.estimate(kind(x), bandwidth=1.0)
     with pytest.raises(ValueError, match="query has values"):
         sdkde_core.estimate(kind(X), kind(x), bandwidth=1.0)

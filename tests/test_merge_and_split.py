@@ -1,6 +1,7 @@
 """Partial results join to the whole: over chunks of columns, and where the core takes far points off a backend."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import array_api_strict
 import numpy as np
@@ -28,7 +29,7 @@ def test_column_chunks_merge_to_the_whole(seed, cuts, kind):
         problem = case.problem(reduction, "float64")
         parts = [
             reduce_exact(problem, case.queries, case.points[a:b], case.log_weights[a:b])
-            for a, b in zip(edges, edges[1:])
+            for a, b in pairwise(edges)
             if b > a
         ]
         assert errors(problem, merge(parts), truth(case)).max() <= 1.0

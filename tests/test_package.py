@@ -1,0 +1,132 @@
+"""The package as users meet it: what installs, what importing it loads and costs, and which way the arrows point."""
+
+import ast
+import os
+import statistics
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = (
+    "torch",
+    "triton",
+    "numba",
+    "pykeops",
+    "optuna",
+    "sqlite_utils",
+    "sklearn",
+    "scipy",
+    "matplotlib",
+    "click",
+    "pytest",
+)
+
+
+def _python(code, **options):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **options).stdout
+
+
+def test_importing_and_listing_load_nothing_heavy():
+    code = "import sys, sdkde_core; sdkde_core.backends(); print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in _python(code).split()}
+    assert not loaded & set(HEAVY)
+    assert "threadpoolctl" not in loaded  # a backend's own dependency
+    assert "sdkde_numpy.backend" not in _python(code)
+
+
+def test_importing_and_listing_are_quick():
+    """Under 0.25 s more than NumPy's own import; medians, because machines are shared."""
+
+    def seconds(code):
+        timed = f"import time, numpy; t = time.perf_counter(); {code}; print(time.perf_counter() - t)"
+        return statistics.median(float(_python(timed)) for _ in range(5))
+
+    assert seconds("import sdkde_core; sdkde_core.backends()") < 0.25
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+
+
+def test_the_core_imports_numpy_array_api_compat_and_the_standard_library_only():
+    allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
+    own = {"cli.py": {"click"}, "demo.py": {"sklearn", "matplotlib"}}  # imported by the console script only
+    for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
+        found = {name.partition(".")[0] for name in _imports(path)}
+        assert found <= allowed | own.get(path.name, set()), path
+    outside = {name for path in (ROOT / "sdkde_core").glob("*.py") if path.name not in own for name in _imports(path)}
+    assert not {"sdkde_core.cli", "sdkde_core.demo"} & outside
+
+
+def test_backends_import_the_core_and_not_each_other():
+    for package in sorted((ROOT / "backends").iterdir()):
+        for path in package.glob("*.py"):
+            for name in _imports(path):
+                if name.startswith("sdkde_"):
+                    assert name.partition(".")[0] in ("sdkde_core", package.name), (path, name)
+        info = {n.partition(".")[0] for n in _imports(package / "info.py")}
+        assert info <= {"sdkde_core", package.name, *sys.stdlib_module_names}, f"{package.name}: info must be light"
+
+
+def test_the_core_names_no_backend():
+    names = [p.name for p in (ROOT / "backends").iterdir() if p.is_dir()]
+    for path in (ROOT / "sdkde_core").rglob("*.py"):
+        text = path.read_text()
+        assert not [n for n in names if n in text], path
+
+
+def test_the_wheel_works_outside_the_checkout(tmp_path):
+    """Top-level names are sdkde_* only, and an unpacked wheel on the path has its entry points."""
+    build = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
+    source = tmp_path / "source"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
+    changed = subprocess.run(["git", "ls-files", "-mo", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in changed.stdout.split():
+        if (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {n.partition("/")[0] for n in archive.namelist()}
+        assert {n for n in names if not n.endswith(".dist-info")} == {"sdkde_core", "sdkde_numpy"}
+        assert {"sdkde_core/py.typed", "sdkde_numpy/py.typed"} <= set(archive.namelist())
+        archive.extractall(tmp_path / "site")
+    code = """
+import sdkde_core
+assert "site" in sdkde_core.__file__, sdkde_core.__file__
+assert sdkde_core.explain((10, 2)).backend == "numpy"
+print(sdkde_core.estimate([0.0, 1.0, 3.0], [1.0]))
+"""
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    assert _python(code, cwd=tmp_path, env=env).startswith("[0.")
+
+
+def test_the_version_is_in_the_changelog_and_the_citation():
+    import sdkde_core
+
+    assert f"## {sdkde_core.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {sdkde_core.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_public_names_have_docstrings():
+    import sdkde_core
+
+    for name in sdkde_core.__all__:
+        if name != "__version__":
+            assert len(getattr(sdkde_core, name).__doc__) > 40, name
+
+
+@pytest.mark.parametrize("backend", [p for p in (ROOT / "backends").iterdir() if p.is_dir()], ids=lambda p: p.name)
+def test_a_backends_package_is_a_docstring(backend):
+    tree = ast.parse((backend / "__init__.py").read_text())
+    assert ast.get_docstring(tree)
+    assert len(tree.body) == 1
