@@ -1,0 +1,75 @@
+"""Arrays on a CUDA device: what goes in comes back there. Marked gpu; run where there is one."""
+
+import numpy as np
+import pytest
+import torch
+
+import sdkde_core
+from sdkde_core import reference
+from sdkde_core.arrays import ingest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+X = np.random.default_rng(0).normal(size=(400, 3))
+Y = np.random.default_rng(1).normal(size=(90, 3))
+W = np.random.default_rng(2).random(400)
+
+
+def _cuda(x):
+    return torch.from_numpy(x).cuda()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("bandwidth", [0.5, "silverman", "scott"])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_tensors_come_back_to_their_device(method, bandwidth, same, weighted):
+    w = W if weighted else None
+    options = {"method": method, "precision": "float64", "bandwidth": bandwidth}
+    got = sdkde_core.estimate(_cuda(X), None if same else _cuda(Y), weights=None if w is None else _cuda(w), **options)
+    assert got.device.type == "cuda"
+    assert got.dtype == torch.float64
+    want = sdkde_core.estimate(X, None if same else Y, weights=w, **options)
+    np.testing.assert_allclose(got.cpu().numpy(), want, rtol=1e-10)
+
+
+def test_devices_mix():
+    want = reference.estimate(X, Y, bandwidth=0.5)
+    for train, query in ((_cuda(X), Y), (X, _cuda(Y)), (_cuda(X), torch.from_numpy(Y))):
+        got = sdkde_core.estimate(train, query, bandwidth=0.5, precision="float64")
+        assert type(got) is type(query)
+        if isinstance(query, torch.Tensor):
+            assert got.device == query.device
+            got = got.cpu().numpy()
+        np.testing.assert_allclose(got, want, rtol=1e-10)
+
+
+def test_validation_happens_on_the_device():
+    x = _cuda(X)
+    assert ingest(x).train.device == x.device
+    assert ingest(x, host=True).device == "cpu"
+    x[7, 1] = float("nan")
+    with pytest.raises(ValueError, match="row 7, column 1"):
+        sdkde_core.estimate(x, bandwidth=1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_dtypes(dtype):
+    x = (torch.from_numpy(X) * 3).to(dtype)
+    got = sdkde_core.estimate(x.cuda(), bandwidth=1.0)
+    assert got.dtype == (torch.float64 if dtype == torch.int64 else torch.float32)
+    np.testing.assert_allclose(got.cpu().numpy(), sdkde_core.estimate(x, bandwidth=1.0).numpy(), rtol=1e-6)
+
+
+def test_debias_and_gradient():
+    for got in (
+        sdkde_core.debias(_cuda(X), bandwidth=0.5),
+        sdkde_core.grad_log_density(_cuda(X), _cuda(Y), bandwidth=0.5),
+    ):
+        assert got.device.type == "cuda"
+    np.testing.assert_allclose(
+        sdkde_core.debias(_cuda(X), bandwidth="scott").cpu().numpy(), sdkde_core.debias(X, bandwidth="scott"), rtol=1e-9
+    )
