@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,10 @@ from array_api_compat import array_namespace
 
 from . import registry, select
 from .arrays import Data, Origin, ingest
-from .bandwidth import Bandwidth, resolve
+from .bandwidth import RULES, Bandwidth, resolve
 from .execute import Plan, plan, run
-from .explanation import Explanation, shape_of
+from .explanation import Explanation, rows_of, shape_of
+from .protocol import LEVELS
 from .spec import EstimatorSpec, Goal, typical_extent
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density"]
@@ -105,7 +107,7 @@ def estimate(
     result = run(ready.plan).result
     constant = ready.bandwidth.log_constant
     xp = array_namespace(result.log_sum)
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(all="ignore"):
         if method != "laplace":
             log_density = result.log_sum + constant
             density = log_density if log else xp.exp(log_density)
@@ -139,7 +141,7 @@ def debias(
     spec = EstimatorSpec("sdkde", Goal.DEBIASED, _precision(precision), deterministic)
     ready = _prepare(spec, train, None, bandwidth, weights, backend, device, check_finite, backend_options)
     assert ready.plan is not None  # without a query there are rows
-    shift = ready.at_home(run(ready.plan).shift)
+    shift = ready.at_home(run(ready.plan).result.shift)
     moved = ready.data.train + ready.bandwidth.stretch(0.5 * shift)
     return ready.data.origin.restore(moved, ready.data.dtype)
 
@@ -212,18 +214,19 @@ def explain(
     if shape is not None:
         if measure:
             raise ValueError("measure=True needs the data, not their shape")
-        query_shape = None if query_or_shape is None else shape_of("query", query_or_shape) or np.shape(query_or_shape)
-        n, d = shape[0], shape[1] if len(shape) > 1 else 1
-        m = None if query_shape is None else query_shape[0]
-        extent = typical_extent(n, d)
-        problems = spec.problems(m, n, d, "float64", "cpu", extent, weights is not None)
-        choice = select.choose(problems, backend=backend, device=select.parse_device(device), options=backend_options)
+        m = rows_of(query_or_shape, shape[1])
+        _check_bandwidth(bandwidth, shape[1])
+        place, extent = select.parse_device(device), typical_extent(*shape)
+        problems = spec.problems(m, *shape, "float64", "cpu", extent, weights is not None)
+        choice = select.choose(problems, backend=backend, device=place, options=backend_options)
         return Explanation.of(spec, problems, choice, f"{bandwidth} (from a shape: nothing computed)")
+    if shape_of("query", query_or_shape) is not None:
+        raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
     query = query_or_shape
     ready = _prepare(spec, train_or_shape, query, bandwidth, weights, backend, device, check_finite, backend_options)
     if ready.plan is None:
         raise ValueError("query is empty: there is nothing to explain")
-    reports = run(ready.plan).reports if measure else ()
+    reports = run(replace(ready.plan, timed=True)).reports if measure else ()
     return Explanation.of(spec, ready.plan.problems, ready.plan.choice, str(ready.bandwidth), reports)
 
 
@@ -250,6 +253,14 @@ class _Ready(NamedTuple):
         return Origin(array_namespace(train), train.device, on_host=False).restore(x, "float64")
 
 
+def _check_bandwidth(bandwidth: Any, d: int) -> None:
+    """Raise as :func:`resolve` would, as far as that is known without data."""
+    if not isinstance(bandwidth, str):
+        Bandwidth.of(bandwidth, d)
+    elif bandwidth not in RULES:
+        resolve(bandwidth, np.empty((1, d)))
+
+
 def _prepare(
     spec: EstimatorSpec,
     train: Any,
@@ -264,13 +275,21 @@ def _prepare(
     place = select.parse_device(device)
     data = ingest(train, query, weights, check_finite=check_finite, host=place == "cpu")
     resolved = resolve(bandwidth, data.train, data.log_weights)
-    if data.m == 0:
+    if data.m == 0:  # nothing to compute, but a wrong name is wrong all the same
+        problems = spec.problems(0, data.n, data.d, data.dtype, data.device, 0.0, weights is not None)
+        select.choose(problems, backend=backend, device=place, data_device=data.device, options=options)
         return _Ready(data, resolved, None)
     return _Ready(data, resolved, plan(spec, data, resolved, backend=backend, device=place, options=options))
 
 
 def _precision(precision: str) -> str:
-    return os.environ.get("SDKDE_PRECISION") or "auto" if precision == "auto" else precision
+    """The precision asked for, with the environment's in place of ``"auto"``."""
+    if precision != "auto":
+        return precision
+    chosen = os.environ.get("SDKDE_PRECISION") or "auto"
+    if chosen not in ("auto", *LEVELS):
+        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(LEVELS)}")
+    return chosen
 
 
 def _signed_log(sign: Any, log_magnitude: Any) -> Any:

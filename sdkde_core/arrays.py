@@ -27,12 +27,20 @@ class Origin:
 
     def restore(self, x: Any, dtype: str) -> Any:
         """Return ``x`` with ``dtype``, as the kind of array and on the device that this origin describes."""
+        with np.errstate(all="ignore"):  # float32 may overflow to inf or underflow to 0, as rounding does
+            return self._restore(x, dtype)
+
+    def _restore(self, x: Any, dtype: str) -> Any:
         if self.xp is None or isinstance(x, np.ndarray) or self.on_host:
             x = np.ascontiguousarray(to_host(x), dtype=dtype)
             return x if self.xp is None else self.xp.asarray(x, device=self.device)
         if array_namespace(x) is not self.xp:
             x = self.xp.from_dlpack(x)
         return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
+
+
+class _Refused(Exception):
+    """What is wrong with an argument, to follow its name."""
 
 
 @dataclass(frozen=True)
@@ -55,30 +63,42 @@ class Argument:
             raise TypeError(f"{name} requires grad, but sdkde does not differentiate yet; pass {name}.detach()")
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+        try:
+            return cls._of(name, value)
+        except _Refused as error:
+            raise TypeError(f"{name} {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{name} is no array of numbers: pass rows of equal length ({error})") from None
+        except Exception as error:  # a library that cannot show its array (sparse, abstract, traced …)
+            kind = type(value).__name__
+            raise TypeError(f"{name} is a {kind} that cannot be read as an array ({error}); pass a dense one") from None
+
+    @classmethod
+    def _of(cls, name: str, value: Any) -> Argument:
         origin, narrow = Origin(), isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__")
         if is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
             xp = array_namespace(value)
-            if xp.isdtype(value.dtype, "complex floating"):
-                raise TypeError(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
+            if not xp.isdtype(value.dtype, ("real floating", "integral", "bool")):
+                raise _Refused(f"has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
             origin, narrow = Origin(xp, device_of(value), _on_host(value)), True
             if xp.isdtype(value.dtype, "real floating") and xp.finfo(value.dtype).bits < 32:
                 value = xp.astype(value, xp.float32)  # NumPy may lack the type (bfloat16)
+            if device_name(value) == "meta":
+                raise _Refused("is on the meta device and has no numbers")
             if not origin.on_host:
                 wide = not xp.isdtype(value.dtype, "real floating") or xp.finfo(value.dtype).bits > 32
                 return cls(name, value, "float64" if wide else "float32", origin)
             value = to_host(value)
         elif hasattr(value, "__dlpack_device__") and not isinstance(value, (np.ndarray, np.generic)):
             if value.__dlpack_device__()[0] != 1:  # kDLCPU
-                raise TypeError(f"{name} is on a device and not an array-API array; pass a torch, CuPy or JAX array")
+                raise _Refused("is on a device and not an array-API array; pass a torch, CuPy or JAX array")
             value, narrow = np.from_dlpack(value), True
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise ValueError(f"{name} is ragged; pass rows of equal length ({error})") from None
+        array = np.asarray(value)
         if array.dtype.kind not in "iufb":
-            raise TypeError(
-                f"{name} is {type(value).__name__} of dtype {array.dtype}; "
-                "pass real numbers (integer, boolean or floating)"
+            hint = "; of a data frame, .to_numpy(float)" if hasattr(value, "to_numpy") else ""
+            raise _Refused(
+                f"is {type(value).__name__} of dtype {array.dtype}; "
+                f"pass real numbers (integer, boolean or floating){hint}"
             )
         narrow = narrow and array.dtype.kind == "f" and array.dtype.itemsize <= 4
         return cls(name, array, "float32" if narrow else "float64", origin)
@@ -86,7 +106,8 @@ class Argument:
     def at(self, place: Origin) -> Any:
         """Return the numbers as float64 at ``place``; not a copy where they are that already."""
         if place.xp is None:
-            return np.asarray(to_host(self.array), dtype=np.float64)
+            with np.errstate(all="ignore"):  # extended precision beyond float64 becomes inf, and is refused as that
+                return np.asarray(to_host(self.array), dtype=np.float64)
         x = self.array
         if isinstance(x, np.ndarray):
             return place.xp.asarray(np.asarray(x, dtype=np.float64), device=place.device)
@@ -108,8 +129,8 @@ class Data:
         Their exponentials sum to 1; −inf for weight zero. None: all equal.
     dtype : {"float32", "float64"}
         Of the result.
-    origin, train_origin : Origin
-        Of the query (else of train): where results go; and of train.
+    origin : Origin
+        Of the query, else of train: where results go.
     """
 
     train: Any
@@ -117,7 +138,6 @@ class Data:
     log_weights: Any
     dtype: str
     origin: Origin
-    train_origin: Origin
 
     @property
     def n(self) -> int:
@@ -181,7 +201,6 @@ def ingest(
         log_weights=None if w is None else _log_weights(w.at(place)),
         dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
         origin=(q or x).origin,
-        train_origin=x.origin,
     )
 
 

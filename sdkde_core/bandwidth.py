@@ -6,6 +6,7 @@ A bandwidth is a matrix H = L Lᵀ in squared data units, given as a number h (H
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from .arrays import to_host
+from .arrays import Argument, to_host
 
 __all__ = ["RULES", "Bandwidth", "resolve"]
 
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,25 +93,27 @@ class Bandwidth:
         return Bandwidth(self.d, self.factor * scale, self.rule)
 
     def whiten(self, x: Any, centre: Any) -> Any:
-        """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, in x's array library."""
-        factor = _like(self.factor, x)
-        if factor.ndim == 1:
-            return (x - centre) / factor
-        xp = array_namespace(x)
-        return xp.linalg.solve(factor, (x - centre).T).T
+        """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library."""
+        scaled = (x - centre) / _like(self._scale, x)
+        return scaled if self.factor.ndim == 1 else scaled @ _like(self._inverse.T, x)
 
     def stretch(self, u: Any) -> Any:
         """Return L u for every row: a whitened displacement in data units."""
-        factor = _like(self.factor, u)
-        return u * factor if factor.ndim == 1 else u @ factor.T
+        return u * _like(self.factor, u) if self.factor.ndim == 1 else u @ _like(self.factor.T, u)
 
     def pull_back(self, u: Any) -> Any:
         """Return L⁻ᵀ u for every row: a gradient with respect to whitened points, per data unit."""
-        factor = _like(self.factor, u)
-        if factor.ndim == 1:
-            return u / factor
-        xp = array_namespace(u)
-        return xp.linalg.solve(factor.T, u.T).T
+        return (u if self.factor.ndim == 1 else u @ _like(self._inverse, u)) / _like(self._scale, u)
+
+    @functools.cached_property
+    def _scale(self) -> Array:
+        """sqrt(diag H): columns in units far apart are brought together before anything is subtracted."""
+        return self.factor if self.factor.ndim == 1 else np.linalg.norm(self.factor, axis=1)
+
+    @functools.cached_property
+    def _inverse(self) -> Array:
+        """Inverse of the Cholesky factor of the correlation matrix, L = diag(scale) · factor."""
+        return np.linalg.inv(self.factor / self._scale[:, None])
 
     def __str__(self) -> str:
         if self.factor.ndim == 2:
@@ -124,39 +127,35 @@ def _span(h: Array) -> str:
 
 
 def _like(factor: Array, x: Any) -> Any:
-    return factor if isinstance(x, np.ndarray) else array_namespace(x).asarray(factor, device=device(x))
+    if isinstance(x, np.ndarray):
+        return factor
+    return array_namespace(x).asarray(np.ascontiguousarray(factor), device=device(x))
 
 
 def _as_numbers(value: Any) -> Array:
-    if hasattr(value, "detach"):  # a tensor, possibly on another device
-        value = value.detach().cpu()
-    try:
-        h = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"bandwidth is ragged; pass a number, d numbers or a (d, d) matrix ({error})") from None
-    if h.dtype.kind not in "iuf":
-        raise TypeError(
-            f"bandwidth is {type(value).__name__} of dtype {h.dtype}; pass a rule ({', '.join(RULES)}), "
-            "a number, d numbers or a (d, d) matrix H"
-        )
-    return h.astype(np.float64)
+    argument = Argument.of("bandwidth", value)
+    with np.errstate(all="ignore"):  # extended precision may overflow; the checks that follow say so
+        h = np.asarray(to_host(argument.array), dtype=np.float64)
+    if argument.array.dtype in (bool, np.bool_):
+        raise TypeError(f"bandwidth is {value!r}; pass a rule ({', '.join(RULES)}), numbers or a (d, d) matrix H")
+    return h
 
 
 def _cholesky(h: Array) -> Array:
     if not np.isfinite(h).all():
         raise ValueError("bandwidth has values that are not finite")
-    if not np.allclose(h, h.T, rtol=1e-8, atol=0.0):
-        i, j = divmod(int(np.argmax(abs(h - h.T))), len(h))
-        raise ValueError(
-            f"bandwidth is not symmetric: H[{i}, {j}] = {h[i, j]}, H[{j}, {i}] = {h[j, i]}; pass (H + Hᵀ)/2"
-        )
     diagonal = np.diagonal(h)
     if not (diagonal > 0).all():
         k = int(np.flatnonzero(~(diagonal > 0))[0])
         raise ValueError(f"bandwidth is not positive definite: H[{k}, {k}] = {diagonal[k]}; pass a covariance matrix")
-    # Judged as a correlation matrix, so that columns in different units do not look singular.
+    # Judged as a correlation matrix, so that columns in different units look neither singular nor lopsided.
     scale = np.sqrt(diagonal)
-    correlation = (h + h.T) / 2 / np.outer(scale, scale)
+    correlation = h / scale[:, None] / scale
+    asymmetry = abs(correlation - correlation.T)
+    if asymmetry.max() > 1e-8:
+        i, j = divmod(int(np.argmax(asymmetry)), len(h))
+        raise ValueError(f"bandwidth is not symmetric: H[{i}, {j}] = {h[i, j]}, H[{j}, {i}] = {h[j, i]}; symmetrise it")
+    correlation = (correlation + correlation.T) / 2
     values, vectors = np.linalg.eigh(correlation)
     flat = values <= len(h) * np.finfo(float).eps * values[-1]
     if flat.any():
@@ -178,64 +177,79 @@ def _direction(vector: Array) -> str:
 # --- rules ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class _Sample:
-    """What the rules look at: points (n, d), weights (n,) that sum to 1 or None, and how many samples that is worth."""
+    """What the rules look at: samples in units of their own spread.
 
-    x: Any
-    weights: Any
-    n_eff: float
+    So no square overflows, and no offset costs digits.
 
-    @property
-    def d(self) -> int:
-        return int(self.x.shape[1])
+    Parameters
+    ----------
+    x : (n, d) float64 array
+        Data units.
+    weights : (n,) float64 array or None
+        Positive, summing to 1. None: all equal.
+    n_eff : float
+        How many samples that is worth.
+    """
 
-    def mean(self) -> Any:
-        xp = array_namespace(self.x)
-        return xp.mean(self.x, axis=0) if self.weights is None else self.weights @ self.x
+    def __init__(self, x: Any, weights: Any, n_eff: float) -> None:
+        xp = array_namespace(x)
+        self.weights, self.n_eff, self.d = weights, n_eff, int(x.shape[1])
+        centred = x - x[:1, :]
+        self.unit = to_host(xp.max(xp.abs(centred), axis=0))  # (d,) data units
+        scaled = centred / _like(self.unit, x)
+        self.x = scaled - (xp.mean(scaled, axis=0) if weights is None else weights @ scaled)
 
     def std(self) -> Array:
         """Standard deviation per column, (d,), ddof 0."""
         xp = array_namespace(self.x)
-        squared = (self.x - self.mean()) ** 2
-        return np.sqrt(to_host(xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared))
+        squared = self.x**2
+        return self.unit * np.sqrt(
+            to_host(xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared)
+        )
 
     def covariance(self) -> Array:
         """Covariance, (d, d), normalised as SciPy does: 1 − Σw², which is (n − 1)/n without weights."""
         xp = array_namespace(self.x)
-        centred = self.x - self.mean()
         if self.weights is None:
-            return to_host(centred.T @ centred) / (centred.shape[0] - 1)
-        weighted = centred * self.weights[:, None]
-        return to_host(weighted.T @ centred) / (1.0 - float(xp.sum(self.weights**2)))
+            product = to_host(self.x.T @ self.x) / (self.x.shape[0] - 1)
+        else:
+            product = to_host((self.x * self.weights[:, None]).T @ self.x) / (1.0 - float(xp.sum(self.weights**2)))
+        return (product + product.T) / 2 * self.unit[:, None] * self.unit
 
     def spread(self) -> Array:
         """σ₁ = min(std, IQR/1.34) per column, (d,); std where the IQR is 0."""
-        std, iqr = self.std(), to_host(self._quantile(0.75) - self._quantile(0.25)) / 1.34
+        low, high = self._quartiles()
+        std, iqr = self.std(), self.unit * to_host(high - low) / 1.34
         return np.where(iqr > 0, np.minimum(std, iqr), std)
 
-    def _quantile(self, p: float) -> Any:
-        """Quantile per column: linear interpolation (type 7), and its weighted form.
+    def _quartiles(self) -> tuple[Any, Any]:
+        """Quartiles per column of ``self.x``: linear interpolation (type 7), and its weighted form.
 
         The weighted form is that of Akinshin, "Weighted quantile estimators" (2023): a mean of the order statistics
         under the uniform distribution on an interval of width 1/n_eff, which is type 7 when the weights are equal.
         """
         xp = array_namespace(self.x)
-        n = self.x.shape[0]
         if self.weights is None:
-            ordered = xp.sort(self.x, axis=0)
-            position = (n - 1) * p
-            low = min(int(position), n - 1)
-            high = min(low + 1, n - 1)
-            return ordered[low, :] + (position - low) * (ordered[high, :] - ordered[low, :])
-        columns = []
-        for j in range(self.d):
-            order = xp.argsort(self.x[:, j])
-            reached = xp.cumulative_sum(xp.take(self.weights, order)) * self.n_eff - p * (self.n_eff - 1)
-            reached = xp.clip(reached, 0.0, 1.0)
-            share = xp.concat([reached[:1], reached[1:] - reached[:-1]])
-            columns.append(xp.sum(share * xp.take(self.x[:, j], order)))
-        return xp.stack(columns)
+            if isinstance(self.x, np.ndarray):
+                return tuple(np.quantile(self.x, (0.25, 0.75), axis=0))
+            return tuple(_type7(xp.sort(self.x, axis=0), p) for p in (0.25, 0.75))
+        order = xp.argsort(self.x, axis=0)  # (n, d)
+        weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
+        reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(self.x, order, axis=0)
+        result = []
+        for p in (0.25, 0.75):
+            share = xp.clip(reached * self.n_eff - p * (self.n_eff - 1), 0.0, 1.0)
+            share = xp.concat([share[:1, :], share[1:, :] - share[:-1, :]], axis=0)
+            result.append(xp.sum(share * ordered, axis=0))
+        return result[0], result[1]
+
+
+def _type7(ordered: Any, p: float) -> Any:
+    position = (ordered.shape[0] - 1) * p
+    low = int(position)
+    high = min(low + 1, ordered.shape[0] - 1)
+    return ordered[low, :] + (position - low) * (ordered[high, :] - ordered[low, :])
 
 
 def _silverman(s: _Sample) -> Array:
@@ -271,6 +285,9 @@ RULES: dict[str, Callable[[_Sample], Array]] = {
     "silverman-full": _silverman_full,
 }
 
+#: Those that are a multiple of the covariance.
+FULL_RULES = ("scott", "silverman-full")
+
 
 def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
     """Return the bandwidth that ``bandwidth`` means for ``train``.
@@ -302,18 +319,22 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
         if bool(xp.any(weights == 0)):  # a point without weight must not widen the range of a column
             carrying = xp.nonzero(weights)[0]
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
-    low, high = to_host(xp.min(train, axis=0)), to_host(xp.max(train, axis=0))
-    constant = np.flatnonzero(low == high)
+    n = int(train.shape[0])
+    if n == 1 or n_eff <= 1.0 + 1e-12:
+        raise ValueError(f"bandwidth={bandwidth!r} needs two samples with weight; pass bandwidth as a number")
+    constant = np.flatnonzero(to_host(xp.min(train, axis=0)) == to_host(xp.max(train, axis=0)))
     if constant.size:
-        if train.shape[0] == 1:
-            raise ValueError(f"bandwidth={bandwidth!r} needs two samples with weight; pass bandwidth as a number")
         raise ValueError(
             f"bandwidth={bandwidth!r} needs columns that vary, but column {constant[0]} of train is constant"
             f"{_others(constant)}; drop it, or pass bandwidth as a number"
         )
-    value = RULES[bandwidth](_Sample(train, weights, n_eff))
-    if value.ndim == 2 and n_eff <= 1.0 + 1e-12:
-        raise ValueError(f"bandwidth={bandwidth!r} needs two samples with weight; pass bandwidth as a number")
+    if bandwidth in FULL_RULES and n <= d:
+        raise ValueError(
+            f"bandwidth={bandwidth!r} needs more samples with weight than dimensions for a covariance of full rank, "
+            f"but there are {n} in {d}; pass 'silverman' or numbers"
+        )
+    with np.errstate(all="ignore"):
+        value = RULES[bandwidth](_Sample(train, weights, n_eff))
     return Bandwidth.of(value, d, rule=bandwidth)
 
 

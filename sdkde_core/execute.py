@@ -1,4 +1,4 @@
-"""Running an estimator: whiten, choose, then pass by pass reduce, split, merge and move."""
+"""Running an estimator: whiten, choose, then pass by pass reduce and move."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,16 @@ from array_api_compat import device as device_of
 from . import select
 from .arrays import Data, convert, to_host
 from .bandwidth import Bandwidth
-from .exact import reduce_exact
-from .merge import merge
-from .protocol import Backend, BackendInfo, Partial, Problem
+from .protocol import Columns, Partial, Problem
 from .spec import EstimatorSpec
+from .split import far_share, radii, reduce_pass
 
-__all__ = ["Outcome", "PassReport", "Plan", "plan", "reduce_pass", "run"]
+__all__ = ["Outcome", "PassReport", "Plan", "plan", "run"]
 
-_log = logging.getLogger("sdkde")
+_logger = logging.getLogger("sdkde")
 
 #: Rows that the centre is taken from: enough for a median that outliers do not move, few enough to cost nothing.
-CENTRE_ROWS = 2048
+CENTRE_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class Plan:
     log_weights: Any  # (n,)
     problems: tuple[Problem, ...]
     choice: select.Choice
+    timed: bool = False  # report each pass, waiting for the device after it
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,9 @@ class PassReport:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The last pass's result, the shift that moved the samples (None without), and a report of every pass."""
+    """The last pass's result, and reports of the passes where they were timed."""
 
     result: Partial
-    shift: Any
     reports: tuple[PassReport, ...]
 
 
@@ -77,22 +76,22 @@ def plan(
     ValueError
         The bandwidth is so small that distances overflow.
     """
-    centre = _centre(data.train)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
+        centre = _centre(data.train)
         train = bandwidth.whiten(data.train, centre)
         query = None if data.query is None else bandwidth.whiten(data.query, centre)
-        radii = [_radii(x) for x in (train, query) if x is not None]
-    extent = _extent(*radii)
-    if extent > 1e150:
+        train_radii = radii(train)
+        query_radii = train_radii if query is None else radii(query)
+        extent = _extent(train_radii, query_radii)
+    if extent > 1e149:  # squares must stay finite
         raise ValueError(f"bandwidth ({bandwidth}) is too small for the data: distances of {extent:.0e} bandwidths")
     log_weights, weighted = _log_weights(data)
-    problems = spec.problems(
-        None if query is None else data.m, data.n, data.d, data.dtype, data.device, extent, weighted
-    )
+    m = None if query is None else data.m
+    problems = spec.problems(m, data.n, data.d, data.dtype, data.device, extent, weighted)
 
-    def share(limit: float) -> float:
-        near = [float(array_namespace(r).mean(array_namespace(r).astype(r <= limit, r.dtype))) for r in radii]
-        return 1.0 - near[0] * near[-1]
+    def share(step: int, limit: float) -> float:
+        rows = train_radii if spec.passes[step].rows == "train" else query_radii
+        return far_share(rows, train_radii, limit)
 
     choice = select.choose(
         problems, backend=backend, device=device, data_device=data.device, options=options, share=share
@@ -107,177 +106,27 @@ def plan(
 
 def run(plan: Plan) -> Outcome:
     """Run the passes of ``plan`` in order."""
-    train, query = plan.train, plan.query
-    shift, reports = None, []
+    columns, query = Columns(plan.train, plan.log_weights), plan.query
     backend, info = plan.choice.backend, plan.choice.info
+    shift, reports = None, []
     result: Partial | None = None
-    for step, problem in zip(plan.spec.passes, plan.problems):
+    for problem in plan.problems:
         start = time.perf_counter()
-        rows = None if problem.same else query
-        if shift is not None:  # about the new centre
-            problem = replace(problem, extent=_extent(_radii(train), _radii(query)))
-        result, taken_off = reduce_pass(backend, info, problem, train, plan.log_weights, rows)
-        if step.moves:
+        if result is not None:  # the pass before moved the points
             shift = result.shift
-            query = train if query is None else query
-            train = train + 0.5 * shift  # half a mean-shift step, float64
-            centre = _centre(train)
-            train, query = train - centre, query - centre
-        reports.append(PassReport(problem, time.perf_counter() - start, taken_off))
-        _log.debug(
-            "%s %d × %d, d = %d: %.4f s", problem.reduction, problem.m, problem.n, problem.d, reports[-1].seconds
-        )
+            query = columns.points if query is None else query
+            moved = columns.points + 0.5 * shift  # half a mean-shift step, float64
+            centre = _centre(moved)
+            columns, query = replace(columns, points=moved - centre), query - centre
+            problem = replace(problem, extent=_extent(radii(columns.points), radii(query)))
+        result, exact_points = reduce_pass(backend, info, problem, columns, None if problem.same else query)
+        if _logger.isEnabledFor(logging.DEBUG) or plan.timed:
+            to_host(result.log_sum[:1])  # waits for the device
+            reports.append(PassReport(problem, time.perf_counter() - start, exact_points))
+            size = (problem.m, problem.n, problem.d)
+            _logger.debug("%s %d × %d, d = %d: %.4f s", problem.reduction, *size, reports[-1].seconds)
     assert result is not None  # a spec has at least one pass
-    return Outcome(result, shift, tuple(reports))
-
-
-def reduce_pass(
-    backend: Backend,
-    info: BackendInfo,
-    problem: Problem,
-    points: Any,
-    log_weights: Any,
-    queries: Any = None,
-    values: Any = None,
-) -> tuple[Partial, int]:
-    """Run one reduction through a backend, within the bounds of its protocol.
-
-    Points of weight zero are dropped as columns and kept as rows. Where only few points lie beyond the extent at
-    which the backend's formula holds, they are summed by :func:`sdkde_core.exact.reduce_exact` and merged.
-
-    Parameters
-    ----------
-    backend, info : Backend, BackendInfo
-    problem : Problem
-    points : (n, d) float64 array
-        Whitened, of the kind and on the device that the backend takes.
-    log_weights : (n,) float64 array
-    queries : (m, d) float64 array, optional
-        None: the points.
-    values : (n, c) float64 array, optional
-
-    Returns
-    -------
-    Partial
-    int
-        How many points (as columns or as rows) were summed exactly.
-    """
-    xp = array_namespace(points)
-    rows = points if queries is None else queries
-    carries = log_weights > -math.inf
-    near_columns, near_rows = xp.ones_like(carries), xp.ones_like(rows[:, 0], dtype=xp.bool)
-    limit = info.extent_limit(problem)
-    if problem.extent > limit:
-        near_columns, near_rows = _radii(points) <= limit, _radii(rows) <= limit
-        within = float(xp.sum(xp.astype(near_columns, points.dtype))) * float(
-            xp.sum(xp.astype(near_rows, points.dtype))
-        )
-        if 1.0 - within / max(problem.pairs, 1) > select.SPLIT_SHARE:
-            near_columns, near_rows = xp.ones_like(carries), xp.ones_like(near_rows)
-        else:
-            problem = replace(problem, extent=limit)
-    if bool(xp.all(carries & near_columns)) and bool(xp.all(near_rows)):
-        state = backend.prepare(problem, points, log_weights, values)
-        return backend.reduce(problem, queries, state), 0
-    return _reduce_split(
-        backend,
-        problem,
-        points,
-        log_weights,
-        queries,
-        values,
-        to_host(carries),
-        to_host(near_columns),
-        to_host(near_rows),
-    )
-
-
-def _reduce_split(
-    backend: Backend,
-    problem: Problem,
-    points: Any,
-    log_weights: Any,
-    queries: Any,
-    values: Any,
-    carries: np.ndarray,
-    near_columns: np.ndarray,
-    near_rows: np.ndarray,
-) -> tuple[Partial, int]:
-    """Reduce with columns left out and points summed exactly.
-
-    Row i belongs to column i with ``same`` and with ``exclude_self``. The rows whose own column is among the near ones
-    come first, in the columns' order, so that the backend's rows and columns still correspond.
-    """
-    same, excluding = queries is None, "exclude_self" in problem.requires
-    rows = points if same else queries
-    n, m = len(carries), len(near_rows)
-    columns = np.flatnonzero(carries & near_columns)
-    far_columns = np.flatnonzero(carries & ~near_columns)
-    aligned = np.empty(0, dtype=np.int64)
-    if same or excluding:
-        k = min(n, m)
-        aligned = np.flatnonzero((carries & near_columns)[:k] & near_rows[:k])
-        columns = np.concatenate([aligned, np.setdiff1d(columns, aligned)])
-    others = np.setdiff1d(np.flatnonzero(near_rows), aligned)
-    far_rows = np.flatnonzero(~near_rows)
-
-    pick = _picker(points)
-    parts: list[tuple[np.ndarray, Partial]] = []
-    if columns.size:
-        state = backend.prepare(
-            replace(problem, n=columns.size), pick(points, columns), pick(log_weights, columns), pick(values, columns)
-        )
-        if aligned.size:
-            whole = same and aligned.size == columns.size
-            sub = replace(problem, m=aligned.size, n=columns.size, same=whole)
-            parts.append((aligned, backend.reduce(sub, None if whole else pick(rows, aligned), state)))
-        if others.size:  # none of these has its own column here, so there is none to exclude
-            sub = replace(
-                problem, m=others.size, n=columns.size, same=False, requires=problem.requires - {"exclude_self"}
-            )
-            parts.append((others, backend.reduce(sub, pick(rows, others), state)))
-
-    def exactly(which: np.ndarray, over: np.ndarray) -> Partial:
-        own = None
-        if excluding:
-            position = np.full(max(n, m), -1)
-            position[over] = np.arange(over.size)
-            own = pick.index(position[which])
-        arrays = (pick(points, over), pick(log_weights, over), pick(values, over))
-        return reduce_exact(problem, pick(rows, which), *arrays, own_column=own)
-
-    if far_rows.size and columns.size:
-        parts.append((far_rows, exactly(far_rows, columns)))
-    order = np.concatenate([which for which, _ in parts]) if parts else np.empty(0, dtype=np.int64)
-    result = _concatenate([part for _, part in parts], pick.index(np.argsort(order))) if parts else None
-    if far_columns.size:
-        beyond = exactly(np.arange(m), far_columns)
-        result = beyond if result is None else merge([result, beyond])
-    assert result is not None  # some point has positive weight, so there is a column
-    return result, int(far_columns.size + (0 if same else far_rows.size))
-
-
-class _picker:
-    """Rows of an array by index, in its own library."""
-
-    def __init__(self, like: Any) -> None:
-        self.xp, self.device = array_namespace(like), device_of(like)
-
-    def index(self, which: np.ndarray) -> Any:
-        return self.xp.asarray(which, device=self.device)
-
-    def __call__(self, x: Any, which: np.ndarray) -> Any:
-        return None if x is None else self.xp.take(x, self.index(which), axis=0)
-
-
-def _concatenate(parts: list[Partial], order: Any) -> Partial:
-    xp = array_namespace(parts[0].log_sum)
-
-    def join(field: str) -> Any:
-        arrays = [getattr(p, field) for p in parts]
-        return None if arrays[0] is None else xp.take(xp.concat(arrays, axis=0), order, axis=0)
-
-    return Partial(*(join(f.name) for f in fields(Partial)))
+    return Outcome(result, tuple(reports))
 
 
 def _centre(points: Any) -> Any:
@@ -285,12 +134,6 @@ def _centre(points: Any) -> Any:
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // CENTRE_ROWS), :]
     return xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
-
-
-def _radii(points: Any) -> Any:
-    """Distance of every point from the origin, (n,)."""
-    xp = array_namespace(points)
-    return xp.sqrt(xp.vecdot(points, points))
 
 
 def _extent(*radii: Any) -> float:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import cost
+from .arrays import Argument
 from .execute import PassReport
 from .hardware import processor
 from .protocol import Problem
@@ -57,6 +58,8 @@ class Explanation:
         lines = []
         for i, problem in enumerate(problems):
             report = reports[i] if reports else None
+            if report:
+                problem = report.problem
             lines.append(
                 PassLine(
                     str(problem.reduction),
@@ -97,14 +100,27 @@ class Explanation:
         return "\n".join(lines)
 
 
-def shape_of(name: str, value: Any) -> tuple[int, ...] | None:
-    """Return ``value`` if it is a shape, a tuple of one or two integers; None for anything else."""
+def shape_of(name: str, value: Any) -> tuple[int, int] | None:
+    """Return (points, dimensions) if ``value`` is a shape, a tuple of one or two integers; None for anything else."""
     if not isinstance(value, tuple) or not value or not all(isinstance(v, numbers.Integral) for v in value):
         return None
     shape = tuple(int(v) for v in value)
-    if len(shape) > 2 or min(shape) < (1 if name == "train" else 0):
+    if len(shape) > 2 or min(shape) < 1:
         raise ValueError(f"{name} has the shape {shape}; pass (points, dimensions), or (points,) in one dimension")
-    return shape
+    return shape[0], shape[1] if len(shape) == 2 else 1
+
+
+def rows_of(query: Any, d: int) -> int | None:
+    """Return the rows of ``query``, a shape or an array, for a train that is given by its shape; None for None."""
+    if query is None:
+        return None
+    shape = shape_of("query", query)
+    if shape is None:
+        given = Argument.of("query", query).shape
+        shape = (given[0], given[1] if len(given) == 2 else 1) if len(given) in (1, 2) else (0, 0)
+    if shape[1] != d or shape[0] < 1:
+        raise ValueError(f"query has the shape {shape}, but train has {d} dimensions; pass (points, {d})")
+    return shape[0]
 
 
 def _time(seconds: float | None) -> str:

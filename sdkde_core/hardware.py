@@ -1,17 +1,33 @@
-"""The processors that the cost model knows: rates with their sources."""
+"""The processors that the cost model knows: peak rates with their sources, and the CPU at hand.
+
+GPUs are kept as rates per multiprocessor and clock, so that every figure of a card refers to one clock: data sheets mix
+them (the H100's 989 TFLOP/s in fp16 are quoted at 1.83 GHz, its 66.9 in fp32 at 1.98).
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Processor", "cpu_threads", "processor"]
+import numpy as np
+
+__all__ = ["GPU", "GPUS", "Processor", "cpu", "cpu_threads", "gpu", "measure_cpu", "processor"]
 
 
 @dataclass(frozen=True)
 class Processor:
-    """Peak rates of a processor, the roofs of the cost model.
+    """Rates of a processor, the roofs of the cost model.
 
     Parameters
     ----------
@@ -19,9 +35,14 @@ class Processor:
     matrix_flops : mapping of str to float
         Floating-point operations per second in matrix products, by dtype.
     scalar_flops, exps, bandwidth : float
-        Other floating-point operations, exponentials, and bytes of main memory per second.
+        Other single-precision operations, single-precision exponentials, and bytes of main memory, per second.
     launch_seconds : float
         What starting a kernel costs.
+    transfer : float
+        Bytes per second between host and device; inf on the host.
+    overlaps : bool
+        Whether the units work side by side, so that the slowest decides; on a CPU running array operations one after
+        another, the times add up.
     source : str
         Where the figures come from.
     """
@@ -32,7 +53,162 @@ class Processor:
     exps: float
     bandwidth: float
     launch_seconds: float
+    transfer: float = float("inf")
+    overlaps: bool = True
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A GPU by its data sheet; dense rates, without sparsity, sums in fp32.
+
+    Parameters
+    ----------
+    name : str
+        As the driver writes it, without the vendor.
+    aliases : tuple of str
+        Short names for the command line.
+    architecture : str
+        ``"sm_86"``.
+    sms : int
+        Streaming multiprocessors.
+    clock_ghz : float
+        Boost clock.
+    matrix : mapping of str to int
+        Floating-point operations per clock and multiprocessor in Tensor Cores, by dtype.
+    scalar, exps : int
+        fp32 operations (a fused multiply-add is two) and exponentials per clock and multiprocessor.
+    bandwidth, transfer : float
+        Bytes per second of its memory, and to the host.
+    source : str
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    architecture: str
+    sms: int
+    clock_ghz: float
+    matrix: Mapping[str, int]
+    bandwidth: float
+    transfer: float
     source: str
+    scalar: int = 256
+    exps: int = 16
+
+    def at(self, clock_ghz: float | None = None) -> Processor:
+        """Return its rates at a clock, by default the boost clock."""
+        clocks = self.sms * 1e9 * (clock_ghz or self.clock_ghz)
+        return Processor(
+            name=self.name,
+            matrix_flops={dtype: rate * clocks for dtype, rate in {"float32": self.scalar, **self.matrix}.items()},
+            scalar_flops=self.scalar * clocks,
+            exps=self.exps * clocks,
+            bandwidth=self.bandwidth,
+            launch_seconds=4e-6,
+            transfer=self.transfer,
+            source=self.source,
+        )
+
+
+_EXPS = "exps: CUDA C++ Programming Guide, arithmetic instructions"
+
+GPUS = (
+    GPU(
+        "RTX A6000",
+        ("a6000",),
+        "sm_86",
+        84,
+        1.80,
+        {"float16": 1024, "bfloat16": 1024, "tf32": 512, "float64": 4},
+        768e9,
+        25e9,
+        f"NVIDIA RTX A6000 data sheet; NVIDIA Ampere GA102 whitepaper, table 2; {_EXPS}",
+    ),
+    GPU(
+        "A100 80GB SXM",
+        ("a100",),
+        "sm_80",
+        108,
+        1.41,
+        {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "float64": 128},
+        2039e9,
+        25e9,
+        f"NVIDIA A100 data sheet; NVIDIA A100 whitepaper, table 1; {_EXPS}",
+        scalar=128,
+    ),
+    GPU(
+        "H100 SXM",
+        ("h100",),
+        "sm_90",
+        132,
+        1.98,
+        {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float64": 256},
+        3350e9,
+        50e9,
+        f"NVIDIA H100 data sheet (fp16 quoted at 1.83 GHz); NVIDIA H100 whitepaper; {_EXPS}",
+    ),
+    GPU(
+        "H200 SXM",
+        ("h200",),
+        "sm_90",
+        132,
+        1.98,
+        {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float64": 256},
+        4800e9,
+        50e9,
+        f"NVIDIA H200 data sheet (fp16 quoted at 1.83 GHz); {_EXPS}",
+    ),
+    GPU(
+        "L40S",
+        ("l40s",),
+        "sm_89",
+        142,
+        2.52,
+        {"float16": 1024, "bfloat16": 1024, "tf32": 512, "float64": 4},
+        864e9,
+        25e9,
+        f"NVIDIA L40S data sheet; NVIDIA Ada GPU architecture whitepaper; {_EXPS}",
+    ),
+    GPU(
+        "GeForce RTX 4090",
+        ("rtx4090", "4090"),
+        "sm_89",
+        128,
+        2.52,
+        {"float16": 512, "bfloat16": 512, "tf32": 256, "float64": 4},
+        1008e9,
+        25e9,
+        f"NVIDIA Ada GPU architecture whitepaper, appendix A (sums in fp32 at half the L40S's rate); {_EXPS}",
+    ),
+    GPU(
+        "B200",
+        ("b200",),
+        "sm_100",
+        148,
+        1.85,
+        {"float16": 8192, "bfloat16": 8192, "tf32": 4096, "float64": 128},
+        8000e9,
+        50e9,
+        f"NVIDIA HGX B200 data sheet (2.25 PFLOP/s fp16 dense, at which the clock is taken); {_EXPS}",
+    ),
+)
+
+
+#: Words in a driver's name that make it another card than its namesake: fewer multiprocessors, other clocks.
+_VARIANTS = {"pcie", "nvl", "laptop", "max", "d", "ada", "mig"}
+
+
+def gpu(name: str) -> GPU | None:
+    """Return the GPU of that name, an alias or the driver's name for it; None where it is not known.
+
+    ``"a6000"`` is the RTX A6000, never the RTX 6000 Ada Generation. Variants of a card under its name (PCIe, laptop)
+    have other rates and are not known.
+    """
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    if words & _VARIANTS:
+        return None
+    joined = re.sub(r"[^a-z0-9]+", "", name.lower())
+    return next((card for card in GPUS if words & set(card.aliases) or joined in card.aliases), None)
 
 
 def cpu_threads() -> int:
@@ -45,7 +221,7 @@ def cpu_threads() -> int:
     """
     text = os.environ.get("SDKDE_NUM_THREADS", "")
     if text:
-        if not text.isdigit() or int(text) < 1:
+        if not re.fullmatch("[1-9][0-9]*", text):
             raise ValueError(f"SDKDE_NUM_THREADS is {text!r}; set a positive integer")
         return int(text)
     if hasattr(os, "sched_getaffinity"):
@@ -53,17 +229,108 @@ def cpu_threads() -> int:
     return os.cpu_count() or 1
 
 
-def processor(device: str) -> Processor | None:
-    """Return the rates for ``device``; None where they are not known."""
-    if device != "cpu":
-        return None
+#: Rates of one core, for a CPU that has not been measured: a server core with AVX2, running NumPy on tiles in cache.
+NOMINAL_CORE = Processor(
+    name="CPU core, nominal",
+    matrix_flops={"float64": 25e9, "float32": 50e9},
+    scalar_flops=6e9,
+    exps=1.6e9,
+    bandwidth=10e9,
+    launch_seconds=1e-5,
+    overlaps=False,
+    source="nominal; `sdkde doctor --measure` measures this one",
+)
+
+
+def cpu() -> Processor:
+    """Return the rates of the CPU at hand for :func:`cpu_threads` threads: measured if they ever were, else nominal.
+
+    Never measures: :func:`measure_cpu` does, and keeps the figures in the user's cache folder.
+    """
+    core = _measured_core() or NOMINAL_CORE
     threads = cpu_threads()
-    return Processor(
-        name=f"CPU, {threads} threads",
-        matrix_flops={"float64": 20e9 * threads, "float32": 40e9 * threads},
-        scalar_flops=8e9 * threads,
-        exps=1.2e9 * threads,
-        bandwidth=20e9,
-        launch_seconds=2e-5,
-        source="nominal rates per core of a server CPU with AVX2, not a measurement of this one",
+    return replace(
+        core,
+        name=f"{core.name}, {threads} threads",
+        matrix_flops={dtype: rate * threads for dtype, rate in core.matrix_flops.items()},
+        scalar_flops=core.scalar_flops * threads,
+        exps=core.exps * threads,
+        bandwidth=core.bandwidth * min(threads, 4),  # a few cores saturate the memory
     )
+
+
+def measure_cpu() -> Processor:
+    """Measure one core's rates with NumPy on tiles in cache, about a second; keep and return them.
+
+    Runs in a process of its own, because BLAS takes its number of threads from the environment as it loads.
+    """
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    code = "import json; from sdkde_core import hardware; print(json.dumps(hardware._measure()))"
+    command, environment = [sys.executable, "-c", code], {**os.environ, **one_thread}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    kept = {**json.loads(printed), "numpy": np.__version__}
+    path = _cache_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(kept, indent=1))
+    temporary.replace(path)
+    _measured_core.cache_clear()
+    core = _measured_core()
+    assert core is not None  # written just now
+    return core
+
+
+def _measure() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    single = rng.normal(size=(256, 1024)).astype(np.float32)
+    out, matrix = np.empty_like(single), {}
+    for dtype in ("float32", "float64"):  # thin, like the products of kernel sums
+        a, b = rng.normal(size=(256, 32)).astype(dtype), rng.normal(size=(32, 1024)).astype(dtype)
+        tile = np.empty((256, 1024), dtype)
+        matrix[dtype] = 2 * 256 * 32 * 1024 / _seconds(functools.partial(np.matmul, a, b, out=tile))
+    large = np.zeros(1 << 23)
+    return {
+        "name": platform.processor() or platform.machine(),
+        "matrix_flops": matrix,
+        "scalar_flops": single.size / _seconds(lambda: np.subtract(single, 0.5, out=out)),
+        "exps": single.size / _seconds(lambda: np.exp(single, out=out)),
+        "bandwidth": 2 * large.nbytes / _seconds(lambda: np.negative(large, out=large)),
+        "launch_seconds": NOMINAL_CORE.launch_seconds,
+        "overlaps": False,
+        "source": "measured",
+    }
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """Median time of a call."""
+    call()
+    times = []
+    for _ in range(21):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _cache_file() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "sdkde" / f"cpu-{platform.node() or 'host'}.json"
+
+
+@functools.cache
+def _measured_core() -> Processor | None:
+    try:
+        kept = json.loads(_cache_file().read_text())
+        if kept.pop("numpy") != np.__version__:
+            return None
+        return Processor(**kept)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # not measured, or by another version
+        return None
+
+
+def processor(device: str, gpu_name: str | None = None) -> Processor | None:
+    """Return the rates for ``device``; None where they are not known."""
+    if device == "cpu":
+        return cpu()
+    card = gpu(gpu_name) if gpu_name else None
+    return None if card is None else card.at()

@@ -1,15 +1,16 @@
-"""Joining the results of reductions over different columns, in a fixed order."""
+"""Partial results joined: over disjoint columns, over blocks of rows, and over scales."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from array_api_compat import array_namespace
 
 from .protocol import Partial
 
-__all__ = ["merge"]
+__all__ = ["concatenate", "each", "merge", "safe_log", "stack"]
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
@@ -41,15 +42,46 @@ def merge(partials: Sequence[Partial]) -> Partial:
     def mean(field: str) -> Any:
         if getattr(first, field) is None:
             return None
-        terms = [getattr(p, field) * (share / safe)[..., None] for p, share in zip(partials, shares)]
-        return _add(terms)
+        return _add([getattr(p, field) * (share / safe)[..., None] for p, share in zip(partials, shares)])
 
     sign, log_magnitude = None, None
     if first.sign is not None:
         peak = _maximum(xp, [p.log_magnitude for p in partials])
         signed = _add([p.sign * xp.exp(p.log_magnitude - peak) for p in partials])
-        sign, log_magnitude = xp.sign(signed), _log(xp, xp.abs(signed)) + peak
-    return Partial(_log(xp, total) + top, mean("shift"), sign, log_magnitude, mean("values"))
+        sign, log_magnitude = xp.sign(signed), safe_log(xp.abs(signed)) + peak
+    return Partial(safe_log(total) + top, mean("shift"), sign, log_magnitude, mean("values"))
+
+
+def concatenate(partials: Sequence[Partial]) -> Partial:
+    """Join the results of consecutive blocks of rows."""
+    return _join(partials, lambda xp, arrays: xp.concat(arrays, axis=0))
+
+
+def stack(partials: Sequence[Partial]) -> Partial:
+    """Join the results of the same rows at several scales, on an axis after the first."""
+    return _join(partials, lambda xp, arrays: xp.stack(arrays, axis=1))
+
+
+def each(partial: Partial, change: Callable[[Any], Any]) -> Partial:
+    """Return ``partial`` with every array changed."""
+    arrays = {f.name: getattr(partial, f.name) for f in fields(Partial)}
+    return Partial(**{name: None if x is None else change(x) for name, x in arrays.items()})
+
+
+def safe_log(x: Any) -> Any:
+    """log(x), −inf at 0 and below, without a warning."""
+    xp = array_namespace(x)
+    positive = x > 0
+    return xp.where(positive, xp.log(xp.where(positive, x, xp.ones_like(x))), xp.full_like(x, -float("inf")))
+
+
+def _join(partials: Sequence[Partial], how: Callable[[Any, list[Any]], Any]) -> Partial:
+    xp = array_namespace(partials[0].log_sum)
+    joined = {}
+    for field in fields(Partial):
+        arrays = [getattr(p, field.name) for p in partials]
+        joined[field.name] = None if arrays[0] is None else how(xp, arrays)
+    return Partial(**joined)
 
 
 def _maximum(xp: Any, logs: list[Any]) -> Any:
@@ -58,12 +90,6 @@ def _maximum(xp: Any, logs: list[Any]) -> Any:
     for other in logs[1:]:
         top = xp.where(other > top, other, top)
     return xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-
-
-def _log(xp: Any, x: Any) -> Any:
-    """log(x) with −inf at 0, without a warning."""
-    positive = x > 0
-    return xp.where(positive, xp.log(xp.where(positive, x, xp.ones_like(x))), xp.full_like(x, -float("inf")))
 
 
 def _add(terms: list[Any]) -> Any:

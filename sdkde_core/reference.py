@@ -91,7 +91,7 @@ def _row(y: Array, x: Array, bandwidth: ArrayLike, log_w: Array, own: int | None
     signed = math.fsum(phi * (half + exponent))
     share = phi / total
     mean = None if v is None else share @ v
-    return top + math.log(total), share @ difference, signed / plus, top + math.log(plus), mean
+    return top + math.log(total), difference[nearest] + share @ delta, signed / plus, top + math.log(plus), mean
 
 
 def estimate(

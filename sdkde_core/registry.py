@@ -100,7 +100,9 @@ def _record(point: importlib.metadata.EntryPoint) -> Record:
         return record("broken", f"{point.value} does not load: {type(error).__name__}: {error}")
     try:
         return record(*_judge(point.name, info))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return record("broken", f"its BackendInfo cannot be read: {type(error).__name__}: {error}")
 
 

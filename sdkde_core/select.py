@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from . import cost, registry
-from .hardware import processor
+from .hardware import Processor, processor
 from .protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
+from .split import within_limit
 
 __all__ = ["Candidate", "Choice", "choose", "parse_device", "rank"]
 
-_log = logging.getLogger("sdkde")
+_logger = logging.getLogger("sdkde")
 
-#: Largest share of the pairs that the exact path may take over from a backend's fast formula.
-SPLIT_SHARE = 0.1
+_loaded: dict[tuple[str, str, str], tuple[Backend, Support]] = {}
 
-#: ``share(limit)``: the share of the pairs that involve a point farther than ``limit`` from the centre.
-Share = Callable[[float], float]
+#: ``share(step, limit)``: the share of a pass's pairs that have a point farther than ``limit`` from the centre.
+Share = Callable[[int, float], float]
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,9 @@ class Candidate:
     chosen: bool = False
 
     @property
-    def rank_key(self) -> tuple[Any, ...]:
-        known = self.seconds is not None
-        total = (self.seconds or 0.0) + self.startup_seconds
-        return (not self.ok, not known, total, self.name, self.device)
+    def total_seconds(self) -> float:
+        """Predicted time with start-up; inf where not known."""
+        return math.inf if self.seconds is None else self.seconds + self.startup_seconds
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,10 @@ def parse_device(device: str | None) -> str | None:
     """Return the device the user named; ValueError for one that is not a device's name."""
     if device is None:
         return None
-    name = str(device).lower()
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps", "xpu") or (index and not index.isdigit()):
+    found = re.fullmatch(r"(cpu|cuda|mps|xpu)(:[0-9]+)?", str(device).lower())
+    if not found:
         raise ValueError(f"device is {device!r}; pass None, 'cpu', 'cuda' or 'cuda:0'")
-    return name
+    return "cpu" if found[1] == "cpu" else found[0]
 
 
 def rank(
@@ -96,8 +96,9 @@ def rank(
     it lacks the level, a feature in ``requires``,   not a candidate; the core says so, the plugin is not
     or determinism where that is asked for           asked
     ``supports`` declines one of the passes          not a candidate; the plugin's reason
-    of the rest                                      least predicted time plus start-up; those without a
-                                                     prediction come last; ties by name
+    of the rest                                      for data on a device, what works there; then the least
+                                                     predicted time plus start-up and transfers; those without
+                                                     a prediction come last; ties by name
     ===============================================  ====================================================
 
     Devices in question: the one named; else the data's, and for data on the host also GPUs.
@@ -123,8 +124,14 @@ def rank(
             where = device or data_device
             reason = f"runs on {', '.join(record.info.devices)}, not on {where}"
             result.append(Candidate(record.name, "-", False, reason))
-        result.extend(_judge(record.info, [replace(p, device=place) for p in problems], share) for place in places)
-    return sorted(result, key=lambda c: c.rank_key)
+        for place in places:
+            result.append(_judge(record.info, [replace(p, device=place) for p in problems], data_device, share))
+
+    def order(c: Candidate) -> tuple[Any, ...]:
+        leaves_device = data_device != "cpu" and c.device != data_device
+        return (not c.ok, leaves_device, c.total_seconds, c.name, c.device)
+
+    return sorted(result, key=order)
 
 
 def choose(
@@ -147,6 +154,10 @@ def choose(
     ValueError
         ``backend_options`` without a named backend, or options that the backend does not take.
     """
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is {backend!r}; pass a backend's name, or 'auto'")
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
+        raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
     named = backend if backend != "auto" else os.environ.get("SDKDE_BACKEND") or "auto"
     candidates = rank(problems, device=device, data_device=data_device, share=share)
     if named != "auto":
@@ -166,7 +177,7 @@ def choose(
             tried[candidate.name, candidate.device] = support.reason
             continue
         reason = "named" if named != "auto" else _why(candidate, considered)
-        _log.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
+        _logger.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
         final = tuple(_settle(c, candidate, tried) for c in candidates)
         return Choice(info, candidate.device, implementation, final, reason)
     failures = [_settle(c, None, tried) for c in considered]
@@ -185,15 +196,15 @@ def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[st
     return [place for place in wanted if place.partition(":")[0] in info.devices]
 
 
-def _judge(info: BackendInfo, problems: Sequence[Problem], share: Share | None) -> Candidate:
+def _judge(info: BackendInfo, problems: Sequence[Problem], data_device: str, share: Share | None) -> Candidate:
     device = problems[0].device
 
     def no(reason: str) -> Candidate:
         return Candidate(info.name, device, False, reason, startup_seconds=info.startup_seconds)
 
     on = processor(device)
-    reasons, predictions = [], []
-    for problem in problems:
+    reasons, total = [], transfer_seconds(problems, data_device, on)
+    for step, problem in enumerate(problems):
         if problem.level not in info.levels:
             return no(f"has levels {', '.join(info.levels)}, not {problem.level}")
         lacking = sorted(problem.requires - info.features)
@@ -201,27 +212,56 @@ def _judge(info: BackendInfo, problems: Sequence[Problem], share: Share | None) 
             return no(f"lacks {', '.join(lacking)}")
         if problem.deterministic and not info.deterministic:
             return no("is not deterministic; allow it with deterministic=False")
-        try:
-            asked = within_limit(info, problem, share)
-            support = info.supports(asked)
-            predicted = cost.predict(info, asked, on)
-        except Exception as error:
-            return no(f"broken: its BackendInfo fails on this problem: {type(error).__name__}: {error}")
+        answer, failure = ask(_supports, info, problem, step, share)
+        if failure:
+            return no(f"broken: its BackendInfo fails on this problem: {failure}")
+        asked, support = answer
         if not support.ok:
             return no(support.reason)
         reasons.append(support.reason)
-        predictions.append(predicted)
-    reason = "; ".join(dict.fromkeys(reasons))
-    total = None if None in predictions else sum(p for p in predictions if p is not None)
-    return Candidate(info.name, device, True, reason, total, info.startup_seconds)
+        predicted, failure = ask(cost.predict, info, asked, on)
+        if failure:
+            return no(f"broken: its work fails on this problem: {failure}")
+        total = None if total is None or predicted is None else total + predicted
+    return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), total, info.startup_seconds)
 
 
-def within_limit(info: BackendInfo, problem: Problem, share: Share | None) -> Problem:
-    """Return the problem as the backend will see it: its extent cut to the limit where the core splits points off."""
+def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, Support]:
     limit = info.extent_limit(problem)
-    if problem.extent <= limit or share is None or share(limit) > SPLIT_SHARE:
-        return problem
-    return replace(problem, extent=limit)
+    far = share(step, limit) if share is not None and problem.extent > limit else 1.0
+    asked = problem if share is None else within_limit(info, problem, far)
+    return asked, as_support(info.supports(asked))
+
+
+def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:
+    """Time to bring the points to the device and the result back; None where the device is not known."""
+    if on is None:
+        return None
+    first, last = problems[0], problems[-1]
+    if first.device == data_device:
+        return 0.0
+    return 8.0 * (first.n * (first.d + 1) + last.m * (last.d + 1)) / on.transfer
+
+
+def ask(question: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """Ask a plugin something; return its answer and "", or None and what it did instead.
+
+    A plugin may raise anything, SystemExit included, but must not take the program down; only the user's interrupt
+    passes.
+    """
+    try:
+        return question(*arguments), ""
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def as_support(answer: Any) -> Support:
+    """Return a plugin's answer as a Support with a reason, whatever it is."""
+    if not isinstance(answer, Support):
+        return Support(False, f"broken: it answered {answer!r}, not a Support")
+    return answer if answer.reason else answer._replace(reason="no reason given")
 
 
 def _require_known(name: str) -> None:
@@ -240,18 +280,26 @@ def _info(name: str) -> BackendInfo:
 
 
 def _load(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> tuple[Backend | None, Support]:
-    try:
-        backend = info.load(options)
-    except (TypeError, ValueError) as error:
-        if options:
+    """Make the backend, or say why not; one that worked is kept, since probing a device takes time."""
+    key = (info.implementation, device, repr(sorted((options or {}).items())))
+    if key in _loaded:
+        return _loaded[key]
+    if options:
+        try:
+            backend, failure = info.load(options), ""
+        except (TypeError, ValueError) as error:
             raise ValueError(f"backend_options {dict(options)} do not suit backend {info.name!r}: {error}") from error
-        return None, Support(False, f"does not load: {type(error).__name__}: {error}")
-    except (Exception, SystemExit) as error:
-        return None, Support(False, f"does not load: {type(error).__name__}: {error}")
-    try:
-        return backend, backend.probe(device)
-    except (Exception, SystemExit) as error:
-        return None, Support(False, f"its probe of {device} failed: {type(error).__name__}: {error}")
+    else:
+        backend, failure = ask(info.load)
+    if failure:
+        return None, Support(False, f"does not load: {failure}")
+    probed, failure = ask(backend.probe, device)
+    if failure:
+        return None, Support(False, f"its probe of {device} failed: {failure}")
+    support = as_support(probed)
+    if support.ok:
+        _loaded[key] = backend, support
+    return backend, support
 
 
 def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:

@@ -53,6 +53,9 @@ class EstimatorSpec:
     deterministic: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("method", "precision"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
         if self.method not in METHODS:
             raise ValueError(f"method is {self.method!r}; pass one of {', '.join(map(repr, METHODS))}")
         if self.precision not in ("auto", *LEVELS):

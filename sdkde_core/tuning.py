@@ -14,7 +14,7 @@ from .protocol import Problem
 __all__ = ["GROUP", "Tuned", "tuned"]
 
 GROUP = "sdkde.tuning"
-_log = logging.getLogger("sdkde")
+_logger = logging.getLogger("sdkde")
 
 
 class Tuned(NamedTuple):
@@ -43,8 +43,10 @@ def tuned(kernel: str, problem: Problem) -> Tuned | None:
     try:
         found = lookup(kernel, problem)
         return None if found is None else Tuned(*found)
-    except Exception as error:
-        _log.warning("tuning look-up for %s failed, using the default configuration: %s", kernel, error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _logger.warning("tuning look-up for %s failed, using the default configuration: %s", kernel, error)
         return None
 
 
@@ -54,9 +56,11 @@ def _lookup() -> Callable[[str, Problem], Any] | None:
     if not points:
         return None
     if len(points) > 1:
-        _log.warning("several entry points of group %s, using the first: %s", GROUP, [p.value for p in points])
+        _logger.warning("several entry points of group %s, using the first: %s", GROUP, [p.value for p in points])
     try:
         return points[0].load()
-    except (Exception, SystemExit) as error:
-        _log.warning("tuning look-up %s does not load, using default configurations: %r", points[0].value, error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _logger.warning("tuning look-up %s does not load, using default configurations: %r", points[0].value, error)
         return None

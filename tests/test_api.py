@@ -227,6 +227,12 @@ def test_laplace_is_negative_somewhere_and_says_so():
         ({"backend": "numpy", "backend_options": {"thread": 2}}, ValueError, "backend_options.*thread"),
         ({"backend": "numpy", "backend_options": {"threads": -2}}, ValueError, "threads is -2"),
         ({"backend_options": {"threads": 2}}, ValueError, "go with a named backend"),
+        ({"backend": "numpy", "backend_options": 5}, TypeError, "backend_options is 5"),
+        ({"backend": "numpy", "backend_options": []}, TypeError, "backend_options is"),
+        ({"backend": None}, TypeError, "backend is None"),
+        ({"method": None}, TypeError, "method is None"),
+        ({"precision": np.array(["high"])}, TypeError, "precision is"),
+        ({"device": "cpu:"}, ValueError, "device is 'cpu:'"),
     ],
 )
 def test_what_is_refused(options, error, message):
@@ -248,7 +254,7 @@ def test_environment(monkeypatch):
     assert sdkde_core.explain(x, y).passes[0].level == "float64"
     assert sdkde_core.explain(x, y, precision="fast").passes[0].level == "fast"
     monkeypatch.setenv("SDKDE_PRECISION", "most")
-    with pytest.raises(ValueError, match="precision is 'most'"):
+    with pytest.raises(ValueError, match="SDKDE_PRECISION is 'most'"):
         sdkde_core.estimate(x, y)
     monkeypatch.delenv("SDKDE_PRECISION")
     monkeypatch.setenv("SDKDE_BACKEND", "nowhere")
@@ -261,6 +267,28 @@ def test_environment(monkeypatch):
         sdkde_core.estimate(x, y)
     monkeypatch.setenv("SDKDE_NUM_THREADS", "1")
     sdkde_core.estimate(x, y)
+
+
+def test_an_empty_query_still_checks_the_backend():
+    with pytest.raises(sdkde_core.BackendUnavailable):
+        sdkde_core.estimate([[0.0], [1.0]], [], backend="nonsense")
+
+
+def test_the_callers_error_state_does_not_matter():
+    x, y, w = _data()
+    with np.errstate(all="raise"):
+        for method in METHODS:
+            for bandwidth in ("silverman", "scott"):
+                sdkde_core.estimate(x, y * 100, method=method, bandwidth=bandwidth, weights=w)
+        sdkde_core.grad_log_density(
+            x.astype("f4") * np.float32(1e-30), y[:1].astype("f4") * np.float32(1e-20), bandwidth=1e-30, method="kde"
+        )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", "CPU"])
+def test_the_cpu_by_its_names(device):
+    x, y, _ = _data()
+    assert sdkde_core.explain(x, y, device=device).device == "cpu"
 
 
 def test_explain():
@@ -286,6 +314,14 @@ def test_explain_from_shapes():
     for bad in ((0, 2), (3, 4, 5)):
         with pytest.raises(ValueError, match="shape"):
             sdkde_core.explain(bad)
+    for query in ((5, 3), (0, 2), np.zeros((5, 3)), 5, "ab", np.zeros((1, 2, 3))):
+        with pytest.raises((ValueError, TypeError), match="query"):
+            sdkde_core.explain((10, 2), query)
+    for bandwidth in ("foo", [1.0, 2.0, 3.0], -1):
+        with pytest.raises(ValueError, match="bandwidth"):
+            sdkde_core.explain((10, 2), bandwidth=bandwidth)
+    with pytest.raises(ValueError, match="both as data or both as shapes"):
+        sdkde_core.explain(np.zeros((5, 2)), (5, 2), bandwidth=1.0)
     with pytest.raises(ValueError, match="needs the data"):
         sdkde_core.explain((10, 2), measure=True)
 

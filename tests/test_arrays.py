@@ -145,7 +145,9 @@ def test_restoring_from_another_library():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (([[1.0], [1.0, 2.0]],), ValueError, "train is ragged"),
+        (([[1.0], [1.0, 2.0]],), ValueError, "train is no array of numbers: pass rows of equal length"),
+        ((torch.eye(3).to_sparse(),), TypeError, "train is a Tensor that cannot be read"),
+        ((torch.empty(3, 2, device="meta"),), TypeError, "train"),
         ((np.empty((0, 2)),), ValueError, "train is empty"),
         ((np.empty((3, 0)),), ValueError, "train is empty"),
         ((3.0,), ValueError, r"train has shape \(\)"),

@@ -1,5 +1,6 @@
 """Rules against SciPy and against their formulas; every kind of bandwidth; what is refused."""
 
+import array_api_strict
 import numpy as np
 import pytest
 from scipy import stats
@@ -51,10 +52,59 @@ def test_weight_zero_is_absence(x, rule):
     np.testing.assert_allclose(resolve(rule, x, log_w).matrix, resolve(rule, x[kept], log_w[kept]).matrix, rtol=1e-12)
 
 
-def test_weighted_quantile_reduces_to_numpys(x):
-    for p in (0.25, 0.5, 0.75):
-        got = _Sample(x, np.full(400, 1 / 400), 400.0)._quantile(p)
-        np.testing.assert_allclose(got, np.quantile(x, p, axis=0), rtol=1e-9)
+def test_quartiles_are_numpys(x):
+    spread = np.subtract(*np.quantile(x, (0.75, 0.25), axis=0))
+    strict = _Sample(array_api_strict.asarray(x), None, 400.0)
+    for sample in (_Sample(x, None, 400.0), _Sample(x, np.full(400, 1 / 400), 400.0), strict):
+        low, high = (np.asarray(q) for q in sample._quartiles())
+        np.testing.assert_allclose((high - low) * sample.unit, spread, rtol=1e-9)
+
+
+def test_a_weighted_covariance_is_symmetric():
+    grid = np.array(np.meshgrid(*[np.arange(6.0)] * 3)).T.reshape(-1, 3)
+    p = np.random.default_rng(0).random((3, 6))
+    w = np.prod(p[np.arange(3)[:, None], grid.T.astype(int)], axis=0)
+    assert resolve("scott", grid, np.log(w / w.sum())).factor.shape == (3, 3)
+
+
+def test_rounding_asymmetry_and_huge_entries_are_fine():
+    Bandwidth.of([[1.0, 1e-17], [2e-17, 1.0]], 2)
+    np.testing.assert_allclose(Bandwidth.of(np.eye(2) * 1e308, 2).factor, np.eye(2) * 1e154)
+
+
+def test_offsets_cost_no_digits(x):
+    w = np.log(np.random.default_rng(5).random(400))
+    w -= np.log(np.exp(w).sum())
+    x = np.round(x, 6)
+    for rule in RULES:
+        a, b = resolve(rule, x, w).matrix, resolve(rule, x + 2.0**20, w).matrix
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_too_few_samples_for_a_covariance_is_said_at_once():
+    with pytest.raises(ValueError, match=r"more samples with weight than dimensions.* 5 in 30"):
+        resolve("scott", np.random.default_rng(0).normal(size=(5, 30)))
+
+
+def test_one_dominant_weight_is_one_sample(x):
+    with pytest.raises(ValueError, match="two samples"):
+        resolve("scott", x, np.log(np.r_[1.0, np.full(399, 1e-20)]))
+
+
+@pytest.mark.parametrize("scale", [1e-160, 1e155])
+def test_spread_neither_overflows_nor_underflows(x, scale):
+    np.testing.assert_allclose(
+        resolve("silverman", x * scale).factor, resolve("silverman", x).factor * scale, rtol=1e-12
+    )
+
+
+def test_whitening_with_units_far_apart():
+    """In units of 1e-6 and 1e6, a correlation of 1e-10 must not cost digits."""
+    h = np.array([[1e-12, 1e-10], [1e-10, 1e12]])
+    x = np.random.default_rng(0).normal(size=(50, 2)) * [1e-6, 1e6]
+    u = Bandwidth.of(h, 2).whiten(x, np.zeros(2))
+    np.testing.assert_allclose(u, x / [1e-6, 1e6], rtol=1e-9, atol=1e-9)
+    assert u.flags.c_contiguous
 
 
 @pytest.mark.parametrize("value", [0.3, [0.3, 20.0, 0.004], "matrix"])
@@ -89,9 +139,11 @@ def test_whitening_and_back(x, value):
         (np.diag([1.0, np.nan, 1.0]), ValueError, "not finite"),
         ("silvermann", ValueError, "'silverman'"),
         (1j, TypeError, "dtype complex128"),
-        (True, TypeError, "dtype bool"),
+        (True, TypeError, "bandwidth is True"),
         (None, TypeError, "dtype object"),
-        ([[1.0], [1.0, 2.0]], ValueError, "ragged"),
+        ([[1.0], [1.0, 2.0]], ValueError, "equal length"),
+        (np.ma.array([1.0, 9.0, 2.0], mask=[0, 1, 0]), TypeError, "masked"),
+        (np.longdouble("1e4000"), ValueError, "positive"),
     ],
 )
 def test_what_is_refused(x, value, error, message):

@@ -12,9 +12,9 @@ from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
 
 from sdkde_core.exact import reduce_exact
-from sdkde_core.execute import reduce_pass
-from sdkde_core.merge import merge
-from sdkde_core.protocol import Partial, Reduction
+from sdkde_core.merge import each, merge
+from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
+from sdkde_core.split import reduce_pass
 from sdkde_core.testing.problems import CASES, errors, make, truth
 
 
@@ -24,11 +24,13 @@ from sdkde_core.testing.problems import CASES, errors, make, truth
 )
 def test_column_chunks_merge_to_the_whole(seed, cuts, kind):
     case = make(kind, 40, 7, 2, seed=seed)
-    edges = [0, *sorted(cuts), 40]
+    kept = np.isfinite(case.log_weights)
+    case = replace(case, points=case.points[kept], log_weights=case.log_weights[kept])
+    edges = [0, *sorted(min(c, kept.sum()) for c in cuts), kept.sum()]
     for reduction in Reduction:
         problem = case.problem(reduction, "float64")
         parts = [
-            reduce_exact(problem, case.queries, case.points[a:b], case.log_weights[a:b])
+            reduce_exact(problem, case.queries, Columns(case.points[a:b], case.log_weights[a:b]))
             for a, b in pairwise(edges)
             if b > a
         ]
@@ -39,7 +41,7 @@ def test_merge_is_the_same_bits_for_the_same_order():
     case = make("weights", 300, 50, 3)
     problem = case.problem(Reduction.MEAN, "high")
     parts = [
-        reduce_exact(problem, case.queries, case.points[a : a + 100], case.log_weights[a : a + 100])
+        reduce_exact(problem, case.queries, Columns(case.points[a : a + 100], case.log_weights[a : a + 100]))
         for a in (0, 100, 200)
     ]
     assert np.array_equal(merge(parts).shift, merge(parts).shift)
@@ -67,18 +69,23 @@ def _limited(limit):
     """The NumPy backend, as if its formula held only to ``limit``; it refuses to see more."""
 
     class Strict(NumpyBackend):
-        def prepare(self, problem, points, log_weights, values=None):
+        def prepare(self, problem, columns):
             assert problem.extent <= limit
-            assert np.sqrt((points**2).sum(1)).max() <= limit
-            assert np.isfinite(log_weights).all()
-            assert problem.n == len(points)
-            return super().prepare(problem, points, log_weights, values)
+            assert np.sqrt((columns.points**2).sum(1)).max() <= limit
+            assert np.isfinite(columns.log_weights).all()
+            assert problem.n == len(columns.points)
+            return super().prepare(problem, columns)
 
-        def reduce(self, problem, queries, state):
-            assert queries is None or (np.sqrt((queries**2).sum(1)).max() <= limit and problem.m == len(queries))
-            return super().reduce(problem, queries, state)
+        def reduce(self, problem, queries, state, own_offset=0):
+            if queries is not None and len(queries):
+                assert np.sqrt((queries**2).sum(1)).max() <= limit
+                assert problem.m == len(queries)
+            return super().reduce(problem, queries, state, own_offset)
 
-    return replace(INFO, extent_limit=lambda problem: limit), Strict()
+    def supports(problem):
+        return Support(problem.extent <= limit, f"holds to {limit}")
+
+    return replace(INFO, extent_limit=lambda problem: limit, supports=supports), Strict()
 
 
 def _spoil(case, rng, zeros):
@@ -114,18 +121,14 @@ def test_far_points_are_summed_exactly(reduction, zeros, same, exclude_self, sca
         n_values=0 if values is None else 2,
     )
     queries = None if same else case.queries
-    got, taken_off = reduce_pass(backend, info, problem, case.points, case.log_weights, queries, values)
+    columns = Columns(case.points, case.log_weights, values)
+    got, taken_off = reduce_pass(backend, info, problem, columns, queries)
     assert taken_off == ((1 if zeros else 2) if same else (3 if zeros else 4))
     for s, scale in enumerate(scales or (1.0,)):
         want = truth(case, same=same, exclude_self=exclude_self, values=values, scale=scale)
         one = got
         if scales:
-            one = Partial(
-                *(
-                    None if x is None else x[:, s]
-                    for x in (got.log_sum, got.shift, got.sign, got.log_magnitude, got.values)
-                )
-            )
+            one = each(got, lambda x, s=s: x[:, s])
         assert errors(problem, one, want).max() <= 1.0
         if values is not None:
             np.testing.assert_allclose(one.values, want.values, atol=1e-10)
@@ -135,7 +138,7 @@ def test_many_far_points_are_left_to_the_backend():
     case = make("clusters", 60, 20, 2, extent=1e4)
     problem = case.problem(Reduction.LOG_SUM, "float64")
     info = replace(INFO, extent_limit=lambda problem: 30.0)
-    got, taken_off = reduce_pass(NumpyBackend(), info, problem, case.points, case.log_weights, case.queries)
+    got, taken_off = reduce_pass(NumpyBackend(), info, problem, Columns(case.points, case.log_weights), case.queries)
     assert taken_off == 0
     assert errors(problem, got, truth(case)).max() <= 1.0
 
@@ -149,7 +152,7 @@ def test_every_column_with_weight_is_far():
     info, backend = _limited(30.0)
     for same in (False, True):
         problem = case.problem(Reduction.MEAN, "float64", same=same)
-        got, _ = reduce_pass(backend, info, problem, case.points, log_w, None if same else case.queries)
+        got, _ = reduce_pass(backend, info, problem, Columns(case.points, log_w), None if same else case.queries)
         assert errors(problem, got, truth(case, same=same)).max() <= 1.0
 
 
@@ -159,7 +162,8 @@ def test_the_exact_path_runs_on_any_array_library(reduction):
     case = make("weights", 60, 30, 3)
     kept = np.isfinite(case.log_weights)
     problem = case.problem(reduction, "float64")
-    got = reduce_exact(problem, *(xp.asarray(a) for a in (case.queries, case.points[kept], case.log_weights[kept])))
+    columns = Columns(xp.asarray(case.points[kept]), xp.asarray(case.log_weights[kept]))
+    got = reduce_exact(problem, xp.asarray(case.queries), columns)
     numpy_got = Partial(
         *(None if x is None else np.asarray(x) for x in (got.log_sum, got.shift, got.sign, got.log_magnitude))
     )
@@ -171,5 +175,68 @@ def test_the_exact_path_in_blocks(monkeypatch):
     case = make("mixture", 70, 31, 3)
     for reduction in Reduction:
         problem = case.problem(reduction, "float64")
-        got = reduce_exact(problem, case.queries, case.points, case.log_weights)
+        got = reduce_exact(problem, case.queries, Columns(case.points, case.log_weights))
         assert errors(problem, got, truth(case)).max() <= 1.0
+
+
+def _cramped(rows, n_calls):
+    """The NumPy backend on a device that holds only so many rows."""
+
+    class Cramped(NumpyBackend):
+        def reduce(self, problem, queries, state, own_offset=0):
+            n_calls.append(problem.m)
+            if problem.m > rows:
+                raise DeviceOutOfMemory(f"{problem.m} rows")
+            return super().reduce(problem, queries, state, own_offset)
+
+    return Cramped()
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_running_out_of_memory_cuts_rows(reduction, same, exclude_self):
+    case, calls = make("mixture", 120, 90, 3), []
+    problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
+    columns = Columns(case.points, case.log_weights)
+    got, _ = reduce_pass(_cramped(20, calls), INFO, problem, columns, None if same else case.queries)
+    assert max(calls) > 20
+    assert errors(problem, got, truth(case, same=same, exclude_self=exclude_self)).max() <= 1.0
+
+
+def test_a_device_that_holds_no_row_is_an_error():
+    case = make("mixture", 12, 9, 3)
+    problem = case.problem(Reduction.MEAN, "high")
+    with pytest.raises(DeviceOutOfMemory):
+        reduce_pass(_cramped(0, []), INFO, problem, Columns(case.points, case.log_weights), case.queries)
+
+
+def test_an_answer_of_another_shape_is_refused():
+    class Wrong(NumpyBackend):
+        def reduce(self, problem, queries, state, own_offset=0):
+            return Partial(np.zeros(3))
+
+    case = make("mixture", 12, 9, 3)
+    for reduction in Reduction:
+        with pytest.raises(RuntimeError, match="has shape"):
+            problem = case.problem(reduction, "high")
+            reduce_pass(Wrong(), INFO, problem, Columns(case.points, case.log_weights), case.queries)
+
+
+@pytest.mark.parametrize("far", [1e4, 1e7])
+def test_the_exact_path_keeps_shifts_far_from_every_point(far):
+    """On a lattice many columns are nearly as far as the nearest: what counts are differences of huge exponents."""
+    axis = np.arange(-3.0, 4.0)
+    points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    case = replace(make("mixture", 49, 3, 2), points=points, queries=np.array([[far, 0.0], [0.0, far], [far, 1e-9]]))
+    problem = case.problem(Reduction.MEAN, "float64")
+    got = reduce_exact(problem, case.queries, Columns(case.points, case.log_weights))
+    assert errors(problem, got, truth(case)).max() <= 1.0
+
+
+def test_no_rows_and_weights_of_zero():
+    case = make("weights", 50, 0, 2)
+    for reduction in Reduction:
+        problem = case.problem(reduction, "high")
+        columns = Columns(case.points, case.log_weights)
+        assert reduce_pass(NumpyBackend(), INFO, problem, columns, case.queries)[0].log_sum.shape == (0,)

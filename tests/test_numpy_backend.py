@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from sdkde_numpy import backend as implementation
 from sdkde_numpy.backend import NumpyBackend
-from sdkde_numpy.bounds import exponent_error, extent_limit, split_limit
+from sdkde_numpy.bounds import double_limit, exponent_error, extent_limit, single_limit, split_limit
 from sdkde_numpy.formulas import Direct, Expanded, Split, choose
 from sdkde_numpy.info import INFO
 
-from sdkde_core.protocol import LEVELS, Partial, Problem, Reduction
+from sdkde_core.merge import each
+from sdkde_core.protocol import LEVELS, Columns, Problem, Reduction
 from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error
 
 QUICK, FULL = (1, 3, 17), (2, 5, 7, 16, 33, 64, 128, 384, 784)
@@ -106,9 +107,7 @@ def test_several_scales_and_values(kind, level, exclude_self):
         got = answer(INFO, NumpyBackend(), problem, case, values if with_values else None)
         for s, scale in enumerate(scales):
             want = truth(case, exclude_self=exclude_self, values=values, scale=scale)
-            one = Partial(
-                *(None if x is None else x[:, s] for x in (got.log_sum, got.shift, got.sign, got.log_magnitude))
-            )
+            one = each(got, lambda x, s=s: x[:, s])
             assert errors(problem, one, want).max() <= 1.0
             if with_values:
                 spread = {"fast": 1e-4, "high": 1e-5, "float64": 1e-11}[level]
@@ -123,7 +122,7 @@ def test_prepared_state_serves_many_batches(reduction):
     points, log_w = case.points[kept], case.log_weights[kept]
     problem = replace(problem, n=len(points))
     backend = NumpyBackend()
-    state = backend.prepare(problem, points, log_w)
+    state = backend.prepare(problem, Columns(points, log_w))
     whole = backend.reduce(problem, case.queries, state)
     for start, stop in ((0, 1), (1, 90), (90, 200)):
         part = backend.reduce(replace(problem, m=stop - start), case.queries[start:stop], state)
@@ -176,14 +175,25 @@ def test_formulas_follow_the_extent():
     case = make("mixture", 50, 5, 4)
     for reduction in Reduction:
         problem = case.problem(reduction, "float64")
+        assert extent_limit(problem) == double_limit(problem)
         kinds = []
-        for extent in (1.0, 2 * extent_limit(problem), 2 * split_limit(problem)):
+        for extent in (1.0, 2 * double_limit(problem), 2 * split_limit(problem)):
             kinds.append(type(choose(replace(problem, extent=extent), case.points, 0.0)))
         assert kinds == [Expanded, Split, Direct]
     fast = case.problem(Reduction.LOG_SUM, "fast")
+    assert extent_limit(fast) == single_limit(fast)
     assert choose(fast, case.points, 0.0).dtype == np.float32
     assert choose(fast, case.points, 1e6).dtype == np.float64  # log weights that float32 would round
     assert choose(replace(fast, extent=1e3), case.points, 0.0).dtype == np.float64
+
+
+def test_the_callers_error_state_does_not_matter():
+    case = make("tails", 600, 300, 3, extent=100.0)
+    with np.errstate(all="raise"):
+        for level in LEVELS:
+            for reduction in Reduction:
+                problem = case.problem(reduction, level)
+                assert errors(problem, answer(INFO, NumpyBackend(), problem, case), truth(case)).max() <= 1.0
 
 
 def test_blas_threads_are_restored_after_overlapping_calls():

@@ -194,6 +194,41 @@ def test_supports_that_declines_or_fails(install):
     assert "ZeroDivisionError" in str(sdkde_core.explain(X))
 
 
+@pytest.mark.parametrize(
+    ("supports", "cause"),
+    [
+        ("True", "answered True, not a Support"),
+        ("Support(False, '')", "no reason given"),
+        ("(_ for _ in ()).throw(SystemExit(4))", "SystemExit: 4"),
+    ],
+)
+def test_supports_that_misbehaves_takes_nothing_down(install, supports, cause):
+    install("odd", "odd", good("odd", "odd", more=f"supports=lambda problem: {supports},"))
+    assert cause in str(sdkde_core.explain(X))
+    with pytest.raises(sdkde_core.BackendUnavailable):
+        sdkde_core.estimate(X, backend="odd")
+
+
+def test_a_device_whose_rates_are_not_known_has_no_price(install):
+    source = good(
+        "exotic", "exotic", more="work=lambda p, c: __import__('sdkde_core.protocol').protocol.Work({'int4': 1.0}),"
+    )
+    install("exotic", "exotic", source)
+    (candidate,) = (c for c in sdkde_core.explain(X).candidates if c.name == "exotic")
+    assert candidate.ok
+    assert candidate.seconds is None
+
+
+def test_a_backend_never_sees_an_extent_that_it_declines(install):
+    """A tenth of the points is far: too many to be few, so they are split off only because the plugin needs it."""
+    more = "supports=lambda p: Support(p.extent <= 50, 'to 50'), extent_limit=lambda p: 50.0,"
+    install("near", "near", good("near", "near", more=more))
+    x = X.copy()
+    x[::10] *= 1e4
+    got = sdkde_core.estimate(x, X, backend="near", bandwidth=0.5, precision="float64")
+    np.testing.assert_allclose(got, sdkde_core.reference.estimate(x, X, bandwidth=0.5), rtol=1e-9)
+
+
 def test_every_reason_is_given():
     for c in sdkde_core.explain(X).candidates:
         assert c.reason
@@ -204,9 +239,9 @@ def test_every_reason_is_given():
 def test_start_up_is_priced_whatever_is_imported():
     info = BackendInfo("slow", (1, 0), "x:y", ("cpu",), ("high",), startup_seconds=5.0, deterministic=True)
     problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
-    candidate = select._judge(info, [problem], None)
+    candidate = select._judge(info, [problem], "cpu", None)
     assert candidate.startup_seconds == 5.0
-    assert candidate.rank_key[2] >= 5.0
+    assert candidate.total_seconds >= 5.0
 
 
 def test_devices_in_question():

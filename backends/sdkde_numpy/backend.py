@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,16 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from sdkde_core.hardware import cpu_threads
-from sdkde_core.protocol import Partial, Problem, Reduction, Support
+from sdkde_core.merge import concatenate, stack
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .formulas import Formula, choose
 from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]
 
-#: Rows of a block, elements of a tile (2 MiB of float64), columns of a task when there are few rows. None depends on
-#: the number of threads, so neither do the results.
-ROWS, TILE, CHUNK = 256, 1 << 18, 1 << 16
+#: Rows of a block, elements of a tile (2 MiB of float64), tasks to aim for, and the fewest columns of one.
+ROWS, TILE, TASKS, CHUNK = 256, 1 << 18, 64, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class NumpyBackend:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
+        if threads is not None and (isinstance(threads, bool) or operator.index(threads) < 1):
             raise ValueError(f"threads is {threads!r}; pass a positive integer")
         self.threads = threads
 
@@ -54,58 +55,50 @@ class NumpyBackend:
         """NumPy runs on any CPU."""
         return Support(device == "cpu", "NumPy runs on the CPU")
 
-    def prepare(self, problem: Problem, points: Array, log_weights: Array, values: Array | None = None) -> _State:
+    def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Choose the formula from the error bounds and pack the columns."""
-        weighted = "weights" in problem.requires
-        formula = choose(problem, points, float(np.max(-log_weights)) if weighted else 0.0)
+        weighted, log_weights = "weights" in problem.requires, columns.log_weights
+        formula = choose(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
         packed = log_weights.astype(formula.dtype, copy=False) if weighted else None
-        return _State(formula, packed, 0.0 if weighted else float(log_weights[0]), values)
+        return _State(formula, packed, 0.0 if weighted else float(log_weights[0]), columns.values)
 
-    def reduce(self, problem: Problem, queries: Array | None, state: _State) -> Partial:
+    def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
         points = state.formula.points
         rows = points if queries is None else queries
         m, n = len(rows), len(points)
         if m == 0:
             return _empty(problem)
-        # Few rows: columns are shared out instead, and merged in order.
-        chunk = n if m > 2 * ROWS else CHUNK
-        width = min(n, chunk, max(1, TILE // min(m, ROWS)))
-        tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
+        # Where rows are few, columns are shared out too, and joined in order. Nothing here depends on the threads.
+        blocks = -(-m // ROWS)
+        chunk = min(n, max(CHUNK, -(-n * blocks // TASKS)))
+        width = min(chunk, max(1, TILE // min(m, ROWS)))
 
         def task(where: tuple[int, int]) -> list[Sums]:
             r, c = where
-            columns = (c, min(c + chunk, n))
-            return reduce_block(
-                problem, state.formula, rows[r : r + ROWS], r, columns, state.log_weights, state.values, width
-            )
+            block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
+            with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
+                return reduce_block(
+                    problem, state.formula, block, own_offset + r, over, state.log_weights, state.values, width
+                )
 
+        tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
         with _single_threaded_blas():
             parts = _map(task, tasks, self.threads or cpu_threads())
         chunks = -(-n // chunk)
-        strips = [_join(parts[i : i + chunks], state.uniform) for i in range(0, len(parts), chunks)]
-        return _assemble(strips, stacked=bool(problem.scales))
+        with np.errstate(all="ignore"):
+            strips = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
+            results = [[sums.result(state.uniform) for sums in strip] for strip in strips]
+        return concatenate([stack(strip) if problem.scales else strip[0] for strip in results])
 
 
-def _join(parts: list[list[Sums]], uniform: float) -> list[Partial]:
-    """The results of a block of rows at every scale, from the sums over its chunks of columns."""
+def _join(parts: list[list[Sums]]) -> list[Sums]:
+    """The sums of a block of rows at every scale, over all chunks of columns."""
     first, *others = parts
     for other in others:
         for mine, theirs in zip(first, other):
             mine.join(theirs)
-    return [sums.result(uniform) for sums in first]
-
-
-def _assemble(strips: list[list[Partial]], stacked: bool) -> Partial:
-    """Join blocks of rows, each a list of results by scale; with several scales, on an axis after the first."""
-
-    def field(name: str) -> Array | None:
-        if getattr(strips[0][0], name) is None:
-            return None
-        blocks = [[getattr(p, name) for p in strip] for strip in strips]
-        return np.concatenate([np.stack(block, axis=1) if stacked else block[0] for block in blocks])
-
-    return Partial(*(field(f.name) for f in fields(Partial)))
+    return first
 
 
 def _map(task: Callable[[Any], list[Sums]], arguments: list[Any], threads: int) -> list[list[Sums]]:
@@ -146,9 +139,9 @@ def _single_threaded_blas() -> Iterator[None]:
     """
     global _users, _limit
     with _lock:
-        _users += 1
-        if _users == 1:
+        if _users == 0:
             _limit = _blas().limit(limits=1)
+        _users += 1
     try:
         yield
     finally:

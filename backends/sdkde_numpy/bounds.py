@@ -13,7 +13,7 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["exponent_error", "extent_limit", "product_shift_limit", "single_precision", "split_limit"]
+__all__ = ["double_limit", "exponent_error", "extent_limit", "product_shift_limit", "single_limit", "split_limit"]
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -27,6 +27,34 @@ def exponent_error(dtype: str, d: int, extent: float) -> float:
 
 
 def extent_limit(problem: Problem) -> float:
+    """Return the extent up to which the fastest formula for the level holds: beyond, a slower one takes over.
+
+    Expanded squares in float32 for "fast" sums, otherwise in float64.
+    """
+    return single_limit(problem) if _takes_single(problem) else double_limit(problem)
+
+
+def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
+    """Return the extent up to which expanded squares in float32 keep "fast"; 0 where they do not at all.
+
+    LAPLACE pays an error twice, in φ and in its factor. ``log_weight_span`` is the largest magnitude of a log weight,
+    which is added to the exponent. MEAN is never computed so: the bound on its shift would leave a few bandwidths.
+    """
+    if not _takes_single(problem):
+        return 0.0
+    budget = BUDGET * TOLERANCES["fast"][Reduction.LOG_SUM].absolute
+    if problem.reduction is Reduction.LAPLACE:
+        budget /= 2.0
+    budget -= 4.0 * UNIT_ROUNDOFF["float32"] * log_weight_span
+    per_square = exponent_error("float32", problem.d, 1.0) / _smallest_scale(problem)
+    return math.sqrt(max(budget, 0.0) / per_square)
+
+
+def _takes_single(problem: Problem) -> bool:
+    return problem.level == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values
+
+
+def double_limit(problem: Problem) -> float:
     """Return the extent up to which expanded squares in float64 keep the problem's level.
 
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ/2 times half the distance
@@ -43,31 +71,16 @@ def extent_limit(problem: Problem) -> float:
 def split_limit(problem: Problem) -> float:
     """Return the extent up to which split squares keep the problem's level.
 
-    Their error is that of a_i·b_j + b_i·u_j: ε times sums of 2d products with a factor below 2⁻²⁵ R each. The bound
-    taken is 4 ε d R² 2⁻²⁵.
+    Their error is that of a_i·b_j + b_i·u_j: ε times sums of 2d products of independent signs, since the b's are what
+    rounding left, with one factor below 2⁻²⁶ R each. The bound taken is 4 ε √d R² 2⁻²⁵.
     """
-    per_square = 4.0 * UNIT_ROUNDOFF["float64"] * problem.d * 2.0**-25 / _smallest_scale(problem)
+    per_square = 4.0 * UNIT_ROUNDOFF["float64"] * math.sqrt(problem.d) * 2.0**-25 / _smallest_scale(problem)
     return math.sqrt(BUDGET * _strictest(problem) / per_square)
 
 
 def product_shift_limit(problem: Problem) -> float:
     """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift: it rounds numbers of size R, 8 ε R at most."""
     return 0.1 * TOLERANCES[problem.level][Reduction.MEAN].absolute / (8.0 * UNIT_ROUNDOFF["float64"])
-
-
-def single_precision(problem: Problem, log_weight_span: float) -> bool:
-    """Whether float32 keeps the problem's level.
-
-    MEAN never does: the bound on its shift would leave an extent of a few bandwidths. LAPLACE pays an error twice, in φ
-    and in its factor. ``log_weight_span`` is the largest magnitude of a log weight, which is added to the exponent.
-    """
-    if problem.level != "fast" or problem.reduction is Reduction.MEAN or problem.n_values:
-        return False
-    error = exponent_error("float32", problem.d, problem.extent) / _smallest_scale(problem)
-    error += 4.0 * UNIT_ROUNDOFF["float32"] * log_weight_span
-    if problem.reduction is Reduction.LAPLACE:
-        error *= 2.0
-    return error <= BUDGET * TOLERANCES["fast"][Reduction.LOG_SUM].absolute
 
 
 def _strictest(problem: Problem) -> float:

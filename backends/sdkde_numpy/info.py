@@ -7,16 +7,16 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import extent_limit, single_precision, split_limit
+from .bounds import double_limit, extent_limit, single_limit, split_limit
 
 __all__ = ["INFO"]
 
 
 def _formula(problem: Problem) -> str:
     """As :func:`sdkde_numpy.formulas.choose` will decide, but for extreme weights, which need float64 too."""
-    if single_precision(problem, 0.0):
+    if problem.extent <= single_limit(problem):
         return "expanded squares in float32"
-    if problem.extent <= extent_limit(problem):
+    if problem.extent <= double_limit(problem):
         return "expanded squares in float64"
     return "split squares in float64" if problem.extent <= split_limit(problem) else "direct differences in float64"
 

@@ -1,7 +1,7 @@
 """The streaming sums over tiles, and the loop that feeds them.
 
 A tile is a block of query rows by a block of columns, small enough to stay in cache while a handful of array operations
-pass over it. All of them write into buffers made once per block of rows.
+pass over it, most of them into buffers made once per block of rows.
 """
 
 from __future__ import annotations
@@ -24,17 +24,23 @@ Array = NDArray[Any]
 CLAMP = {np.dtype(np.float32): -87.0, np.dtype(np.float64): -700.0}
 
 
+#: Where a running maximum starts: finite, since −inf − −inf would be NaN, in the dtype that it is subtracted in too.
+FLOOR = {np.dtype(np.float32): -1e30, np.dtype(np.float64): -1e300}
+
+
 class Sums:
     """Streaming sums of a block of rows at one scale.
 
-    All are relative to exp(base + top), a running maximum in two parts: far from every point exponents are huge, and
-    formulas give them relative to a base, so that their differences keep their digits.
+    All are relative to exp(base / scale² + top), a running maximum in two parts: far from every point exponents are
+    huge, and formulas give them relative to a base, so that their differences keep their digits. Bases are kept
+    unscaled, as the formulas give them: their differences are exact.
     """
 
-    def __init__(self, problem: Problem, rows: int) -> None:
+    def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any], scale: float = 1.0) -> None:
         self.problem = problem
+        self.sharpness = 1.0 / scale**2
         self.base = np.zeros(rows)
-        self.top = np.full(rows, -1e300)  # finite: −inf − −inf would be NaN
+        self.top = np.full(rows, FLOOR[dtype])
         self.total = np.zeros(rows)  # Σ w φ
         laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
         self.exponent = np.zeros(rows) if laplace else None  # Σ w φ · (−½ r²)
@@ -56,7 +62,7 @@ class Sums:
         Parameters
         ----------
         terms : (b, w) array
-            −½ r²_ij − base_i, −inf for entries left out; overwritten.
+            (−½ r²_ij − base_i) / scale², −inf for entries left out; overwritten.
         base : (b,) array
         phi : (b, w) array
             A buffer; may be ``terms`` itself but for LAPLACE, which needs both.
@@ -70,7 +76,8 @@ class Sums:
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
         top = self._raise(base, terms.max(axis=1).astype(np.float64))
-        np.subtract(terms, (top + (self.base - base)).astype(terms.dtype)[:, None], out=terms)
+        level = top + (self.base - base) * self.sharpness
+        np.subtract(terms, level.astype(terms.dtype)[:, None], out=terms)
         np.maximum(terms, CLAMP[terms.dtype], out=terms)
         np.exp(terms, out=phi)
         if own is not None:
@@ -78,7 +85,7 @@ class Sums:
         total = np.add.reduce(phi, axis=1)
         self.total += total
         if self.exponent is not None:
-            self.exponent += np.vecdot(phi, terms) + (self.base + top) * total
+            self.exponent += np.vecdot(phi, terms) + (self.base * self.sharpness + top) * total
             if log_weights is not None:
                 self.exponent -= phi @ log_weights
         if self.shift is not None:
@@ -90,17 +97,17 @@ class Sums:
     def join(self, other: Sums) -> None:
         """Add the sums of the same rows over other columns."""
         self._raise(other.base, other.top)
-        share = np.exp((other.base - self.base) + (other.top - self.top))
+        share = np.exp((other.base - self.base) * self.sharpness + (other.top - self.top))
         for name in ("total", "exponent", "shift", "values"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None:
                 mine += theirs * (share if mine.ndim == 1 else share[:, None])
 
     def _raise(self, base: Array, top: Array) -> Array:
-        """Raise the running maximum to base + top where that is larger, and scale the sums down to it."""
-        larger = (base - self.base) + (top - self.top) > 0
+        """Raise the running maximum to that of base and top where larger, and scale the sums down to it."""
+        larger = (base - self.base) * self.sharpness + (top - self.top) > 0
         new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
-        rescale = np.exp((self.base - new_base) + (self.top - new_top))
+        rescale = np.exp((self.base - new_base) * self.sharpness + (self.top - new_top))
         self.base, self.top = new_base, new_top
         for name in ("total", "exponent", "shift", "values"):
             sums = getattr(self, name)
@@ -113,7 +120,7 @@ class Sums:
 
         A row that every column was left out of has log sum −inf.
         """
-        scale = self.base + self.top + log_weight
+        scale = self.base * self.sharpness + self.top + log_weight
         with np.errstate(divide="ignore"):
             if self.exponent is not None:
                 half = (1.0 + 0.5 * self.problem.d) * self.total
@@ -130,7 +137,7 @@ def reduce_block(
     problem: Problem,
     formula: Formula,
     queries: Array,
-    first_row: int,
+    own_offset: int,
     columns: tuple[int, int],
     log_weights: Array | None,
     values: Array | None,
@@ -141,8 +148,8 @@ def reduce_block(
     Parameters
     ----------
     queries : (b, d) float64 array
-    first_row : int
-        Index of the block's first row, for ``"exclude_self"``.
+    own_offset : int
+        With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
     columns : pair of int
         start, stop.
     log_weights : (n,) array, optional
@@ -152,7 +159,7 @@ def reduce_block(
     """
     b, (start, stop) = len(queries), columns
     rows = formula.rows(queries)
-    sums = [Sums(problem, b) for _ in problem.scales or (1.0,)]
+    sums = [Sums(problem, b, formula.dtype, scale) for scale in problem.scales or (1.0,)]
     exponent_buffer = np.empty(b * width, formula.dtype)
     term_buffer = np.empty(b * width, formula.dtype) if problem.scales else exponent_buffer
     phi_buffer = np.empty(b * width, formula.dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
@@ -160,7 +167,7 @@ def reduce_block(
         right = min(left + width, stop)
         size, shape = b * (right - left), (b, right - left)
         exponents, terms, phi = (x[:size].reshape(shape) for x in (exponent_buffer, term_buffer, phi_buffer))
-        own = _own(first_row, b, left, right) if "exclude_self" in problem.requires else None
+        own = _own(own_offset, b, left, right) if "exclude_self" in problem.requires else None
         base = formula.exponents(rows, left, right, exponents, own)
         weights = None if log_weights is None else log_weights[left:right]
         tile_values = None if values is None else values[left:right]
@@ -170,13 +177,13 @@ def reduce_block(
 
         if not problem.scales:
             sums[0].add(exponents, base, phi, weights, own, displacement, tile_values)
-        for scale, total in zip(problem.scales, sums):
-            np.multiply(exponents, 1.0 / scale**2, out=terms)
-            total.add(terms, base / scale**2, phi, weights, own, displacement, tile_values)
+        for total in sums if problem.scales else ():
+            np.multiply(exponents, total.sharpness, out=terms)
+            total.add(terms, base, phi, weights, own, displacement, tile_values)
     return sums
 
 
-def _own(first_row: int, rows: int, left: int, right: int) -> tuple[Array, Array] | None:
-    """Indices in the tile of the entries (i, i)."""
-    both = np.arange(max(first_row, left), min(first_row + rows, right))
-    return (both - first_row, both - left) if both.size else None
+def _own(offset: int, rows: int, left: int, right: int) -> tuple[Array, Array] | None:
+    """Indices in the tile of the entries (i, i + offset)."""
+    columns = np.arange(max(offset, left), min(offset + rows, right))
+    return (columns - offset, columns - left) if columns.size else None

@@ -1,4 +1,17 @@
-"""Cases with known answers for backends: what is hard about them, and how far an answer is off.
+"""The conformance suite: what a backend must do, as tests that a plugin runs with one import. Needs pytest.
 
-:mod:`~sdkde_core.testing.problems` serves tests and benchmarks alike.
+:mod:`~sdkde_core.testing.problems` has the cases and the errors, :mod:`~sdkde_core.testing.checks` the checks; neither
+needs pytest.
 """
+
+from typing import Any
+
+__all__ = ["BackendConformance"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BackendConformance":  # benchmarks use the problems without pytest installed
+        from .conformance import BackendConformance
+
+        return BackendConformance
+    raise AttributeError(name)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core import reference
-from sdkde_core.execute import reduce_pass
-from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Partial, Problem, Reduction
+from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Columns, Partial, Problem, Reduction
+from sdkde_core.split import reduce_pass
 
 __all__ = ["CASES", "Case", "Truth", "answer", "errors", "make", "truth", "worst_error"]
 
@@ -120,6 +120,22 @@ def _duplicates(rng: np.random.Generator, n: int, m: int, d: int, extent: float)
     return Case("duplicates", x, x[rng.integers(0, n, m)].copy(), _uniform(n))
 
 
+def _zero_tile(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
+    """Weight zero on all but the last columns: whole tiles of zeros."""
+    case = _mixture(rng, n, m, d, extent)
+    log_w = np.full(n, -np.inf)
+    log_w[-max(1, n // 50) :] = 0.0
+    return replace(case, name="zero_tile", log_weights=_normalised(log_w))
+
+
+def _muted_outlier(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
+    """A point at 1e7 bandwidths whose weight is zero: no column, but still a row."""
+    case = _outlier(rng, n, m, d, extent)
+    log_w = rng.normal(size=n)
+    log_w[n // 2] = -np.inf if n > 1 else 0.0
+    return replace(case, name="muted_outlier", log_weights=_normalised(log_w))
+
+
 #: Kinds of case: ``kind(rng, n, m, d, extent) -> Case``.
 CASES: dict[str, Callable[[np.random.Generator, int, int, int, float], Case]] = {
     "mixture": _mixture,
@@ -128,6 +144,8 @@ CASES: dict[str, Callable[[np.random.Generator, int, int, int, float], Case]] = 
     "outlier": _outlier,
     "weights": _weights,
     "duplicates": _duplicates,
+    "zero_tile": _zero_tile,
+    "muted_outlier": _muted_outlier,
 }
 
 
@@ -150,23 +168,25 @@ def truth(
 
 
 def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case, values: Any = None) -> Partial:
-    """A backend's answer, by way of the core: weights of zero dropped, far points split off."""
-    queries = None if problem.same else case.queries
-    return reduce_pass(backend, info, problem, case.points, case.log_weights, queries, values)[0]
+    """A backend's answer, by way of the core: columns without weight dropped, far points split off."""
+    columns = Columns(case.points, case.log_weights, values)
+    return reduce_pass(backend, info, problem, columns, None if problem.same else case.queries)[0]
 
 
 def errors(problem: Problem, got: Partial, want: Truth) -> Array:
     """Error of every row over its tolerance, (m,): at most 1 is within the contract; inf for a row that is NaN."""
     level = TOLERANCES[problem.level]
     if problem.reduction is Reduction.LAPLACE:
+        worst = _log_errors(level[Reduction.LAPLACE], got.log_sum, want.log_plus)
+        full = np.isfinite(want.log_plus)
         with np.errstate(over="ignore", invalid="ignore"):
-            off = abs(got.sign * np.exp(got.log_magnitude - want.log_plus) - want.signed)
-            worst = _over(off, level[Reduction.LAPLACE].at(want.log_plus), want.log_plus)
-            return np.maximum(worst, _log_errors(level[Reduction.LAPLACE], got.log_sum, want.log_plus))
+            off = abs(got.sign * np.exp(got.log_magnitude - np.where(full, want.log_plus, 0.0)) - want.signed)
+        return np.maximum(worst, _over(off, level[Reduction.LAPLACE].at(np.where(full, want.log_plus, 0.0))))
     worst = _log_errors(level[Reduction.LOG_SUM], got.log_sum, want.log_sum)
     if problem.reduction is Reduction.MEAN:
         off = np.sqrt(((got.shift - want.shift) ** 2).sum(axis=-1))
-        worst = np.maximum(worst, _over(off, level[Reduction.MEAN].absolute, want.log_sum))
+        allowed = level[Reduction.MEAN].at(np.where(np.isfinite(want.log_sum), want.log_sum, 0.0))
+        worst = np.maximum(worst, _over(off, allowed))
     return worst
 
 
@@ -185,11 +205,10 @@ def worst_error(
 
 def _log_errors(tolerance: Any, got: Array, want: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        off = np.where(want == got, 0.0, abs(got - want))  # −inf, an empty sum, equals itself
-    return _over(off, tolerance.at(np.where(np.isfinite(want), want, 0.0)), want)
+        off = np.where(want == got, 0.0, abs(got - want))  # −inf, an empty sum, equals itself and nothing else
+    return _over(off, tolerance.at(np.where(np.isfinite(want), want, 0.0)))
 
 
-def _over(off: Array, allowed: Any, want: Array) -> Array:
-    """Error over tolerance; an empty sum (−inf) has no other error than not being one."""
-    ratio = np.where(np.isfinite(want) | (off == 0.0), off / np.where(np.isfinite(allowed), allowed, 1.0), np.inf)
-    return np.where(np.isnan(ratio), np.inf, ratio)
+def _over(off: Array, allowed: Array) -> Array:
+    """Error over tolerance; inf for NaN."""
+    return np.where(np.isnan(off), np.inf, off / allowed)

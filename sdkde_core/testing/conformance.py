@@ -1,0 +1,126 @@
+"""The suite as a pytest class: a plugin's whole test file is a subclass with a name."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from sdkde_core import registry
+
+from .checks import CHECKS, PROFILES, NotDeclared, Profile, Target
+
+__all__ = ["BackendConformance"]
+
+
+class BackendConformance:
+    """Every check of the backend protocol that a backend's declarations call for.
+
+    ::
+
+        from sdkde_core.testing import BackendConformance
+
+        class TestMine(BackendConformance):
+            backend = "mine"
+            xfail = {"tolerance[fast-mean-tails-d784-e10000]": "accumulates in float32; issue 12"}
+
+    Attributes
+    ----------
+    backend : str
+        The entry point's name.
+    device : str, optional
+        Default: every declared kind of device that the backend finds here (``"cuda"`` as ``"cuda:0"``).
+    options : mapping
+        ``backend_options``.
+    profile : str
+        ``"quick"`` or ``"full"``; default: the environment variable ``SDKDE_CONFORMANCE``, else quick.
+    dimensions : tuple of int, optional
+        In place of the profile's, for a backend that compiles for each.
+    xfail : mapping of str to str
+        ``{"check[param]": reason}``: known failures. Strict: one that passes fails the run. The name of a check alone
+        stands for all its parameters.
+    """
+
+    backend: ClassVar[str] = ""
+    device: ClassVar[str | None] = None
+    options: ClassVar[Mapping[str, Any]] = {}
+    profile: ClassVar[str | None] = None
+    dimensions: ClassVar[tuple[int, ...] | None] = None
+    xfail: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def _profile(cls) -> Profile:
+        chosen = PROFILES[cls.profile or os.environ.get("SDKDE_CONFORMANCE") or "quick"]
+        return chosen if cls.dimensions is None else chosen._replace(dimensions=cls.dimensions)
+
+    @classmethod
+    @functools.cache
+    def _targets(cls) -> list[Target]:
+        """The backend on every device that it can use here; a failure where there is none."""
+        record = registry.find(cls.backend)
+        if record is None or not record.ok or record.info is None:
+            reason = "not installed" if record is None else f"{record.status}: {record.reason}"
+            pytest.fail(f"backend {cls.backend!r} is {reason}", pytrace=False)
+        backend = record.info.load(cls.options)
+        places = [cls.device] if cls.device else ["cuda:0" if kind == "cuda" else kind for kind in record.info.devices]
+        probed = {place: backend.probe(place) for place in places}
+        usable = [Target(record.info, backend, place) for place, support in probed.items() if support.ok]
+        if not usable:
+            causes = (
+                "; ".join(f"{place}: {support.reason}" for place, support in probed.items()) or "declares no device"
+            )
+            pytest.fail(
+                f"backend {cls.backend!r} runs on no device here, so nothing was executed ({causes})", pytrace=False
+            )
+        return usable
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give every check the parameters that the backend's declarations call for."""
+        name = metafunc.function.__name__.removeprefix("test_")
+        if name not in CHECKS:
+            return
+        record = registry.find(self.backend)
+        info = record.info if record is not None else None
+        parameters: list[str] = ["backend"]
+        if info is not None and info.levels:
+            parameters = list(CHECKS[name].parameters(info, self._profile()))
+        metafunc.parametrize("parameter", [pytest.param(p, id=p, marks=self._marks(name, p)) for p in parameters])
+
+    @classmethod
+    def _marks(cls, name: str, parameter: str) -> list[pytest.MarkDecorator]:
+        reason = cls.xfail.get(f"{name}[{parameter}]", cls.xfail.get(name))
+        return [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
+
+    def test_expected_failures_are_real_and_have_reasons(self) -> None:
+        """Every key of ``xfail`` names a check that runs, with a reason."""
+        record = registry.find(self.backend)
+        known = set(CHECKS)
+        if record is not None and record.info is not None:
+            profiles = (self._profile(), PROFILES["full"])
+            known |= {f"{c}[{p}]" for c in CHECKS for q in profiles for p in CHECKS[c].parameters(record.info, q)}
+        for key, reason in self.xfail.items():
+            assert key in known, f"xfail names {key!r}, which is no check of this backend"
+            assert isinstance(reason, str) and reason.strip(), f"xfail[{key!r}] has no reason"
+
+
+def _test(name: str) -> Callable[..., None]:
+    def test(self: BackendConformance, parameter: str) -> None:
+        skipped = []
+        targets = self._targets()
+        for target in targets:
+            try:
+                CHECKS[name].run(target, parameter)
+            except NotDeclared as reason:
+                skipped.append(f"{target.device}: {reason}")
+        if len(skipped) == len(targets):
+            pytest.skip("; ".join(skipped))
+
+    test.__name__, test.__doc__ = f"test_{name}", CHECKS[name].run.__doc__
+    return test
+
+
+for _name in CHECKS:
+    setattr(BackendConformance, f"test_{_name}", _test(_name))
