@@ -164,8 +164,9 @@ def _featured(feature: str) -> Callable[[BackendInfo, Profile], Iterator[str]]:
 
 def _sized(info: BackendInfo, profile: Profile) -> Iterator[str]:
     for n, m in ((1, 1), (1, 5), (2, 1), (3, 129), (129, 1), (257, 255), (1025, 33)):
-        for reduction in Reduction:
-            yield f"{info.levels[-1]}-{reduction}-n{n}-m{m}"
+        for level in info.levels[-1:]:
+            for reduction in Reduction:
+                yield f"{level}-{reduction}-n{n}-m{m}"
 
 
 def _deterministic(info: BackendInfo, profile: Profile) -> Iterator[str]:

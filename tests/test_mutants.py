@@ -1,0 +1,235 @@
+"""Backends that are wrong in one way each: the conformance suite must catch every one.
+
+The reports of `CAUGHT` are what a plugin's author would see; run this file with `-s` for the table.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sdkde_numpy.backend import NumpyBackend
+from sdkde_numpy.formulas import Expanded
+from sdkde_numpy.info import INFO
+
+from sdkde_core.merge import each
+from sdkde_core.protocol import FEATURES, Reduction
+from sdkde_core.testing.checks import CHECKS, Profile, Target, cases, failures
+
+SMALL = Profile((1, 3, 17), (10.0, 100.0))
+
+
+class Zeros(NumpyBackend):
+    """Zeros of the right shapes."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return each(super().reduce(problem, queries, state, own_offset), np.zeros_like)
+
+
+class Noise(NumpyBackend):
+    """3 % of noise in every sum, what TF32 leaves of an exponent."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        exact = super().reduce(problem, queries, state, own_offset)
+        noise = 0.03 * np.random.default_rng(0).normal(size=exact.log_sum.shape)
+        magnitude = exact.log_magnitude
+        return replace(
+            exact, log_sum=exact.log_sum + noise, log_magnitude=None if magnitude is None else magnitude + noise
+        )
+
+
+class WeightsIgnored(NumpyBackend):
+    def prepare(self, problem, columns):
+        n = len(columns.log_weights)
+        return super().prepare(problem, replace(columns, log_weights=np.full(n, -np.log(n))))
+
+
+class Accumulates(NumpyBackend):
+    """Adds into an output that it keeps with the state and does not reset."""
+
+    def prepare(self, problem, columns):
+        return {"state": super().prepare(problem, columns), "sums": {}}
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state["state"], own_offset)
+        before = state["sums"].setdefault(problem.m, np.full(got.log_sum.shape, -np.inf))
+        state["sums"][problem.m] = np.logaddexp(before, got.log_sum)
+        return replace(got, log_sum=state["sums"][problem.m])
+
+
+class SingleLogSums(NumpyBackend):
+    """Exponents from expanded squares in float32 whatever the extent, as in 784 dimensions."""
+
+    def prepare(self, problem, columns):
+        state = super().prepare(problem, columns)
+        return replace(state, formula=Expanded(columns.points, np.float32))
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return each(super().reduce(problem, queries, state, own_offset), lambda x: x.astype(np.float32).astype(float))
+
+
+class AbsoluteMean(NumpyBackend):
+    """The mean of the points in place of the shift from the row to it."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        if got.shift is None or problem.scales:
+            return got
+        return replace(got, shift=got.shift + (state.formula.points if queries is None else queries))
+
+
+class NoSelfTerm(NumpyBackend):
+    """Leaves out the diagonal of train × train without being asked."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        if problem.same:
+            problem = replace(problem, requires=problem.requires | {"exclude_self"})
+        return super().reduce(problem, queries, state, own_offset)
+
+
+class ChunkDependent(NumpyBackend):
+    """One maximum for the whole batch: rows far below it underflow."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        top = got.log_sum.max(initial=-np.inf)
+        with np.errstate(all="ignore"):
+            return replace(got, log_sum=np.log(np.exp(got.log_sum - top)) + top)
+
+
+class SingleAsDouble(NumpyBackend):
+    """float32 passed off as float64."""
+
+    def prepare(self, problem, columns):
+        return super().prepare(replace(problem, level="fast"), columns)
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return each(super().reduce(problem, queries, state, own_offset), lambda x: x.astype(np.float32).astype(float))
+
+
+class ExclusionIgnored(NumpyBackend):
+    """Declares exclude_self and does not do it: a requirement silently ignored."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        problem = replace(problem, requires=problem.requires - {"exclude_self"})
+        return super().reduce(problem, queries, state, own_offset)
+
+
+class OffsetIgnored(NumpyBackend):
+    """Leaves out the right column only where rows come in one batch."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return super().reduce(problem, queries, state, 0)
+
+
+class ChangesQueries(NumpyBackend):
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        if queries is not None and queries.flags.writeable:
+            queries *= 2.0
+        return got
+
+
+class Unsteady(NumpyBackend):
+    """Different bits every time, within the tolerance."""
+
+    rng = np.random.default_rng(0)
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        return replace(got, log_sum=got.log_sum + 1e-12 * self.rng.normal(size=got.log_sum.shape))
+
+
+class AnyOption(NumpyBackend):
+    def __init__(self, **anything):
+        super().__init__()
+
+
+def _declares(features):
+    return replace(INFO, features=frozenset(features))
+
+
+# mutant, its BackendInfo, and the checks of which at least one parameter must fail
+MUTANTS = {
+    "zeros": (Zeros, INFO, {"tolerance", "sizes", "state_reuse"}),
+    "3 % noise": (Noise, INFO, {"tolerance"}),
+    "weights ignored": (WeightsIgnored, INFO, {"tolerance", "column_chunks"}),
+    "accumulates into a reused output": (Accumulates, INFO, {"state_reuse"}),
+    "float32 log sums at d = 784": (SingleLogSums, INFO, {"tolerance"}),
+    "absolute mean for the shift": (AbsoluteMean, INFO, {"tolerance"}),
+    "self term missing": (NoSelfTerm, INFO, {"tolerance"}),
+    "answers depend on chunking": (ChunkDependent, INFO, {"query_chunks"}),
+    "float32 as float64": (SingleAsDouble, INFO, {"tolerance"}),
+    "a requirement ignored": (ExclusionIgnored, INFO, {"exclude_self"}),
+    "a future requirement claimed": (
+        NumpyBackend,
+        replace(INFO, features=INFO.features | {"column_scale"}),
+        {"declaration"},
+    ),
+    "every requirement claimed": (
+        NumpyBackend,
+        replace(INFO, features=frozenset({*FEATURES, "anything"})),
+        {"declaration"},
+    ),
+    "batches of rows miscounted": (OffsetIgnored, INFO, {"exclude_self"}),
+    "queries changed": (ChangesQueries, INFO, {"inputs_untouched"}),
+    "not deterministic": (Unsteady, INFO, {"repeat"}),
+    "any option taken": (AnyOption, replace(INFO, implementation=f"{__name__}:AnyOption"), {"options"}),
+    "no level": (NumpyBackend, replace(INFO, levels=()), {"declaration"}),
+    "declines everything": (
+        NumpyBackend,
+        replace(INFO, supports=lambda problem: INFO.supports(problem)._replace(ok=False)),
+        {"answers_something"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_suite_catches(name):
+    factory, info, expected = MUTANTS[name]
+    profile = Profile((784,), (30.0,)) if "784" in name else SMALL
+    caught = {key.partition("[")[0] for key in failures(Target(info, factory(), "cpu"), profile)}
+    print(f"{name:36} {', '.join(sorted(caught))}")
+    assert expected <= caught
+
+
+def test_float32_log_sums_are_caught_in_784_dimensions_where_they_would_pass_in_few():
+    target = Target(replace(INFO, levels=("fast",)), SingleLogSums(), "cpu")
+    few = failures(target, Profile((3,), (10.0,)), only=["tolerance"])
+    many = failures(target, Profile((784,), (100.0,)), only=["tolerance"])
+    assert not [key for key in few if "log_sum-mixture" in key]
+    assert [key for key in many if "log_sum-mixture" in key]
+
+
+def test_a_right_backend_passes():
+    assert failures(Target(INFO, NumpyBackend(), "cpu"), SMALL) == {}
+
+
+def test_every_check_is_needed_or_guards_a_format():
+    """No check is dead weight: each has parameters for a backend that declares everything."""
+    seen = {name for name, _ in cases(INFO, SMALL)}
+    assert seen == set(CHECKS)
+
+
+def test_names_are_stable():
+    """Plugins name checks in their lists of expected failures."""
+    names = [f"{name}[{parameter}]" for name, parameter in cases(INFO, SMALL)]
+    assert len(names) == len(set(names))
+    assert {
+        "declaration[backend]",
+        "tolerance[high-mean-tails-d17-e100]",
+        "tolerance[fast-log_sum-clusters-d1-e100000]",
+        "sizes[float64-laplace-n129-m1]",
+        "exclude_self[high-mean]",
+        "multi_scale[float64-laplace]",
+    } <= set(names)
+    assert set(CHECKS) == {
+        *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
+        *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched"),
+        *("exclude_self", "values", "multi_scale"),
+    }
+
+
+def test_reductions_are_all_asked_for():
+    parameters = [p for name, p in cases(INFO, SMALL) if name == "tolerance"]
+    for reduction in Reduction:
+        assert any(f"-{reduction}-" in p for p in parameters)
