@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .hardware import Processor
 from .protocol import BackendInfo, Problem, Reduction, Work
@@ -16,6 +16,7 @@ __all__ = [
     "predict",
     "roofs",
     "seconds",
+    "tiled",
     "utilisation",
 ]
 
@@ -92,6 +93,25 @@ def predict(info: BackendInfo, problem: Problem, on: Processor | None) -> float 
 def intensity(work: Work) -> float:
     """Return the arithmetic intensity of ``work``: matrix and scalar operations per byte of main memory."""
     return (sum(work.matrix_flops.values()) + work.scalar_flops) / work.bytes
+
+
+def tiled(problem: Problem, block_m: int, block_n: int, itemsize: int = 4) -> Work:
+    """Return the plain Work with the memory traffic of a tiled kernel that keeps nothing between tiles.
+
+    Every tile loads its ``block_m`` rows and ``block_n`` columns, and writes its rows' partial sums: the upper bound on
+    traffic, as caches keep some of it. Its :func:`intensity` is that of a tile.
+
+    Parameters
+    ----------
+    problem : Problem
+    block_m, block_n : int
+        Rows and columns of a tile.
+    itemsize : int
+        Bytes of a number.
+    """
+    written = {Reduction.LOG_SUM: 1, Reduction.MEAN: 1 + problem.d, Reduction.LAPLACE: 2}[problem.reduction]
+    tile = itemsize * (block_m * problem.d + block_n * problem.d + block_m * written)
+    return replace(plain_work(problem), bytes=float(tile) * problem.pairs / (block_m * block_n))
 
 
 # --- the paper's model of its own kernels ---------------------------------------------------------------------------

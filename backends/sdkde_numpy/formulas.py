@@ -58,9 +58,9 @@ class Expanded:
         self.dtype = np.dtype(dtype)
         self.points = points
         n, d = points.shape
-        self.columns = np.empty((d + 1, n), self.dtype)
-        self.columns[:d] = points.T
-        self.columns[d] = -0.5 * np.vecdot(points, points)
+        self.columns = np.empty((n, d + 1), self.dtype)
+        self.columns[:, :d] = points
+        self.columns[:, d] = -0.5 * np.vecdot(points, points)
 
     def rows(self, queries: Array) -> Any:
         packed = np.ones((len(queries), queries.shape[1] + 1), self.dtype)
@@ -69,7 +69,7 @@ class Expanded:
 
     def exponents(self, rows: Any, start: int, stop: int, out: Array, own: Own) -> Array:
         _, packed, base = rows
-        np.matmul(packed, self.columns[:, start:stop], out=out)
+        np.matmul(packed, self.columns[start:stop].T, out=out)
         if own is not None:
             out[own] = -np.inf
         return base
@@ -96,11 +96,11 @@ class Split:
         self.grid = 2.0 ** (math.ceil(math.log2(extent)) - 25)
         n, d = points.shape
         coarse, fine = self._split(points)
-        self.coarse = np.empty((d + 2, n))  # by rows [a, −½‖a‖², 1]
-        self.coarse[:d], self.coarse[d], self.coarse[d + 1] = coarse.T, 1.0, -0.5 * np.vecdot(coarse, coarse)
-        self.fine = np.empty((2 * d + 2, n))  # by rows [a, b, norm, 1]
-        self.fine[:d], self.fine[d : 2 * d] = fine.T, points.T
-        self.fine[2 * d], self.fine[2 * d + 1] = 1.0, self._fine_norm(coarse, fine)
+        self.coarse = np.ones((n, d + 2))  # against rows [a, −½‖a‖², 1]
+        self.coarse[:, :d], self.coarse[:, d + 1] = coarse, -0.5 * np.vecdot(coarse, coarse)
+        self.fine = np.ones((n, 2 * d + 2))  # against rows [a, b, norm, 1]
+        self.fine[:, :d], self.fine[:, d : 2 * d] = fine, points
+        self.fine[:, 2 * d + 1] = self._fine_norm(coarse, fine)
 
     def rows(self, queries: Array) -> Any:
         m, d = queries.shape
@@ -112,12 +112,12 @@ class Split:
 
     def exponents(self, rows: Any, start: int, stop: int, out: Array, own: Own) -> Array:
         _, coarse, fine = rows
-        np.matmul(coarse, self.coarse[:, start:stop], out=out)
+        np.matmul(coarse, self.coarse[start:stop].T, out=out)
         if own is not None:
             out[own] = -np.inf
         base = np.maximum(out.max(axis=1), -1e300)  # finite where every entry is left out
         np.subtract(out, base[:, None], out=out)
-        np.add(out, fine @ self.fine[:, start:stop], out=out)
+        np.add(out, fine @ self.fine[start:stop].T, out=out)
         return base
 
     def displacement(self, rows: Any, phi: Array, start: int, stop: int) -> Array:

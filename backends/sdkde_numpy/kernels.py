@@ -78,7 +78,7 @@ class Sums:
         top = self._raise(base, terms.max(axis=1).astype(np.float64))
         level = top + (self.base - base) * self.sharpness
         np.subtract(terms, level.astype(terms.dtype)[:, None], out=terms)
-        np.maximum(terms, CLAMP[terms.dtype], out=terms)
+        np.clip(terms, CLAMP[terms.dtype], 1.0, out=terms)  # none is above 0; two bounds take NumPy's vector path
         np.exp(terms, out=phi)
         if own is not None:
             phi[own] = 0.0

@@ -1,0 +1,174 @@
+"""The cost model: units, roofs, the paper's figures, and the processors it knows."""
+
+import math
+
+import pytest
+from sdkde_numpy.info import INFO
+
+from sdkde_core import cost, hardware
+from sdkde_core.protocol import Problem, Reduction, Work
+
+K = 32768
+
+
+def test_the_papers_figures_by_pass_with_their_units():
+    model = cost.paper_model(K)
+    flops_per_pair, bytes_per_pair = model.score.flops / K**2, model.score.bytes / K**2
+    assert flops_per_pair == 76.0  # FLOP
+    assert model.tile_bytes == 73_984  # bytes
+    assert bytes_per_pair == pytest.approx(1.129, abs=5e-4)  # bytes
+    assert model.total.flops / K**2 == 81.5  # FLOP
+    assert model.score.intensity == pytest.approx(67.3, abs=0.05)  # FLOP/byte
+    assert model.total.intensity == pytest.approx(64.6, abs=0.05)  # FLOP/byte
+    assert model.published_intensity == pytest.approx(72.2, abs=0.05)  # FLOP/byte, two passes over one's bytes
+
+
+def test_the_papers_intensity_is_a_constant_and_not_its_general_formula():
+    """C(16) = 1.13 shares its digits with the bytes per k² by coincidence; C(d) · k grows, the tile's does not."""
+    c = (17 / 4 * 16 + 27 / 2) / (9 / 2 * 16)
+    assert c == pytest.approx(1.13, abs=5e-3)
+    small, large = cost.paper_model(1024), cost.paper_model(K)
+    assert small.score.intensity == large.score.intensity
+    assert c * K > 100 * large.published_intensity
+
+
+@pytest.mark.parametrize("d", [2, 16, 64])
+def test_the_papers_flops_are_its_sum(d):
+    model = cost.paper_model(K, d)
+    assert model.total.flops == pytest.approx((4 * d + 12 + d / 4 + 3 / 2) * K**2, rel=1e-12)
+
+
+def test_the_papers_model_has_no_1d():
+    with pytest.raises(ValueError, match="1-D"):
+        cost.paper_model(K, 1)
+
+
+GPU = hardware.Processor("toy", {"float16": 100.0, "float32": 10.0}, 10.0, 4.0, 50.0, 0.5, transfer=25.0)
+
+
+def test_time_is_the_largest_roof_after_what_nothing_hides():
+    work = Work({"float16": 300.0, "float32": 20.0}, scalar_flops=20.0, exps=12.0, bytes=100.0, transfer_bytes=50.0)
+    assert cost.roofs(work, GPU) == {
+        "matrix float16": 3.0,
+        "matrix float32": 2.0,
+        "scalar": 2.0,
+        "exp": 3.0,
+        "memory": 2.0,
+        "transfer": 2.0,
+        "launch": 0.5,
+    }
+    assert cost.seconds(work, GPU) == 2.0 + 0.5 + 5.0  # both products on one unit
+
+
+def test_where_units_do_not_overlap_times_add():
+    work = Work({"float32": 20.0}, scalar_flops=20.0, exps=12.0, bytes=100.0)
+    on = hardware.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, overlaps=False)
+    assert cost.seconds(work, on) == 0.5 + 2.0 + 2.0 + 3.0 + 2.0
+
+
+def test_utilisation_of_a_measured_time():
+    work = Work({"float16": 300.0}, exps=12.0)
+    used = cost.utilisation(work, GPU, 6.0)
+    assert used["exp"] == 0.5
+    assert used["matrix float16"] == 0.5
+    for bad in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="positive time"):
+            cost.utilisation(work, GPU, bad)
+
+
+def test_intensity():
+    assert cost.intensity(Work({"float32": 30.0}, scalar_flops=10.0, bytes=4.0)) == 10.0
+
+
+def test_intensity_of_a_tile():
+    """The paper's traffic; its FLOPs differ: here exps are apart and norms in the product."""
+    problem = Problem(Reduction.MEAN, K, K, 16, level="fast")
+    work = cost.tiled(problem, 64, 1024)
+    assert work.bytes == cost.paper_model(K).score.bytes
+    assert cost.intensity(work) == (2 * 18 + 2 * 17 + 5) * 64 * 1024 / 73_984
+    assert cost.tiled(problem, 128, 1024).bytes < work.bytes
+
+
+def test_plain_work_counts_pairs():
+    problem = Problem(Reduction.LOG_SUM, 100, 200, 16)
+    work = cost.plain_work(problem)
+    assert work.exps == 100 * 200
+    assert work.matrix_flops == {"float64": 2 * 18 * 100 * 200}
+    mean = cost.plain_work(Problem(Reduction.MEAN, 100, 200, 16, level="fast"))
+    assert mean.matrix_flops == {"float32": 2 * (18 + 17) * 100 * 200}
+    scales = cost.plain_work(
+        Problem(Reduction.LOG_SUM, 100, 200, 16, requires=frozenset({"multi_scale"}), scales=(1.0, 2.0, 3.0))
+    )
+    assert scales.exps == 3 * work.exps
+
+
+def test_a_processor_that_is_not_known_has_no_price():
+    assert cost.predict(INFO, Problem(Reduction.MEAN, 10, 10, 2), None) is None
+
+
+SHEETS = {  # TFLOP/s of fp32, TF32, fp16; GB/s: the vendor's figures, at the clock each is quoted at
+    "a6000": (38.7, 77.4, 154.8, 768, None),
+    "a100": (19.5, 156, 312, 2039, None),
+    "h100": (66.9, 494.7, 989.4, 3350, 1.83),
+    "h200": (66.9, 494.7, 989.4, 4800, 1.83),
+    "l40s": (91.6, 183, 366, 864, None),
+    "rtx4090": (82.6, 82.6, 165.2, 1008, None),
+    "b200": (70.1, 1120, 2250, 8000, None),
+}
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_gpus_have_their_data_sheets_rates(name):
+    card = hardware.gpu(name)
+    fp32, tf32, fp16, bandwidth, quoted = SHEETS[name]
+    boost, at_quoted = card.at(), card.at(quoted)
+    assert boost.scalar_flops / 1e12 == pytest.approx(fp32, rel=0.01)
+    assert at_quoted.matrix_flops["tf32"] / 1e12 == pytest.approx(tf32, rel=0.01)
+    assert at_quoted.matrix_flops["float16"] / 1e12 == pytest.approx(fp16, rel=0.01)
+    assert boost.bandwidth == bandwidth * 1e9
+    assert boost.exps == pytest.approx(16 * card.sms * card.clock_ghz * 1e9)
+    assert "data sheet" in card.source or "whitepaper" in card.source
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "name"),
+    [
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", None),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA B200", "B200"),
+        ("Tesla T4", None),
+        ("RTX 4090", "GeForce RTX 4090"),
+    ],
+)
+def test_cards_by_the_drivers_name(driver_name, name):
+    card = hardware.gpu(driver_name)
+    assert (card.name if card else None) == name
+
+
+def test_the_cpu_is_nominal_until_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "3")
+    hardware._measured_core.cache_clear()
+    nominal = hardware.cpu()
+    assert "nominal" in nominal.source
+    assert nominal.exps == 3 * hardware.NOMINAL_CORE.exps
+    core = hardware.measure_cpu()
+    assert core.source == "measured"
+    assert hardware.cpu().matrix_flops["float64"] == 3 * core.matrix_flops["float64"]
+    assert 1e8 < core.exps < 1e11
+    assert 1e9 < core.matrix_flops["float64"] < core.matrix_flops["float32"] * 1.5 < 1e13
+    (kept,) = tmp_path.rglob("*.json")
+    kept.write_text("{}")
+    hardware._measured_core.cache_clear()
+    assert "nominal" in hardware.cpu().source
+    hardware._measured_core.cache_clear()
