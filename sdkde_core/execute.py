@@ -108,14 +108,13 @@ def run(plan: Plan) -> Outcome:
     """Run the passes of ``plan`` in order."""
     columns, query = Columns(plan.train, plan.log_weights), plan.query
     backend, info = plan.choice.backend, plan.choice.info
-    shift, reports = None, []
+    reports: list[PassReport] = []
     result: Partial | None = None
     for problem in plan.problems:
         start = time.perf_counter()
         if result is not None:  # the pass before moved the points
-            shift = result.shift
             query = columns.points if query is None else query
-            moved = columns.points + 0.5 * shift  # half a mean-shift step, float64
+            moved = columns.points + 0.5 * result.shift  # half a mean-shift step, float64
             centre = _centre(moved)
             columns, query = replace(columns, points=moved - centre), query - centre
             problem = replace(problem, extent=_extent(radii(columns.points), radii(query)))

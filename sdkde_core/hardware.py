@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GPU", "GPUS", "Processor", "cpu", "cpu_threads", "gpu", "measure_cpu", "processor"]
+__all__ = ["GPU", "GPUS", "Processor", "cpu", "cpu_threads", "gpu", "local_gpus", "measure_cpu", "processor"]
 
 
 @dataclass(frozen=True)
@@ -328,9 +328,24 @@ def _measured_core() -> Processor | None:
         return None
 
 
-def processor(device: str, gpu_name: str | None = None) -> Processor | None:
-    """Return the rates for ``device``; None where they are not known."""
+def local_gpus(root: str = "/proc/driver/nvidia/gpus") -> tuple[str, ...]:
+    """Return the driver's names of this machine's NVIDIA GPUs, in bus order; empty where the driver does not list them.
+
+    Reads what the Linux driver publishes as text: nothing is imported and no device is woken.
+    """
+    names = []
+    for path in sorted(Path(root).glob("*/information")):
+        found = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(), re.MULTILINE)
+        names.append(found[1] if found else "unknown")
+    return tuple(names)
+
+
+def processor(device: str) -> Processor | None:
+    """Return the rates for ``"cpu"`` or ``"cuda:i"``; None where they are not known."""
     if device == "cpu":
         return cpu()
-    card = gpu(gpu_name) if gpu_name else None
+    kind, _, index = device.partition(":")
+    names = local_gpus() if kind == "cuda" else ()
+    number = int(index or 0)
+    card = gpu(names[number]) if number < len(names) else None
     return None if card is None else card.at()

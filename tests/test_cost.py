@@ -172,3 +172,17 @@ def test_the_cpu_is_nominal_until_measured(monkeypatch, tmp_path):
     hardware._measured_core.cache_clear()
     assert "nominal" in hardware.cpu().source
     hardware._measured_core.cache_clear()
+
+
+def test_gpus_are_found_without_importing_anything(tmp_path, monkeypatch):
+    for bus, model in (("0000:81:00.0", "NVIDIA RTX A6000"), ("0000:01:00.0", "NVIDIA H200")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 1\n")
+    names = hardware.local_gpus(str(tmp_path))
+    assert names == ("NVIDIA H200", "NVIDIA RTX A6000")
+    assert hardware.local_gpus(str(tmp_path / "absent")) == ()
+    monkeypatch.setattr(hardware, "local_gpus", lambda: names)
+    assert hardware.processor("cuda:1").name == "RTX A6000"
+    assert hardware.processor("cuda").name == "H200 SXM"
+    assert hardware.processor("cuda:2") is None
+    assert hardware.processor("mps") is None
