@@ -12,9 +12,9 @@ import time
 
 from sdkde_core import registry
 from sdkde_core.protocol import LEVELS, Reduction
-from sdkde_core.testing.problems import make, worst_error
+from sdkde_core.testing.problems import CASES, make, worst_error
 
-KINDS = ("mixture", "tails", "clusters", "outlier", "weights", "duplicates")
+KINDS = tuple(CASES)
 DIMENSIONS = (1, 2, 3, 5, 7, 16, 17, 33, 64, 128, 384, 784)
 EXTENTS = (10.0, 30.0, 100.0, 1e3, 1e4)
 
@@ -47,11 +47,11 @@ def main() -> None:
     print(
         f"{arguments.backend}: {count} reductions in {time.perf_counter() - start:.0f} s; worst error over tolerance\n"
     )
-    print(f"{'level':8} {'case':11} " + " ".join(f"{r:>9} {'where':26}" for r in Reduction))
+    print(f"{'level':8} {'case':13} " + " ".join(f"{r:>9} {'where':26}" for r in Reduction))
     for level in LEVELS:
         for kind in KINDS:
             cells = (worst[level, kind, r] for r in Reduction if (level, kind, r) in worst)
-            print(f"{level:8} {kind:11} " + " ".join(f"{error:9.1e} {where:26}" for error, where in cells))
+            print(f"{level:8} {kind:13} " + " ".join(f"{error:9.1e} {where:26}" for error, where in cells))
 
 
 if __name__ == "__main__":

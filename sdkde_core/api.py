@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +16,7 @@ from .arrays import Data, Origin, ingest
 from .bandwidth import RULES, Bandwidth, resolve
 from .execute import Plan, plan, run
 from .explanation import Explanation, rows_of, shape_of
-from .protocol import LEVELS
-from .spec import EstimatorSpec, Goal, typical_extent
+from .spec import EstimatorSpec, Goal, asked_precision, typical_extent
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density"]
 
@@ -100,7 +98,7 @@ def estimate(
     >>> sdkde_core.estimate(x, [[0.0, 0.0]]).shape
     (1,)
     """
-    spec = EstimatorSpec(method, Goal.DENSITY, _precision(precision), deterministic)
+    spec = EstimatorSpec(method, Goal.DENSITY, asked_precision(precision), deterministic)
     ready = _prepare(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
     if ready.plan is None:
         return ready.data.origin.restore(np.empty(0), ready.data.dtype)
@@ -138,7 +136,7 @@ def debias(
     (n, d) array
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
     """
-    spec = EstimatorSpec("sdkde", Goal.DEBIASED, _precision(precision), deterministic)
+    spec = EstimatorSpec("sdkde", Goal.DEBIASED, asked_precision(precision), deterministic)
     ready = _prepare(spec, train, None, bandwidth, weights, backend, device, check_finite, backend_options)
     assert ready.plan is not None  # without a query there are rows
     shift = ready.at_home(run(ready.plan).result.shift)
@@ -169,7 +167,7 @@ def grad_log_density(
     (m, d) array
         Per data unit; of the kind and on the device of ``query`` (else ``train``).
     """
-    spec = EstimatorSpec(method, Goal.GRADIENT, _precision(precision), deterministic)
+    spec = EstimatorSpec(method, Goal.GRADIENT, asked_precision(precision), deterministic)
     ready = _prepare(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
     if ready.plan is None:
         return ready.data.origin.restore(np.empty((0, ready.data.d)), ready.data.dtype)
@@ -209,7 +207,7 @@ def explain(
     Explanation
         ``str()`` for people, ``to_dict()`` for programs.
     """
-    spec = EstimatorSpec(method, Goal.DENSITY, _precision(precision), deterministic)
+    spec = EstimatorSpec(method, Goal.DENSITY, asked_precision(precision), deterministic)
     shape = shape_of("train", train_or_shape)
     if shape is not None:
         if measure:
@@ -280,16 +278,6 @@ def _prepare(
         select.choose(problems, backend=backend, device=place, data_device=data.device, options=options)
         return _Ready(data, resolved, None)
     return _Ready(data, resolved, plan(spec, data, resolved, backend=backend, device=place, options=options))
-
-
-def _precision(precision: str) -> str:
-    """The precision asked for, with the environment's in place of ``"auto"``."""
-    if precision != "auto":
-        return precision
-    chosen = os.environ.get("SDKDE_PRECISION") or "auto"
-    if chosen not in ("auto", *LEVELS):
-        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(LEVELS)}")
-    return chosen
 
 
 def _signed_log(sign: Any, log_magnitude: Any) -> Any:

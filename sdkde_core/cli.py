@@ -2,19 +2,237 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
-from . import __version__
+from . import __version__, api, diagnosis, hardware, registry
+from .bandwidth import RULES
+from .files import EXTENSIONS, same_file, source, writing
+from .protocol import LEVELS, BackendUnavailable
+from .spec import METHODS
+from .stream import Stream
 
 __all__ = ["main"]
 
+#: What a user can mend: bad input, a missing file or package, too little memory.
+EXPECTED = (ValueError, TypeError, BackendUnavailable, OSError, ImportError, MemoryError)
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Refused(click.ClickException):
+    """One line on standard error, and exit status 2."""
+
+    exit_code = 2
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn every expected error, click's own included, into one line; others are bugs and keep their traceback."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of a pipe has left: click ends quietly
+        raise
+    except click.ClickException as error:
+        raise _Refused(_flat(error.format_message())) from error
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        raise _Refused(_flat(where)) from error
+    except EXPECTED as error:
+        raise _Refused(_flat(str(error)) or type(error).__name__) from error
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"\s*\n\s*", "; ", re.sub(r":\s*\n\s*", ": ", text.strip()))
+
+
+class _Group(click.Group):
+    """The one place where errors of all commands are turned into a line."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _one_line():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_line():
+            return super().invoke(ctx)
+
+
+class _Argument(click.Argument):
+    """An argument with a help text, which click has only of late."""
+
+    def __init__(self, declarations: Sequence[str], help: str, **extra: Any) -> None:
+        super().__init__(declarations, **extra)
+        self.help = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        return self.human_readable_name, self.help or ""
+
+
+def _together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+_backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_estimator = _together(
+    click.option(
+        "--method", type=click.Choice(METHODS), default="sdkde", show_default=True, help="Which density estimate."
+    ),
+    click.option(
+        "--bandwidth",
+        default="silverman",
+        show_default=True,
+        help=f"A rule ({', '.join(RULES)}); a number; a number per column, separated by commas; or a file with (d,) "
+        "numbers or a (d, d) covariance matrix.",
+    ),
+    click.option("--weights", metavar="FILE", help="A file with one weight per training point. Default: all equal."),
+    click.option(
+        "--precision",
+        type=click.Choice(("auto", *LEVELS)),
+        default="auto",
+        show_default=True,
+        help="Bound on the error of every row; auto: high, and fast for float32 files.",
+    ),
+    _backend,
+    click.option("--device", help="Where to compute: cpu, cuda, cuda:0. Default: the fastest."),
+)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, prog_name="sdkde")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Score-debiased kernel density estimation."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@main.command()
+@click.argument("train", cls=_Argument, help=f"A file of samples, a row each: {', '.join(EXTENSIONS)}.")
+@click.argument("query", cls=_Argument, required=False, help="A file of points. Default: the training points.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    required=True,
+    help="Where to write one density per row; the format follows from the extension. Overwritten if it exists.",
+)
+@_estimator
+@click.option("--log", is_flag=True, help="Write log densities.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, and no line at the end.")
+def estimate(
+    train: str,
+    query: str | None,
+    output: str,
+    bandwidth: str,
+    weights: str | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Estimate the density of the samples in TRAIN at the points in QUERY.
+
+    Queries are read, and results written, in batches: neither need fit in memory. TRAIN must.
+    """
+    start = time.perf_counter()
+    for name in filter(None, (train, query, weights)):
+        if same_file(name, output):
+            raise ValueError(f"OUT and {name} are one file; pass another OUT")
+    job = Stream.of(
+        source(train),
+        source(query) if query else None,
+        bandwidth=_bandwidth(bandwidth),
+        weights=_weights(weights),
+        **options,
+    )
+    name = "log_density" if options["log"] else "density"
+    with (
+        writing(output, job.query.rows, job.dtype, name) as write,
+        _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,
+    ):
+        for batch in job.densities(advance):
+            write(batch)
+    if job.negative:
+        click.echo(
+            f"Warning: the Laplace estimate is negative at {job.negative} of {job.query.rows} points, where its log is "
+            "NaN; leave out --log for the signed values, or use --method sdkde, which is never negative",
+            err=True,
+        )
+    if not quiet:
+        where = f"{job.plan.backend} on {job.plan.device}{' and others' if job.elsewhere else ''}"
+        seconds = time.perf_counter() - start
+        click.echo(f"{output}: {job.query.rows} rows, {where}, {seconds:.2f} s", err=True)
+
+
+@main.command()
+@click.argument("train", cls=_Argument, help="A file of samples, or its shape, such as 100000x16.")
+@click.argument("query", cls=_Argument, required=False, help="The same of the points. Default: the training points.")
+@_estimator
+@click.option("--measure", is_flag=True, help="Run it too, and report the time of each pass. Needs files.")
+@_json
+def explain(
+    train: str,
+    query: str | None,
+    bandwidth: str,
+    weights: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Say what an estimate would do: its passes, every backend with reason and price, and the choice.
+
+    Files are read whole; shapes cost nothing.
+    """
+    data = [_shape(x) or source(x).read() for x in (train, query) if x is not None]
+    explanation = api.explain(*data, bandwidth=_bandwidth(bandwidth), weights=_weights(weights), **options)
+    click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
+
+
+@main.command()
+@_json
+def backends(as_json: bool) -> None:
+    """List the backends: what is installed, what each can do, and what is missing."""
+    header = ("name", "status", "devices", "levels", "features", "from", "reason")
+    rows = [_describe(record) for record in api.backends()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    cells = [
+        (
+            *(row["name"], row["status"]),
+            *(", ".join(row[key]) or "-" for key in ("devices", "levels", "features")),
+            *(f"{row['distribution']} {row['version']}", row["reason"]),
+        )
+        for row in rows
+    ]
+    _table([header, *cells])
+
+
+@main.command()
+@click.option("--measure", is_flag=True, help="Measure this CPU, about a second, and keep its rates for predictions.")
+def doctor(measure: bool) -> None:
+    """Report the environment, versions, devices, and a probe of each backend.
+
+    Only the probes import anything heavy. A backend that is missing is reported and is no failure.
+    """
+    if measure:
+        hardware.measure_cpu()
+        click.echo(f"measured one CPU core; kept in {hardware.cpu_cache_file()}\n")
+    _section("environment", diagnosis.environment())
+    _section("versions", diagnosis.versions())
+    _section("devices", diagnosis.devices())
+    click.echo("backends")
+    _table(diagnosis.backends(), indent="  ")
 
 
 @main.command()
@@ -26,7 +244,7 @@ def main() -> None:
     show_default=True,
     help="Where to write the plot.",
 )
-@click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
+@_backend
 def demo(output: Path, backend: str) -> None:
     """Debiased densities of real data: scikit-learn's handwritten digits.
 
@@ -34,15 +252,91 @@ def demo(output: Path, backend: str) -> None:
     log-likelihood of each, the backend chosen and why, and the time of each pass; writes a plot.
     """
     from .demo import run_demo
-    from .protocol import BackendUnavailable
 
+    run_demo(output, backend, click.echo)
+
+
+# --- what the user wrote ----------------------------------------------------------------------------------------
+
+
+def _bandwidth(text: str) -> Any:
+    """A rule's name, numbers, or the numbers in a file."""
+    if text in RULES:
+        return text
     try:
-        run_demo(output, backend, click.echo)
-    except (BackendUnavailable, ValueError, ImportError, OSError) as error:
-        raise _UsageError(str(error)) from error
+        numbers = [float(part) for part in text.split(",")]
+        return numbers if len(numbers) > 1 else numbers[0]
+    except ValueError:
+        pass
+    if not any(extension in text.lower() for extension in EXTENSIONS):
+        raise ValueError(f"bandwidth is {text!r}; pass one of {', '.join(RULES)}, numbers, or a file")
+    h = source(text).read()
+    return h.ravel() if 1 in h.shape else h  # a row or a column of numbers, one per dimension; else a matrix
 
 
-class _UsageError(click.ClickException):
-    """One line on standard error, and exit status 2."""
+def _weights(text: str | None) -> Any:
+    if text is None:
+        return None
+    weights = source(text)
+    if weights.columns != 1:
+        raise ValueError(f"{text} has {weights.columns} columns; pass one column of weights")
+    return weights.read()[:, 0]
 
-    exit_code = 2
+
+def _shape(text: str) -> tuple[int, ...] | None:
+    return tuple(map(int, re.split("[x×]", text))) if re.fullmatch(r"\d+([x×]\d+)*", text) else None
+
+
+# --- what the user sees -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(steps: int, predicted_seconds: float, *, hidden: bool) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with every number of rows done.
+
+    On a terminal it draws a bar on standard error, once the work takes longer than a second or is predicted to.
+    """
+    if hidden or not sys.stderr.isatty():
+        yield lambda rows: None
+        return
+    start, done = time.perf_counter(), 0
+    bar: Any = None
+
+    def advance(rows: int) -> None:
+        nonlocal done, bar
+        done += rows
+        if bar is not None:
+            bar.update(rows)
+        elif max(predicted_seconds, time.perf_counter() - start) > 1:
+            bar = stack.enter_context(click.progressbar(length=steps, label="sdkde", file=sys.stderr, show_pos=True))
+            bar.update(done)
+
+    with ExitStack() as stack:
+        advance(0)
+        yield advance
+
+
+def _describe(record: registry.Record) -> dict[str, Any]:
+    info = record.info
+    return {
+        "name": record.name,
+        "status": record.status,
+        "devices": list(info.devices) if info else [],
+        "levels": list(info.levels) if info else [],
+        "features": sorted(info.features) if info else [],
+        "distribution": record.distribution,
+        "version": record.version,
+        "reason": record.reason,
+    }
+
+
+def _table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        click.echo(indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths)).rstrip())
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    click.echo(title)
+    _table(rows, indent="  ")
+    click.echo("")

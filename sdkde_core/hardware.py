@@ -22,7 +22,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GPU", "GPUS", "Processor", "cpu", "cpu_threads", "gpu", "local_gpus", "measure_cpu", "processor"]
+__all__ = [
+    "GPU",
+    "GPUS",
+    "Processor",
+    "cpu",
+    "cpu_cache_file",
+    "cpu_threads",
+    "gpu",
+    "local_gpus",
+    "measure_cpu",
+    "processor",
+]
 
 
 @dataclass(frozen=True)
@@ -269,7 +280,7 @@ def measure_cpu() -> Processor:
     command, environment = [sys.executable, "-c", code], {**os.environ, **one_thread}
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     kept = {**json.loads(printed), "numpy": np.__version__}
-    path = _cache_file()
+    path = cpu_cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(kept, indent=1))
@@ -312,7 +323,8 @@ def _seconds(call: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def _cache_file() -> Path:
+def cpu_cache_file() -> Path:
+    """Where :func:`measure_cpu` keeps its figures: in the user's cache folder, by host."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "sdkde" / f"cpu-{platform.node() or 'host'}.json"
 
@@ -320,7 +332,7 @@ def _cache_file() -> Path:
 @functools.cache
 def _measured_core() -> Processor | None:
     try:
-        kept = json.loads(_cache_file().read_text())
+        kept = json.loads(cpu_cache_file().read_text())
         if kept.pop("numpy") != np.__version__:
             return None
         return Processor(**kept)

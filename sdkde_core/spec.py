@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from .protocol import LEVELS, Problem, Reduction
 
-__all__ = ["METHODS", "EstimatorSpec", "Goal", "Pass", "typical_extent"]
+__all__ = ["METHODS", "EstimatorSpec", "Goal", "Pass", "asked_precision", "typical_extent"]
 
 METHODS = ("kde", "sdkde", "laplace")
 
@@ -119,6 +120,16 @@ class EstimatorSpec:
             result.append(problem)
             moved = moved or step.moves
         return tuple(result)
+
+
+def asked_precision(precision: str) -> str:
+    """The precision asked for, with the environment's in place of ``"auto"``."""
+    if precision != "auto":
+        return precision
+    chosen = os.environ.get("SDKDE_PRECISION") or "auto"
+    if chosen not in ("auto", *LEVELS):
+        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(LEVELS)}")
+    return chosen
 
 
 def typical_extent(n: int, d: int) -> float:

@@ -1,0 +1,377 @@
+"""Arrays in files, for the command line: read in batches, written in batches.
+
+Formats by extension: .npy (memory-mapped), .npz (one array, or ``data.npz:key``), .csv (comma; a first line without any
+number is a header) and .parquet (needs pyarrow, imported when used). Every array is two-dimensional here: a
+one-dimensional one is a column.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import itertools
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EXTENSIONS", "Source", "same_file", "source", "writing"]
+
+Array = NDArray[Any]
+Write = Callable[[Array], Any]
+
+#: Rows of a batch at most, and numbers in it at most (32 MiB).
+ROWS, NUMBERS = 1 << 16, 1 << 22
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array that is read in batches.
+
+    Parameters
+    ----------
+    name : str
+        As the user wrote it.
+    rows, columns : int
+    dtype : numpy.dtype
+    read_batches : callable
+        ``read_batches(rows)`` yields arrays of at most so many rows, in order.
+    names : tuple of str
+        Of the columns; empty where the format has none.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    dtype: Any
+    read_batches: Callable[[int], Iterator[Array]]
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, x: Array) -> Source:
+        """Make a source of an array, mapped or in memory; only a batch at a time is copied."""
+        x = _columns(x)
+
+        def batches(rows: int) -> Iterator[Array]:
+            for start in range(0, len(x), rows):
+                yield np.array(x[start : start + rows])
+
+        return cls(name, len(x), x.shape[1], x.dtype, batches)
+
+    def batches(self, rows: int) -> Iterator[Array]:
+        """Yield (≤ rows, columns) arrays; ValueError, naming the file, for what cannot be read."""
+        done = 0
+        with _blaming(self.name):
+            for batch in self.read_batches(rows):
+                done += len(batch)
+                yield batch
+            if done != self.rows:
+                raise ValueError(f"had {self.rows} rows and now {done}; leave the file alone while it is read")
+
+    def read(self) -> Array:
+        """Return the whole array, (rows, columns)."""
+        result = np.empty((self.rows, self.columns), self.dtype)
+        done = 0
+        for batch in self.batches(max(1, min(ROWS, NUMBERS // max(1, self.columns)))):
+            result[done : done + len(batch)] = batch
+            done += len(batch)
+        return result
+
+
+def source(text: str) -> Source:
+    """Open a file for reading: a path, or ``path.npz:key``.
+
+    Raises
+    ------
+    OSError
+        No such file, or no permission.
+    ValueError
+        An unknown extension, or a file that does not hold one array of numbers.
+    ImportError
+        A parquet file, and pyarrow is not installed.
+    """
+    path, extension, key = _parse_place(text)
+    if not path.is_file():
+        code = errno.EISDIR if path.is_dir() else errno.ENOENT
+        raise OSError(code, os.strerror(code), str(path))
+    with _blaming(text):
+        return _READERS[extension](text, path, key)
+
+
+def same_file(a: str, b: str) -> bool:
+    """Whether two names, with or without a key, are of one file that exists."""
+    first, second = _parse_place(a)[0], _parse_place(b)[0]
+    return first.exists() and second.exists() and first.samefile(second)
+
+
+def _parse_place(text: str) -> tuple[Path, str, str]:
+    """Path, extension in lower case, and key ("" without)."""
+    keyed = re.fullmatch(r"(.*\.npz):([^/\\]+)", text, re.IGNORECASE)
+    path, key = (Path(keyed[1]), keyed[2]) if keyed else (Path(text), "")
+    extension = path.suffix.lower()
+    if extension not in EXTENSIONS:
+        raise ValueError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}")
+    return path, extension, key
+
+
+def _columns(x: Array) -> Array:
+    if x.ndim not in (1, 2):
+        raise ValueError(f"the array has shape {x.shape}; pass (points, dimensions), or (points,) in one dimension")
+    return x[:, None] if x.ndim == 1 else x
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Name the file in the errors of the libraries that read it."""
+    try:
+        yield
+    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _read_npy(name: str, path: Path, key: str) -> Source:
+    return Source.of(name, np.load(path, mmap_mode="r"))
+
+
+def _read_npz(name: str, path: Path, key: str) -> Source:
+    with zipfile.ZipFile(path) as archive:
+        arrays = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+        if not key and len(arrays) != 1:
+            raise ValueError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); name one, as in {path}:KEY")
+        key = key or arrays[0]
+        if key not in arrays:
+            raise ValueError(f"holds no {key!r}, only {', '.join(arrays)}")
+        with archive.open(f"{key}.npy") as member:
+            shape, fortran, dtype = _npy_header(member)
+    if fortran and len(shape) > 1:  # rows do not follow one another
+        with np.load(path) as archive:
+            return Source.of(name, archive[key])
+    width = _columns(np.empty((0, *shape[1:]) if shape else ())).shape[1]
+
+    def batches(rows: int) -> Iterator[Array]:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as member:
+            _npy_header(member)
+            for start in range(0, shape[0], rows):
+                count = min(rows, shape[0] - start)
+                data = member.read(count * width * dtype.itemsize)
+                yield np.frombuffer(data, dtype).reshape(count, width)
+
+    return Source(name, shape[0], width, dtype, batches)
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
+    """Shape, whether in Fortran order, and dtype of the .npy stream that follows."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        header = np.lib.format.read_array_header_1_0(file)
+    else:
+        header = np.lib.format.read_array_header_2_0(file)
+    if header[2].hasobject:
+        raise ValueError("the array is of Python objects; pass numbers")
+    return header
+
+
+def _read_csv(name: str, path: Path, key: str) -> Source:
+    with path.open(encoding="utf-8-sig") as file:
+        skipped, first = 0, ""
+        for first in file:
+            if not first.isspace():
+                break
+            skipped += 1
+        fields = _fields(first)
+        header = not any(_is_number(f) for f in fields)
+        rows = sum(not line.isspace() for line in file) + (not header)
+    if not first.strip():
+        raise ValueError("the file is empty")
+    start = skipped + header  # lines before the first that may hold data
+
+    def batches(rows: int) -> Iterator[Array]:
+        with path.open(encoding="utf-8-sig") as file:
+            lines, number = itertools.islice(file, start, None), start + 1
+            while block := list(itertools.islice(lines, rows)):
+                yield _parse_lines(block, number, len(fields))
+                number += len(block)
+
+    return Source(name, rows, len(fields), np.dtype(np.float64), batches, tuple(fields) if header else ())
+
+
+def _fields(line: str) -> list[str]:
+    return [field.strip().strip('"') for field in line.split(",")]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
+    """The numbers of ``lines``, of which the first has the given number in its file; blank ones are skipped."""
+    filled = [line for line in lines if not line.isspace()]
+    if not filled:
+        return np.empty((0, columns))
+    try:
+        x = np.loadtxt(filled, delimiter=",", quotechar='"', comments=None, ndmin=2)
+        if x.shape[1] == columns:
+            return x
+    except ValueError:  # NumPy counts rows from the start of the batch: find the line, or read what it does not
+        pass
+    rows = []
+    for i, line in enumerate(lines, number):
+        fields = [] if line.isspace() else _fields(line)
+        for field in fields:
+            if not _is_number(field):
+                raise ValueError(f"line {i}: {field!r} is not a number (values are separated by commas)")
+        if fields and len(fields) != columns:
+            raise ValueError(f"line {i} has {len(fields)} values, the first line {columns}")
+        rows += [[float(field) for field in fields]] if fields else []
+    return np.array(rows)
+
+
+def _read_parquet(name: str, path: Path, key: str) -> Source:
+    arrow, parquet = _pyarrow()
+    with parquet.ParquetFile(path) as file:
+        schema, rows = file.schema_arrow, file.metadata.num_rows
+    # pandas writes its index as a column of this name; it is no dimension
+    kept = [i for i, n in enumerate(schema.names) if not re.fullmatch(r"__index_level_\d+__", n)]
+    kinds = arrow.types
+    for i in kept:
+        kind = schema.field(i).type
+        if not (kinds.is_floating(kind) or kinds.is_integer(kind) or kinds.is_boolean(kind)):
+            raise ValueError(f"column {schema.names[i]!r} is of type {kind}; pass real numbers only")
+    narrow = bool(kept) and all(schema.field(i).type in (arrow.float16(), arrow.float32()) for i in kept)
+    dtype = np.dtype(np.float32 if narrow else np.float64)
+
+    def batches(rows: int) -> Iterator[Array]:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=rows):
+                x = np.empty((batch.num_rows, len(kept)), dtype)
+                for j, i in enumerate(kept):
+                    column = batch.column(i)
+                    if column.null_count:
+                        raise ValueError(f"column {schema.names[i]!r} has missing values; drop or fill them")
+                    x[:, j] = column.to_numpy(zero_copy_only=False)
+                yield x
+
+    return Source(name, rows, len(kept), dtype, batches, tuple(schema.names[i] for i in kept))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError(f"parquet files need pyarrow: pip install 'sdkde[parquet]' ({error})") from error
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
+    """Open a file for one column of ``rows`` numbers, and yield the function that appends a batch, (k,).
+
+    The file is written beside its final place and takes it at the end; after an error nothing is left.
+
+    Parameters
+    ----------
+    text : str
+        The path, or ``path.npz:key``; an existing file is overwritten.
+    rows : int
+    dtype : {"float32", "float64"}
+    name : str
+        Of the column (.csv, .parquet) or of the array (.npz without a key).
+    """
+    path, extension, key = _parse_place(text)
+    final = Path(os.path.realpath(path))
+    if final.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not final.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    temporary = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        with _WRITERS[extension](temporary, rows, np.dtype(dtype), key or name) as write:
+            yield write
+        temporary.replace(final)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _write_npy(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    mapped = np.lib.format.open_memmap(path, "w+", dtype, (rows,))
+    _reserve(path)
+    done = 0
+
+    def write(batch: Array) -> None:
+        nonlocal done
+        mapped[done : done + len(batch)] = batch
+        done += len(batch)
+
+    yield write
+    mapped.flush()
+
+
+def _reserve(path: Path) -> None:
+    """Make a full disk an error now: through a map it would be a signal that ends the process."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: the file system cannot reserve
+                raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+@contextmanager
+def _write_npz(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    header = {"shape": (rows,), "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    with zipfile.ZipFile(path, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array_header_1_0(member, header)
+        yield lambda batch: member.write(batch.tobytes())
+
+
+@contextmanager
+def _write_csv(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"{name}\n")
+        yield lambda batch: file.writelines(f"{value!s}\n" for value in batch)  # the shortest that reads back the same
+
+
+@contextmanager
+def _write_parquet(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    arrow, parquet = _pyarrow()
+    schema = arrow.schema([(name, arrow.from_numpy_dtype(dtype))])
+    with parquet.ParquetWriter(path, schema) as file:
+        yield lambda batch: file.write_batch(arrow.record_batch([arrow.array(batch)], schema=schema))
+
+
+_READERS: dict[str, Callable[[str, Path, str], Source]] = {
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+_WRITERS: dict[str, Callable[[Path, int, Any, str], AbstractContextManager[Write]]] = {
+    ".npy": _write_npy,
+    ".npz": _write_npz,
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+}
+EXTENSIONS = tuple(_READERS)

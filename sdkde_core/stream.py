@@ -1,0 +1,190 @@
+"""Estimating in batches, for the command line: neither queries nor results are whole in memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .api import estimate, explain
+from .arrays import ingest, to_host
+from .bandwidth import Bandwidth, resolve
+from .execute import plan, run
+from .explanation import Explanation
+from .files import NUMBERS, ROWS, Source
+from .hardware import cpu_threads
+from .protocol import BackendUnavailable
+from .select import parse_device
+from .spec import EstimatorSpec, Goal, asked_precision
+
+__all__ = ["Stream"]
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Stream:
+    """An estimate of which queries and results are never whole in memory; make one with :meth:`of`.
+
+    The training samples are moved once (sdkde), and the density of the moved ones is then ordinary KDE, batch by
+    batch. The backend is chosen once, for the whole; a batch that it cannot take goes to another only under ``"auto"``.
+
+    Parameters
+    ----------
+    train : (n, d) float64 array
+    query : Source
+    bandwidth : Bandwidth
+    method, weights, log, backend, device
+        As for :func:`sdkde_core.estimate`.
+    level : {"fast", "high", "float64"}
+    dtype : {"float32", "float64"}
+        Of the result.
+    plan : Explanation
+        From the shapes: the backend, the device, and the predicted times.
+    elsewhere : bool
+        Some batch went to another backend than the plan's.
+    negative : int
+        Rows, so far, of which the log is NaN because the Laplace estimate is negative.
+    """
+
+    train: Array
+    query: Source
+    method: str
+    bandwidth: Bandwidth
+    weights: Array | None
+    log: bool
+    level: str
+    dtype: str
+    backend: str
+    device: str | None
+    plan: Explanation
+    elsewhere: bool = False
+    negative: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        train: Source,
+        query: Source | None = None,
+        *,
+        method: str,
+        bandwidth: Any,
+        weights: Array | None,
+        log: bool,
+        precision: str,
+        backend: str,
+        device: str | None,
+    ) -> Stream:
+        """Read ``train``, validate everything but the queries' values, and choose the backend."""
+        place = parse_device(device)
+        query = query or train
+        if train.names != query.names and sorted(train.names) == sorted(query.names):
+            raise ValueError(
+                f"the columns of query are {', '.join(query.names)}, those of train {', '.join(train.names)}; "
+                "bring them into one order"
+            )
+        data = ingest(train.read(), np.empty((0, query.columns), query.dtype), weights, host=True)
+        h = resolve(bandwidth, data.train, data.log_weights)
+        level = EstimatorSpec(method, precision=asked_precision(precision)).level(data.dtype)
+        shapes = (data.n, data.d), (max(1, query.rows), data.d)
+        choice = explain(
+            *shapes, method=method, bandwidth=h, weights=weights, precision=level, backend=backend, device=place
+        )
+        if query is train:
+            query = Source.of(train.name, data.train)
+        return cls(data.train, query, method, h, weights, log, level, data.dtype, backend, place, choice)
+
+    @property
+    def steps(self) -> int:
+        """Rows to compute in all passes."""
+        return self.query.rows + (len(self.train) if self.method == "sdkde" else 0)
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Predicted time, 0 where not known."""
+        return sum(p.predicted_seconds or 0.0 for p in self.plan.passes)
+
+    def densities(self, advance: Callable[[int], None]) -> Iterator[Array]:
+        """Yield the result, in batches (k,) in order; ``advance`` is told of every k rows computed in any pass."""
+        if not self.query.rows:
+            return
+        points, method = self.train, self.method
+        if method == "sdkde":
+            points, method = self._moved(advance), "kde"
+        done = 0
+        for batch in self.query.batches(self._batch_rows(ROWS)):
+            _check_finite(batch, done)
+            yield self._density(points, method, batch)
+            done += len(batch)
+            advance(len(batch))
+
+    def _moved(self, advance: Callable[[int], None]) -> Array:
+        """The samples moved by ½ H ŝ as :func:`sdkde_core.debias` does, in batches so that progress can be seen."""
+        spec = EstimatorSpec("kde", Goal.GRADIENT, self.level)
+        moved = np.empty_like(self.train)
+        rows = self._batch_rows(ROWS if self.plan.device == "cpu" else len(self.train))
+        for start in range(0, len(moved), rows):
+            batch = self.train[start : start + rows]
+            data = ingest(self.train, batch, self.weights, check_finite=False, host=True)
+
+            def shift(data: Any = data, **where: Any) -> Any:
+                return run(plan(spec, data, self.bandwidth, **where)).result.shift
+
+            moved[start : start + rows] = batch + self.bandwidth.stretch(0.5 * to_host(self._somewhere(shift)))
+            advance(len(batch))
+        return moved
+
+    def _density(self, points: Array, method: str, batch: Array) -> Array:
+        def density(**where: Any) -> Any:
+            return estimate(
+                points,
+                batch,
+                method=method,
+                bandwidth=self.bandwidth,
+                weights=self.weights,
+                log=self.log,
+                precision=self.level,
+                check_finite=False,
+                **where,
+            )
+
+        with warnings.catch_warnings(), np.errstate(all="ignore"):  # rounding to float32 may overflow or underflow
+            warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
+            result = self._somewhere(density).astype(self.dtype)
+        if self.log and method == "laplace":
+            self.negative += int(np.isnan(result).sum())
+        return result
+
+    def _somewhere(self, call: Callable[..., Any]) -> Any:
+        try:
+            return call(backend=self.plan.backend, device=self.plan.device)
+        except BackendUnavailable:
+            if self.backend != "auto":
+                raise
+        self.elsewhere = True
+        return call(backend="auto", device=self.device)
+
+    def _batch_rows(self, most: int) -> int:
+        """Rows of a batch: some 32 MiB, on the CPU about a second's work; from the shapes alone, as bits depend on it.
+
+        Every batch whitens and packs the training samples anew, so there are at least 1024.
+        """
+        n, d = self.train.shape
+        rows = min(most, NUMBERS // d)
+        if self.plan.device == "cpu":
+            rows = min(rows, cpu_threads() * (1 << 32) // (n * (d + 16)))
+        return max(rows, 1024)
+
+
+def _check_finite(batch: Array, start: int) -> None:
+    finite = np.isfinite(batch)
+    if not finite.all():
+        i, j = (int(k) for k in np.argwhere(~finite)[0])
+        raise ValueError(
+            f"query has values that are not finite, the first {batch[i, j]} at row {start + i}, column {j}; "
+            "drop or fill them"
+        )

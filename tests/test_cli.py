@@ -1,0 +1,613 @@
+"""The command line: formats in and out, streaming, errors of one line, and a document that has everything."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import sdkde_core
+from sdkde_core import files, hardware, reference, registry, stream
+from sdkde_core.arrays import ingest
+from sdkde_core.bandwidth import resolve
+from sdkde_core.cli import main
+from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
+X = np.random.default_rng(0).normal(size=(300, 3)) * [1.0, 20.0, 0.3] + [0.0, 500.0, 0.0]
+Y = np.random.default_rng(1).normal(size=(70, 3)) * [1.5, 25.0, 0.4] + [0.0, 500.0, 0.0]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def sdkde(*arguments):
+    """Run a command that must succeed."""
+    result = CliRunner().invoke(main, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(*arguments):
+    """Run a command that must fail as promised; return its line."""
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == ""
+    assert isinstance(result.exception, SystemExit)
+    line = result.stderr
+    assert line.startswith("Error: ")
+    assert line.count("\n") == 1
+    assert line.endswith("\n")
+    return line
+
+
+def save(name, x, names=None):
+    path = Path(name)
+    if path.suffix == ".npy":
+        np.save(path, x)
+    elif path.suffix == ".npz":
+        np.savez(path, other=np.zeros(3), points=x)
+        return f"{name}:points"
+    elif path.suffix == ".csv":
+        header = ",".join(names or "abc"[: x.shape[1]])
+        np.savetxt(path, x, delimiter=",", fmt="%.17g", header=header, comments="")
+    else:
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = arrow.table({n: arrow.array(np.ascontiguousarray(c)) for n, c in zip(names or "abcdef", x.T)})
+        parquet.write_table(table, path)
+    return name
+
+
+def load(name):
+    path = Path(name)
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".npz":
+        with np.load(path) as archive:
+            return archive["density"]
+    if path.suffix == ".csv":
+        header, *lines = path.read_text().splitlines()
+        assert header == "density"
+        return np.array([float(line) for line in lines])
+    table = pytest.importorskip("pyarrow.parquet").read_table(path)
+    assert table.column_names == ["density"]
+    return table.column(0).to_numpy()
+
+
+# --- formats ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extension", files.EXTENSIONS)
+def test_every_format_in_and_out(extension):
+    train, query, out = save(f"train{extension}", X), save(f"query{extension}", Y), f"out{extension}"
+    result = sdkde("estimate", train, query, "-o", out)
+    assert result.stdout == ""
+    assert re.fullmatch(rf"out{extension}: 70 rows, numpy on cpu, \d+\.\d\d s\n", result.stderr)
+    np.testing.assert_allclose(load(out), sdkde_core.estimate(X, Y), rtol=1e-9)
+    assert load(out).dtype == np.float64
+    assert sdkde("estimate", train, query, "-o", out, "-q").output == ""
+    assert [p.name for p in Path().iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("extension", [".npy", ".npz", ".parquet"])
+def test_float32_stays_float32(extension):
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    train, query, out = save(f"train{extension}", x), save(f"query{extension}", y), f"out{extension}"
+    sdkde("estimate", train, query, "-o", out)
+    assert load(out).dtype == np.float32
+    np.testing.assert_allclose(load(out), sdkde_core.estimate(x, y), rtol=1e-3)
+    sdkde("estimate", train, save("wide.npy", Y), "-o", out)
+    assert load(out).dtype == np.float64
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_without_a_query_the_training_points(method):
+    sdkde("estimate", save("x.npy", X), "-o", "out.npy", "--method", method)
+    np.testing.assert_allclose(np.load("out.npy"), sdkde_core.estimate(X, method=method), rtol=1e-9)
+
+
+def test_one_dimension_integers_and_other_layouts():
+    x = X[:, 0]
+    want = sdkde_core.estimate(x)
+    for name in ("x.npy", "x.npz"):
+        sdkde("estimate", save(name, x), "-o", "out.npy")
+        np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
+    np.savez_compressed("fortran.npz", np.asfortranarray(X))
+    np.save("fortran.npy", np.asfortranarray(X))
+    np.save("big.npy", X.astype(">f8"))
+    for name in ("fortran.npz", "fortran.npy", "big.npy"):
+        sdkde("estimate", name, "-o", "out.npy")
+        np.testing.assert_allclose(np.load("out.npy"), sdkde_core.estimate(X), rtol=1e-9)
+    grid = np.arange(60).reshape(20, 3) ** 2 % 17
+    sdkde("estimate", save("grid.npy", grid), "-o", "out.npy")
+    np.testing.assert_allclose(np.load("out.npy"), sdkde_core.estimate(grid), rtol=1e-9)
+
+
+@pytest.mark.parametrize("extension", files.EXTENSIONS)
+def test_an_empty_query(extension):
+    query = save(f"query{extension}", np.empty((0, 3)))
+    sdkde("estimate", save("x.npy", X), query, "-o", f"out{extension}")
+    assert load(f"out{extension}").shape == (0,)
+
+
+def test_keys_of_archives():
+    np.savez("data.npz", train=X, test=Y)
+    sdkde("estimate", "data.npz:train", "data.npz:test", "-o", "out.npz:p")
+    with np.load("out.npz") as out:
+        assert out.files == ["p"]
+        np.testing.assert_allclose(out["p"], sdkde_core.estimate(X, Y), rtol=1e-9)
+    assert "holds 2 arrays (train, test); name one" in refused("estimate", "data.npz", "-o", "out.npy")
+    assert "holds no 'tst', only train, test" in refused("estimate", "data.npz:tst", "-o", "out.npy")
+
+
+def test_csv_as_people_write_it():
+    lines = [",".join(map(repr, row)) for row in X.tolist()]
+    want = sdkde_core.estimate(X)
+    quoted = "\n".join('"' + line.replace(",", '","') + '"' for line in lines)
+    for text in (
+        "\n".join(lines),
+        "\r\n".join(["a,b,c", *lines, ""]),
+        "\ufeff\n\n" + "\n\n".join(["# x, y, z", *lines]) + "\n\n \n",
+        '"a","b",""\n' + quoted,
+        quoted.replace(",", ", "),
+    ):
+        Path("x.csv").write_text(text, encoding="utf-8", newline="")
+        sdkde("estimate", "x.csv", "-o", "out.npy")
+        np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
+
+
+def test_csv_keeps_every_digit():
+    for dtype in ("float32", "float64"):
+        values = np.array([0.1, 1 / 3, 1e-40, np.nan, np.inf, 5e-324]).astype(dtype)
+        with files.writing("v.csv", 6, dtype, "v") as write:
+            write(values[:4])
+            write(values[4:])
+        np.testing.assert_array_equal(np.loadtxt("v.csv", skiprows=1).astype(dtype), values)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "the file is empty"),
+        ("a,b,c\n", "train is empty"),
+        ("1,2,3\n4,x,6\n", "line 2: 'x' is not a number"),
+        ("\na,b\n1,2\n\n3,\n", "line 5: '' is not a number"),
+        ("1,2,3\n4,5\n", "line 2 has 2 values, the first line 3"),
+        ("1,x,3\n4,5,6\n", "line 1: 'x' is not a number"),
+        ("1;2\n3;4\n", "line 2: '3;4' is not a number (values are separated by commas)"),
+        ("1,2\n3,nan\n", "train has values that are not finite, the first nan at row 1, column 1"),
+    ],
+)
+def test_csv_errors_name_the_line(text, cause):
+    Path("x.csv").write_text(text)
+    assert cause in refused("estimate", "x.csv", "-o", "out.npy")
+
+
+def test_parquet_columns():
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"a": X[:, 0], "b": X[:, 1], "__index_level_0__": np.arange(300), "c": X[:, 2]}
+    parquet.write_table(arrow.table(columns), "x.parquet", row_group_size=64)
+    sdkde("estimate", "x.parquet", "-o", "out.npy")
+    np.testing.assert_allclose(np.load("out.npy"), sdkde_core.estimate(X), rtol=1e-9)
+    parquet.write_table(arrow.table({"a": [1.0, None], "b": [1, 2]}), "gaps.parquet")
+    assert "column 'a' has missing values" in refused("estimate", "gaps.parquet", "-o", "out.npy")
+    parquet.write_table(arrow.table({"a": [1.0, 2.0], "b": ["x", "y"]}), "text.parquet")
+    assert "column 'b' is of type string" in refused("estimate", "text.parquet", "-o", "out.npy")
+    Path("broken.parquet").write_bytes(b"PAR1 no")
+    assert "broken.parquet: " in refused("estimate", "broken.parquet", "-o", "out.npy")
+
+
+def test_parquet_without_pyarrow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    Path("x.parquet").touch()
+    for arguments in (("x.parquet", "-o", "out.npy"), (save("x.npy", X), "-o", "out.parquet")):
+        assert "pip install 'sdkde[parquet]'" in refused("estimate", *arguments)
+
+
+def test_columns_of_the_same_names_in_another_order_are_refused():
+    train, query = save("x.csv", X, "abc"), save("y.csv", Y, "cab")
+    line = refused("estimate", train, query, "-o", "out.npy")
+    assert "the columns of query are c, a, b, those of train a, b, c" in line
+    sdkde("estimate", train, save("z.csv", Y, "def"), "-o", "out.npy")
+
+
+# --- options ----------------------------------------------------------------------------------------------------
+
+
+def test_bandwidths():
+    train, query = save("x.npy", X), save("y.npy", Y)
+    h = [0.4, 9.0, 0.1]
+    matrix = np.diag(np.square(h)) + 0.001
+    np.save("matrix.npy", matrix)
+    np.save("row.npy", h)
+    np.savetxt("row.csv", [h], delimiter=",")
+    np.savetxt("column.csv", h)
+    np.savetxt("one.csv", [2.0])
+    np.savetxt("matrix.csv", matrix, delimiter=",")
+    for text, bandwidth in [
+        ("scott", "scott"),
+        ("2.5", 2.5),
+        ("0.4,9,0.1", h),
+        ("row.npy", h),
+        ("row.csv", h),
+        ("column.csv", h),
+        ("one.csv", 2.0),
+        ("matrix.npy", matrix),
+        ("matrix.csv", matrix),
+    ]:
+        sdkde("estimate", train, query, "-o", "out.npy", "--bandwidth", text, "--log")
+        want = sdkde_core.estimate(X, Y, bandwidth=bandwidth, log=True)
+        np.testing.assert_allclose(np.load("out.npy"), want, atol=1e-9, rtol=1e-9)
+    for text, cause in [
+        ("silvermann", "pass one of silverman, silverman-iso, sdkde, scott, silverman-full, numbers, or a file"),
+        ("1,2", "bandwidth has shape (2,), but train has 3 dimensions"),
+        ("-1", "bandwidth is -1.0"),
+        ("none.npy", "none.npy: No such file"),
+    ]:
+        assert cause in refused("estimate", train, "-o", "out.npy", "--bandwidth", text)
+
+
+def test_weights_precision_backend_device_and_threads(monkeypatch):
+    train, query, w = save("x.npy", X), save("y.npy", Y), np.arange(1.0, 301.0)
+    np.savetxt("w.csv", w, header="w", comments="")
+    sdkde(*("estimate", train, query, "-o", "out.npy", "--weights", "w.csv", "--precision", "float64"))
+    np.testing.assert_allclose(
+        np.load("out.npy"), sdkde_core.estimate(X, Y, weights=w, precision="float64"), rtol=1e-12
+    )
+    result = sdkde("estimate", train, query, "-o", "out.npy", "--backend", "numpy", "--device", "CPU")
+    assert "numpy on cpu" in result.stderr
+    assert "x.npy has 3 columns; pass one" in refused("estimate", train, "-o", "o.npy", "--weights", "x.npy")
+    assert "weights has shape (70,)" in refused("estimate", train, "-o", "o.npy", "--weights", save("w.npy", w[:70]))
+    assert "device is 'gpu'" in refused("estimate", train, "-o", "o.npy", "--device", "gpu")
+    assert "backend 'nope' is unknown" in refused("estimate", train, "-o", "o.npy", "--backend", "nope")
+    assert "'nope' is not one of" in refused("estimate", train, "-o", "o.npy", "--method", "nope")
+    monkeypatch.setenv("SDKDE_PRECISION", "nope")
+    assert "SDKDE_PRECISION" in refused("estimate", train, "-o", "o.npy")
+
+
+def test_laplaces_negative_values_are_counted_once():
+    train, query = save("x.npy", X), save("y.npy", Y)
+    result = sdkde(*("estimate", train, query, "-o", "out.npy", "--method", "laplace", "--log", "--bandwidth", "scott"))
+    count = np.isnan(np.load("out.npy")).sum()
+    assert count > 0
+    assert f"Warning: the Laplace estimate is negative at {count} of 70 points" in result.stderr
+    assert result.stderr.count("\n") == 2
+
+
+# --- streaming --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Several batches in both passes, the last one short."""
+    monkeypatch.setattr(stream, "ROWS", 1024)
+
+
+def allowed(level, x, y, h, weights=None):
+    """Errors allowed end to end, twice the reductions', and log M (m,) that laplace's are relative to."""
+    sums = reference.sums(y, x, h, weights=weights)
+    return 2 * TOLERANCES[level][Reduction.LOG_SUM].at(sums.log_sum), sums.log_plus
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("level", ["fast", "high", "float64"])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_a_stream_is_the_whole(method, level, weighted, small_batches):
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(1100, 2)), 3 * rng.normal(size=(2100, 2))
+    x[:, 1] += 0.9 * x[:, 0]
+    weights = rng.random(1100) * (rng.random(1100) > 0.1) if weighted else None
+    options = ["--method", method, "--precision", level, "--bandwidth", "scott"]
+    if weighted:
+        options += ["--weights", save("w.npy", weights)]
+    log = [] if method == "laplace" else ["--log"]
+    train, query = save("x.npy", x), save("y.npy", y)
+    sdkde("estimate", train, query, "-o", "out.npy", *options, *log)
+    got = np.load("out.npy")
+    want = sdkde_core.estimate(
+        x, y, method=method, precision=level, bandwidth="scott", weights=weights, log=bool(log), backend="numpy"
+    )
+    h = resolve("scott", x, ingest(x, None, weights).log_weights)
+    bound, log_plus = allowed(level, x, y[::7], h.matrix, weights)
+    if method == "laplace":
+        bound = bound * np.exp(log_plus + h.log_constant) + 1e-300  # M may underflow
+    assert (np.abs(got - want)[::7] <= bound).all()
+
+
+def test_training_samples_are_moved_once(small_batches, monkeypatch):
+    rows = []
+    run = stream.run
+    monkeypatch.setattr(stream, "run", lambda p: rows.append(p.problems[0].m) or run(p))
+    points = np.random.default_rng(2).normal(size=(6500, 2))
+    sdkde("estimate", save("x.npy", points[:1500]), save("y.npy", points[1500:]), "-o", "out.npy")
+    assert rows == [1024, 476]
+
+
+def test_neither_query_nor_result_is_whole_in_memory():
+    rows = 1_000_000
+    mapped = np.lib.format.open_memmap("query.npy", "w+", np.float64, (rows, 4))
+    mapped[:] = np.linspace(-3, 3, rows)[:, None]
+    mapped.flush()
+    del mapped
+    train = save("x.npy", np.random.default_rng(3).normal(size=(8, 4)))
+    whole = Path("query.npy").stat().st_size
+    tracemalloc.start()
+    try:
+        sdkde("estimate", train, "query.npy", "-o", "out.npy", "--method", "kde")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert whole == 32_000_128
+    assert peak < 0.7 * whole
+    assert np.load("out.npy", mmap_mode="r").shape == (rows,)
+
+
+def test_a_value_that_is_not_finite_is_named_by_its_row_in_the_file(small_batches):
+    y = np.tile(Y, (50, 1))
+    y[2500, 1] = np.inf
+    Path("out.npy").write_text("as before")
+    for query in (save("y.npy", y), save("y.csv", y)):
+        line = refused("estimate", save("x.npy", X), query, "-o", "out.npy")
+        assert "query has values that are not finite, the first inf at row 2500, column 1" in line
+    assert Path("out.npy").read_text() == "as before"
+    assert sorted(p.name for p in Path().iterdir()) == ["out.npy", "x.npy", "y.csv", "y.npy"]
+
+
+def test_a_batch_that_the_chosen_backend_cannot_take_goes_elsewhere_only_under_auto():
+    def densities(backend):
+        source = files.Source.of("x", X)
+        common = {"bandwidth": 1.0, "weights": None, "log": False, "precision": "auto", "device": None}
+        made = stream.Stream.of(source, method="sdkde", backend=backend, **common)
+        made.plan = replace(made.plan, backend="nope")
+        return made
+
+    job = densities("auto")
+    (got,) = job.densities(lambda rows: None)
+    assert job.elsewhere
+    np.testing.assert_allclose(got, sdkde_core.estimate(X, bandwidth=1.0), rtol=1e-9)
+    with pytest.raises(BackendUnavailable, match="'nope' is unknown"):
+        list(densities("numpy").densities(lambda rows: None))
+
+
+def test_a_file_that_grows_while_it_is_read():
+    source = files.source(save("y.csv", Y))
+    with Path("y.csv").open("a") as file:
+        file.write("1,2,3\n")
+    with pytest.raises(ValueError, match=r"y\.csv: had 70 rows and now 71"):
+        list(source.batches(16))
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+@pytest.mark.parametrize(("predicted", "bar"), [(2.0, True), (0.0, False)])
+def test_a_progress_bar_on_a_terminal_for_long_work_only(predicted, bar):
+    np.save("x.npy", X)
+    code = (
+        "from sdkde_core import cli, stream; "
+        f"stream.Stream.predicted_seconds = property(lambda self: {predicted}); "
+        "cli.main(['estimate', 'x.npy', '-o', 'out.npy'])"
+    )
+    leader, follower = os.openpty()
+    subprocess.run([sys.executable, "-c", code], stderr=follower, check=True)
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while piece := os.read(leader, 4096):
+            shown += piece
+    os.close(leader)
+    assert b"out.npy: 300 rows" in shown
+    assert (b"600/600" in shown) is bar
+    assert (b"[###" in shown) is bar
+
+
+# --- errors -----------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_one_line():
+    train = save("x.npy", X)
+    np.save("objects.npy", np.array([{}, 1], dtype=object), allow_pickle=True)
+    np.save("complex.npy", np.ones((4, 2), complex))
+    np.save("cube.npy", np.ones((2, 2, 2)))
+    np.savez("cube.npz", np.ones((2, 2, 2)))
+    np.savez("scalar.npz", np.float64(1))
+    np.savez("objects.npz", np.array([{}, 1], dtype=object))
+    with zipfile.ZipFile("nothing.npz", "w"):
+        pass
+    for name in ("empty.npy", "empty.npz"):
+        Path(name).touch()
+    Path("cut.npy").write_bytes(Path("x.npy").read_bytes()[:900])
+    Path("folder.npy").mkdir()
+    for arguments, cause in [
+        (("none.npy", "-o", "o.npy"), "none.npy: No such file or directory"),
+        (("folder.npy", "-o", "o.npy"), "folder.npy: Is a directory"),
+        (("x.txt", "-o", "o.npy"), "x.txt: unknown extension '.txt'; pass one of .npy, .npz, .csv, .parquet"),
+        ((train, "-o", "o.txt"), "o.txt: unknown extension '.txt'"),
+        ((train, "-o", "none/o.npy"), "none: No such file or directory"),
+        ((train, "-o", "folder.npy"), "folder.npy: Is a directory"),
+        ((train, "-o", "x.npy"), "OUT and x.npy are one file"),
+        (("objects.npy", "-o", "o.npy"), "objects.npy: "),
+        (("objects.npz", "-o", "o.npy"), "objects.npz: the array is of Python objects"),
+        (("complex.npy", "-o", "o.npy"), "train is ndarray of dtype complex128; pass real numbers"),
+        (("cube.npy", "-o", "o.npy"), "cube.npy: the array has shape (2, 2, 2); pass (points, dimensions)"),
+        (("cube.npz", "-o", "o.npy"), "cube.npz: "),
+        (("scalar.npz", "-o", "o.npy"), "scalar.npz: the array has shape ()"),
+        (("nothing.npz", "-o", "o.npy"), "nothing.npz: holds 0 arrays"),
+        (("empty.npy", "-o", "o.npy"), "empty.npy: "),
+        (("empty.npz", "-o", "o.npy"), "empty.npz: "),
+        (("cut.npy", "-o", "o.npy"), "cut.npy: "),
+        ((train, save("two.npy", Y[:, :2]), "-o", "o.npy"), "query has 2 dimensions, but train has 3"),
+        ((train, save("flat.npy", Y[:, 0]), "-o", "o.npy"), "query has 1 dimensions, but train has 3"),
+        ((save("same.npy", np.ones((5, 2))), "-o", "o.npy"), "column 0 of train is constant"),
+        ((train, "-o", "o.npy", "--device", "cuda", "--backend", "numpy"), "runs on cpu, not on cuda"),
+        ((train,), "Missing option '-o'"),
+        ((), "Missing argument 'TRAIN'"),
+        ((train, "-o", "o.npy", "--loud"), "No such option"),
+    ]:
+        assert cause in refused("estimate", *arguments)
+        assert not Path("o.npy").exists()
+    assert "No such command 'guess'" in refused("guess")
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the file system cannot reserve")
+def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(stream, "estimate", None)
+    line = refused("estimate", save("x.npy", X), "-o", "out.npy")
+    assert line == "Error: out.npy: No space left on device\n"
+    assert [p.name for p in Path().iterdir()] == ["x.npy"]
+
+
+def test_running_out_of_memory_is_one_line(monkeypatch):
+    def fail(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(stream, "estimate", fail)
+    assert "Error: MemoryError" in refused("estimate", save("x.npy", X), "-o", "out.npy")
+    assert not Path("out.npy").exists()
+
+
+def test_what_is_not_expected_keeps_its_traceback(monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(stream, "estimate", fail)
+    result = CliRunner().invoke(main, ["estimate", save("x.npy", X), "-o", "out.npy"])
+    assert isinstance(result.exception, RuntimeError)
+    assert [p.name for p in Path().iterdir()] == ["x.npy"]
+
+
+def test_the_console_script_shows_no_traceback():
+    code = "from sdkde_core.cli import main; main(['estimate', 'none.npy', '-o', 'out.npy'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "Error: none.npy: No such file or directory\n"
+
+
+# --- the other commands -----------------------------------------------------------------------------------------
+
+
+def test_explain_from_shapes_and_files():
+    text = sdkde("explain", "100000x16", "200x16", "--method", "kde").output
+    assert "200 × 100000, d = 16" in text
+    assert "chosen: numpy on cpu" in text
+    told = json.loads(sdkde("explain", "1000", "--json").output)
+    assert told == json.loads(json.dumps(sdkde_core.explain((1000,)).to_dict()))
+    train, query = save("x.npz", X), save("y.csv", Y)
+    told = json.loads(sdkde("explain", train, query, "--json", "--measure", "--bandwidth", "2").output)
+    assert [(p["m"], p["n"]) for p in told["passes"]] == [(300, 300), (70, 300)]
+    assert all(p["measured_seconds"] > 0 for p in told["passes"])
+    assert "measure=True needs the data" in refused("explain", "10x2", "--measure")
+    assert "query is the shape (70, 3), but train is data" in refused("explain", train, "70x3")
+    assert "but train has 16 dimensions" in refused("explain", "10x16", query)
+    assert "train has the shape (0, 2)" in refused("explain", "0x2")
+
+
+def test_backends():
+    text = sdkde("backends").output
+    assert re.match(r"name +status +devices +levels +features +from +reason\n", text)
+    assert re.search(r"^numpy +ok +cpu +fast, high, float64 +.*weights", text, re.M)
+    told = json.loads(sdkde("backends", "--json").output)
+    assert [row["name"] for row in told] == [r.name for r in sdkde_core.backends()]
+    assert {"status", "reason", "distribution", "version", "devices", "levels", "features"} <= told[0].keys()
+
+
+def test_doctor_reports_what_is_missing_and_what_fails(monkeypatch):
+    (working,) = (r for r in sdkde_core.backends() if r.name == "numpy")
+    sad = replace(working, name="sad", info=replace(working.info, name="sad", implementation="no_such_module:Backend"))
+    odd = replace(working, name="odd", info=replace(working.info, name="odd", devices=("mps",)))
+    gone = registry.Record("gone", "missing", "needs gone; install with: pip install gone", "x", "1", "x:y")
+    monkeypatch.setattr(registry, "records", lambda: (working, sad, odd, gone))
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "3")
+    text = sdkde("doctor").output
+    for pattern in (
+        rf"sdkde +{re.escape(sdkde_core.__version__)}",
+        r"python +3\.",
+        r"SDKDE_NUM_THREADS +3",
+        rf"numpy +{re.escape(np.__version__)}",
+        r"optuna +",
+        r"cpu +.*3 threads",
+        r"GFLOP/s.*\n +nominal",
+        r"gpu|cuda:0",
+        r"numpy +cpu +works +NumPy runs on the CPU",
+        r"sad +cpu +no +does not load: ModuleNotFoundError",
+        r"odd +mps +no ",
+        r"gone +- +missing +needs gone; install with: pip install gone",
+    ):
+        assert re.search(pattern, text), pattern
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "many")
+    assert "SDKDE_NUM_THREADS is 'many'" in sdkde("doctor").output
+
+
+def test_doctor_measures_and_says_where_it_kept_that(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hardware._measured_core.cache_clear()
+    try:
+        text = sdkde("doctor", "--measure").output
+        (kept,) = (tmp_path / "sdkde").iterdir()
+        assert f"kept in {kept}" in text
+        assert re.search(r"GFLOP/s.*\n +measured", text)
+    finally:
+        hardware._measured_core.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("tool", "shown"),
+    [
+        ("echo 'NVIDIA H200, 570.1, 143771 MiB'", "cuda:0  NVIDIA H200, driver 570.1, 143771 MiB, rates known"),
+        ("echo 'NVIDIA T1, 570.1, 4096 MiB'", "rates not known"),
+        ("echo no driver; exit 9", "none found"),
+        ("true", "none found"),
+    ],
+)
+def test_doctor_finds_gpus_through_the_drivers_tool(tool, shown, tmp_path, monkeypatch):
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\n{tool}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert shown in sdkde("doctor").output
+
+
+def test_alone_it_shows_its_help():
+    assert "estimate" in sdkde().output
+    assert sdkde_core.__version__ in sdkde("--version").output
+
+
+# --- the document -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_every_command_argument_and_option_is_documented(name):
+    command = main.commands[name]
+    section = re.search(rf"^## sdkde {name}\n(.*?)(?=^## |\Z)", DOCUMENT, re.M | re.S)
+    assert section, f"docs/command-line.md has no section '## sdkde {name}'"
+    assert command.help
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+        for text in (*parameter.opts, *parameter.secondary_opts):
+            shown = text if text.startswith("-") else text.upper()
+            assert re.search(rf"(?<![\w-]){re.escape(shown)}(?![\w-])", section[1]), shown
+
+
+def test_the_documents_commands_parse():
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines()]
+    assert len(lines) > 8
+    for line in lines:
+        program, name, *arguments = line.partition("#")[0].replace("[QUERY]", "QUERY").split()
+        assert program == "sdkde"
+        with contextlib.redirect_stdout(io.StringIO()):
+            main.commands[name].make_context(name, arguments)
