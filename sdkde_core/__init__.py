@@ -1,6 +1,7 @@
 """Score-debiased kernel density estimation: estimators, the contract for backends, and the choice among them.
 
-Public: the names below, :mod:`sdkde_core.protocol` for backends' authors, and :mod:`sdkde_core.testing`.
+Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:`sdkde_core.merge` and
+:mod:`sdkde_core.testing`.
 """
 
 import logging

@@ -44,9 +44,10 @@ def plain_work(problem: Problem) -> Work:
 
 def roofs(work: Work, on: Processor) -> dict[str, float]:
     """Return the time that each unit needs for ``work`` at its peak, in seconds."""
-    times = {f"matrix {dtype}": flops / on.matrix_flops[dtype] for dtype, flops in work.matrix_flops.items()}
-    times["scalar"] = work.scalar_flops / on.scalar_flops
-    times["exp"] = work.exps / on.exps
+    share = 1 if work.parallel else on.threads  # one thread has that fraction of the rates
+    times = {f"matrix {dtype}": share * flops / on.matrix_flops[dtype] for dtype, flops in work.matrix_flops.items()}
+    times["scalar"] = share * work.scalar_flops / on.scalar_flops
+    times["exp"] = share * work.exps / on.exps
     times["memory"] = work.bytes / on.bandwidth
     times["transfer"] = work.transfer_bytes / on.transfer
     times["launch"] = work.launches * on.launch_seconds

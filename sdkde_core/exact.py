@@ -74,9 +74,12 @@ def _at_scale(problem: Problem, query: Any, columns: Columns, own: Any, scale: f
     relative = relative + (log_weights[None, :] - xp.take(log_weights, largest, axis=0)[:, None])
     if left_out is not None:
         relative = xp.where(left_out, xp.full_like(relative, -math.inf), relative)
-    phi = xp.exp(relative)
+    # Rounding of huge exponents may have picked a term that is not quite the largest.
+    most = xp.max(relative, axis=1)
+    most = xp.where(xp.isfinite(most), most, xp.zeros_like(most))
+    phi = xp.exp(relative - most[:, None])
     top = xp.max(terms, axis=1)
-    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top)) + most
     total = xp.sum(phi, axis=1)
     if problem.reduction is Reduction.LAPLACE:
         half = 1.0 + 0.5 * problem.d

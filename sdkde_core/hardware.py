@@ -51,6 +51,8 @@ class Processor:
         What starting a kernel costs.
     transfer : float
         Bytes per second between host and device; inf on the host.
+    threads : int
+        Of a CPU: the rates are those of all together.
     overlaps : bool
         Whether the units work side by side, so that the slowest decides; on a CPU running array operations one after
         another, the times add up.
@@ -65,6 +67,7 @@ class Processor:
     bandwidth: float
     launch_seconds: float
     transfer: float = float("inf")
+    threads: int = 1
     overlaps: bool = True
     source: str = ""
 
@@ -263,6 +266,7 @@ def cpu() -> Processor:
     return replace(
         core,
         name=f"{core.name}, {threads} threads",
+        threads=threads,
         matrix_flops={dtype: rate * threads for dtype, rate in core.matrix_flops.items()},
         scalar_flops=core.scalar_flops * threads,
         exps=core.exps * threads,

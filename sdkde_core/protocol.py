@@ -82,11 +82,11 @@ class Tolerance(NamedTuple):
 
 
 _LOG = {"fast": Tolerance(5e-4, 1e-6), "high": Tolerance(1e-5, 1e-6), "float64": Tolerance(1e-10, 1e-13)}
-_SHIFT = {"fast": Tolerance(6e-5, 1e-15), "high": Tolerance(9e-6, 1e-15), "float64": Tolerance(9e-12, 1e-15)}
+_SHIFT = {"fast": Tolerance(6e-5, 1e-13), "high": Tolerance(9e-6, 1e-13), "float64": Tolerance(9e-12, 1e-13)}
 
 #: ``TOLERANCES[level][reduction]``, for every row. LOG_SUM: |Δℓ|; MEAN: ‖Δshift‖₂ in bandwidths (its ℓ by
-#: LOG_SUM's row); LAPLACE: |ΔL| / M, relative to log M. The shift's relative part is what one float64 can hold of ℓ, by
-#: which partial results merge: 1e-11 at 140 bandwidths from every point, 5e-8 at 1e4.
+#: LOG_SUM's row); LAPLACE: |ΔL| / M, relative to log M. The shift is a mean under the weights by which ℓ sums, and
+#: partial results merge by ℓ in one float64: so it has ℓ's relative part, which counts far from every point only.
 TOLERANCES: Mapping[str, Mapping[Reduction, Tolerance]] = {
     level: {Reduction.LOG_SUM: _LOG[level], Reduction.MEAN: _SHIFT[level], Reduction.LAPLACE: _LOG[level]}
     for level in LEVELS
@@ -189,6 +189,8 @@ class Work:
         Traffic between host and device, in bytes.
     launches : int
         Kernel launches, or their like.
+    parallel : bool
+        Whether it uses every thread of a CPU, or one.
     """
 
     matrix_flops: Mapping[str, float] = field(default_factory=dict)
@@ -197,6 +199,7 @@ class Work:
     bytes: float = 0.0
     transfer_bytes: float = 0.0
     launches: int = 1
+    parallel: bool = True
 
 
 @dataclass(frozen=True)
@@ -254,8 +257,9 @@ class Backend(TypingProtocol):
     def prepare(self, problem: Problem, columns: Columns) -> Any:
         """Pack the training points once; the state serves any number of ``reduce`` calls.
 
-        Later problems have the same columns, level and features, other rows (``m``, ``same``), and an extent of at
-        most ``problem.extent``. The arrays are not copied: the caller leaves them unchanged while the state lives.
+        Later problems have the same columns, reduction, level and features, other rows (``m``, ``same``), and an extent
+        of at most ``problem.extent``. The arrays are not copied: the caller leaves them unchanged as long as the state
+        lives.
         """
 
     def reduce(self, problem: Problem, queries: Any, state: Any, own_offset: int = 0) -> Partial:

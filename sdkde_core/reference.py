@@ -70,28 +70,31 @@ def sums(
 
 
 def _row(y: Array, x: Array, bandwidth: ArrayLike, log_w: Array, own: int | None, v: Array | None, scale: float) -> Any:
-    difference = x - y
+    wide = x.astype(np.longdouble)  # extended precision where the platform has it
+    difference = wide - y
     exponent = -0.5 * _mahalanobis(difference, difference, bandwidth) / scale**2
     terms = exponent + log_w
-    if own is not None and own < len(x):
+    if own is not None and 0 <= own < len(x):
         terms[own] = -np.inf
     nearest = int(terms.argmax())
     if terms[nearest] == -np.inf:
         return -np.inf, np.zeros(x.shape[1]), 0.0, -np.inf, None if v is None else np.zeros(v.shape[1])
     # Far from every sample exponents are huge and only their differences count. With δ_j = x_j − x_k, k the largest
     # term: r²_j − r²_k = δ_jᵀ H⁻¹ δ_j + 2 δ_jᵀ H⁻¹ (x_k − y), without the cancellation.
-    delta = x - x[nearest]
+    delta = wide - wide[nearest]
     relative = _mahalanobis(delta, delta, bandwidth) + 2 * _mahalanobis(delta, difference[nearest], bandwidth)
-    top, keep = terms[nearest], np.isfinite(terms)
-    terms = np.where(keep, -0.5 * relative / scale**2 + (log_w - log_w[nearest]), -np.inf)
-    phi = np.exp(terms)
+    relative = np.where(np.isfinite(terms), -0.5 * relative / scale**2 + (log_w - log_w[nearest]), -np.inf)
+    most = relative.max()  # 0, but for the rounding of huge exponents
+    top = float(terms[nearest] + most)
+    phi, exponent = np.exp((relative - most).astype(float)), exponent.astype(float)
     total = math.fsum(phi)
     half = 1.0 + 0.5 * x.shape[1]
     plus = math.fsum(phi * (half - exponent))
     signed = math.fsum(phi * (half + exponent))
     share = phi / total
     mean = None if v is None else share @ v
-    return top + math.log(total), difference[nearest] + share @ delta, signed / plus, top + math.log(plus), mean
+    shift = (difference[nearest] + share @ delta).astype(float)
+    return top + math.log(total), shift, signed / plus, top + math.log(plus), mean
 
 
 def estimate(
@@ -179,13 +182,12 @@ def _log_weights(n: int, weights: ArrayLike | None) -> Array:
     return log_w - top - math.log(math.fsum(np.exp(log_w - top)))
 
 
-def _mahalanobis(a: Array, b: Array, bandwidth: ArrayLike) -> Array:
-    """aᵀ H⁻¹ b for every row, in extended precision where the platform has it (a full H: LAPACK's float64)."""
+def _mahalanobis(a: Any, b: Any, bandwidth: ArrayLike) -> Any:
+    """aᵀ H⁻¹ b for every row, in the precision of a and b (a full H: LAPACK's float64)."""
     h = np.asarray(bandwidth, float)
     if h.ndim < 2:
-        scaled = a.astype(np.longdouble) * b / np.square(h, dtype=np.longdouble)
-        return scaled.sum(axis=-1).astype(float)
-    return (a * np.linalg.solve(h, np.atleast_2d(b).T).T).sum(axis=-1)
+        return (a * b / np.square(h, dtype=np.longdouble)).sum(axis=-1)
+    return (a * np.linalg.solve(h, np.atleast_2d(b).astype(float).T).T).sum(axis=-1)
 
 
 def _log_determinant(bandwidth: ArrayLike, d: int) -> float:

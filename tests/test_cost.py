@@ -1,6 +1,7 @@
 """The cost model: units, roofs, the paper's figures, and the processors it knows."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from sdkde_numpy.info import INFO
@@ -64,6 +65,12 @@ def test_where_units_do_not_overlap_times_add():
     work = Work({"float32": 20.0}, scalar_flops=20.0, exps=12.0, bytes=100.0)
     on = hardware.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, overlaps=False)
     assert cost.seconds(work, on) == 0.5 + 2.0 + 2.0 + 3.0 + 2.0
+
+
+def test_serial_work_has_one_threads_share():
+    on = hardware.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, threads=8, overlaps=False)
+    work = Work({"float32": 20.0}, exps=12.0)
+    assert cost.seconds(replace(work, parallel=False), on) - 0.5 == 8 * (cost.seconds(work, on) - 0.5)
 
 
 def test_utilisation_of_a_measured_time():

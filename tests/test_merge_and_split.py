@@ -240,3 +240,17 @@ def test_no_rows_and_weights_of_zero():
         problem = case.problem(reduction, "high")
         columns = Columns(case.points, case.log_weights)
         assert reduce_pass(NumpyBackend(), INFO, problem, columns, case.queries)[0].log_sum.shape == (0,)
+
+
+@pytest.mark.parametrize("far", [1e12, 1e16, 1e100, 1e140])
+def test_a_point_at_any_distance_is_neither_inf_nor_nan(far):
+    """At 1e16 bandwidths rounding picks a column that is not the nearest."""
+    case = make("mixture", 300, 400, 2)
+    case.queries[7] = far
+    for reduction in Reduction:
+        problem = case.problem(reduction, "float64")
+        got, _ = reduce_pass(NumpyBackend(), INFO, problem, Columns(case.points, case.log_weights), case.queries)
+        assert errors(problem, got, truth(case))[np.arange(400) != 7].max() <= 1.0
+        assert got.log_sum[7] == pytest.approx(-(far**2), rel=1e-9)
+        if got.shift is not None:
+            assert got.shift[7] == pytest.approx([-far, -far])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core import registry, select, tuning
+from sdkde_core import reference, registry, select, tuning
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
 
 
@@ -226,7 +226,7 @@ def test_a_backend_never_sees_an_extent_that_it_declines(install):
     x = X.copy()
     x[::10] *= 1e4
     got = sdkde_core.estimate(x, X, backend="near", bandwidth=0.5, precision="float64")
-    np.testing.assert_allclose(got, sdkde_core.reference.estimate(x, X, bandwidth=0.5), rtol=1e-9)
+    np.testing.assert_allclose(got, reference.estimate(x, X, bandwidth=0.5), rtol=1e-9)
 
 
 def test_every_reason_is_given():

@@ -57,14 +57,14 @@ def _takes_single(problem: Problem) -> bool:
 def double_limit(problem: Problem) -> float:
     """Return the extent up to which expanded squares in float64 keep the problem's level.
 
-    An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ/2 times half the distance
-    between the points that matter to the row, so by δ R/2 (a row midway between two clusters).
+    An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
+    between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
     per_square = exponent_error("float64", problem.d, 1.0) / _smallest_scale(problem)
     budget = BUDGET * _strictest(problem)
     limit = math.sqrt(budget / per_square)
     if problem.reduction is Reduction.MEAN:
-        limit = min(limit, (2.0 * budget / per_square) ** (1 / 3), product_shift_limit(problem))  # δ R/2 ≤ budget
+        limit = min(limit, (budget / per_square) ** (1 / 3), product_shift_limit(problem))  # δ R ≤ budget
     return limit
 
 

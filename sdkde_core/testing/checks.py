@@ -28,7 +28,7 @@ from sdkde_core.protocol import (
     Reduction,
     Support,
 )
-from sdkde_core.split import reduce_pass
+from sdkde_core.split import reduce_pass, within_limit
 
 from . import problems
 from .problems import Case, Truth, errors
@@ -65,11 +65,22 @@ class Target:
     device: str
 
     def problem(self, case: Case, reduction: Reduction, level: str, **options: Any) -> Problem:
-        """Describe a reduction of a case on this device; :class:`NotDeclared` where the backend declines it."""
+        """Describe a reduction of a case on this device; :class:`NotDeclared` where the backend declines it.
+
+        What lies beyond the extent at which the backend's formula holds does not count: the core splits that off.
+        """
         problem = case.problem(reduction, level, device=self.device, **options)
         lacking = problem.requires - self.info.features
         if lacking:
             raise NotDeclared(f"lacks {', '.join(sorted(lacking))}")
+        support = self.info.supports(within_limit(self.info, problem, 1.0))
+        if not support.ok:
+            raise NotDeclared(support.reason)
+        return problem
+
+    def whole_problem(self, case: Case, reduction: Reduction, level: str, **options: Any) -> Problem:
+        """As :meth:`problem`, for a check that asks the backend itself: nothing is split off."""
+        problem = self.problem(case, reduction, level, **options)
         support = self.info.supports(problem)
         if not support.ok:
             raise NotDeclared(support.reason)
@@ -262,7 +273,7 @@ def result_format(target: Target, parameter: str) -> None:
     """Results are float64, of the library and on the device of the points, with the fields of the reduction."""
     level, reduction = _parse(parameter)
     case = make("mixture", 31, 7, 3, 10.0)
-    problem = target.problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, level)
     points, log_weights, queries = (target.give(x) for x in (case.points, case.log_weights, case.queries))
     partial = target.backend.reduce(problem, queries, target.backend.prepare(problem, Columns(points, log_weights)))
     for field in fields(Partial):
@@ -293,7 +304,7 @@ def state_reuse(target: Target, parameter: str) -> None:
     level, reduction = _parse(parameter)
     arguments = ("mixture", *SIZES, 3, 10.0)
     case = make(*arguments)
-    problem = target.problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, level)
     state = target.prepare(problem, case)
     truth = _truth(*arguments, False, False)
     for start, stop in ((0, 67), (0, 67), (60, 61), (5, 66), (0, 67)):
@@ -306,7 +317,7 @@ def query_chunks(target: Target, parameter: str) -> None:
     level, reduction = _parse(parameter)
     arguments = ("tails", *SIZES, 3, 100.0)
     case = make(*arguments)
-    problem = target.problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, level)
     truth = _truth(*arguments, False, False)
     state = target.prepare(problem, case)
     for width in (67, 1, 13):
@@ -326,7 +337,7 @@ def column_chunks(target: Target, parameter: str) -> None:
     kind = "weights" if "weights" in target.info.features else "mixture"
     arguments = (kind, *SIZES, 3, 10.0)
     case = make(*arguments)
-    problem = target.problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, level)
     kept = np.flatnonzero(np.isfinite(case.log_weights))
     parts = []
     for columns in np.array_split(kept, [1, 60, 100]):
@@ -351,7 +362,7 @@ def inputs_untouched(target: Target, parameter: str) -> None:
     """Points, weights and queries are as they were."""
     level, reduction = _parse(parameter)
     case = make("mixture", 65, 33, 3, 10.0)
-    problem = target.problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, level)
     originals = (case.points, case.log_weights, case.queries)
     given = [target.give(x.copy()) for x in originals]
     target.backend.reduce(problem, given[2], target.backend.prepare(problem, Columns(given[0], given[1])))
@@ -370,10 +381,8 @@ def exclude_self(target: Target, parameter: str) -> None:
             within(problem, target.answer(problem, case), _truth(*arguments, same, True))
     arguments = ("mixture", *SIZES, 3, 10.0)
     case = make(*arguments)
-    problem, truth = (
-        target.problem(case, reduction, level, same=True, exclude_self=True),
-        _truth(*arguments, True, True),
-    )
+    problem = target.whole_problem(case, reduction, level, same=True, exclude_self=True)
+    truth = _truth(*arguments, True, True)
     state = target.prepare(problem, case)
     for start, stop in ((0, 130), (130, 211)):  # the points in batches
         part = replace(problem, m=stop - start, same=False)

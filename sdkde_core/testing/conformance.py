@@ -87,7 +87,10 @@ class BackendConformance:
         parameters: list[str] = ["backend"]
         if info is not None and info.levels:
             parameters = list(CHECKS[name].parameters(info, self._profile()))
-        metafunc.parametrize("parameter", [pytest.param(p, id=p, marks=self._marks(name, p)) for p in parameters])
+        given = [pytest.param(p, id=p, marks=self._marks(name, p)) for p in parameters]
+        if not given:
+            given = [pytest.param("", id="-", marks=pytest.mark.skip(f"the backend does not declare {name}"))]
+        metafunc.parametrize("parameter", given)
 
     @classmethod
     def _marks(cls, name: str, parameter: str) -> list[pytest.MarkDecorator]:

@@ -1,0 +1,1 @@
+"""A backend for sdkde that fails on import."""

@@ -1,0 +1,1 @@
+"""A backend for a protocol of sdkde that is yet to come."""
