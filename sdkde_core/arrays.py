@@ -7,6 +7,7 @@ library, through the array API; a backend that wants another library or device g
 from __future__ import annotations
 
 import importlib
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,7 +243,9 @@ def _on_host(x: Any) -> bool:
 
 def _has_float64(place: Origin) -> bool:
     try:
-        return place.xp.asarray([0.0], dtype=place.xp.float64, device=place.device).dtype == place.xp.float64
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JAX says that it gives float32
+            return place.xp.asarray([0.0], dtype=place.xp.float64, device=place.device).dtype == place.xp.float64
     except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none; JAX gives float32 unless told otherwise
         return False
 
