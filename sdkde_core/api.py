@@ -12,7 +12,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from . import registry, select
-from .arrays import Data, Origin, ingest
+from .arrays import Argument, Data, Origin, ingest
 from .bandwidth import RULES, Bandwidth, resolve
 from .execute import Plan, plan, run
 from .explanation import Explanation, rows_of, shape_of
@@ -214,6 +214,8 @@ def explain(
             raise ValueError("measure=True needs the data, not their shape")
         m = rows_of(query_or_shape, shape[1])
         _check_bandwidth(bandwidth, shape[1])
+        if weights is not None and (given := Argument.of("weights", weights).shape) != shape[:1]:
+            raise ValueError(f"weights has shape {given}, but train has {shape[0]} points; pass shape ({shape[0]},)")
         place, extent = select.parse_device(device), typical_extent(*shape)
         problems = spec.problems(m, *shape, "float64", "cpu", extent, weights is not None)
         choice = select.choose(problems, backend=backend, device=place, options=backend_options)

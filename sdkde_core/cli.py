@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -146,7 +148,8 @@ def estimate(
     Queries are read, and results written, in batches: neither need fit in memory. TRAIN must.
     """
     start = time.perf_counter()
-    for name in filter(None, (train, query, weights)):
+    read = [train, query, weights, bandwidth if _is_file(bandwidth) else None]
+    for name in filter(None, read):
         if same_file(name, output):
             raise ValueError(f"OUT and {name} are one file; pass another OUT")
     job = Stream.of(
@@ -158,6 +161,7 @@ def estimate(
     )
     name = "log_density" if options["log"] else "density"
     with (
+        _stopped_by_signals(),
         writing(output, job.query.rows, job.dtype, name) as write,
         _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,
     ):
@@ -268,10 +272,14 @@ def _bandwidth(text: str) -> Any:
         return numbers if len(numbers) > 1 else numbers[0]
     except ValueError:
         pass
-    if not any(extension in text.lower() for extension in EXTENSIONS):
+    if not _is_file(text):
         raise ValueError(f"bandwidth is {text!r}; pass one of {', '.join(RULES)}, numbers, or a file")
     h = source(text).read()
     return h.ravel() if 1 in h.shape else h  # a row or a column of numbers, one per dimension; else a matrix
+
+
+def _is_file(text: str) -> bool:
+    return any(extension in text.lower() for extension in EXTENSIONS)
 
 
 def _weights(text: str | None) -> Any:
@@ -288,6 +296,23 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 # --- what the user sees -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Let a batch scheduler or a closed terminal stop the work as an interrupt does: nothing half-written stays."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from .protocol import BackendInfo, Problem, Reduction, Work
 __all__ = [
     "PaperModel",
     "PaperPass",
+    "exact_work",
     "intensity",
     "paper_model",
     "plain_work",
@@ -40,6 +41,13 @@ def plain_work(problem: Problem) -> Work:
         exps=float(scales * problem.pairs),
         bytes=8.0 * ((problem.m + problem.n) * problem.d + problem.m * scales * (written + problem.n_values)),
     )
+
+
+def exact_work(problem: Problem, far_share: float) -> Work:
+    """Return the Work of the core's exact path for a share of a problem's pairs: differences in memory, one thread."""
+    pairs, scales = far_share * problem.pairs, max(1, len(problem.scales))
+    passes = 12.0 if problem.reduction is Reduction.MEAN else 8.0
+    return Work(scalar_flops=2.0 * passes * problem.d * scales * pairs, exps=2.0 * scales * pairs, parallel=False)
 
 
 def roofs(work: Work, on: Processor) -> dict[str, float]:

@@ -64,6 +64,12 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     except ImportError as error:
         raise ImportError(f"the demo needs scikit-learn and matplotlib: pip install 'sdkde[demo]' ({error})") from error
     matplotlib.use("Agg")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if not output.parent.is_dir():
+        raise ValueError(f"there is no folder {output.parent}; pass --output in one that exists")
+    if output.suffix.lstrip(".").lower() not in FigureCanvasBase.filetypes:
+        raise ValueError(f"{output} has the extension {output.suffix!r}; pass .png, .pdf or .svg")
     data = load_digits()
     n, d = data.train.shape
     echo(f"Handwritten digits: {n} training and {len(data.test)} held-out images in {d} principal dimensions.\n")

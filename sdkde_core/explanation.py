@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import cost
 from .arrays import Argument
 from .execute import PassReport
-from .hardware import processor
 from .protocol import Problem
 from .select import Candidate, Choice
 from .spec import EstimatorSpec
@@ -56,6 +54,7 @@ class Explanation:
     ) -> Explanation:
         """Put together what planning, and running if it was run, have said."""
         lines = []
+        priced = next(c for c in choice.candidates if c.chosen).pass_seconds
         for i, problem in enumerate(problems):
             report = reports[i] if reports else None
             if report:
@@ -68,7 +67,7 @@ class Explanation:
                     problem.d,
                     problem.level,
                     problem.extent,
-                    cost.predict(choice.info, problem, processor(problem.device)),
+                    priced[i] if priced else None,
                     report.seconds if report else None,
                     report.exact_points if report else 0,
                 )

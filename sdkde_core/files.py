@@ -191,6 +191,13 @@ def _read_csv(name: str, path: Path, key: str) -> Source:
             skipped += 1
         fields = _fields(first)
         header = not any(_is_number(f) for f in fields)
+        if header and any(_is_number(part) for part in re.split(r"[;\s]+", first.strip())):
+            raise ValueError(f"values are separated by commas, but its first line is {first.strip()[:60]!r}")
+        if header and fields[0] == "" and len(fields) > 1:
+            raise ValueError(
+                "the first column has no name in the header: a data frame's index? "
+                "write the file without it (pandas: index=False), or name the column"
+            )
         rows = sum(not line.isspace() for line in file) + (not header)
     if not first.strip():
         raise ValueError("the file is empty")
@@ -307,7 +314,7 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
         temporary.replace(final)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+        if isinstance(error, OSError) and error.filename in (None, temporary, str(temporary)):
             error.filename = str(path)
         raise
 

@@ -37,7 +37,9 @@ class Candidate:
     reason : str
         Why, or why not.
     seconds : float or None
-        Predicted time of all passes; None where not known.
+        Predicted time of all passes and of transfers; None where not known.
+    pass_seconds : tuple of float
+        Predicted time of each pass, where known.
     startup_seconds : float
         Added to ``seconds`` when ranking, as if nothing were imported yet, so that the choice does not depend on
         what is.
@@ -50,6 +52,7 @@ class Candidate:
     reason: str
     seconds: float | None = None
     startup_seconds: float = 0.0
+    pass_seconds: tuple[float, ...] = ()
     chosen: bool = False
 
     @property
@@ -203,7 +206,7 @@ def _judge(info: BackendInfo, problems: Sequence[Problem], data_device: str, sha
         return Candidate(info.name, device, False, reason, startup_seconds=info.startup_seconds)
 
     on = processor(device)
-    reasons, total = [], transfer_seconds(problems, data_device, on)
+    reasons, passes, transfer = [], [], transfer_seconds(problems, data_device, on)
     for step, problem in enumerate(problems):
         if problem.level not in info.levels:
             return no(f"has levels {', '.join(info.levels)}, not {problem.level}")
@@ -215,22 +218,29 @@ def _judge(info: BackendInfo, problems: Sequence[Problem], data_device: str, sha
         answer, failure = ask(_supports, info, problem, step, share)
         if failure:
             return no(f"broken: its BackendInfo fails on this problem: {failure}")
-        asked, support = answer
+        asked, far, support = answer
         if not support.ok:
             return no(support.reason)
         reasons.append(support.reason)
         predicted, failure = ask(cost.predict, info, asked, on)
         if failure:
             return no(f"broken: its work fails on this problem: {failure}")
-        total = None if total is None or predicted is None else total + predicted
-    return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), total, info.startup_seconds)
+        if predicted is not None and on is not None and asked is not problem:
+            predicted += cost.seconds(cost.exact_work(problem, far), on)
+        passes.append(predicted)
+    known = tuple(p for p in passes if p is not None)
+    if transfer is None or len(known) < len(passes):
+        return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), None, info.startup_seconds)
+    total = transfer + sum(known)
+    return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), total, info.startup_seconds, known)
 
 
-def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, Support]:
+def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, float, Support]:
+    """The problem as the backend will see it, the share of the pairs that it will not, and its answer."""
     limit = info.extent_limit(problem)
     far = share(step, limit) if share is not None and problem.extent > limit else 1.0
     asked = problem if share is None else within_limit(info, problem, far)
-    return asked, as_support(info.supports(asked))
+    return asked, far, as_support(info.supports(asked))
 
 
 def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:

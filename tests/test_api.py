@@ -320,10 +320,19 @@ def test_explain_from_shapes():
     for bandwidth in ("foo", [1.0, 2.0, 3.0], -1):
         with pytest.raises(ValueError, match="bandwidth"):
             sdkde_core.explain((10, 2), bandwidth=bandwidth)
+    with pytest.raises(ValueError, match="weights has shape"):
+        sdkde_core.explain((10, 2), weights=np.ones(9))
     with pytest.raises(ValueError, match="both as data or both as shapes"):
         sdkde_core.explain(np.zeros((5, 2)), (5, 2), bandwidth=1.0)
     with pytest.raises(ValueError, match="needs the data"):
         sdkde_core.explain((10, 2), measure=True)
+
+
+def test_a_candidates_time_is_that_of_its_passes():
+    x = np.random.default_rng(0).standard_cauchy((3000, 1))
+    for e in (sdkde_core.explain(x, bandwidth=0.3), sdkde_core.explain((1000, 3))):
+        (chosen,) = (c for c in e.candidates if c.chosen)
+        assert chosen.seconds == pytest.approx(sum(p.predicted_seconds for p in e.passes))
 
 
 def test_the_choice_and_the_times_are_logged(caplog):

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import tracemalloc
 import zipfile
 from dataclasses import replace
@@ -187,7 +189,7 @@ def test_csv_keeps_every_digit():
         ("\na,b\n1,2\n\n3,\n", "line 5: '' is not a number"),
         ("1,2,3\n4,5\n", "line 2 has 2 values, the first line 3"),
         ("1,x,3\n4,5,6\n", "line 1: 'x' is not a number"),
-        ("1;2\n3;4\n", "line 2: '3;4' is not a number (values are separated by commas)"),
+        ("1\n3;4\n", "line 2: '3;4' is not a number (values are separated by commas)"),
         ("1,2\n3,nan\n", "train has values that are not finite, the first nan at row 1, column 1"),
     ],
 )
@@ -611,3 +613,39 @@ def test_the_documents_commands_parse():
         assert program == "sdkde"
         with contextlib.redirect_stdout(io.StringIO()):
             main.commands[name].make_context(name, arguments)
+
+
+def test_out_may_not_be_the_bandwidths_file():
+    save("x.npy", X)
+    save("h.npy", np.full(X.shape[1], 0.5))
+    result = CliRunner().invoke(main, ["estimate", "x.npy", "--bandwidth", "h.npy", "-o", "h.npy"])
+    assert result.exit_code == 2
+    assert "one file" in result.output
+    assert np.load("h.npy").shape == (X.shape[1],)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (",a,b\n0,1,2\n1,4,5\n", "the first column has no name"),
+        ("1.5 2.5\n1 2\n", "separated by commas"),
+        ("1;2\n3;4\n", "separated by commas"),
+    ],
+)
+def test_what_is_not_a_plain_csv_is_refused(text, message):
+    Path("t.csv").write_text(text)
+    result = CliRunner().invoke(main, ["estimate", "t.csv", "--bandwidth", "1", "-o", "q.csv"])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs POSIX signals")
+def test_a_termination_leaves_nothing_behind():
+    save("x.npy", np.random.default_rng(0).normal(size=(30_000, 8)))
+    command = [sys.executable, "-c", "from sdkde_core.cli import main; main()", "estimate", "x.npy", "-o", "out.npy"]
+    process = subprocess.Popen(command)
+    while process.poll() is None and not list(Path().glob(".out.npy.*")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert not list(Path().glob("*out.npy*"))

@@ -60,6 +60,13 @@ def test_the_demo(tmp_path):
     assert output.stat().st_size > 50_000
 
 
+@pytest.mark.parametrize("output", ["plot.xyz", "absent/plot.png"])
+def test_the_demo_refuses_an_output_at_once(tmp_path, output):
+    result = CliRunner().invoke(main, ["demo", "-o", str(tmp_path / output)])
+    assert result.exit_code == 2
+    assert "Handwritten" not in result.output
+
+
 def test_the_demos_errors_are_one_line(tmp_path, monkeypatch):
     result = CliRunner().invoke(main, ["demo", "--backend", "nope"])
     assert result.exit_code == 2
