@@ -154,6 +154,8 @@ def choose(
     ------
     BackendUnavailable
         The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
+    TypeError
+        ``backend`` is not a string, or ``backend_options`` not a mapping.
     ValueError
         ``backend_options`` without a named backend, or options that the backend does not take.
     """

@@ -20,7 +20,13 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     A row's dozen calls take some 15 µs however little they do.
     """
     scalars = (8.0 * problem.d + 6.0) * problem.pairs
-    return Work(scalar_flops=2.0 * scalars, exps=float(problem.pairs), bytes=10.0 * scalars, launches=2 * problem.m)
+    return Work(
+        scalar_flops=2.0 * scalars,
+        exps=float(problem.pairs),
+        bytes=10.0 * scalars,
+        launches=2 * problem.m,
+        parallel=False,  # one thread, whatever the machine has
+    )
 
 
 INFO = BackendInfo(
