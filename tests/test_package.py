@@ -98,7 +98,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {n.partition("/")[0] for n in archive.namelist()}
-        assert {n for n in names if not n.endswith(".dist-info")} == {"sdkde_core", "sdkde_numpy"}
+        assert {n for n in names if not n.endswith(".dist-info")} == {"sdkde_core", "sdkde_numpy", "sdkde_triton"}
         assert {"sdkde_core/py.typed", "sdkde_numpy/py.typed"} <= set(archive.namelist())
         archive.extractall(tmp_path / "site")
     code = """

@@ -1,0 +1,1 @@
+"""Tensor Core kernels in Triton for CUDA GPUs: a backend of sdkde."""

@@ -1,0 +1,133 @@
+"""The Triton backend's implementation of the protocol."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from sdkde_core.merge import concatenate
+from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+
+from . import launch
+from .bounds import depth_limit, direct_dtype, formula, grid_step, needs_long, shifts_rows
+from .grid import MOST_COLUMNS, slabs
+from .launch import Packed, Weights
+from .space import COLUMN_PADDING
+
+
+@dataclass(frozen=True)
+class _State:
+    """The training points, and what has been made of them so far.
+
+    Rows that are shifted by their log sums want another grid, and direct differences may want another precision: both
+    depend on the rows, so each is packed when first asked for. (Two threads may then both pack; either result serves.)
+    """
+
+    problem: Problem  # as given to prepare: its extent is the largest
+    points: torch.Tensor  # (n, d) float64
+    weights: Weights
+    span: float  # largest magnitude of a log weight, nats
+    made: dict[Any, Any] = field(default_factory=dict)
+
+    def step(self, problem: Problem) -> float:
+        """The grid of the leading pieces for a pass over these columns."""
+        return grid_step(replace(problem, extent=self.problem.extent), self.span)
+
+    def packed(self, step: float) -> Packed:
+        """The points as columns of the first product."""
+        if step not in self.made:
+            self.made[step] = launch.pack(self.points, step, self.weights)
+        return self.made[step]
+
+    def transposed(self, dtype: torch.dtype) -> torch.Tensor:
+        """The points as the direct kernel reads them, (d, n)."""
+        if dtype not in self.made:
+            self.made[dtype] = launch.transpose(self.points, dtype, COLUMN_PADDING)
+        return self.made[dtype]
+
+
+class TritonBackend:
+    """Tensor Core kernels for CUDA GPUs of compute capability 8.0 and later."""
+
+    def probe(self, device: str) -> Support:
+        """Look for a GPU with half-precision Tensor Cores that take asynchronous copies."""
+        if launch.INTERPRETED:
+            return Support(True, "Triton's interpreter")
+        if not device.startswith("cuda"):
+            return Support(False, "Triton compiles for GPUs; set TRITON_INTERPRET=1 to interpret its kernels on a CPU")
+        if not torch.cuda.is_available():
+            return Support(False, "PyTorch finds no CUDA device")
+        index = torch.device(device).index or 0
+        if index >= torch.cuda.device_count():
+            return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
+        major, minor = torch.cuda.get_device_capability(index)
+        name = torch.cuda.get_device_name(index)
+        if major < 8:
+            return Support(False, f"{name} has compute capability {major}.{minor}; the kernels need 8.0")
+        return Support(True, f"{name}, compute capability {major}.{minor}")
+
+    def prepare(self, problem: Problem, columns: Columns) -> _State:
+        """Keep the training points; they are packed when the first rows come."""
+        vary = "weights" in problem.requires
+        span = float(-columns.log_weights.min()) if vary else 0.0
+        return _State(problem, columns.points, Weights(columns.log_weights, vary), span)
+
+    def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
+        """Reduce over all columns for every row."""
+        points = state.points if queries is None else queries
+        if points.shape[0] == 0:
+            return _empty(problem, points.device)
+        try:
+            with _on(points):
+                compute = _packed if formula(state.problem) == "packed" else _direct
+                # Partial results of every row and part of the columns: at most some of the rows at a time.
+                parts = max(8, -(-state.points.shape[0] // MOST_COLUMNS))
+                width = problem.d + 3 if problem.reduction is Reduction.MEAN else 3
+                found = [compute(problem, points[some], state) for some in slabs(problem.m, 8 * parts * width)]
+                return found[0] if len(found) == 1 else concatenate(found)
+        except torch.cuda.OutOfMemoryError as error:
+            raise DeviceOutOfMemory(str(error)) from error
+
+
+def _direct(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
+    dtype = getattr(torch, direct_dtype(replace(problem, extent=state.problem.extent)))
+    return launch.direct(problem, launch.transpose(points, dtype), state.transposed(dtype), state.weights)
+
+
+def _packed(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
+    step, weights = state.step(problem), state.weights
+    columns, long = state.packed(step), needs_long(problem, step)
+    if problem.reduction is not Reduction.MEAN:
+        return launch.log_sum(problem, launch.pack_rows(points, step, weights), columns, weights, long)
+    if not shifts_rows(problem):
+        return launch.mean(problem, launch.pack_rows(points, step, weights, scaled=True), columns, weights, long)
+    sums = replace(problem, reduction=Reduction.LOG_SUM)
+    log_sums = launch.log_sum(sums, launch.pack_rows(points, step, weights), columns, weights, long).log_sum
+    rows = launch.pack_rows(points, step, weights, scaled=True, log_sums=log_sums)
+    result = launch.mean(problem, rows, columns, weights, long, log_sums)
+    deep = torch.nonzero(log_sums < weights.log.max() - depth_limit(problem.d, step))[:, 0]
+    if deep.numel():
+        exact = _direct(replace(problem, same=False), points[deep], state)
+        result.log_sum[deep], result.shift[deep] = exact.log_sum, exact.shift
+    return result
+
+
+def _empty(problem: Problem, device: torch.device) -> Partial:
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float64, device=device)
+
+    laplace = problem.reduction is Reduction.LAPLACE
+    return Partial(
+        empty(0),
+        empty(0, problem.d) if problem.reduction is Reduction.MEAN else None,
+        empty(0) if laplace else None,
+        empty(0) if laplace else None,
+    )
+
+
+def _on(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """Make the tensor's device the current one, where kernels are launched."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

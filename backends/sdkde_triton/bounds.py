@@ -1,0 +1,110 @@
+"""Which formula keeps "fast" for a problem: Tensor Cores on packed operands, or direct differences.
+
+Distances below are in log2 units, v = √(log2 e) u, as in :mod:`sdkde_triton.kernels`; extents are in bandwidths.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sdkde_core.protocol import Problem, Reduction
+
+__all__ = [
+    "DIRECT_DIMENSIONS",
+    "depth_limit",
+    "direct_dtype",
+    "extent_limit",
+    "formula",
+    "grid_step",
+    "needs_long",
+    "packed_dimensions",
+]
+
+#: Up to here direct differences beat Tensor Cores, which multiply sixteen dimensions whether they are there or not
+#: (H200, first pass of 32768² in 3 dimensions: 0.59 against 0.57 ms).
+DIRECT_DIMENSIONS = 2
+
+_SQRT_LOG2E = math.sqrt(math.log2(math.e))
+
+#: Extents (bandwidths) up to which packed operands keep "fast": twice below where an H200 began to miss it. MEAN ends
+#: earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small.
+PACKED_LIMIT = {Reduction.LOG_SUM: 150.0, Reduction.LAPLACE: 150.0, Reduction.MEAN: 72.0}
+
+#: Extents up to which direct differences of fp32 coordinates keep it. A coordinate is off by 2⁻²⁵ R, so an exponent by
+#: 2⁻²⁴ R r at distance r; the allowance 5e-4 + 5e-7 r² is least ahead of that at r ≈ 30.
+SINGLE_LIMIT = {Reduction.LOG_SUM: 200.0, Reduction.LAPLACE: 100.0, Reduction.MEAN: 200.0}
+
+
+def shifts_rows(problem: Problem) -> bool:
+    """Whether MEAN first needs the rows' log sums: no term of a row is known to be near 1."""
+    return problem.reduction is Reduction.MEAN and (not problem.same or "weights" in problem.requires)
+
+
+def extent_limit(problem: Problem) -> float:
+    """Return the extent up to which the fast formula holds; beyond, differences in float64 answer."""
+    if problem.d > DIRECT_DIMENSIONS:
+        return PACKED_LIMIT[problem.reduction]
+    return math.inf if shifts_rows(problem) else SINGLE_LIMIT[problem.reduction]
+
+
+def formula(problem: Problem) -> str:
+    """Return ``"packed"`` or ``"direct"``."""
+    return "packed" if problem.d > DIRECT_DIMENSIONS and problem.extent <= PACKED_LIMIT[problem.reduction] else "direct"
+
+
+def direct_dtype(problem: Problem) -> str:
+    """Return the dtype in which direct differences, exponents and their maximum are taken.
+
+    A shift between two columns at distance D that matter equally to a row far from both is off by D/4 times an error of
+    the exponent, and fp32 rounds an exponent of 300 by 2e-5: such rows need float64.
+    """
+    few = problem.d <= DIRECT_DIMENSIONS
+    single = few and not shifts_rows(problem) and problem.extent <= SINGLE_LIMIT[problem.reduction]
+    return "float32" if single else "float64"
+
+
+def packed_dimensions(d: int) -> int:
+    """Return D, the columns of a packed operand: the power of two that holds d, at least what a Tensor Core takes."""
+    return max(16, 1 << (d - 1).bit_length())
+
+
+def grid_step(problem: Problem, log_weight_span: float = 0.0) -> float:
+    """Return g, the grid of the leading pieces: a power of two.
+
+    Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g². The largest is ‖v‖², with the span of
+    the log weights, and where rows are shifted by their log sums, those (up to :func:`depth_limit`). Up to 2⁻⁸ one bit
+    more is taken: the last bit of the largest sums weighs less than the pieces below a coarser grid.
+
+    Parameters
+    ----------
+    problem : Problem
+    log_weight_span : float
+        Largest magnitude of a log weight, in nats.
+    """
+    radius = max(problem.extent * _SQRT_LOG2E, 1.0)
+    largest = radius**2 + 2.0 * log_weight_span * _SQRT_LOG2E**2
+    if shifts_rows(problem):
+        largest += 2.0 * depth_limit(problem.d, 2.0**-7) * _SQRT_LOG2E**2
+    step = 2.0 ** (math.ceil(0.5 * math.log2(largest / 2.0)) - 12)
+    return step if step <= 2.0**-8 else 2.0 ** (math.ceil(0.5 * math.log2(largest)) - 12)
+
+
+def depth_limit(d: int, step: float) -> float:
+    """Return how far below the largest log weight a row's log sum may be for MEAN on packed operands, in nats.
+
+    Pieces on a grid g hold a coordinate to about 2⁻¹⁴ g. Of a row at distance r from the columns that matter to it,
+    that moves an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to D/4 times that, D ≤ 2 r being the distance between
+    those columns: 0.5e-4 g r², so the tolerance of 6e-5 is kept with r²/2 ≤ 0.5 / g. (Measured: to a margin of 1.4 in
+    up to 64 dimensions; in 128 it takes less.)
+    """
+    return min(0.5, 24.0 / packed_dimensions(d)) / step
+
+
+def needs_long(problem: Problem, step: float) -> bool:
+    """Whether the products lo·lo and the constants' third piece are needed to keep "fast"; measured, like the limits.
+
+    Left out, they cost √d g²/12 at random and up to g² in an exponent, log2 units.
+    """
+    if problem.reduction is Reduction.MEAN:
+        return shifts_rows(problem) or step > 2.0**-8
+    return step > 2.0**-7

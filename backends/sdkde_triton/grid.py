@@ -1,0 +1,102 @@
+"""Grids: how many programs a card holds, and in how many parts the columns are split."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .space import Config
+
+__all__ = ["MOST_COLUMNS", "Processor", "resident", "slabs", "splits"]
+
+#: Columns that one program sums at most: fp32 sums of more would lose digits.
+MOST_COLUMNS = 1 << 16
+
+#: Bytes of partial results that may exist at once; more rows come in slabs.
+PARTIAL_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What decides grids and configurations.
+
+    Parameters
+    ----------
+    multiprocessors : int
+    capability : int
+        Ten times the compute capability.
+    registers, shared, threads : int
+        Of one multiprocessor: 32-bit registers, bytes of shared memory, threads.
+    """
+
+    multiprocessors: int
+    capability: int
+    registers: int
+    shared: int
+    threads: int
+
+    @staticmethod
+    @functools.cache
+    def of(device: torch.device) -> Processor:
+        """Look at a device; the CPU, where kernels are interpreted, passes for a small one."""
+        if device.type != "cuda":
+            return Processor(2, 90, 1 << 16, 227 << 10, 2048)
+        found = torch.cuda.get_device_properties(device)
+        return Processor(
+            found.multi_processor_count,
+            10 * found.major + found.minor,
+            found.regs_per_multiprocessor,
+            found.shared_memory_per_multiprocessor,
+            found.max_threads_per_multi_processor,
+        )
+
+
+def resident(compiled: Any, config: Config, processor: Processor) -> int:
+    """Return how many programs of a compiled kernel a multiprocessor holds at once; a guess where it is interpreted."""
+    threads = 32 * config.num_warps
+    registers = getattr(compiled, "n_regs", None) or 128
+    shared = compiled.metadata.shared if hasattr(compiled, "metadata") else 0
+    by_registers = processor.registers // (threads * (-(-registers // 8) * 8))
+    by_shared = processor.shared // (shared + 1024)  # the system keeps 1 KiB a program
+    return max(1, min(by_registers, by_shared, processor.threads // threads))
+
+
+@functools.lru_cache(maxsize=4096)
+def splits(rows: int, n: int, config: Config, slots: int) -> tuple[int, int]:
+    """Return in how many parts the columns are split, and the columns of each.
+
+    Every part is a program of its own, so that few rows still fill the card and the last wave of many is nearly full:
+    the number is the one with the least predicted time. It follows from the problem and the card alone.
+
+    Parameters
+    ----------
+    rows, n : int
+    config : Config
+    slots : int
+        Programs that the card holds at once.
+    """
+    tiles, steps = -(-rows // config.block_m), -(-n // config.block_n)
+    best, best_time = steps, math.inf
+    fewest = -(-n // MOST_COLUMNS)
+    most = max(fewest, min(steps, 64, -(-8 * slots // tiles)))
+    for count in range(fewest, most + 1):
+        length = -(-steps // count)
+        waves = tiles * -(-steps // length) / slots
+        # A program starts and ends in the time of about two steps. With a fraction of the slots filled, the others run
+        # faster; after some waves programs no longer start together, and what is lost is half a wave.
+        time = (max(1.0, waves) if waves <= 1 else math.ceil(waves) if waves < 4 else waves + 0.5) * (length + 2)
+        if time < best_time:
+            best, best_time = length, time
+    return -(-steps // best), best * config.block_n
+
+
+def slabs(rows: int, bytes_per_row: int) -> Iterator[slice]:
+    """Yield ranges of rows whose partial results stay below :data:`PARTIAL_BYTES`."""
+    size = max(1024, PARTIAL_BYTES // bytes_per_row // 1024 * 1024)
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))

@@ -1,0 +1,135 @@
+"""What can be tuned: launch parameters, their limits, and the defaults per architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from typing import Any
+
+__all__ = ["KERNELS", "SPACE", "Config", "candidates", "default", "fits", "shared_bytes"]
+
+#: The kernels with launch parameters, as the tuning hook knows them.
+KERNELS = ("triton.log_sum", "triton.mean", "triton.direct", "triton.direct_mean")
+
+#: Values that are worth trying. Tiles are powers of two; a row tile has at least the 64 rows of a warp group's product.
+SPACE: Mapping[str, tuple[int, ...]] = {
+    "block_m": (64, 128, 256, 512, 1024),
+    "block_n": (4, 8, 16, 32, 64, 128, 256),
+    "num_warps": (4, 8),
+    "num_stages": (1, 2, 3, 4),
+}
+
+#: Shared memory that one program can have, by compute capability, in bytes (CUDA C++ Programming Guide, technical
+#: specifications per compute capability).
+SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+
+#: What packed columns are padded to: a multiple of every BLOCK_N.
+COLUMN_PADDING = 256
+
+
+@dataclass(frozen=True)
+class Config:
+    """Launch parameters of a kernel.
+
+    Parameters
+    ----------
+    block_m, block_n : int
+        Rows and columns of a tile.
+    num_warps : int
+        Warps of a program.
+    num_stages : int
+        Tiles of columns in flight.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Config:
+        """Return the configuration that a mapping (from a table, or from the user) describes.
+
+        Raises
+        ------
+        ValueError
+            An unknown name, or a value that is not in :data:`SPACE`.
+        """
+        names = [f.name for f in fields(cls)]
+        if sorted(values) != sorted(names):
+            raise ValueError(f"a configuration has {', '.join(names)}, not {', '.join(map(str, values))}")
+        for name, value in values.items():
+            if value not in SPACE[name]:
+                raise ValueError(f"{name} is {value!r}; pass one of {SPACE[name]}")
+        return cls(**{name: int(values[name]) for name in names})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told. Fusing products and sums is asked for: its default changes between versions."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the parameters by name."""
+        return asdict(self)
+
+
+def shared_bytes(kernel: str, config: Config, columns: int) -> int:
+    """Return an upper bound on a program's shared memory: its rows' operands, and the column tiles in flight.
+
+    Parameters
+    ----------
+    kernel : str
+    config : Config
+    columns : int
+        D, of a packed operand.
+    """
+    if kernel.startswith("triton.direct"):
+        return 4096
+    rows = config.block_m * (2 * columns + 32) * 2
+    tile = config.block_n * (2 * columns + 16) * 2
+    return rows + max(2, config.num_stages) * tile + 4096
+
+
+def fits(kernel: str, config: Config, columns: int, capability: int) -> bool:
+    """Whether a configuration fits a GPU's shared memory and register file."""
+    limit = SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, 80))]
+    accumulators = config.block_m * config.block_n
+    if kernel == "triton.mean":
+        accumulators += 2 * config.block_m * columns
+    # Accumulators above 160 of a thread's 255 registers leave too few for the exponentials.
+    return shared_bytes(kernel, config, columns) <= limit and accumulators <= 160 * 32 * config.num_warps
+
+
+def candidates(kernel: str, columns: int, capability: int) -> Iterator[Config]:
+    """Yield every configuration of :data:`SPACE` that fits."""
+    for values in product(*SPACE.values()):
+        config = Config(**dict(zip(SPACE, values)))
+        if fits(kernel, config, columns, capability):
+            yield config
+
+
+def default(kernel: str, columns: int, capability: int) -> Config:
+    """Return the default configuration; measured on an H200, and chosen elsewhere by what fits without spilling.
+
+    Parameters
+    ----------
+    kernel : str
+        One of :data:`KERNELS`.
+    columns : int
+        D, of a packed operand.
+    capability : int
+        Ten times the compute capability: 90 for an H200.
+    """
+    if kernel.startswith("triton.direct"):
+        return Config(1024, 16, 8, 1) if kernel == "triton.direct_mean" else Config(256, 16, 8, 1)
+    if capability >= 90:
+        best = {
+            "triton.mean": {16: (128, 64, 4, 3), 32: (64, 64, 4, 3), 64: (128, 64, 8, 3), 128: (128, 64, 8, 3)},
+            "triton.log_sum": {16: (64, 128, 4, 3), 32: (128, 128, 8, 2), 64: (128, 128, 8, 2), 128: (128, 64, 8, 3)},
+        }
+        return Config(*best[kernel][columns])
+    # Elsewhere the rows' operands stay in registers, so tiles are smaller.
+    if columns >= 128:
+        return Config(64, 16, 8, 2) if kernel == "triton.mean" else Config(64, 16, 4, 2)
+    return Config(64, 64, 4, 2) if columns == 32 else Config(64, 32, 4, 3 if columns == 16 else 2)

@@ -1,0 +1,107 @@
+"""Every default launch configuration compiles for the architectures that matter, without spilling, on any machine."""
+
+import os
+import re
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from sdkde_triton import space  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter replaces what would be compiled"
+)
+
+ARCHITECTURES = (80, 86, 90)
+
+
+def _compile(kernel, types, constants, config, capability):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=config.options)
+
+
+def _usage(compiled, path):
+    """Registers, and bytes of stack and local memory, as the assembler reports them."""
+    path.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    report = subprocess.run([tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
+    return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
+
+
+def _types(kernel, **more):
+    from collections import defaultdict
+
+    half = {f"{side}_{part}": "*fp16" for side in ("row", "column") for part in ("hi", "lo", "constants")}
+    return defaultdict(
+        lambda: "*fp32", half, m="i32", n="i32", n_padded="i32", columns_per_split="i32", log_weights="*fp64", **more
+    )
+
+
+def _check(kernel, name, columns, constants, capability, tmp_path, types):
+    config = space.default(name, columns, capability)
+    assert space.fits(name, config, columns, capability), f"{config} does not fit sm_{capability} by its own bounds"
+    constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    if "STAGES" in kernel.arg_names:
+        constants["STAGES"] = config.num_stages
+    compiled = _compile(kernel, types, constants, config, capability)
+    usage = _usage(compiled, tmp_path / "kernel.cubin")
+    assert usage["STACK"] == 0, f"{config} spills {usage['STACK']} bytes on sm_{capability} ({usage})"
+    assert usage["LOCAL"] == 0, usage
+    bound = space.shared_bytes(name, config, columns)
+    assert compiled.metadata.shared <= bound, f"{config} takes {compiled.metadata.shared} bytes of shared memory"
+    assert compiled.metadata.shared <= space.SHARED[capability]
+    return usage
+
+
+@pytest.mark.parametrize(
+    ("columns", "long", "capability"), list(product((16, 32, 64, 128), (False, True), ARCHITECTURES))
+)
+def test_mean(columns, long, capability, tmp_path):
+    from sdkde_triton.kernels import mean_kernel
+
+    _check(mean_kernel, "triton.mean", columns, {"D": columns, "LONG": long}, capability, tmp_path, _types(mean_kernel))
+
+
+@pytest.mark.parametrize(
+    ("columns", "long", "laplace", "weighted", "capability"),
+    [
+        (c, long, laplace, laplace, a)
+        for c, long, laplace, a in product((16, 32, 64, 128), (0, 1), (0, 1), ARCHITECTURES)
+    ],
+)
+def test_log_sum(columns, long, laplace, weighted, capability, tmp_path):
+    from sdkde_triton.kernels import log_sum_kernel
+
+    flags = {"D": columns, "LONG": long, "LAPLACE": laplace, "WEIGHTED": laplace}
+    _check(log_sum_kernel, "triton.log_sum", columns, flags, capability, tmp_path, _types(log_sum_kernel))
+
+
+@pytest.mark.parametrize(
+    ("d", "dtype", "reduction", "capability"),
+    [
+        *product((1, 2), ("fp32",), ("log_sum", "laplace", "anchored"), ARCHITECTURES),
+        *product((1, 2, 17), ("fp64",), ("log_sum", "mean", "laplace"), ARCHITECTURES),
+    ],
+)
+def test_direct(d, dtype, reduction, capability, tmp_path):
+    from sdkde_triton.kernels import direct_kernel
+
+    flags = {
+        "D": d,
+        "LAPLACE": reduction == "laplace",
+        "MEAN": reduction in ("mean", "anchored"),
+        "ANCHORED": reduction == "anchored",
+        "WEIGHTED": reduction != "anchored",
+    }
+    name = "triton.direct_mean" if reduction == "anchored" else "triton.direct"
+    types = _types(direct_kernel, **dict.fromkeys(("rows", "columns", "out_max", "out_sum", "out_more"), f"*{dtype}"))
+    _check(direct_kernel, name, d, flags, capability, tmp_path, types)
