@@ -218,12 +218,22 @@ def explain(
             raise ValueError(f"weights has shape {given}, but train has {shape[0]} points; pass shape ({shape[0]},)")
         place, extent = select.parse_device(device), typical_extent(*shape)
         problems = spec.problems(m, *shape, "float64", "cpu", extent, weights is not None)
-        choice = select.choose(problems, backend=backend, device=place, options=backend_options)
+        choice = select.choose(problems, backend=backend, device=place, options=backend_options, explained=True)
         return Explanation.of(spec, problems, choice, f"{bandwidth} (from a shape: nothing computed)")
     if shape_of("query", query_or_shape) is not None:
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
-    query = query_or_shape
-    ready = _prepare(spec, train_or_shape, query, bandwidth, weights, backend, device, check_finite, backend_options)
+    ready = _prepare(
+        spec,
+        train_or_shape,
+        query_or_shape,
+        bandwidth,
+        weights,
+        backend,
+        device,
+        check_finite,
+        backend_options,
+        explained=True,
+    )
     if ready.plan is None:
         raise ValueError("query is empty: there is nothing to explain")
     reports = run(replace(ready.plan, timed=True)).reports if measure else ()
@@ -271,15 +281,22 @@ def _prepare(
     device: str | None,
     check_finite: bool,
     options: Mapping[str, Any] | None,
+    explained: bool = False,
 ) -> _Ready:
     place = select.parse_device(device)
     data = ingest(train, query, weights, check_finite=check_finite, host=place == "cpu")
-    resolved = resolve(bandwidth, data.train, data.log_weights)
-    if data.m == 0:  # nothing to compute, but a wrong name is wrong all the same
+    try:
+        resolved = resolve(bandwidth, data.train, data.log_weights)
+    except (TypeError, ValueError):
+        data.check_finite()  # says what is wrong better
+        raise
+    if data.m == 0:  # nothing to compute, but what is wrong is wrong all the same
+        data.check_finite()
         problems = spec.problems(0, data.n, data.d, data.dtype, data.device, 0.0, weights is not None)
         select.choose(problems, backend=backend, device=place, data_device=data.device, options=options)
         return _Ready(data, resolved, None)
-    return _Ready(data, resolved, plan(spec, data, resolved, backend=backend, device=place, options=options))
+    planned = plan(spec, data, resolved, backend=backend, device=place, options=options, explained=explained)
+    return _Ready(data, resolved, planned)
 
 
 def _signed_log(sign: Any, log_magnitude: Any) -> Any:

@@ -2,17 +2,21 @@
 
 Host data of every kind becomes NumPy, without a copy where possible. Data on a device stays there, in its own array
 library, through the array API; a backend that wants another library or device gets a conversion from the core.
+
+Every look at a number on a device waits for the device, so there are few: the weights are looked at once, and whether
+points on a device are finite shows in their extent, which the plan reads anyway.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj, to_device
+from array_api_compat import array_namespace, is_array_api_obj, is_jax_namespace, to_device
 from array_api_compat import device as device_of
 
 __all__ = ["Argument", "Data", "Origin", "convert", "device_name", "ingest", "to_host"]
@@ -55,7 +59,7 @@ class Argument:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(int(s) for s in self.array.shape)
+        return tuple(self.array.shape)
 
     @classmethod
     def of(cls, name: str, value: Any) -> Argument:
@@ -78,17 +82,17 @@ class Argument:
     def _of(cls, name: str, value: Any) -> Argument:
         origin, narrow = Origin(), isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__")
         if is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
-            xp = array_namespace(value)
+            xp, device = array_namespace(value), device_of(value)
             if not xp.isdtype(value.dtype, ("real floating", "integral", "bool")):
                 raise _Refused(f"has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
-            origin, narrow = Origin(xp, device_of(value), _on_host(value)), True
-            if xp.isdtype(value.dtype, "real floating") and xp.finfo(value.dtype).bits < 32:
-                value = xp.astype(value, xp.float32)  # NumPy may lack the type (bfloat16)
-            if device_name(value) == "meta":
+            if str(device) == "meta":
                 raise _Refused("is on the meta device and has no numbers")
+            bits = xp.finfo(value.dtype).bits if xp.isdtype(value.dtype, "real floating") else 64
+            if bits < 32:
+                value = xp.astype(value, xp.float32)  # NumPy may lack the type (bfloat16)
+            origin, narrow = Origin(xp, device, on_host="cpu" in str(device).lower()), True  # NumPy sees its memory
             if not origin.on_host:
-                wide = not xp.isdtype(value.dtype, "real floating") or xp.finfo(value.dtype).bits > 32
-                return cls(name, value, "float64" if wide else "float32", origin)
+                return cls(name, value, "float32" if bits <= 32 else "float64", origin)
             value = to_host(value)
         elif hasattr(value, "__dlpack_device__") and not isinstance(value, (np.ndarray, np.generic)):
             if value.__dlpack_device__()[0] != 1:  # kDLCPU
@@ -105,33 +109,41 @@ class Argument:
         return cls(name, array, "float32" if narrow else "float64", origin)
 
     def at(self, place: Origin) -> Any:
-        """Return the numbers as float64 at ``place``; not a copy where they are that already."""
+        """Return the numbers at ``place``, not a copy where they are there already.
+
+        On the host as float64; on a device float32 stays what it is, as the first operation with float64 promotes it.
+        """
         if place.xp is None:
             with np.errstate(all="ignore"):  # extended precision beyond float64 becomes inf, and is refused as that
                 return np.asarray(to_host(self.array), dtype=np.float64)
         x = self.array
         if isinstance(x, np.ndarray):
             return place.xp.asarray(np.asarray(x, dtype=np.float64), device=place.device)
-        if array_namespace(x) is not place.xp:
+        if self.origin.xp is not place.xp:
             x = place.xp.from_dlpack(x)
-        return place.xp.astype(to_device(x, place.device), place.xp.float64, copy=False)
+        if self.origin != place:
+            x = to_device(x, place.device)
+        return x if place.xp.isdtype(x.dtype, "real floating") else place.xp.astype(x, place.xp.float64)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Validated input; all arrays float64, in one array library on one device.
+    """Validated input, in one array library on one device.
 
     Parameters
     ----------
     train : (n, d) array
+        float64; on a device also float32.
     query : (m, d) array or None
-        None: the training points.
-    log_weights : (n,) array or None
+        Likewise. None: the training points.
+    log_weights : (n,) float64 array or None
         Their exponentials sum to 1; −inf for weight zero. None: all equal.
     dtype : {"float32", "float64"}
         Of the result.
     origin : Origin
         Of the query, else of train: where results go.
+    unchecked : bool
+        NaN and inf are to be refused but were not looked for: :meth:`check_finite` does.
     """
 
     train: Any
@@ -139,6 +151,7 @@ class Data:
     log_weights: Any
     dtype: str
     origin: Origin
+    unchecked: bool = False
 
     @property
     def n(self) -> int:
@@ -156,11 +169,18 @@ class Data:
     def device(self) -> str:
         return device_name(self.train)
 
+    def check_finite(self) -> None:
+        """Look for NaN and inf where that is still to be done; ValueError names the first."""
+        if self.unchecked:
+            _check_finite("train", self.train)
+            if self.query is not None:
+                _check_finite("query", self.query)
+
 
 def ingest(
     train: Any, query: Any = None, weights: Any = None, *, check_finite: bool = True, host: bool = False
 ) -> Data:
-    """Validate the user's arrays and bring them to one place as float64.
+    """Validate the user's arrays and bring them to one place.
 
     That place is the device of train, else of query, if it has float64, else the host.
 
@@ -171,7 +191,8 @@ def ingest(
     query : (m, d) or (m,) array_like, optional
     weights : (n,) array_like, optional
     check_finite : bool
-        Refuse NaN and inf in the points (in the weights they are always refused).
+        Refuse NaN and inf in the points (in the weights they are always refused). On the host they are looked for here;
+        on a device the result is ``unchecked``.
     host : bool
         Bring everything to the host, wherever it is.
 
@@ -190,19 +211,18 @@ def ingest(
     if not host:
         on_device = [a.origin for a in (x, q) if a is not None and not a.origin.on_host]
         place = on_device[0] if on_device and _has_float64(on_device[0]) else Origin()
-    points = _columns(x.at(place))
-    queries = None if q is None else _columns(q.at(place))
-    if check_finite:
-        _check_finite("train", points)
-        if queries is not None:
-            _check_finite("query", queries)
-    return Data(
-        train=points,
-        query=queries,
-        log_weights=None if w is None else _log_weights(w.at(place)),
+    data = Data(
+        train=_columns(x.at(place)),
+        query=None if q is None else _columns(q.at(place)),
+        log_weights=None,
         dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
         origin=(q or x).origin,
+        unchecked=check_finite,
     )
+    if place.xp is None:
+        data.check_finite()
+        data = replace(data, unchecked=False)
+    return data if w is None else replace(data, log_weights=_log_weights(w.at(place)))
 
 
 def device_name(x: Any) -> str:
@@ -219,7 +239,8 @@ def convert(x: Any, library: str, device: str) -> Any:
         return to_host(x)
     xp = importlib.import_module(f"array_api_compat.{library}")
     if isinstance(x, np.ndarray):
-        return xp.asarray(x, device=device)
+        # PyTorch has no read-only tensors, and warns when it is to share such memory.
+        return xp.asarray(x if x.flags.writeable or device != "cpu" else x.copy(), device=device)
     if array_namespace(x) is not xp:
         x = xp.from_dlpack(x)
     return x if device_name(x) == device else to_device(x, device)
@@ -236,16 +257,23 @@ def to_host(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def _on_host(x: Any) -> bool:
-    """Whether NumPy can look at the memory of ``x``."""
-    return "cpu" in device_name(x)
+#: Whether a device has float64, by library and device.
+_float64: dict[tuple[str, str], bool] = {}
 
 
 def _has_float64(place: Origin) -> bool:
+    """Whether the device has float64: asked once, but of JAX, which has it or not as it was told last."""
+    key = place.xp.__name__, str(place.device)
+    if key not in _float64 or is_jax_namespace(place.xp):
+        _float64[key] = _makes_float64(place.xp, place.device)
+    return _float64[key]
+
+
+def _makes_float64(xp: Any, device: Any) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # JAX says that it gives float32
-            return place.xp.asarray([0.0], dtype=place.xp.float64, device=place.device).dtype == place.xp.float64
+            return bool(xp.asarray([0.0], dtype=xp.float64, device=device).dtype == xp.float64)
     except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none; JAX gives float32 unless told otherwise
         return False
 
@@ -284,17 +312,20 @@ def _check_finite(name: str, x: Any) -> None:
 
 
 def _log_weights(w: Any) -> Any:
+    """Log weights (n,), float64, normalised; None where the weights are all equal."""
     xp = array_namespace(w)
-    if not bool(xp.all(xp.isfinite(w))):
+    w = xp.astype(w, xp.float64, copy=False)
+    least, most = (float(v) for v in to_host(xp.stack([xp.min(w), xp.max(w)])))  # NaN if there is one
+    if not (math.isfinite(least) and math.isfinite(most)):
         i = int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
         raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
-    if bool(xp.any(w < 0)):
+    if least < 0:
         i = int(np.flatnonzero(to_host(w) < 0)[0])
         raise ValueError(f"weights has negative values, the first {float(w[i])} at index {i}; pass weights ≥ 0")
-    top = xp.max(w)
-    if float(top) == 0.0:
+    if most == 0:
         raise ValueError("weights are all zero; pass at least one positive weight")
-    positive = w > 0
-    log_w = xp.log(xp.where(positive, w, top)) - xp.log(top)  # logs first: the ratio of two weights may underflow
-    log_w = log_w - xp.log(xp.sum(xp.where(positive, xp.exp(log_w), xp.zeros_like(w))))
-    return xp.where(positive, log_w, xp.full_like(w, -float("inf")))
+    if least == most:
+        return None
+    with np.errstate(all="ignore"):  # log 0 is −inf, as it should be
+        log_w = xp.log(w) - math.log(most)  # logs first: the ratio of two weights may underflow
+        return log_w - xp.log(xp.sum(xp.exp(log_w)))

@@ -66,11 +66,12 @@ class Bandwidth:
                 f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass one number, {d} numbers, "
                 f"or a ({d}, {d}) matrix H in squared units"
             )
-        bad = np.flatnonzero(~((h > 0) & np.isfinite(h)))
-        if bad.size:
-            where = "" if h.ndim == 0 else f" at index {bad[0]}"
-            raise ValueError(f"bandwidth is {h.flat[bad[0]]}{where}; pass positive finite numbers in the data's units")
-        return cls(d, np.broadcast_to(h, (d,)).astype(np.float64), rule)
+        good = (h > 0) & (h < math.inf)
+        if not good.all():
+            bad = int(np.flatnonzero(~good)[0])
+            where = "" if h.ndim == 0 else f" at index {bad}"
+            raise ValueError(f"bandwidth is {h.flat[bad]}{where}; pass positive finite numbers in the data's units")
+        return cls(d, np.full(d, h, dtype=np.float64), rule)
 
     @property
     def matrix(self) -> Array:
@@ -93,8 +94,12 @@ class Bandwidth:
         return Bandwidth(self.d, self.factor * scale, self.rule)
 
     def whiten(self, x: Any, centre: Any) -> Any:
-        """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library."""
-        scaled = (x - centre) / _like(self._scale, x)
+        """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
+
+        ``centre`` is float64; x may be float32.
+        """
+        scaled = x - centre
+        scaled /= _like(self._scale, x)
         return scaled if self.factor.ndim == 1 else scaled @ _like(self._inverse.T, x)
 
     def stretch(self, u: Any) -> Any:
@@ -127,12 +132,17 @@ def _span(h: Array) -> str:
 
 
 def _like(factor: Array, x: Any) -> Any:
+    """``factor`` where x is; one number where all are equal, which no device has to be sent."""
+    if factor.ndim == 1 and (factor == factor[0]).all():
+        return float(factor[0])
     if isinstance(x, np.ndarray):
         return factor
     return array_namespace(x).asarray(np.ascontiguousarray(factor), device=device(x))
 
 
 def _as_numbers(value: Any) -> Array:
+    if isinstance(value, float):
+        return np.asarray(value, dtype=np.float64)
     argument = Argument.of("bandwidth", value)
     with np.errstate(all="ignore"):  # extended precision may overflow; the checks that follow say so
         h = np.asarray(to_host(argument.array), dtype=np.float64)
@@ -296,8 +306,8 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
     ----------
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A rule's name (see :data:`RULES`), or values in the data's units (a matrix in squared units).
-    train : (n, d) float64 array
-        Of any array library.
+    train : (n, d) array
+        float64 or float32, of any array library.
     log_weights : (n,) float64 array, optional
         Normalised, −inf for weight zero.
 
@@ -312,6 +322,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
     if bandwidth not in RULES:
         raise ValueError(f"bandwidth is {bandwidth!r}; pass one of {', '.join(map(repr, RULES))}, or values")
     xp = array_namespace(train)
+    train = xp.astype(train, xp.float64, copy=False)
     weights, n_eff = None, float(train.shape[0])
     if log_weights is not None:
         weights = xp.exp(log_weights)

@@ -1,4 +1,8 @@
-"""Running an estimator: whiten, choose, then pass by pass reduce and move."""
+"""Running an estimator: whiten, choose, then pass by pass reduce and move.
+
+The points stay where they are, and their extent is the one number that is read back from a device before the result:
+whether all of them are finite shows in it, and it bounds every pass.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
 from . import select
 from .arrays import Data, convert, to_host
 from .bandwidth import Bandwidth
-from .protocol import Columns, Partial, Problem
+from .protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .spec import EstimatorSpec
 from .split import far_share, radii, reduce_pass
 
@@ -24,8 +28,9 @@ __all__ = ["Outcome", "PassReport", "Plan", "plan", "run"]
 
 _logger = logging.getLogger("sdkde")
 
-#: Rows that the centre is taken from: enough for a median that outliers do not move, few enough to cost nothing.
-CENTRE_ROWS = 1024
+#: Rows that the centre is taken from, up to twice as many: enough for a median that outliers do not move, few enough
+#: to cost nothing.
+CENTRE_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -66,42 +71,59 @@ def plan(
     backend: str = "auto",
     device: str | None = None,
     options: Mapping[str, Any] | None = None,
+    explained: bool = False,
 ) -> Plan:
-    """Whiten the data and choose the backend.
+    """Whiten the data and choose the backend; ``explained``: with every candidate's reason and price.
 
     Raises
     ------
     BackendUnavailable
         See :func:`sdkde_core.select.choose`.
     ValueError
-        The bandwidth is so small that distances overflow.
+        The data are not finite, or the bandwidth is so small that distances overflow.
     """
+    xp, n, data_device = array_namespace(data.train), data.n, data.device
     with np.errstate(all="ignore"):
-        centre = _centre(data.train)
-        train = bandwidth.whiten(data.train, centre)
-        query = None if data.query is None else bandwidth.whiten(data.query, centre)
-        train_radii = radii(train)
-        query_radii = train_radii if query is None else radii(query)
-        extent = _extent(train_radii, query_radii)
+        points = data.train if data.query is None else xp.concat([data.train, data.query])
+        points = bandwidth.whiten(points, _centre(data.train))  # together: half the kernels on a device
+        distances = radii(points)
+        train, query = points[:n, :], None if data.query is None else points[n:, :]
+        train_radii, query_radii = distances[:n], distances if query is None else distances[n:]
+        largest = xp.max(distances)
+        weighted = data.log_weights is not None
+        log_weights = data.log_weights
+        if not weighted:
+            log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
+        extent = float(largest)  # waits for the device
+    if not math.isfinite(extent):
+        data.check_finite()
+    if math.isnan(extent):  # and the caller does not mind: the extent is that of the others
+        extent = float(xp.max(xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)))
     if extent > 1e149:  # squares must stay finite
         raise ValueError(f"bandwidth ({bandwidth}) is too small for the data: distances of {extent:.0e} bandwidths")
-    log_weights, weighted = _log_weights(data)
+    if any(step.moves for step in spec.passes):
+        extent = _moved_extent(extent)
     m = None if query is None else data.m
-    problems = spec.problems(m, data.n, data.d, data.dtype, data.device, extent, weighted)
+    problems = spec.problems(m, n, data.d, data.dtype, data_device, extent, weighted)
 
     def share(step: int, limit: float) -> float:
         rows = train_radii if spec.passes[step].rows == "train" else query_radii
         return far_share(rows, train_radii, limit)
 
     choice = select.choose(
-        problems, backend=backend, device=device, data_device=data.device, options=options, share=share
+        problems,
+        backend=backend,
+        device=device,
+        data_device=data_device,
+        options=options,
+        share=share,
+        explained=explained,
     )
-
-    def place(x: Any) -> Any:
-        return None if x is None else convert(x, choice.info.arrays, choice.device)
-
-    problems = tuple(replace(p, device=choice.device) for p in problems)
-    return Plan(spec, place(train), place(query), place(log_weights), problems, choice)
+    library, place = choice.info.arrays, choice.device
+    if xp.__name__ != f"array_api_compat.{library}" or data_device != place:
+        train, log_weights = convert(train, library, place), convert(log_weights, library, place)
+        query = None if query is None else convert(query, library, place)
+    return Plan(spec, train, query, log_weights, select.at(problems, place), choice)
 
 
 def run(plan: Plan) -> Outcome:
@@ -114,10 +136,7 @@ def run(plan: Plan) -> Outcome:
         start = time.perf_counter()
         if result is not None:  # the pass before moved the points
             query = columns.points if query is None else query
-            moved = columns.points + 0.5 * result.shift  # half a mean-shift step, float64
-            centre = _centre(moved)
-            columns, query = replace(columns, points=moved - centre), query - centre
-            problem = replace(problem, extent=_extent(radii(columns.points), radii(query)))
+            columns = replace(columns, points=columns.points + 0.5 * result.shift)  # half a mean-shift step, float64
         result, exact_points = reduce_pass(backend, info, problem, columns, None if problem.same else query)
         if _logger.isEnabledFor(logging.DEBUG) or plan.timed:
             to_host(result.log_sum[:1])  # waits for the device
@@ -129,20 +148,19 @@ def run(plan: Plan) -> Outcome:
 
 
 def _centre(points: Any) -> Any:
-    """A centre (d,) that a few outliers do not move: the lower median of evenly spaced rows, per column."""
+    """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column."""
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // CENTRE_ROWS), :]
-    return xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
+    if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
+        centre = xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
+    else:
+        centre = xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
+    return xp.astype(centre, xp.float64, copy=False)
 
 
-def _extent(*radii: Any) -> float:
-    return max(float(array_namespace(r).max(r)) for r in radii)
+def _moved_extent(extent: float) -> float:
+    """A bound on the extent once samples have moved halfway to means of samples, which lie among the samples.
 
-
-def _log_weights(data: Data) -> tuple[Any, bool]:
-    """The log weights (n,), and whether they differ."""
-    xp = array_namespace(data.train)
-    given = data.log_weights
-    if given is not None and bool(xp.any(given != given[0])):
-        return given, True
-    return xp.full((data.n,), -math.log(data.n), dtype=xp.float64, device=device_of(data.train)), False
+    They do up to rounding and the tolerance of the shift; so nothing needs to be measured again.
+    """
+    return (1.0 + 1e-6) * extent + TOLERANCES["fast"][Reduction.MEAN].absolute

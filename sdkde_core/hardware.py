@@ -344,10 +344,11 @@ def _measured_core() -> Processor | None:
         return None
 
 
+@functools.cache
 def local_gpus(root: str = "/proc/driver/nvidia/gpus") -> tuple[str, ...]:
     """Return the driver's names of this machine's NVIDIA GPUs, in bus order; empty where the driver does not list them.
 
-    Reads what the Linux driver publishes as text: nothing is imported and no device is woken.
+    Reads what the Linux driver publishes as text, once: nothing is imported and no device is woken.
     """
     names = []
     for path in sorted(Path(root).glob("*/information")):
@@ -363,5 +364,10 @@ def processor(device: str) -> Processor | None:
     kind, _, index = device.partition(":")
     names = local_gpus() if kind == "cuda" else ()
     number = int(index or 0)
-    card = gpu(names[number]) if number < len(names) else None
+    return _card(names[number]) if number < len(names) else None
+
+
+@functools.cache
+def _card(name: str) -> Processor | None:
+    card = gpu(name)
     return None if card is None else card.at()

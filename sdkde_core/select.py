@@ -63,7 +63,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that runs, and every candidate with its reason, best first."""
+    """The backend that runs, and the candidates that were considered, best first: all of them where it is explained."""
 
     info: BackendInfo
     device: str
@@ -117,24 +117,10 @@ def rank(
     share : callable, optional
         Share of the pairs beyond an extent; decides whether the core splits points off.
     """
-    result = []
+    candidates = []
     for record in registry.records():
-        if not record.ok or record.info is None:
-            result.append(Candidate(record.name, "-", False, f"{record.status}: {record.reason}"))
-            continue
-        places = _devices(record.info, device, data_device)
-        if not places:
-            where = device or data_device
-            reason = f"runs on {', '.join(record.info.devices)}, not on {where}"
-            result.append(Candidate(record.name, "-", False, reason))
-        for place in places:
-            result.append(_judge(record.info, [replace(p, device=place) for p in problems], data_device, share))
-
-    def order(c: Candidate) -> tuple[Any, ...]:
-        leaves_device = data_device != "cpu" and c.device != data_device
-        return (not c.ok, leaves_device, c.total_seconds, c.name, c.device)
-
-    return sorted(result, key=order)
+        candidates += _candidates(record, problems, device, data_device, share)
+    return _sorted(candidates, data_device)
 
 
 def choose(
@@ -145,8 +131,11 @@ def choose(
     data_device: str = "cpu",
     options: Mapping[str, Any] | None = None,
     share: Share | None = None,
+    explained: bool = False,
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
+
+    Without ``explained`` what cannot come first is not judged, and what has no rival not priced.
 
     A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
@@ -164,17 +153,53 @@ def choose(
     if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
         raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
     named = backend if backend != "auto" else os.environ.get("SDKDE_BACKEND") or "auto"
-    candidates = rank(problems, device=device, data_device=data_device, share=share)
     if named != "auto":
         _require_known(named)
-        considered = [c for c in candidates if c.name == named]
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
-    else:
-        considered = candidates
     tried: dict[tuple[str, str], str] = {}
+    if not (explained or _logger.isEnabledFor(logging.DEBUG)):
+        choice = _first(_foremost(problems, named, device, data_device, share), named, options, tried)
+        if choice:
+            return choice
+    candidates = rank(problems, device=device, data_device=data_device, share=share)
+    choice = _first(candidates, named, options, tried)
+    if choice:
+        _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
+        return choice
+    failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
+    if named != "auto":
+        raise BackendUnavailable(f"backend {named!r} cannot do this: " + "; ".join(c.reason for c in failures))
+    details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
+    raise BackendUnavailable(f"no backend can do this:\n{details}")
+
+
+def _foremost(
+    problems: Sequence[Problem], named: str, device: str | None, data_device: str, share: Share | None
+) -> list[Candidate]:
+    """The candidates that :func:`rank` would put first: the named backend's, else those on the data's device."""
+    places = [
+        (record.info, place)
+        for record in registry.records()
+        if record.ok and record.info is not None and named in ("auto", record.name)
+        for place in _devices(record.info, device, data_device)
+    ]
+    if data_device != "cpu":
+        places = [p for p in places if p[1] == data_device] or places
+    rivals = len(places) > 1
+    return _sorted([_judge(i, at(problems, p), data_device, share, rivals) for i, p in places], data_device)
+
+
+def _first(
+    candidates: Sequence[Candidate],
+    named: str,
+    options: Mapping[str, Any] | None,
+    tried: dict[tuple[str, str], str],
+) -> Choice | None:
+    """The first candidate, of those of that name, that starts; why others did not goes to ``tried``."""
+    considered = [c for c in candidates if named in ("auto", c.name)]
     for candidate in considered:
-        if not candidate.ok:
+        if not candidate.ok or (candidate.name, candidate.device) in tried:
             continue
         info = _info(candidate.name)
         implementation, support = _load(info, candidate.device, options)
@@ -182,14 +207,34 @@ def choose(
             tried[candidate.name, candidate.device] = support.reason
             continue
         reason = "named" if named != "auto" else _why(candidate, considered)
-        _logger.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
         final = tuple(_settle(c, candidate, tried) for c in candidates)
         return Choice(info, candidate.device, implementation, final, reason)
-    failures = [_settle(c, None, tried) for c in considered]
-    if named != "auto":
-        raise BackendUnavailable(f"backend {named!r} cannot do this: " + "; ".join(c.reason for c in failures))
-    details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
-    raise BackendUnavailable(f"no backend can do this:\n{details}")
+    return None
+
+
+def _candidates(
+    record: registry.Record,
+    problems: Sequence[Problem],
+    device: str | None,
+    data_device: str,
+    share: Share | None,
+) -> list[Candidate]:
+    """A plugin on each of the devices in question, or why it runs on none."""
+    if not record.ok or record.info is None:
+        return [Candidate(record.name, "-", False, f"{record.status}: {record.reason}")]
+    places = _devices(record.info, device, data_device)
+    if not places:
+        reason = f"runs on {', '.join(record.info.devices)}, not on {device or data_device}"
+        return [Candidate(record.name, "-", False, reason)]
+    return [_judge(record.info, at(problems, place), data_device, share) for place in places]
+
+
+def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
+    def order(c: Candidate) -> tuple[Any, ...]:
+        leaves_device = data_device != "cpu" and c.device != data_device
+        return (not c.ok, leaves_device, c.total_seconds, c.name, c.device)
+
+    return sorted(candidates, key=order)
 
 
 def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[str]:
@@ -201,13 +246,20 @@ def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[st
     return [place for place in wanted if place.partition(":")[0] in info.devices]
 
 
-def _judge(info: BackendInfo, problems: Sequence[Problem], data_device: str, share: Share | None) -> Candidate:
+def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
+    """The passes, to run on ``device``."""
+    return tuple(p if p.device == device else replace(p, device=device) for p in problems)
+
+
+def _judge(
+    info: BackendInfo, problems: Sequence[Problem], data_device: str, share: Share | None, priced: bool = True
+) -> Candidate:
     device = problems[0].device
 
     def no(reason: str) -> Candidate:
         return Candidate(info.name, device, False, reason, startup_seconds=info.startup_seconds)
 
-    on = processor(device)
+    on = processor(device) if priced else None
     reasons, passes, transfer = [], [], transfer_seconds(problems, data_device, on)
     for step, problem in enumerate(problems):
         if problem.level not in info.levels:

@@ -1,12 +1,18 @@
 """Arrays on a CUDA device: what goes in comes back there. Marked gpu; run where there is one."""
 
+import sys
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 import sdkde_core
-from sdkde_core import reference
+from sdkde_core import reference, registry
 from sdkde_core.arrays import ingest
+from sdkde_core.exact import reduce_exact
+from sdkde_core.protocol import BackendInfo, Support
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,6 +60,45 @@ def test_validation_happens_on_the_device():
     x[7, 1] = float("nan")
     with pytest.raises(ValueError, match="row 7, column 1"):
         sdkde_core.estimate(x, bandwidth=1.0)
+
+
+class Exact:
+    """Direct differences on the device; waits for nothing."""
+
+    def probe(self, device):
+        return Support(True, "anywhere")
+
+    def prepare(self, problem, columns):
+        return columns
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return reduce_exact(problem, state.points if queries is None else queries, state)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_with_a_number_as_bandwidth_the_core_waits_for_the_device_once(monkeypatch, method):
+    info = BackendInfo(
+        "exact", (1, 0), "exact_on_cuda:Exact", ("cuda",), ("float64",), deterministic=True, arrays="torch"
+    )
+    record = registry.Record("exact", "ok", "installed", "tests", "1.0", "exact_on_cuda:INFO", info)
+    monkeypatch.setitem(sys.modules, "exact_on_cuda", SimpleNamespace(Exact=Exact))
+    monkeypatch.setattr(registry, "records", lambda: (record,))
+    x, y = _cuda(X).float(), _cuda(Y).float()
+    for bad, message in ((x, "train"), (y, "query")):
+        spoilt = bad.clone()
+        spoilt[7, 1] = float("nan")
+        with pytest.raises(ValueError, match=f"{message} has values that are not finite.*row 7, column 1"):
+            sdkde_core.estimate(*((spoilt, y) if bad is x else (x, spoilt)), bandwidth=0.5, precision="float64")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            got = sdkde_core.estimate(x, y, method=method, bandwidth=0.5, precision="float64")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([w for w in caught if "called a synchronizing" in str(w.message)]) == 1
+    want = reference.estimate(*(a.double().cpu().numpy() for a in (x, y)), method=method, bandwidth=0.5)
+    np.testing.assert_allclose(got.cpu().numpy(), want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])

@@ -154,7 +154,7 @@ def test_features_are_enforced_by_the_core(install):
     sdkde_core.estimate(X, backend="plain")
     with pytest.raises(sdkde_core.BackendUnavailable, match="lacks weights"):
         sdkde_core.estimate(X, backend="plain", weights=np.arange(60.0))
-    unknown = Problem(Reduction.LOG_SUM, 1, 1, 1, requires=frozenset({"from_the_future"}))
+    unknown = Problem(Reduction.LOG_SUM, 1, 1, 1, level="fast", requires=frozenset({"from_the_future"}))
     candidates = select.rank([unknown])
     assert all(not c.ok and "lacks from_the_future" in c.reason for c in candidates)
 
@@ -242,6 +242,27 @@ def test_start_up_is_priced_whatever_is_imported():
     candidate = select._judge(info, [problem], "cpu", None)
     assert candidate.startup_seconds == 5.0
     assert candidate.total_seconds >= 5.0
+
+
+def test_only_explaining_judges_and_prices_them_all(install, monkeypatch):
+    """Otherwise a backend that is named is judged alone, and what has no rival is not priced."""
+    install("curious", "curious", good("curious", "curious", more="supports=lambda problem: Support(*asked(problem)),"))
+    record = registry.find("curious")
+    asked = []
+    monkeypatch.setitem(
+        record.info.supports.__globals__, "asked", lambda problem: (asked.append(problem), (False, "only asks"))[1]
+    )
+    prices = []
+    monkeypatch.setattr(select.cost, "predict", lambda info, problem, on: prices.append(on))
+    sdkde_core.estimate(X, backend="numpy")
+    assert not asked
+    assert not any(prices)
+    e = sdkde_core.explain(X, backend="numpy")
+    assert asked
+    assert any(prices)
+    assert {c.name for c in e.candidates} >= {"numpy", "curious"}
+    sdkde_core.estimate(X)
+    assert len(asked) == 2  # once to explain, once to choose
 
 
 def test_devices_in_question():

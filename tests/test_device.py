@@ -1,0 +1,194 @@
+"""Data on a device: what the core reads back, what it measures, and what it refuses.
+
+The device is array_api_strict's second one, which mixes with nothing else, as a GPU would; the backend there is the
+exact path. Every look at a number on it is counted: on a GPU each waits for all that was started before.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+
+import sdkde_core
+from sdkde_core import arrays, execute, reference, registry, select
+from sdkde_core.arrays import ingest
+from sdkde_core.bandwidth import resolve
+from sdkde_core.exact import reduce_exact
+from sdkde_core.execute import plan, run
+from sdkde_core.protocol import BackendInfo, Support
+from sdkde_core.spec import EstimatorSpec
+from sdkde_core.testing.problems import CASES, make
+
+DEVICE = array_api_strict.Device("device1")
+RNG = np.random.default_rng(0)
+X, Y, W = RNG.normal(size=(60, 3)) + 5, RNG.normal(size=(20, 3)) + 5, RNG.random(60)
+
+
+class Exact:
+    """Direct differences, wherever the arrays are; notes its problems, and checks that extents are bounds."""
+
+    problems = []  # noqa: RUF012
+
+    def probe(self, device):
+        return Support(True, "anywhere")
+
+    def prepare(self, problem, columns):
+        self.problems.append(problem)
+        assert _radii(columns.points).max() <= problem.extent
+        return columns
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        rows = state.points if queries is None else queries
+        assert np.nanmax(_radii(rows), initial=0.0) <= problem.extent
+        return reduce_exact(problem, rows, state)
+
+
+def _host(x):
+    return np.asarray(array_api_strict.asarray(x, device=array_api_strict.Device("CPU_DEVICE"))) if _strict(x) else x
+
+
+def _strict(x):
+    return type(x).__module__.startswith("array_api_strict")
+
+
+def _radii(points):
+    return np.sqrt((_host(points) ** 2).sum(axis=1))
+
+
+def _there(x):
+    return None if x is None else array_api_strict.asarray(x, device=DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def _backend(monkeypatch):
+    """The backend of the device, and the same for NumPy arrays."""
+    monkeypatch.setitem(sys.modules, "exact_anywhere", SimpleNamespace(Exact=Exact))
+    monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
+    monkeypatch.setattr(select, "_loaded", {})
+    monkeypatch.setattr(Exact, "problems", [])
+    records = []
+    for name, device, library in (("there", str(DEVICE).lower(), "strict"), ("here", "cpu", "numpy")):
+        features = frozenset({"weights"})
+        info = BackendInfo(name, (1, 0), "exact_anywhere:Exact", (device,), ("float64",), features, True)
+        info = BackendInfo(**{**vars(info), "arrays": library})
+        records.append(registry.Record(name, "ok", "installed", "tests", "1.0", "exact_anywhere:INFO", info))
+    monkeypatch.setattr(registry, "records", lambda: tuple(records))
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """What was looked at from the host, until the backend's own looks."""
+    seen = []
+    kind = type(_there(X))
+    for name in ("__float__", "__bool__", "__int__"):
+        original = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda x, name=name, original=original: (seen.append(name), original(x))[1])
+
+    def to_host(x, original=arrays.to_host):
+        if _strict(x):
+            seen.append("to_host")
+        return original(x)
+
+    for module in (arrays, execute, sys.modules["sdkde_core.split"], sys.modules["sdkde_core.bandwidth"]):
+        monkeypatch.setattr(module, "to_host", to_host)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_one_number_is_read_back_before_the_result(looks, method, same, dtype):
+    x, y = X.astype(dtype), None if same else Y.astype(dtype)
+    train, query = _there(x), _there(y)
+    got = sdkde_core.estimate(train, query, method=method, bandwidth=0.5, precision="float64")
+    assert looks == ["__float__"]
+    assert got.device == DEVICE
+    want = reference.estimate(x.astype(float), None if same else y.astype(float), method=method, bandwidth=0.5)
+    np.testing.assert_allclose(_host(got), want, rtol=1e-9 if dtype == "float64" else 1e-6)
+
+
+@pytest.mark.parametrize(("weights", "most"), [(np.full(60, 3.0), 2), (W, 4), (np.where(W < 0.3, 0, W), 6)])
+def test_weights_cost_few_looks_more(looks, weights, most):
+    """One at the weights, and one a pass for those that are zero."""
+    w, x, y = (_there(a) for a in (weights, X, Y))
+    got = sdkde_core.estimate(x, y, bandwidth=0.5, weights=w, precision="float64")
+    assert len(looks) <= most
+    np.testing.assert_allclose(_host(got), reference.estimate(X, Y, bandwidth=0.5, weights=weights), rtol=1e-9)
+
+
+@pytest.mark.parametrize("bandwidth", [0.5, [0.4, 0.5, 0.6], "silverman", "scott"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_found_late_but_named(bandwidth, bad):
+    spoilt, both = X.copy(), Y.copy()
+    spoilt[3, 1] = both[2, 0] = bad
+    for train, query, message in (
+        (spoilt, Y, "train has values that are not finite.* row 3, column 1"),
+        (spoilt, both, "train has values"),
+        (X, both, "query has values that are not finite.* row 2, column 0"),
+        (spoilt, None, "train has values"),
+        (spoilt, Y[:0], "train has values"),
+        (np.full_like(X, bad), Y, "train has values.* row 0, column 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sdkde_core.estimate(_there(train), _there(query), bandwidth=bandwidth, precision="float64")
+
+
+def test_what_is_not_finite_is_said_before_what_else_is_wrong():
+    x = X.copy()
+    x[7] = np.nan
+    for options in ({"bandwidth": -1.0}, {"bandwidth": "nonsense"}, {"bandwidth": 0.5, "backend": "nonsense"}):
+        with pytest.raises(ValueError, match="row 7"):
+            sdkde_core.estimate(_there(x), **options)
+
+
+def test_a_bandwidth_that_is_too_small_is_still_that():
+    with pytest.raises(ValueError, match="too small for the data"):
+        sdkde_core.estimate(_there(X), bandwidth=1e-200, precision="float64")
+
+
+def test_the_check_can_be_skipped():
+    """The extent is that of the other rows."""
+    y = Y.copy()
+    y[2] = np.nan
+    options = {"bandwidth": 0.5, "precision": "float64", "check_finite": False}
+    got = _host(sdkde_core.estimate(_there(X), _there(y), **options))
+    np.testing.assert_allclose(np.delete(got, 2), np.delete(reference.estimate(X, Y, bandwidth=0.5), 2), rtol=1e-9)
+    np.testing.assert_array_equal(got, sdkde_core.estimate(X, y, **options))  # as on the host
+
+
+@pytest.mark.parametrize("kind", sorted(CASES))
+def test_the_extent_bounds_moved_samples_too(kind):
+    """The backend checks that it does, in every pass."""
+    case = make(kind, 50, 20, 2)
+    for query in (case.queries, None):
+        spec = EstimatorSpec("sdkde", precision="float64")
+        data = ingest(case.points, query, np.exp(case.log_weights - case.log_weights.max()))
+        ready = plan(spec, data, resolve(1.0, data.train), backend="here")
+        run(ready)
+        largest = np.hypot(*(ready.train.T if query is None else np.r_[ready.train, ready.query].T)).max()
+        assert all(largest <= p.extent <= 1.00001 * largest + 1e-4 for p in ready.problems)
+    assert len(Exact.problems) == 4
+
+
+def test_the_centre_is_one_median_by_two_ways():
+    x = RNG.standard_cauchy((1000, 3)) * [1, 1e3, 1e-3]
+    want = execute._centre(x)
+    assert np.array_equal(want, np.sort(x[::3], axis=0)[(334 - 1) // 2])
+    try:
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            assert np.array_equal(execute._centre(torch.from_numpy(x)).numpy(), want)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    single = execute._centre(torch.from_numpy(x).float())
+    assert single.dtype == torch.float64
+
+
+def test_equal_weights_are_none():
+    assert ingest(X, weights=np.full(60, 1e-300)).log_weights is None
+    log_w = ingest(X, weights=np.r_[0.0, 1e-200, 1e200, np.zeros(57)]).log_weights
+    assert log_w[0] == -np.inf
+    np.testing.assert_allclose(log_w[1:3], [-400 * np.log(10), 0.0], rtol=1e-14)
