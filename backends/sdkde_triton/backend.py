@@ -32,15 +32,11 @@ class _State:
     span: float  # largest magnitude of a log weight, nats
     made: dict[Any, Any] = field(default_factory=dict)
 
-    def step(self, problem: Problem) -> float:
-        """The grid of the leading pieces for a pass over these columns."""
-        return grid_step(replace(problem, extent=self.problem.extent), self.span)
-
-    def packed(self, step: float) -> Packed:
-        """The points as columns of the first product."""
-        if step not in self.made:
-            self.made[step] = launch.pack(self.points, step, self.weights)
-        return self.made[step]
+    def packed(self, step: float, scaled: bool) -> Packed:
+        """The points as columns of the first product, and as rows."""
+        if (step, scaled) not in self.made:
+            self.made[step, scaled] = launch.pack_columns(self.points, step, self.weights, scaled=scaled)
+        return self.made[step, scaled]
 
     def transposed(self, dtype: torch.dtype) -> torch.Tensor:
         """The points as the direct kernel reads them, (d, n)."""
@@ -73,7 +69,10 @@ class TritonBackend:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
         span = float(-columns.log_weights.min()) if vary else 0.0
-        return _State(problem, columns.points, Weights(columns.log_weights, vary), span)
+        log_weights = columns.log_weights
+        if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
+            log_weights = log_weights.clone()
+        return _State(problem, columns.points, Weights(log_weights, vary), span)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row."""
@@ -93,19 +92,23 @@ class TritonBackend:
 
 
 def _direct(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    dtype = getattr(torch, direct_dtype(replace(problem, extent=state.problem.extent)))
+    dtype = getattr(torch, direct_dtype(problem, state.problem.extent))
     return launch.direct(problem, launch.transpose(points, dtype), state.transposed(dtype), state.weights)
 
 
 def _packed(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    step, weights = state.step(problem), state.weights
-    columns, long = state.packed(step), needs_long(problem, step)
+    shifted, weights = shifts_rows(problem), state.weights
+    step = grid_step(problem.d, state.problem.extent, shifted=shifted, log_weight_span=state.span)
+    long, scaled = needs_long(problem, step), problem.reduction is Reduction.MEAN and not shifted
+    columns = state.packed(step, scaled)
+    # The columns' own rows serve where all of them are asked for.
+    whole = problem.same and points.shape[0] == columns.count
+    rows = columns if whole else launch.pack_rows(points, step, weights, scaled=scaled)
+    if scaled:
+        return launch.mean(problem, rows, columns, weights, long)
     if problem.reduction is not Reduction.MEAN:
-        return launch.log_sum(problem, launch.pack_rows(points, step, weights), columns, weights, long)
-    if not shifts_rows(problem):
-        return launch.mean(problem, launch.pack_rows(points, step, weights, scaled=True), columns, weights, long)
-    sums = replace(problem, reduction=Reduction.LOG_SUM)
-    log_sums = launch.log_sum(sums, launch.pack_rows(points, step, weights), columns, weights, long).log_sum
+        return launch.log_sum(problem, rows, columns, weights, long)
+    log_sums = launch.log_sum(replace(problem, reduction=Reduction.LOG_SUM), rows, columns, weights, long).log_sum
     rows = launch.pack_rows(points, step, weights, scaled=True, log_sums=log_sums)
     result = launch.mean(problem, rows, columns, weights, long, log_sums)
     deep = torch.nonzero(log_sums < weights.log.max() - depth_limit(problem.d, step))[:, 0]
@@ -130,4 +133,6 @@ def _empty(problem: Problem, device: torch.device) -> Partial:
 
 def _on(x: torch.Tensor) -> AbstractContextManager[Any]:
     """Make the tensor's device the current one, where kernels are launched."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)

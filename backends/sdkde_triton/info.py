@@ -26,7 +26,7 @@ def _supports(problem: Problem) -> Support:
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
     if formula(problem) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
-    return Support(True, f"direct differences in {direct_dtype(problem)}")
+    return Support(True, f"direct differences in {direct_dtype(problem, problem.extent)}")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
@@ -35,7 +35,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     two_passes = shifts_rows(problem)
     if formula(problem) == "packed":
         width = packed_dimensions(d)
-        long = needs_long(problem, grid_step(problem))
+        long = needs_long(problem, grid_step(d, problem.extent, shifted=two_passes))
         exponent = 3 * width + 16 + ((width + 16) if long else 0)  # columns of the first product
         products = (2 if two_passes else 1) * exponent + (3 * width if mean else 0)
         scalar = 6.0 if mean else 4.0
@@ -48,7 +48,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             launches=7 if two_passes else 4,
         )
     else:
-        double = direct_dtype(problem) == "float64"
+        double = direct_dtype(problem, problem.extent) == "float64"
         distance = 2.0 * d + 3.0
         operations = (distance + (3.0 * d if mean else 1.0)) * 2.0 * pairs
         work = Work(

@@ -9,11 +9,19 @@ products hi·hi and c₁ + c₂ are then multiples of g², and as long as they s
 accumulator sums them exactly, although it truncates. They go first; the corrections lo·hi + hi·lo (+ lo·lo + c₃, the
 long form) follow when the large terms have cancelled. The same hi and lo tiles serve the second product of MEAN.
 
-Layouts: ``hi``, ``lo`` (rows, D), D the power of two ≥ max(d, 16); column constants (rows, 16) = [1, 1, c₁, c₂, c₃,
-0 …]; row constants (rows, 32) = [c₁, c₂, 1, 1, 0 … | c₃, 0, 0, 0, 1, 0 …]. Columns are padded to a multiple of every
-tile with c₁ = −60000, whose φ is 0.
+Where d leaves columns of hi free, they carry more: a one, so that the second product of MEAN sums φ too (the fp32 unit
+and the Tensor Cores do not work at the same time on Hopper, so an addition saved is time saved), and up to 12
+dimensions the constants, so that one product less is needed.
 
-Partial results of one split of the columns are (splits, m) arrays; ``finish_*`` merges them in a fixed order.
+A packed array is one half-precision buffer for ``padded`` points: hi and lo, (padded, D) each, D the power of two
+≥ max(d, 16); the points' constants as rows, (padded, 32) = [c₁, c₂, 1, 1, 0 … | c₃, 0, 0, 0, 1, 0 …]; and for columns
+theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, 0 …], the first of these in hi from its column d on too, as far as
+there is room. Columns are padded to a multiple of every tile with c₁ = −60000, whose φ is 0.
+
+Partial results of the splits of the columns are consecutive (splits, m) arrays in one buffer; ``finish_*`` merges them
+in a fixed order.
+
+Integer arguments are not specialised on, so that a kernel is compiled once for all sizes.
 """
 
 from __future__ import annotations
@@ -36,6 +44,16 @@ LN2 = tl.constexpr(0.6931471805599453)
 SQRT_LOG2E = tl.constexpr(1.2011224087864498)
 
 
+_SIZES = ("n", "m", "d", "padded", "row_padded", "column_padded", "columns_per_split", "splits")
+_sized = triton.jit(do_not_specialize=_SIZES)
+
+
+@triton.jit
+def _wide(x):
+    """An integer argument in 64 bits."""
+    return tl.zeros((), tl.int64) + x
+
+
 @triton.jit
 def _f64(value: tl.constexpr):
     return tl.full((), value, tl.float64)
@@ -47,30 +65,28 @@ def _nearest(x, step):
     return tl.floor(x / step + 0.5) * step
 
 
-@triton.jit
+@_sized
 def pack_kernel(
     points,
     log_weights,
     log_sums,
-    hi,
-    lo,
-    constants,
+    out,
     n,
-    n_padded,
+    padded,
     d,
     step,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MERGE: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SHIFTED: tl.constexpr,
-    UNIFORM: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """Pack float64 points (n, d) as rows or as columns; the grid of hi is ``step``.
+    """Pack float64 points (n, d) as rows, or as columns and rows; the grid of hi is ``step``.
 
-    ``WEIGHTED`` adds log2 of the weights to the constants; ``SHIFTED`` subtracts log2 of the rows' sums, so that the
-    exponents are those of φ / Σφ (``UNIFORM``: all columns have the first one's weight); ``SCALED`` adds SCALE_BITS.
+    ``WEIGHTED``: the columns' weights vary, and log2 of them is in their constants. ``SHIFTED`` subtracts log2 of the
+    rows' sums, so that the exponents are those of φ / Σφ; ``SCALED`` adds SCALE_BITS to the rows.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, D)
@@ -83,59 +99,86 @@ def pack_kernel(
     v_lo = (v - v_hi.to(tl.float64)).to(tl.float32).to(tl.float16)
     packed = v_hi.to(tl.float64) + v_lo.to(tl.float64)
     c = tl.sum(packed * packed, 1) * -0.5
-    if WEIGHTED:
-        c += tl.load(log_weights + index, mask=inside, other=0.0) * _f64(LOG2E)
+    written = index[:, None] < padded
+    size = _wide(padded)
+    tl.store(out + (size + row) * D + k[None, :], v_lo, mask=written)
+    one = tl.full((BLOCK, 1), 1.0, tl.float16)
+    zero = tl.full((BLOCK, 1), 0.0, tl.float16)
+    if COLUMNS:
+        weighted = c
+        if WEIGHTED:
+            weighted += tl.load(log_weights + index, mask=inside, other=0.0) * _f64(LOG2E)
+        c1, c2, c3 = _three_pieces(tl.where(inside, weighted, _f64(PADDING)), g)
+        f = tl.arange(0, 16)[None, :]
+        block = tl.where(f == 2, c1[:, None], tl.where(f == 3, c2[:, None], tl.where(f == 4, c3[:, None], zero)))
+        tl.store(out + size * (2 * D + 32) + row * 16 + f, tl.where(f < 2, one, block), mask=written)
+        free = k[None, :] - d
+        v_hi = tl.where((free == 0) | ((free == 1) & MERGE), one, v_hi)
+        if MERGE:
+            v_hi = tl.where(free == 2, c1[:, None], tl.where(free == 3, c2[:, None], v_hi))
+    tl.store(out + row * D + k[None, :], v_hi, mask=written)
     if SHIFTED:
         log_sum = tl.load(log_sums + index, mask=inside, other=0.0)
-        if UNIFORM:  # the columns' constants are without their weight
+        if not WEIGHTED:  # then the columns' constants are without their weight
             log_sum -= tl.load(log_weights)
         c -= log_sum * _f64(LOG2E)
     if SCALED:
         c += SCALE_BITS
-    c = tl.where(inside, c, _f64(PADDING))
-    c1 = _nearest(c, 4096.0 * g * g).to(tl.float32).to(tl.float16)
-    rest = c - c1.to(tl.float64)
-    c2 = _nearest(rest, g * g).to(tl.float32).to(tl.float16)
-    c3 = (rest - c2.to(tl.float64)).to(tl.float32).to(tl.float16)
-    written = index[:, None] < n_padded
-    tl.store(hi + row * D + k[None, :], v_hi, mask=written)
-    tl.store(lo + row * D + k[None, :], v_lo, mask=written)
-    one = tl.full((BLOCK, 1), 1.0, tl.float16)
-    zero = tl.full((BLOCK, 1), 0.0, tl.float16)
-    if ROWS:
-        f = tl.arange(0, 32)[None, :]
-        block = tl.where(f == 0, c1[:, None], tl.where(f == 1, c2[:, None], tl.where(f == 16, c3[:, None], zero)))
-        block = tl.where((f == 2) | (f == 3) | (f == 20), one, block)
-        tl.store(constants + row * 32 + f, block, mask=written)
-    else:
-        f = tl.arange(0, 16)[None, :]
-        block = tl.where(f == 2, c1[:, None], tl.where(f == 3, c2[:, None], tl.where(f == 4, c3[:, None], zero)))
-        block = tl.where(f < 2, one, block)
-        tl.store(constants + row * 16 + f, block, mask=written)
+    c1, c2, c3 = _three_pieces(c, g)
+    f = tl.arange(0, 32)[None, :]
+    block = tl.where(f == 0, c1[:, None], tl.where(f == 1, c2[:, None], tl.where(f == 16, c3[:, None], zero)))
+    block = tl.where((f == 2) | (f == 3) | (f == 20), one, block)
+    tl.store(out + size * (2 * D) + row * 32 + f, block, mask=written)
 
 
 @triton.jit
-def _load_rows(hi, lo, constants, index, m, D: tl.constexpr):
+def _three_pieces(c, g):
+    """c ≈ c₁ + c₂ + c₃ in half precision, the first two multiples of g²."""
+    c1 = _nearest(c, 4096.0 * g * g).to(tl.float32).to(tl.float16)
+    rest = c - c1.to(tl.float64)
+    c2 = _nearest(rest, g * g).to(tl.float32).to(tl.float16)
+    return c1, c2, (rest - c2.to(tl.float64)).to(tl.float32).to(tl.float16)
+
+
+@triton.jit
+def _load_rows(rows, padded, index, m, d, D: tl.constexpr, MERGE: tl.constexpr):
     """A tile of packed rows: hi, lo (BLOCK_M, D), the constants' two halves (BLOCK_M, 16)."""
     k = tl.arange(0, D)[None, :]
     f = tl.arange(0, 16)[None, :]
     row = index[:, None].to(tl.int64)
     inside = index[:, None] < m
-    a_hi = tl.load(hi + row * D + k, mask=inside, other=0.0)
-    a_lo = tl.load(lo + row * D + k, mask=inside, other=0.0)
+    size = _wide(padded)
+    # Points packed as columns have those constants in the free columns, where a row's belong or nothing does.
+    a_hi = tl.load(rows + row * D + k, mask=inside & (k < d), other=0.0)
+    a_lo = tl.load(rows + size * D + row * D + k, mask=inside, other=0.0)
+    constants = rows + size * (2 * D)
+    if MERGE:  # c₁, c₂, 1, 1
+        a_hi += tl.load(constants + row * 32 + (k - d), mask=inside & (k >= d) & (k < d + 4), other=0.0)
     a_c = tl.load(constants + row * 32 + f, mask=inside, other=0.0)
     a_rest = tl.load(constants + row * 32 + 16 + f, mask=inside, other=0.0)
     return a_hi, a_lo, a_c, a_rest
 
 
 @triton.jit
-def _exponents(a_hi, a_lo, a_c, a_rest, b_hi, b_lo, b_c, LONG: tl.constexpr):
+def _exponents(
+    a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D: tl.constexpr, LONG: tl.constexpr, MERGE: tl.constexpr
+):
     """log2 φ of a tile, (BLOCK_M, BLOCK_N): what cancels first, and exactly; see the module's docstring.
 
     The long form sums the corrections by themselves: next to a large exponent every step of theirs would be truncated.
+    Also returns the tiles of the columns' hi and lo.
     """
+    k = tl.arange(0, D)[None, :]
+    f = tl.arange(0, 16)[None, :]
+    column = j[:, None].to(tl.int64)
+    size = _wide(column_padded)
+    b_hi = tl.load(columns + column * D + k)
+    if LONG or not MERGE:
+        b_c = tl.load(columns + size * (2 * D + 32) + column * 16 + f)
+    b_lo = tl.load(columns + size * D + column * D + k)
     e = tl.dot(a_hi, tl.trans(b_hi))
-    e = tl.dot(a_c, tl.trans(b_c), e)
+    if not MERGE:
+        e = tl.dot(a_c, tl.trans(b_c), e)
     if LONG:
         small = tl.dot(a_lo, tl.trans(b_lo))
         small = tl.dot(a_rest, tl.trans(b_c), small)
@@ -145,26 +188,24 @@ def _exponents(a_hi, a_lo, a_c, a_rest, b_hi, b_lo, b_c, LONG: tl.constexpr):
     else:
         e = tl.dot(a_lo, tl.trans(b_hi), e)
         e = tl.dot(a_hi, tl.trans(b_lo), e)
-    return e
+    return e, b_hi, b_lo
 
 
-@triton.jit
+@_sized
 def log_sum_kernel(
-    row_hi,
-    row_lo,
-    row_constants,
-    column_hi,
-    column_lo,
-    column_constants,
+    rows,
+    columns,
     log_weights,
-    out_max,
-    out_sum,
-    out_moment,
+    out,
+    row_padded,
+    column_padded,
     m,
     n,
+    d,
     columns_per_split,
     D: tl.constexpr,
     LONG: tl.constexpr,
+    MERGE: tl.constexpr,
     LAPLACE: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -178,20 +219,14 @@ def log_sum_kernel(
     softmax", 2018).
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_c, a_rest = _load_rows(row_hi, row_lo, row_constants, index, m, D)
-    k = tl.arange(0, D)[None, :]
-    f = tl.arange(0, 16)[None, :]
+    a_hi, a_lo, a_c, a_rest = _load_rows(rows, row_padded, index, m, d, D, MERGE)
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
-        column = j[:, None].to(tl.int64)
-        b_hi = tl.load(column_hi + column * D + k)
-        b_c = tl.load(column_constants + column * 16 + f)
-        b_lo = tl.load(column_lo + column * D + k)
-        e = _exponents(a_hi, a_lo, a_c, a_rest, b_hi, b_lo, b_c, LONG)
+        e, _, _ = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, LONG, MERGE)
         highest = tl.maximum(top, tl.max(e, 1))
         below = e - highest[:, None]
         p = tl.exp2(below)
@@ -206,10 +241,11 @@ def log_sum_kernel(
         top = highest
     to = tl.program_id(1).to(tl.int64) * m + index
     inside = index < m
-    tl.store(out_max + to, top, mask=inside)
-    tl.store(out_sum + to, total, mask=inside)
+    size = _wide(m) * tl.num_programs(1)
+    tl.store(out + to, top, mask=inside)
+    tl.store(out + size + to, total, mask=inside)
     if LAPLACE:
-        tl.store(out_moment + to, moment, mask=inside)
+        tl.store(out + 2 * size + to, moment, mask=inside)
 
 
 @triton.jit
@@ -220,45 +256,45 @@ def _two_halves(p):
     return leading.to(tl.float16), (p - leading).to(tl.float16)
 
 
-@triton.jit
+@_sized
 def mean_kernel(
-    row_hi,
-    row_lo,
-    row_constants,
-    column_hi,
-    column_lo,
-    column_constants,
-    out_sum,
-    out_mean,
+    rows,
+    columns,
+    out,
+    row_padded,
+    column_padded,
     m,
     n,
+    d,
     columns_per_split,
     D: tl.constexpr,
     LONG: tl.constexpr,
+    MERGE: tl.constexpr,
+    SUMMED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Σ φ (m,) and Σ φ v (m, D) of every row over one split of the columns, φ scaled by 2**SCALE_BITS.
 
+    ``SUMMED``: column d of the means, of ones, is the sum.
+
     No running maximum: the rows' constants see to it that the largest φ of a row is near 1 (a point among the columns,
     or rows shifted by their log sums). φ enters the second product in two pieces: one alone misses the shift's
     tolerance in half of the rows.
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_c, a_rest = _load_rows(row_hi, row_lo, row_constants, index, m, D)
+    a_hi, a_lo, a_c, a_rest = _load_rows(rows, row_padded, index, m, d, D, MERGE)
     k = tl.arange(0, D)[None, :]
-    f = tl.arange(0, 16)[None, :]
     total = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
-        column = (start + tl.arange(0, BLOCK_N))[:, None].to(tl.int64)
-        b_hi = tl.load(column_hi + column * D + k)
-        b_c = tl.load(column_constants + column * 16 + f)
-        b_lo = tl.load(column_lo + column * D + k)
-        p = tl.exp2(_exponents(a_hi, a_lo, a_c, a_rest, b_hi, b_lo, b_c, LONG))
-        total += tl.sum(p, 1)
+        j = start + tl.arange(0, BLOCK_N)
+        e, b_hi, b_lo = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, LONG, MERGE)
+        p = tl.exp2(e)
+        if not SUMMED:
+            total += tl.sum(p, 1)
         p_hi, p_lo = _two_halves(p)
         # A fresh accumulator for every tile, added in fp32 with rounding to nearest: Tensor Cores truncate, and over
         # thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
@@ -268,21 +304,22 @@ def mean_kernel(
         mean += tile
     to = tl.program_id(1).to(tl.int64) * m + index
     inside = index < m
-    tl.store(out_sum + to, total, mask=inside)
-    tl.store(out_mean + to[:, None] * D + k, mean, mask=inside[:, None])
+    means = out
+    if not SUMMED:
+        tl.store(out + to, total, mask=inside)
+        means += _wide(m) * tl.num_programs(1)
+    tl.store(means + to[:, None] * D + k, mean, mask=inside[:, None])
 
 
-@triton.jit
+@_sized
 def direct_kernel(
     rows,
     columns,
     log_weights,
-    out_max,
-    out_sum,
-    out_more,
+    out,
     m,
     n,
-    n_padded,
+    column_padded,
     columns_per_split,
     D: tl.constexpr,
     LAPLACE: tl.constexpr,
@@ -294,8 +331,8 @@ def direct_kernel(
 ):
     """As :func:`log_sum_kernel`, and for MEAN also Σ 2^(e − μ) (v_j − v_i), by direct differences.
 
-    ``rows`` (D, m) and ``columns`` (D, n_padded) are v; all arithmetic is in their dtype, fp32 or float64. For few
-    dimensions, where Tensor Cores would multiply padding, and for extents at which expanded squares fail. ``ANCHORED``:
+    ``rows`` (D, m) and ``columns`` (D, column_padded) are v; all arithmetic is in their dtype, fp32 or float64. For one
+    dimension, where Tensor Cores would multiply padding, and for extents at which expanded squares fail. ``ANCHORED``:
     every row is a column too, so its largest φ is 1 and needs no search.
 
     Tiles are (columns, rows), so that a thread owns whole rows and sums without talking to its neighbours.
@@ -304,18 +341,17 @@ def direct_kernel(
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = i < m
     split = tl.program_id(1).to(tl.int64)
+    size = _wide(m) * tl.num_programs(1)
+    out_more = out + 2 * size
     if ANCHORED:
         top = tl.zeros((BLOCK_M,), real)
     else:
         top = tl.full((BLOCK_M,), FLOOR if real == tl.float32 else FLOOR64, real)
     total = tl.zeros((BLOCK_M,), real)
     moment = tl.zeros((BLOCK_M,), real)
-    if D <= 2:
+    if D == 1:
         x0 = tl.load(rows + i, mask=inside, other=0.0)
         mean0 = tl.zeros((BLOCK_M,), real)
-        if D == 2:
-            x1 = tl.load(rows + m + i, mask=inside, other=0.0)
-            mean1 = tl.zeros((BLOCK_M,), real)
     elif MEAN:
         more_at = split * D * m + i
         for _ in range(D):
@@ -324,12 +360,9 @@ def direct_kernel(
     begin = tl.program_id(1) * columns_per_split
     for start in range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
-        if D <= 2:
+        if D == 1:
             d0 = tl.load(columns + j)[:, None] - x0[None, :]
             e = d0 * d0
-            if D == 2:
-                d1 = tl.load(columns + n_padded + j)[:, None] - x1[None, :]
-                e += d1 * d1
         else:
             e = tl.zeros((BLOCK_N, BLOCK_M), real)
             x_at = i.to(tl.int64)
@@ -338,7 +371,7 @@ def direct_kernel(
                 away = tl.load(columns + y_at)[:, None] - tl.load(rows + x_at, mask=inside, other=0.0)[None, :]
                 e += away * away
                 x_at += m
-                y_at += n_padded
+                y_at += column_padded
         e = e * -0.5
         if WEIGHTED:
             log2_w = (tl.load(log_weights + j, mask=j < n, other=0.0) * _f64(LOG2E)).to(real)
@@ -359,14 +392,10 @@ def direct_kernel(
             total = total * decay + tl.sum(p, 0)
             top = highest
         if MEAN:
-            if D <= 2:
+            if D == 1:
                 if not ANCHORED:
                     mean0 *= decay
                 mean0 += tl.sum(p * d0, 0)
-                if D == 2:
-                    if not ANCHORED:
-                        mean1 *= decay
-                    mean1 += tl.sum(p * d1, 0)
             else:
                 x_at = i.to(tl.int64)
                 y_at = j.to(tl.int64)
@@ -378,28 +407,22 @@ def direct_kernel(
                         mean *= decay
                     tl.store(out_more + more_at, mean + tl.sum(p * away, 0), mask=inside)
                     x_at += m
-                    y_at += n_padded
+                    y_at += column_padded
                     more_at += m
     to = split * m + i
-    tl.store(out_max + to, top, mask=inside)
-    tl.store(out_sum + to, total, mask=inside)
+    tl.store(out + to, top, mask=inside)
+    tl.store(out + size + to, total, mask=inside)
     if LAPLACE:
         tl.store(out_more + to, moment, mask=inside)
-    if MEAN and D <= 2:
-        tl.store(out_more + split * D * m + i, mean0, mask=inside)
-        if D == 2:
-            tl.store(out_more + (split * D + 1) * m + i, mean1, mask=inside)
+    if MEAN and D == 1:
+        tl.store(out_more + split * m + i, mean0, mask=inside)
 
 
-@triton.jit
+@_sized
 def finish_log_sum_kernel(
-    tops,
-    totals,
-    moments,
+    partial,
     log_weights,
-    log_sum,
-    sign,
-    log_magnitude,
+    out,
     m,
     splits,
     d,
@@ -407,27 +430,28 @@ def finish_log_sum_kernel(
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M).
+    """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M), (1 or 3, m).
 
     Without weights all columns have the first one's.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    size = _wide(m) * splits
     inside = i < m
     top = tl.full((BLOCK,), FLOOR64, tl.float64)
     at = i.to(tl.int64)
     for _ in range(splits):
-        top = tl.maximum(top, tl.load(tops + at, mask=inside, other=0.0).to(tl.float64))
+        top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
         at += m
     total = tl.zeros((BLOCK,), tl.float64)
     moment = tl.zeros((BLOCK,), tl.float64)
     at = i.to(tl.int64)
     for _ in range(splits):
-        away = tl.load(tops + at, mask=inside, other=0.0).to(tl.float64) - top
+        away = tl.load(partial + at, mask=inside, other=0.0).to(tl.float64) - top
         decay = tl.exp2(away)
-        part = tl.load(totals + at, mask=inside, other=1.0).to(tl.float64)
+        part = tl.load(partial + size + at, mask=inside, other=1.0).to(tl.float64)
         total += part * decay
         if LAPLACE:
-            moment += (tl.load(moments + at, mask=inside, other=0.0).to(tl.float64) + part * away) * decay
+            moment += (tl.load(partial + 2 * size + at, mask=inside, other=0.0).to(tl.float64) + part * away) * decay
         at += m
     scale = top * _f64(LN2)
     if not WEIGHTED:
@@ -437,40 +461,50 @@ def finish_log_sum_kernel(
         half_square = -(moment + total * top) * _f64(LN2)
         constant = total * (1.0 + 0.5 * d)
         signed = constant - half_square
-        tl.store(log_sum + i, tl.log(constant + half_square) + scale, mask=inside)
+        tl.store(out + i, tl.log(constant + half_square) + scale, mask=inside)
         size = tl.abs(signed)
-        tl.store(sign + i, tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0)).to(tl.float64), mask=inside)
+        tl.store(
+            out + _wide(m) + i, tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0)).to(tl.float64), mask=inside
+        )
         log_size = tl.log(tl.where(size > 0, size, 1.0)) + scale
-        tl.store(log_magnitude + i, tl.where(size > 0, log_size, float("-inf")), mask=inside)
+        tl.store(out + 2 * _wide(m) + i, tl.where(size > 0, log_size, float("-inf")), mask=inside)
     else:
-        tl.store(log_sum + i, tl.log(total) + scale, mask=inside)
+        tl.store(out + i, tl.log(total) + scale, mask=inside)
 
 
-@triton.jit
+@_sized
 def finish_mean_kernel(
-    tops,
-    totals,
-    means,
-    row_hi,
-    row_lo,
+    partial,
+    rows,
     log_weights,
     log_sums,
     log_sum,
     shift,
+    row_padded,
     m,
     splits,
     d,
     D: tl.constexpr,
     DIRECT: tl.constexpr,
+    SUMMED: tl.constexpr,
     SHIFTED: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Merge the splits in order, float64: ℓ, and the shift in bandwidths.
 
-    ``DIRECT``: means (splits, D, m) of differences, with maxima. Otherwise means (splits, m, D) of the packed columns,
-    without; the packed row is subtracted, so that a row's own term cancels exactly.
+    ``DIRECT``: maxima, sums, and means (splits, D, m) of differences. Otherwise sums (with ``SUMMED`` they are column d
+    of the means) and means (splits, m, D) of the packed columns; the packed row is subtracted, so that a row's own term
+    cancels exactly.
     """
+    size = _wide(m) * splits
+    if DIRECT:
+        totals = partial + size
+    else:
+        totals = partial
+    means = totals + size
+    if SUMMED:
+        means = partial
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, D)
     inside = i < m
@@ -481,7 +515,7 @@ def finish_mean_kernel(
         top += FLOOR64
         at = i.to(tl.int64)
         for _ in range(splits):
-            top = tl.maximum(top, tl.load(tops + at, mask=inside, other=0.0).to(tl.float64))
+            top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
             at += m
     total = tl.zeros((BLOCK,), tl.float64)
     mean = tl.zeros((BLOCK, D), tl.float64)
@@ -491,24 +525,27 @@ def finish_mean_kernel(
     else:
         of = row * D + k[None, :]
     for _ in range(splits):
-        part = tl.load(totals + at, mask=inside, other=1.0).to(tl.float64)
+        if SUMMED:
+            part = tl.load(means + at * D + d, mask=inside, other=1.0).to(tl.float64)
+        else:
+            part = tl.load(totals + at, mask=inside, other=1.0).to(tl.float64)
         some = tl.load(means + of, mask=both, other=0.0).to(tl.float64)
         if DIRECT:
-            away = tl.load(tops + at, mask=inside, other=0.0).to(tl.float64) - top
+            away = tl.load(partial + at, mask=inside, other=0.0).to(tl.float64) - top
             decay = tl.exp2(away)
             part *= decay
             some *= decay[:, None]
-            of += (tl.zeros((), tl.int64) + m) * d
+            of += _wide(m) * d
         else:
-            of += (tl.zeros((), tl.int64) + m) * D
+            of += _wide(m) * D
         total += part
         mean += some
         at += m
     v = mean / total[:, None]
     if not DIRECT:
         packed = row * D + k[None, :]
-        v -= tl.load(row_hi + packed, mask=both, other=0.0).to(tl.float64)
-        v -= tl.load(row_lo + packed, mask=both, other=0.0).to(tl.float64)
+        v -= tl.load(rows + packed, mask=both, other=0.0).to(tl.float64)
+        v -= tl.load(rows + _wide(row_padded) * D + packed, mask=both, other=0.0).to(tl.float64)
         top -= SCALE_BITS
     tl.store(shift + row * d + k[None, :], v / _f64(SQRT_LOG2E), mask=both)
     result = tl.log(total) + top * _f64(LN2)

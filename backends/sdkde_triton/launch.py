@@ -13,14 +13,14 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import tuned
 
 from . import kernels
-from .bounds import packed_dimensions
+from .bounds import merges, packed_dimensions
 from .grid import Processor, resident, splits
 from .space import COLUMN_PADDING, Config, default, fits
 
-__all__ = ["INTERPRETED", "Packed", "Weights", "direct", "log_sum", "mean", "pack", "pack_rows", "transpose"]
+__all__ = ["INTERPRETED", "Packed", "Weights", "direct", "log_sum", "mean", "pack_columns", "pack_rows", "transpose"]
 
 #: Compilation of the kernels that only copy.
-PLAIN = {"num_warps": 4, "enable_fp_fusion": True}
+PLAIN = Config(1, 1, 4, 1)
 
 #: Whether kernels run in Triton's interpreter, on the CPU.
 INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
@@ -30,16 +30,11 @@ _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
 @dataclass(frozen=True)
 class Packed:
-    """Packed operands: hi and lo (count, D), the constants, and how many of them are points."""
+    """Points packed as rows, or as columns and rows; see :mod:`sdkde_triton.kernels` for the buffer's layout."""
 
-    hi: torch.Tensor
-    lo: torch.Tensor
-    constants: torch.Tensor
+    buffer: torch.Tensor
     count: int
-
-    def __getitem__(self, rows: slice) -> Packed:
-        """A range of them."""
-        return Packed(self.hi[rows], self.lo[rows], self.constants[rows], rows.stop - rows.start)
+    padded: int
 
 
 @dataclass(frozen=True)
@@ -50,33 +45,78 @@ class Weights:
     vary: bool
 
 
-def pack(points: torch.Tensor, step: float, weights: Weights) -> Packed:
-    """Pack float64 points (n, d) as columns of the first product; see :mod:`sdkde_triton.kernels`."""
+#: Compiled kernels by kernel, flags, configuration, element type, device, and whether all pointers are aligned.
+_compiled: dict[Any, Any] = {}
+
+
+def _compile(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
+    """Return the compiled kernel for those arguments and compile-time parameters, which come last; None: interpreted.
+
+    Triton itself looks at every argument of every launch to find the compiled code, which takes longer than a small
+    problem's kernels. No integer is specialised on, so what is left is in this key.
+    """
+    if INTERPRETED:
+        return None
+    first = arguments[0]  # the only pointer that may not be aligned: the user's rows, from somewhere in an array
+    key = (kernel, flags, config, first.dtype, first.device.index, first.data_ptr() % 16)
+    found = _compiled.get(key)
+    if found is None:
+        named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
+        found = _compiled[key] = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
+        found._init_handles()  # loads it, which tells its registers
+    return found
+
+
+def _launch(
+    kernel: Any, compiled: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: Any, config: Config
+) -> None:
+    if compiled is None:
+        kernel[grid](*arguments, *flags, **config.options)
+    else:
+        compiled[(*grid, 1)](*arguments, *flags)
+
+
+def _copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
+    """Launch a kernel without launch parameters to choose."""
+    _launch(kernel, _compile(kernel, arguments, flags, PLAIN), (programs, 1), arguments, flags, PLAIN)
+
+
+def pack_columns(points: torch.Tensor, step: float, weights: Weights, *, scaled: bool = False) -> Packed:
+    """Pack float64 points (n, d) as columns of the first product, and as its rows.
+
+    Parameters
+    ----------
+    points : (n, d) float64 tensor
+    step : float
+        See :func:`sdkde_triton.bounds.grid_step`.
+    weights : Weights
+    scaled : bool
+        MEAN: the rows scale φ to half precision's range.
+    """
     padded = -(-points.shape[0] // COLUMN_PADDING) * COLUMN_PADDING
-    return _pack(points, step, padded, weights, None, ROWS=False, WEIGHTED=weights.vary, UNIFORM=False, SCALED=False)
+    return _pack(points, step, weights, None, padded, True, scaled)
 
 
 def pack_rows(
     points: torch.Tensor, step: float, weights: Weights, *, scaled: bool = False, log_sums: torch.Tensor | None = None
 ) -> Packed:
     """Pack float64 points (m, d) as rows, shifted by their log sums (m,) over columns with ``weights``, if given."""
-    m = points.shape[0]
-    return _pack(points, step, m, weights, log_sums, ROWS=True, WEIGHTED=False, UNIFORM=not weights.vary, SCALED=scaled)
+    return _pack(points, step, weights, log_sums, points.shape[0], False, scaled)
 
 
 def _pack(
-    points: torch.Tensor, step: float, padded: int, weights: Weights, log_sums: torch.Tensor | None, **flags: bool
+    points: torch.Tensor, step: float, weights: Weights, log_sums: Any, padded: int, columns: bool, scaled: bool
 ) -> Packed:
     n, d = points.shape
-    columns = packed_dimensions(d)
-    hi, lo = torch.empty((2, padded, columns), dtype=torch.float16, device=points.device).unbind()
-    constants = torch.empty((padded, 32 if flags["ROWS"] else 16), dtype=torch.float16, device=points.device)
-    block = max(16, 2048 // columns)
-    kernels.pack_kernel[(-(-padded // block),)](
-        points, weights.log, weights.log if log_sums is None else log_sums, hi, lo, constants, n, padded, d, step,
-        D=columns, BLOCK=block, SHIFTED=log_sums is not None, **flags, **PLAIN,
-    )  # fmt: skip
-    return Packed(hi, lo, constants, n)
+    width = packed_dimensions(d)
+    halves = padded * (2 * width + (48 if columns else 32))
+    buffer = torch.empty(halves, dtype=torch.float16, device=points.device)
+    block = max(16, 2048 // width)
+    shifts = weights.log if log_sums is None else log_sums
+    arguments = (points, weights.log, shifts, buffer, n, padded, d, step)
+    flags = (width, block, columns, merges(d), weights.vary, log_sums is not None, scaled)
+    _copy(kernels.pack_kernel, -(-padded // block), arguments, flags)
+    return Packed(buffer, n, padded)
 
 
 def transpose(points: torch.Tensor, dtype: torch.dtype, padding: int = 1) -> torch.Tensor:
@@ -98,22 +138,24 @@ def configuration(kernel: str, problem: Problem, columns: int, processor: Proces
     return default(kernel, columns, processor.capability)
 
 
-#: Programs that a multiprocessor holds, by kernel, flags, configuration and processor.
-_resident: dict[Any, int] = {}
+def _reduce(
+    kernel: Any, config: Config, m: int, n: int, per_row: int, before: Any, after: Any, flags: Any, dtype: torch.dtype
+) -> tuple[torch.Tensor, int]:
+    """Launch a reduction over all splits of the columns; return their results, ``per_row`` numbers each, and how many.
 
-
-def _grid(
-    kernel: Any, config: Config, processor: Processor, m: int, n: int, arguments: Any, flags: dict[str, Any]
-) -> tuple[int, int]:
-    """Split the columns for a launch: their parts, and the columns of each."""
-    key = (kernel.__name__, tuple(flags.values()), config, processor)
-    if key not in _resident:
-        compiled = None
-        if not INTERPRETED:
-            compiled = kernel.warmup(*arguments(1, n), grid=(1,), **flags, **config.options)
-            compiled._init_handles()  # loads it, which tells its registers
-        _resident[key] = resident(compiled, config, processor)
-    return splits(m, n, config, processor.multiprocessors * _resident[key])
+    The kernel's arguments are ``before``, the buffer of results, ``after``, and the columns of a split.
+    """
+    device = before[0].device
+    processor = Processor.of(device)
+    flags = (*flags, config.block_m, config.block_n)
+    if "STAGES" in kernel.arg_names:
+        flags = (*flags, config.num_stages)
+    # The buffer of another call stands for this one's, whose size depends on what the compiled kernel needs.
+    compiled = _compile(kernel, (*before, before[0].view(dtype), *after, n), flags, config)
+    parts, length = splits(m, n, config, processor.multiprocessors * resident(compiled, config, processor))
+    out = torch.empty(parts * m * per_row, dtype=dtype, device=device)
+    _launch(kernel, compiled, (-(-m // config.block_m), parts), (*before, out, *after, length), flags, config)
+    return out, parts
 
 
 def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, long: bool) -> Partial:
@@ -127,101 +169,71 @@ def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, l
     long : bool
         See :func:`sdkde_triton.bounds.needs_long`.
     """
-    device, width, m, n = rows.hi.device, rows.hi.shape[1], rows.count, columns.count
+    width, m, n = packed_dimensions(problem.d), rows.count, columns.count
     laplace = problem.reduction is Reduction.LAPLACE
-    processor = Processor.of(device)
-    config = configuration("triton.log_sum", problem, width, processor)
-    flags = {
-        "D": width, "LONG": long, "LAPLACE": laplace, "WEIGHTED": weights.vary,
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.num_stages,
-    }  # fmt: skip
-
-    def arguments(parts: int, length: int) -> tuple[Any, ...]:
-        partial = torch.empty((3, parts, m), dtype=torch.float32, device=device).unbind()
-        row = (rows.hi, rows.lo, rows.constants)
-        return *row, columns.hi, columns.lo, columns.constants, weights.log, *partial, m, n, length
-
-    parts, length = _grid(kernels.log_sum_kernel, config, processor, m, n, arguments, flags)
-    grid = (-(-m // config.block_m), parts)
-    given = arguments(parts, length)
-    kernels.log_sum_kernel[grid](*given, **flags, **config.options)
-    return _finish_log_sum(problem, given[7:10], weights, m, parts)
+    config = configuration("triton.log_sum", problem, width, Processor.of(rows.buffer.device))
+    before = (rows.buffer, columns.buffer, weights.log)
+    after = (rows.padded, columns.padded, m, n, problem.d)
+    flags = (width, long, merges(problem.d), laplace, weights.vary)
+    out, parts = _reduce(kernels.log_sum_kernel, config, m, n, 3 if laplace else 2, before, after, flags, torch.float32)
+    return _finish_log_sum(problem, out, weights, m, parts)
 
 
-def _finish_log_sum(problem: Problem, partial: Any, weights: Weights, m: int, parts: int) -> Partial:
+def _finish_log_sum(problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int) -> Partial:
     laplace = problem.reduction is Reduction.LAPLACE
-    result = torch.empty((3 if laplace else 1, m), dtype=torch.float64, device=partial[0].device)
-    log_sum, sign, size = result.unbind() if laplace else (result[0],) * 3
-    kernels.finish_log_sum_kernel[(-(-m // 128),)](
-        *partial, weights.log, log_sum, sign, size, m, parts, problem.d,
-        LAPLACE=laplace, WEIGHTED=weights.vary, BLOCK=128, **PLAIN,
-    )  # fmt: skip
-    return Partial(log_sum, None, sign, size) if laplace else Partial(log_sum)
+    result = torch.empty((3, m) if laplace else m, dtype=torch.float64, device=partial.device)
+    arguments = (partial, weights.log, result, m, parts, problem.d)
+    _copy(kernels.finish_log_sum_kernel, -(-m // 128), arguments, (laplace, weights.vary, 128))
+    return Partial(result[0], None, result[1], result[2]) if laplace else Partial(result)
 
 
 def mean(
     problem: Problem, rows: Packed, columns: Packed, weights: Weights, long: bool, log_sums: torch.Tensor | None = None
 ) -> Partial:
     """MEAN on Tensor Cores; ``log_sums`` (m,) are what the rows were shifted by, if they were."""
-    device, width, m, n = rows.hi.device, rows.hi.shape[1], rows.count, columns.count
-    processor = Processor.of(device)
-    config = configuration("triton.mean", problem, width, processor)
-    flags = {
-        "D": width, "LONG": long,
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.num_stages,
-    }  # fmt: skip
-
-    def arguments(parts: int, length: int) -> tuple[Any, ...]:
-        totals = torch.empty((parts, m), dtype=torch.float32, device=device)
-        means = torch.empty((parts, m, width), dtype=torch.float32, device=device)
-        row = (rows.hi, rows.lo, rows.constants)
-        return *row, columns.hi, columns.lo, columns.constants, totals, means, m, n, length
-
-    parts, length = _grid(kernels.mean_kernel, config, processor, m, n, arguments, flags)
-    grid = (-(-m // config.block_m), parts)
-    given = arguments(parts, length)
-    kernels.mean_kernel[grid](*given, **flags, **config.options)
-    partial = (given[6], *given[6:8])  # no maxima
-    return _finish_mean(problem, partial, rows.hi, rows.lo, weights, log_sums, m, parts, DIRECT=False)
+    width, m, n = packed_dimensions(problem.d), rows.count, columns.count
+    config = configuration("triton.mean", problem, width, Processor.of(rows.buffer.device))
+    before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d)
+    summed = problem.d < width
+    flags = (width, long, merges(problem.d), summed)
+    per_row = width if summed else width + 1
+    out, parts = _reduce(kernels.mean_kernel, config, m, n, per_row, before, after, flags, torch.float32)
+    return _finish_mean(problem, out, rows.buffer, rows.padded, weights, log_sums, m, parts, False)
 
 
 def _finish_mean(
-    problem: Problem, partial: Any, hi: Any, lo: Any, weights: Weights, log_sums: Any, m: int, parts: int, DIRECT: bool
+    problem: Problem,
+    partial: torch.Tensor,
+    rows: torch.Tensor,
+    padded: int,
+    weights: Weights,
+    log_sums: torch.Tensor | None,
+    m: int,
+    parts: int,
+    direct: bool,
 ) -> Partial:
     d, width = problem.d, packed_dimensions(problem.d)
-    shift = torch.empty((m, d), dtype=torch.float64, device=hi.device)
-    result = torch.empty(m, dtype=torch.float64, device=hi.device)
+    shift = torch.empty((m, d), dtype=torch.float64, device=rows.device)
+    result = torch.empty(m, dtype=torch.float64, device=rows.device)
     block = max(1, 512 // width)
-    kernels.finish_mean_kernel[(-(-m // block),)](
-        *partial, hi, lo, weights.log, result if log_sums is None else log_sums, result, shift, m, parts, d,
-        D=width, DIRECT=DIRECT, SHIFTED=log_sums is not None, WEIGHTED=weights.vary, BLOCK=block, **PLAIN,
-    )  # fmt: skip
+    given = result if log_sums is None else log_sums
+    arguments = (partial, rows, weights.log, given, result, shift, padded, m, parts, d)
+    flags = (width, direct, not direct and d < width, log_sums is not None, weights.vary, block)
+    _copy(kernels.finish_mean_kernel, -(-m // block), arguments, flags)
     return Partial(result, shift)
 
 
 def direct(problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights: Weights) -> Partial:
     """Any reduction by direct differences of transposed points, rows (d, m) and padded columns (d, ≥ n)."""
-    device, d, m, n = columns.device, problem.d, rows.shape[1], weights.log.shape[0]
+    d, m, n = problem.d, rows.shape[1], weights.log.shape[0]
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
     anchored = mean and problem.same and not weights.vary and columns.dtype == torch.float32
-    processor = Processor.of(device)
-    config = configuration("triton.direct_mean" if anchored else "triton.direct", problem, d, processor)
-    flags = {
-        "D": d, "LAPLACE": laplace, "MEAN": mean, "WEIGHTED": weights.vary, "ANCHORED": anchored,
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
-    }  # fmt: skip
-
-    def arguments(parts: int, length: int) -> tuple[Any, ...]:
-        tops, totals = torch.empty((2, parts, m), dtype=columns.dtype, device=device).unbind()
-        more = torch.empty((parts, d if mean else 1, m), dtype=columns.dtype, device=device)
-        partial = (tops, totals, more)
-        return rows, columns, weights.log, *partial, m, n, columns.shape[1], length
-
-    parts, length = _grid(kernels.direct_kernel, config, processor, m, n, arguments, flags)
-    grid = (-(-m // config.block_m), parts)
-    given = arguments(parts, length)
-    kernels.direct_kernel[grid](*given, **flags, **config.options)
-    partial = given[3:6]
+    name = "triton.direct_mean" if anchored else "triton.direct"
+    config = configuration(name, problem, d, Processor.of(rows.device))
+    before, after = (rows, columns, weights.log), (m, n, columns.shape[1])
+    flags = (d, laplace, mean, weights.vary, anchored)
+    per_row = 2 + (d if mean else laplace)
+    out, parts = _reduce(kernels.direct_kernel, config, m, n, per_row, before, after, flags, columns.dtype)
     if mean:
-        return _finish_mean(problem, partial, rows, rows, weights, None, m, parts, DIRECT=True)
-    return _finish_log_sum(problem, partial, weights, m, parts)
+        return _finish_mean(problem, out, rows, 0, weights, None, m, parts, True)
+    return _finish_log_sum(problem, out, weights, m, parts)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["KERNELS", "SPACE", "Config", "candidates", "default", "fits", "shared_bytes"]
 
@@ -28,8 +27,7 @@ SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 1
 COLUMN_PADDING = 256
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """Launch parameters of a kernel.
 
     Parameters
@@ -56,7 +54,7 @@ class Config:
         ValueError
             An unknown name, or a value that is not in :data:`SPACE`.
         """
-        names = [f.name for f in fields(cls)]
+        names = list(cls._fields)
         if sorted(values) != sorted(names):
             raise ValueError(f"a configuration has {', '.join(names)}, not {', '.join(map(str, values))}")
         for name, value in values.items():
@@ -71,7 +69,7 @@ class Config:
 
     def to_dict(self) -> dict[str, int]:
         """Return the parameters by name."""
-        return asdict(self)
+        return self._asdict()
 
 
 def shared_bytes(kernel: str, config: Config, columns: int) -> int:
@@ -125,7 +123,7 @@ def default(kernel: str, columns: int, capability: int) -> Config:
         return Config(1024, 16, 8, 1) if kernel == "triton.direct_mean" else Config(256, 16, 8, 1)
     if capability >= 90:
         best = {
-            "triton.mean": {16: (128, 64, 4, 3), 32: (64, 64, 4, 3), 64: (128, 64, 8, 3), 128: (128, 64, 8, 3)},
+            "triton.mean": {16: (64, 64, 4, 3), 32: (64, 64, 4, 3), 64: (128, 64, 8, 3), 128: (128, 64, 8, 3)},
             "triton.log_sum": {16: (64, 128, 4, 3), 32: (128, 128, 8, 2), 64: (128, 128, 8, 2), 128: (128, 64, 8, 3)},
         }
         return Config(*best[kernel][columns])
