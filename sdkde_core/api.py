@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from . import registry, select
+from . import registry, replay, select
 from .arrays import Argument, Data, Origin, ingest
 from .bandwidth import RULES, Bandwidth, resolve
 from .execute import Plan, plan, run
 from .explanation import Explanation, rows_of, shape_of
+from .protocol import Partial
 from .spec import EstimatorSpec, Goal, asked_precision, typical_extent
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density"]
@@ -99,20 +100,37 @@ def estimate(
     (1,)
     """
     spec = EstimatorSpec(method, Goal.DENSITY, asked_precision(precision), deterministic)
+    key = None
+    if method != "laplace" or not log:  # that log looks for negative values
+        more = (bool(log), bool(check_finite))
+        key = replay.key_of(spec, train, query, weights, bandwidth, backend, device, backend_options, more)
+    if key is not None:
+        result = replay.play(key, train, query)
+        if result is not None:
+            return result
     ready = _prepare(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
     if ready.plan is None:
         return ready.data.origin.restore(np.empty(0), ready.data.dtype)
-    result = run(ready.plan).result
-    constant = ready.bandwidth.log_constant
-    xp = array_namespace(result.log_sum)
-    with np.errstate(all="ignore"):
-        if method != "laplace":
-            log_density = result.log_sum + constant
-            density = log_density if log else xp.exp(log_density)
-        else:
-            log_density = result.log_magnitude + constant
-            density = _signed_log(result.sign, log_density) if log else result.sign * xp.exp(log_density)
+
+    def finish(sums: Partial) -> Any:
+        density = _density(sums, ready.bandwidth.log_constant, log)
         return ready.data.origin.restore(density, ready.data.dtype)
+
+    result = finish(run(ready.plan).result)
+    if key is not None:
+        replay.record(key, train, query, ready.data, ready.bandwidth, ready.plan, ready.plan.extent, finish)
+    return result
+
+
+def _density(sums: Partial, constant: float, log: bool) -> Any:
+    """The density, or its log, from the last pass; ``constant`` is the kernel's log normalising constant."""
+    xp = array_namespace(sums.log_sum)
+    with np.errstate(all="ignore"):
+        if sums.sign is None:
+            log_density = sums.log_sum + constant
+            return log_density if log else xp.exp(log_density)
+        log_density = sums.log_magnitude + constant
+        return _signed_log(sums.sign, log_density) if log else sums.sign * xp.exp(log_density)
 
 
 def debias(
@@ -309,6 +327,6 @@ def _signed_log(sign: Any, log_magnitude: Any) -> Any:
             f"the Laplace estimate is negative at {count} of {sign.shape[0]} points, where its log is NaN; "
             "use log=False for the signed values, a larger bandwidth, or method='sdkde', which is never negative",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=5,  # the caller of estimate
         )
     return xp.where(negative, xp.full_like(log_magnitude, math.nan), log_magnitude)

@@ -24,7 +24,7 @@ from .protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .spec import EstimatorSpec
 from .split import far_share, radii, reduce_pass
 
-__all__ = ["Outcome", "PassReport", "Plan", "plan", "run"]
+__all__ = ["Measured", "Outcome", "PassReport", "Plan", "measure", "plan", "rounded", "run"]
 
 _logger = logging.getLogger("sdkde")
 
@@ -43,6 +43,7 @@ class Plan:
     log_weights: Any  # (n,)
     problems: tuple[Problem, ...]
     choice: select.Choice
+    extent: float  # of the data as they came, in bandwidths, rounded up
     timed: bool = False  # report each pass, waiting for the device after it
 
 
@@ -61,6 +62,34 @@ class Outcome:
 
     result: Partial
     reports: tuple[PassReport, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Whitened points and what decides how to sum them; nothing of it has been read back from a device."""
+
+    points: Any  # (n + m, d): the training points, then the query's, if any
+    distances: Any  # (n + m,) from the centre
+    largest: Any  # of the distances, ()
+    log_weights: Any  # (n,)
+
+
+def measure(data: Data, bandwidth: Bandwidth) -> Measured:
+    """Whiten the data and measure their extent."""
+    xp, n = array_namespace(data.train), data.n
+    with np.errstate(all="ignore"):
+        points = data.train if data.query is None else xp.concat([data.train, data.query])
+        points = bandwidth.whiten(points, _centre(data.train))  # together: half the kernels on a device
+        distances = radii(points)
+        largest, log_weights = xp.max(distances), data.log_weights
+        if log_weights is None:
+            log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
+    return Measured(points, distances, largest, log_weights)
+
+
+def rounded(extent: float) -> float:
+    """Return the extent rounded up by at most a twelfth: what is decided from it then changes rarely with the data."""
+    return 0.0 if extent == 0.0 else 2.0 ** (math.ceil(8.0 * math.log2(extent)) / 8.0)
 
 
 def plan(
@@ -83,28 +112,22 @@ def plan(
         The data are not finite, or the bandwidth is so small that distances overflow.
     """
     xp, n, data_device = array_namespace(data.train), data.n, data.device
-    with np.errstate(all="ignore"):
-        points = data.train if data.query is None else xp.concat([data.train, data.query])
-        points = bandwidth.whiten(points, _centre(data.train))  # together: half the kernels on a device
-        distances = radii(points)
-        train, query = points[:n, :], None if data.query is None else points[n:, :]
-        train_radii, query_radii = distances[:n], distances if query is None else distances[n:]
-        largest = xp.max(distances)
-        weighted = data.log_weights is not None
-        log_weights = data.log_weights
-        if not weighted:
-            log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
-        extent = float(largest)  # waits for the device
+    measured = measure(data, bandwidth)
+    distances, log_weights = measured.distances, measured.log_weights
+    train, query = measured.points[:n, :], None if data.query is None else measured.points[n:, :]
+    train_radii, query_radii = distances[:n], distances if query is None else distances[n:]
+    extent = float(measured.largest)  # waits for the device
     if not math.isfinite(extent):
         data.check_finite()
     if math.isnan(extent):  # and the caller does not mind: the extent is that of the others
         extent = float(xp.max(xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)))
     if extent > 1e149:  # squares must stay finite
         raise ValueError(f"bandwidth ({bandwidth}) is too small for the data: distances of {extent:.0e} bandwidths")
+    measured_extent = extent = rounded(extent)
     if any(step.moves for step in spec.passes):
         extent = _moved_extent(extent)
     m = None if query is None else data.m
-    problems = spec.problems(m, n, data.d, data.dtype, data_device, extent, weighted)
+    problems = spec.problems(m, n, data.d, data.dtype, data_device, extent, data.log_weights is not None)
 
     def share(step: int, limit: float) -> float:
         rows = train_radii if spec.passes[step].rows == "train" else query_radii
@@ -123,7 +146,7 @@ def plan(
     if xp.__name__ != f"array_api_compat.{library}" or data_device != place:
         train, log_weights = convert(train, library, place), convert(log_weights, library, place)
         query = None if query is None else convert(query, library, place)
-    return Plan(spec, train, query, log_weights, select.at(problems, place), choice)
+    return Plan(spec, train, query, log_weights, select.at(problems, place), choice, measured_extent)
 
 
 def run(plan: Plan) -> Outcome:

@@ -46,7 +46,7 @@ __all__ = [
 
 #: (major, minor). A plugin of another major is refused; a new minor only adds names to FEATURES or fields with
 #: defaults.
-PROTOCOL = (1, 0)
+PROTOCOL = (1, 1)
 
 #: Precision levels, least precise first.
 LEVELS = ("fast", "high", "float64")
@@ -319,6 +319,10 @@ class BackendInfo:
         The array library it takes and returns: ``"numpy"``, ``"torch"``, ``"cupy"``.
     startup_seconds : float
         Time from nothing imported to the first result of a tiny problem.
+    capturable : bool
+        Without weights, LOG_SUM, LAPLACE, and MEAN of the points themselves only enqueue work on the current CUDA
+        stream, once they have run: nothing is read back. The core may then record repeated calls as a CUDA graph.
+        (Since 1.1.)
     supports : callable
         ``supports(problem) -> Support``: called when device, level and features fit.
     extent_limit : callable
@@ -342,6 +346,7 @@ class BackendInfo:
     supports: Callable[[Problem], Support] = _supports_all
     extent_limit: Callable[[Problem], float] = _no_limit
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
+    capturable: bool = False
 
     def missing_modules(self) -> tuple[str, ...]:
         """Return the required modules that cannot be found, without importing any."""

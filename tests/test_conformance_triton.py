@@ -23,6 +23,7 @@ class TestInterpreted(BackendConformance):
     dimensions = (1, 2, 5, 17)
 
 
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or this is what the test starts")
 def test_in_the_interpreter():
     """The suite above, in a process that interprets kernels: Triton decides that when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -31,9 +32,6 @@ def test_in_the_interpreter():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-
-
-test_in_the_interpreter = pytest.mark.skipif(INTERPRETED, reason="is what it starts")(test_in_the_interpreter)
 
 
 @pytest.mark.gpu

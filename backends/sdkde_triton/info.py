@@ -66,7 +66,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="triton",
-    protocol=(1, 0),
+    protocol=(1, 1),
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     levels=("fast",),
@@ -79,4 +79,5 @@ INFO = BackendInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
+    capturable=True,
 )

@@ -1,0 +1,190 @@
+"""Repeated estimates on CUDA tensors, replayed as CUDA graphs.
+
+An estimate is some twenty small kernels around one or two large ones, and to launch a small kernel takes the host
+longer than the kernel itself. A call that comes again with the same shapes, bandwidth and options is recorded as two
+graphs, before and after the one number that is read back, the extent. Later calls copy their points into the graphs'
+buffers and replay them.
+
+A replay gives the same bits as the call would have: what the recorded call decided, it decided from its arguments and
+its rounded extent, and a replay is only finished where the extent, rounded, is the same. Recordings are kept by stream,
+so that calls on different streams do not share buffers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .arrays import Data, ingest
+from .bandwidth import Bandwidth
+from .execute import Plan, measure, rounded, run
+from .protocol import Partial
+from .spec import EstimatorSpec
+
+__all__ = ["key_of", "play", "record"]
+
+#: A call is recorded when it comes for this time: recording takes as long as ten calls.
+CALLS = 8
+
+#: Recordings kept; each holds the buffers of its call.
+RECORDINGS = 8
+
+#: Pairs of points beyond which kernels take so long that launching them does not matter.
+PAIRS = 1 << 32
+
+#: What of the environment the choice of kernels depends on, besides the precision, which the spec has.
+ENVIRONMENT = ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")
+
+_logger = logging.getLogger("sdkde")
+_lock = threading.RLock()
+_calls: OrderedDict[Any, int] = OrderedDict()
+_recordings: OrderedDict[Any, _Recording] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class _Recording:
+    train: Any  # the graphs' own buffers, as the call's arguments
+    query: Any
+    largest: Any  # what the first graph leaves to be read
+    extent: float  # rounded, of the call that was recorded
+    first: Any
+    second: Any
+    result: Any
+
+
+def key_of(
+    spec: EstimatorSpec,
+    train: Any,
+    query: Any,
+    weights: Any,
+    bandwidth: Any,
+    backend: Any,
+    device: Any,
+    options: Any,
+    more: tuple[Any, ...],
+) -> Any:
+    """Return what a replay must have in common with the call, or None where the call cannot be replayed.
+
+    That takes plain tensors on the current CUDA device, one bandwidth given as a number, and no weights.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(train) is not torch.Tensor or not train.is_cuda or type(bandwidth) not in (float, int):
+        return None
+    if weights is not None or device is not None or options or _logger.isEnabledFor(logging.DEBUG):
+        return None
+    given = [train] if query is None else [train, query]
+    here = torch.cuda.current_device()
+    for x in given:
+        if type(x) is not torch.Tensor or not x.is_cuda or x.device.index != here or x.requires_grad or x.ndim != 2:
+            return None
+        if x.dtype not in (torch.float32, torch.float64):
+            return None
+    n = train.shape[0]
+    if not 0 < n * max(n, given[-1].shape[0]) <= PAIRS or given[-1].shape[0] == 0:
+        return None
+    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return None
+    kinds = tuple((tuple(x.shape), x.dtype) for x in given)
+    settings = (*map(os.environ.get, ENVIRONMENT), torch.are_deterministic_algorithms_enabled())
+    stream = torch.cuda.current_stream().cuda_stream
+    return spec, kinds, float(bandwidth), backend, here, stream, settings, more
+
+
+def play(key: Any, train: Any, query: Any) -> Any:
+    """Return the result from a recording, or None where there is none or its decisions do not suit the data."""
+    with _lock:
+        recording = _recordings.get(key)
+        if recording is None:
+            return None
+        _recordings.move_to_end(key)
+        recording.train.copy_(train)
+        if query is not None:
+            recording.query.copy_(query)
+        recording.first.replay()
+        extent = float(recording.largest)  # waits for the device
+        if not math.isfinite(extent) or rounded(extent) != recording.extent:
+            return None
+        recording.second.replay()
+        return recording.result.clone()
+
+
+def record(
+    key: Any,
+    train: Any,
+    query: Any,
+    data: Data,
+    bandwidth: Bandwidth,
+    plan: Plan,
+    extent: float,
+    finish: Callable[[Partial], Any],
+) -> None:
+    """Count a call, and record it when it has come often enough.
+
+    Parameters
+    ----------
+    key
+        From :func:`key_of`.
+    train, query : tensor
+        As the user gave them.
+    data, bandwidth, plan
+        What became of them.
+    extent : float
+        Rounded.
+    finish : callable
+        From the last pass's result to what the call returns.
+    """
+    with _lock:
+        count = _calls.pop(key, 0) + 1
+        _calls[key] = count
+        if len(_calls) > 256:
+            _calls.popitem(last=False)
+        if count != CALLS or not _enqueues_only(plan):
+            return
+        try:
+            recording = _record(train, query, data, bandwidth, plan, extent, finish)
+        except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
+            _logger.debug("an estimate could not be recorded: %s", error)
+            return
+        while len(_recordings) >= RECORDINGS:
+            _recordings.popitem(last=False)
+        _recordings[key] = recording
+        _calls[key] = 0  # should the data change for good, it is recorded anew
+
+
+def _enqueues_only(plan: Plan) -> bool:
+    info, device = plan.choice.info, plan.choice.device
+    near = all(p.extent <= info.extent_limit(p) for p in plan.problems)
+    return info.capturable and info.arrays == "torch" and device.startswith("cuda") and near
+
+
+def _record(
+    train: Any, query: Any, data: Data, bandwidth: Bandwidth, plan: Plan, extent: float, finish: Any
+) -> _Recording:
+    torch = sys.modules["torch"]
+    train, query = train.clone(), None if query is None else query.clone()
+    again = replace(ingest(train, query), dtype=data.dtype, unchecked=False)
+    n = again.n
+
+    def second(measured: Any) -> Any:
+        points = measured.points
+        rows = None if again.query is None else points[n:, :]
+        return finish(run(replace(plan, train=points[:n, :], query=rows, log_weights=measured.log_weights)).result)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # once outside: compilation and the libraries' handles cannot be recorded
+        second(measure(again, bandwidth))
+    torch.cuda.current_stream().wait_stream(side)
+    graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graphs[0]):
+        measured = measure(again, bandwidth)
+    with torch.cuda.graph(graphs[1], pool=graphs[0].pool()):
+        result = second(measured)
+    return _Recording(train, query, measured.largest, extent, *graphs, result)
