@@ -118,3 +118,58 @@ def test_debias_and_gradient():
     np.testing.assert_allclose(
         sdkde_core.debias(_cuda(X), bandwidth="scott").cpu().numpy(), sdkde_core.debias(X, bandwidth="scott"), rtol=1e-9
     )
+
+
+@pytest.fixture
+def recordings():
+    from sdkde_core import replay
+
+    replay._calls.clear(), replay._recordings.clear()
+    yield replay._recordings
+    replay._calls.clear(), replay._recordings.clear()
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_repeated_calls_are_replayed_with_the_same_bits(method, same, log, recordings):
+    pytest.importorskip("triton")
+    train, query = _cuda(X).float(), None if same else _cuda(Y).float()
+    other = train.flip(0).contiguous()  # the same extent, other values in every place
+    options = {"method": method, "bandwidth": 0.5, "backend": "triton", "log": log and method != "laplace"}
+    first = sdkde_core.estimate(train, query, **options)
+    flipped = sdkde_core.estimate(other, query, **options)
+    for _ in range(10):
+        again = sdkde_core.estimate(train, query, **options)
+    assert len(recordings) == 1
+    assert torch.equal(again, first)
+    assert torch.equal(sdkde_core.estimate(other, query, **options), flipped)
+    assert torch.equal(again, first), "a result is a buffer that a later call overwrites"
+
+
+def test_a_replay_takes_nothing_that_other_kernels_would_have_to_answer(recordings):
+    pytest.importorskip("triton")
+    train, query = _cuda(X).float(), _cuda(Y).float()
+    options = {"bandwidth": 0.5, "backend": "triton"}
+    for _ in range(10):
+        sdkde_core.estimate(train, query, **options)
+    assert len(recordings) == 1
+    wide = train * 30
+    got, want = sdkde_core.estimate(wide, query, log=False, **options), reference.estimate(X * 30, Y, bandwidth=0.5)
+    np.testing.assert_allclose(got.cpu().numpy(), want, rtol=2e-3, atol=0)
+    train[7, 1] = float("inf")
+    with pytest.raises(ValueError, match="row 7, column 1"):
+        sdkde_core.estimate(train, query, **options)
+
+
+def test_triton_answers_on_another_stream(recordings):
+    pytest.importorskip("triton")
+    options = {"bandwidth": 0.5, "backend": "triton"}
+    want = sdkde_core.estimate(_cuda(X).float(), _cuda(Y).float(), **options)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(10):
+            got = sdkde_core.estimate(_cuda(X).float(), _cuda(Y).float(), **options)
+    stream.synchronize()
+    assert torch.equal(got, want)

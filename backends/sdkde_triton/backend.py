@@ -81,7 +81,7 @@ class TritonBackend:
             return _empty(problem, points.device)
         try:
             with _on(points):
-                compute = _packed if formula(state.problem) == "packed" else _direct
+                compute = _packed if formula(problem, state.problem.extent) == "packed" else _direct
                 # Partial results of every row and part of the columns: at most some of the rows at a time.
                 parts = max(8, -(-state.points.shape[0] // MOST_COLUMNS))
                 width = problem.d + 3 if problem.reduction is Reduction.MEAN else 3

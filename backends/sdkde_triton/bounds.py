@@ -10,7 +10,6 @@ import math
 from sdkde_core.protocol import Problem, Reduction
 
 __all__ = [
-    "DIRECT_DIMENSIONS",
     "depth_limit",
     "direct_dtype",
     "extent_limit",
@@ -19,11 +18,9 @@ __all__ = [
     "merges",
     "needs_long",
     "packed_dimensions",
+    "prefers_direct",
+    "shifts_rows",
 ]
-
-#: Up to here direct differences beat Tensor Cores, which multiply sixteen dimensions whether they are there or not
-#: (H200, first pass of 32768²: 0.36 against 0.44 ms in one dimension, 0.47 against 0.44 in two).
-DIRECT_DIMENSIONS = 1
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
@@ -41,16 +38,26 @@ def shifts_rows(problem: Problem) -> bool:
     return problem.reduction is Reduction.MEAN and (not problem.same or "weights" in problem.requires)
 
 
+def prefers_direct(problem: Problem) -> bool:
+    """Whether direct differences beat Tensor Cores, which multiply sixteen dimensions whether they are there or not.
+
+    On an H200, a first pass of 32768² takes 0.35 against 0.47 ms in one dimension and 0.47 against 0.55 in two; a
+    second pass in two dimensions 0.09 against 0.07.
+    """
+    return problem.d == 1 or (problem.d == 2 and problem.reduction is Reduction.MEAN and not shifts_rows(problem))
+
+
 def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the fast formula holds; beyond, differences in float64 answer."""
-    if problem.d > DIRECT_DIMENSIONS:
+    if not prefers_direct(problem):
         return PACKED_LIMIT[problem.reduction]
     return math.inf if shifts_rows(problem) else SINGLE_LIMIT[problem.reduction]
 
 
-def formula(problem: Problem) -> str:
+def formula(problem: Problem, extent: float) -> str:
     """Return ``"packed"`` or ``"direct"``."""
-    return "packed" if problem.d > DIRECT_DIMENSIONS and problem.extent <= PACKED_LIMIT[problem.reduction] else "direct"
+    packed = not prefers_direct(problem) and extent <= PACKED_LIMIT[problem.reduction]
+    return "packed" if packed else "direct"
 
 
 def direct_dtype(problem: Problem, extent: float) -> str:
@@ -59,8 +66,7 @@ def direct_dtype(problem: Problem, extent: float) -> str:
     A shift between two columns at distance D that matter equally to a row far from both is off by D/4 times an error of
     the exponent, and fp32 rounds an exponent of 300 by 2e-5: such rows need float64.
     """
-    few = problem.d <= DIRECT_DIMENSIONS
-    single = few and not shifts_rows(problem) and extent <= SINGLE_LIMIT[problem.reduction]
+    single = prefers_direct(problem) and not shifts_rows(problem) and extent <= SINGLE_LIMIT[problem.reduction]
     return "float32" if single else "float64"
 
 
@@ -105,7 +111,7 @@ def depth_limit(d: int, step: float) -> float:
     Pieces on a grid g hold a coordinate to about 2⁻¹⁴ g. Of a row at distance r from the columns that matter to it,
     that moves an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to D/4 times that, D ≤ 2 r being the distance between
     those columns: 0.5e-4 g r², so the tolerance of 6e-5 is kept with r²/2 ≤ 0.5 / g. (Measured: to a margin of 1.4 in
-    up to 64 dimensions; in 128 it takes less.)
+    up to 32 dimensions; in more it takes less.)
     """
     return min(0.5, 24.0 / packed_dimensions(d)) / step
 

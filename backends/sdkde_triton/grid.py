@@ -67,7 +67,7 @@ def resident(compiled: Any, config: Config, processor: Processor) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def splits(rows: int, n: int, config: Config, slots: int) -> tuple[int, int]:
+def splits(rows: int, n: int, block_m: int, step: int, slots: int) -> tuple[int, int]:
     """Return in how many parts the columns are split, and the columns of each.
 
     Every part is a program of its own, so that few rows still fill the card and the last wave of many is nearly full:
@@ -76,11 +76,14 @@ def splits(rows: int, n: int, config: Config, slots: int) -> tuple[int, int]:
     Parameters
     ----------
     rows, n : int
-    config : Config
+    block_m : int
+        Rows of a program.
+    step : int
+        Columns that a program takes at a time.
     slots : int
         Programs that the card holds at once.
     """
-    tiles, steps = -(-rows // config.block_m), -(-n // config.block_n)
+    tiles, steps = -(-rows // block_m), -(-n // step)
     best, best_time = steps, math.inf
     fewest = -(-n // MOST_COLUMNS)
     most = max(fewest, min(steps, 64, -(-8 * slots // tiles)))
@@ -92,7 +95,7 @@ def splits(rows: int, n: int, config: Config, slots: int) -> tuple[int, int]:
         time = (max(1.0, waves) if waves <= 1 else math.ceil(waves) if waves < 4 else waves + 0.5) * (length + 2)
         if time < best_time:
             best, best_time = length, time
-    return -(-steps // best), best * config.block_n
+    return -(-steps // best), best * step
 
 
 def slabs(rows: int, bytes_per_row: int) -> Iterator[slice]:

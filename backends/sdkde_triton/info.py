@@ -24,7 +24,7 @@ def _supports(problem: Problem) -> Support:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
     if problem.device.startswith("cpu") and os.environ.get("TRITON_INTERPRET") != "1":
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
-    if formula(problem) == "packed":
+    if formula(problem, problem.extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
     return Support(True, f"direct differences in {direct_dtype(problem, problem.extent)}")
 
@@ -33,7 +33,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
     pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
     two_passes = shifts_rows(problem)
-    if formula(problem) == "packed":
+    if formula(problem, problem.extent) == "packed":
         width = packed_dimensions(d)
         long = needs_long(problem, grid_step(d, problem.extent, shifted=two_passes))
         exponent = 3 * width + 16 + ((width + 16) if long else 0)  # columns of the first product
@@ -43,7 +43,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         work = Work(
             matrix_flops={"float16": 2.0 * products * pairs},
             scalar_flops=2.0 * (scalar + (4.0 if two_passes else 0.0)) * pairs,  # an instruction counts as an FMA
-            exps=(2.0 if two_passes and formula(problem) == "packed" else 1.0) * pairs,
+            exps=(2.0 if two_passes and formula(problem, problem.extent) == "packed" else 1.0) * pairs,
             bytes=read + 8.0 * problem.m * (d + 1),
             launches=7 if two_passes else 4,
         )

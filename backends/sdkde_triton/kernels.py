@@ -271,6 +271,7 @@ def mean_kernel(
     LONG: tl.constexpr,
     MERGE: tl.constexpr,
     SUMMED: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -289,19 +290,22 @@ def mean_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
     begin = tl.program_id(1) * columns_per_split
-    for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
-        j = start + tl.arange(0, BLOCK_N)
-        e, b_hi, b_lo = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, LONG, MERGE)
-        p = tl.exp2(e)
-        if not SUMMED:
-            total += tl.sum(p, 1)
-        p_hi, p_lo = _two_halves(p)
-        # A fresh accumulator for every tile, added in fp32 with rounding to nearest: Tensor Cores truncate, and over
+    step: tl.constexpr = BLOCK_N * TILES
+    for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), step, num_stages=STAGES):
+        # A fresh accumulator for some tiles, added in fp32 with rounding to nearest: Tensor Cores truncate, and over
         # thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
-        tile = tl.dot(p_hi, b_hi)
-        tile = tl.dot(p_lo, b_hi, tile)
-        tile = tl.dot(p_hi, b_lo, tile)
-        mean += tile
+        part = tl.zeros((BLOCK_M, D), tl.float32)
+        for tile in tl.static_range(TILES):
+            j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            e, b_hi, b_lo = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, LONG, MERGE)
+            p = tl.exp2(e)
+            if not SUMMED:
+                total += tl.sum(p, 1)
+            p_hi, p_lo = _two_halves(p)
+            part = tl.dot(p_hi, b_hi, part)
+            part = tl.dot(p_lo, b_hi, part)
+            part = tl.dot(p_hi, b_lo, part)
+        mean += part
     to = tl.program_id(1).to(tl.int64) * m + index
     inside = index < m
     means = out
@@ -331,8 +335,8 @@ def direct_kernel(
 ):
     """As :func:`log_sum_kernel`, and for MEAN also Σ 2^(e − μ) (v_j − v_i), by direct differences.
 
-    ``rows`` (D, m) and ``columns`` (D, column_padded) are v; all arithmetic is in their dtype, fp32 or float64. For one
-    dimension, where Tensor Cores would multiply padding, and for extents at which expanded squares fail. ``ANCHORED``:
+    ``rows`` (D, m) and ``columns`` (D, column_padded) are v; all arithmetic is in their dtype, fp32 or float64. For few
+    dimensions, where Tensor Cores would multiply padding, and for extents at which expanded squares fail. ``ANCHORED``:
     every row is a column too, so its largest φ is 1 and needs no search.
 
     Tiles are (columns, rows), so that a thread owns whole rows and sums without talking to its neighbours.
@@ -349,9 +353,12 @@ def direct_kernel(
         top = tl.full((BLOCK_M,), FLOOR if real == tl.float32 else FLOOR64, real)
     total = tl.zeros((BLOCK_M,), real)
     moment = tl.zeros((BLOCK_M,), real)
-    if D == 1:
+    if D <= 2:
         x0 = tl.load(rows + i, mask=inside, other=0.0)
         mean0 = tl.zeros((BLOCK_M,), real)
+        if D == 2:
+            x1 = tl.load(rows + m + i, mask=inside, other=0.0)
+            mean1 = tl.zeros((BLOCK_M,), real)
     elif MEAN:
         more_at = split * D * m + i
         for _ in range(D):
@@ -360,9 +367,12 @@ def direct_kernel(
     begin = tl.program_id(1) * columns_per_split
     for start in range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
-        if D == 1:
+        if D <= 2:
             d0 = tl.load(columns + j)[:, None] - x0[None, :]
             e = d0 * d0
+            if D == 2:
+                d1 = tl.load(columns + column_padded + j)[:, None] - x1[None, :]
+                e += d1 * d1
         else:
             e = tl.zeros((BLOCK_N, BLOCK_M), real)
             x_at = i.to(tl.int64)
@@ -392,10 +402,14 @@ def direct_kernel(
             total = total * decay + tl.sum(p, 0)
             top = highest
         if MEAN:
-            if D == 1:
+            if D <= 2:
                 if not ANCHORED:
                     mean0 *= decay
                 mean0 += tl.sum(p * d0, 0)
+                if D == 2:
+                    if not ANCHORED:
+                        mean1 *= decay
+                    mean1 += tl.sum(p * d1, 0)
             else:
                 x_at = i.to(tl.int64)
                 y_at = j.to(tl.int64)
@@ -414,8 +428,10 @@ def direct_kernel(
     tl.store(out + size + to, total, mask=inside)
     if LAPLACE:
         tl.store(out_more + to, moment, mask=inside)
-    if MEAN and D == 1:
-        tl.store(out_more + split * m + i, mean0, mask=inside)
+    if MEAN and D <= 2:
+        tl.store(out_more + split * D * m + i, mean0, mask=inside)
+        if D == 2:
+            tl.store(out_more + (split * D + 1) * m + i, mean1, mask=inside)
 
 
 @_sized

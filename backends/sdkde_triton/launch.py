@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from sdkde_core.tuning import tuned
 from . import kernels
 from .bounds import merges, packed_dimensions
 from .grid import Processor, resident, splits
-from .space import COLUMN_PADDING, Config, default, fits
+from .space import COLUMN_PADDING, Config, default, fits, tiles_per_sum
 
 __all__ = ["INTERPRETED", "Packed", "Weights", "direct", "log_sum", "mean", "pack_columns", "pack_rows", "transpose"]
 
@@ -25,6 +26,7 @@ PLAIN = Config(1, 1, 4, 1)
 #: Whether kernels run in Triton's interpreter, on the CPU.
 INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
 
+_logger = logging.getLogger("sdkde")
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
 
@@ -129,21 +131,35 @@ def transpose(points: torch.Tensor, dtype: torch.dtype, padding: int = 1) -> tor
 
 
 def configuration(kernel: str, problem: Problem, columns: int, processor: Processor) -> Config:
-    """Return the tuned launch parameters of a kernel, or the default where none that fit are known."""
+    """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
     found = tuned(kernel, problem)
     if found is not None:
-        config = Config.of(found.config)
-        if fits(kernel, config, columns, processor.capability):
-            return config
-    return default(kernel, columns, processor.capability)
+        try:
+            config = Config.of(found.config)
+        except ValueError as error:
+            _logger.warning("tuned configuration of %s ignored: %s", kernel, error)
+        else:
+            if fits(kernel, config, columns, processor.capability):
+                return config
+    return default(kernel, columns, processor.capability, merges(problem.d))
 
 
 def _reduce(
-    kernel: Any, config: Config, m: int, n: int, per_row: int, before: Any, after: Any, flags: Any, dtype: torch.dtype
+    kernel: Any,
+    config: Config,
+    step: int,
+    m: int,
+    n: int,
+    per_row: int,
+    before: Any,
+    after: Any,
+    flags: Any,
+    dtype: Any,
 ) -> tuple[torch.Tensor, int]:
     """Launch a reduction over all splits of the columns; return their results, ``per_row`` numbers each, and how many.
 
-    The kernel's arguments are ``before``, the buffer of results, ``after``, and the columns of a split.
+    The kernel's arguments are ``before``, the buffer of results, ``after``, and the columns of a split. A program takes
+    ``step`` columns at a time.
     """
     device = before[0].device
     processor = Processor.of(device)
@@ -152,7 +168,9 @@ def _reduce(
         flags = (*flags, config.num_stages)
     # The buffer of another call stands for this one's, whose size depends on what the compiled kernel needs.
     compiled = _compile(kernel, (*before, before[0].view(dtype), *after, n), flags, config)
-    parts, length = splits(m, n, config, processor.multiprocessors * resident(compiled, config, processor))
+    parts, length = splits(
+        m, n, config.block_m, step, processor.multiprocessors * resident(compiled, config, processor)
+    )
     out = torch.empty(parts * m * per_row, dtype=dtype, device=device)
     _launch(kernel, compiled, (-(-m // config.block_m), parts), (*before, out, *after, length), flags, config)
     return out, parts
@@ -175,7 +193,9 @@ def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, l
     before = (rows.buffer, columns.buffer, weights.log)
     after = (rows.padded, columns.padded, m, n, problem.d)
     flags = (width, long, merges(problem.d), laplace, weights.vary)
-    out, parts = _reduce(kernels.log_sum_kernel, config, m, n, 3 if laplace else 2, before, after, flags, torch.float32)
+    out, parts = _reduce(
+        kernels.log_sum_kernel, config, config.block_n, m, n, 3 if laplace else 2, before, after, flags, torch.float32
+    )
     return _finish_log_sum(problem, out, weights, m, parts)
 
 
@@ -192,12 +212,14 @@ def mean(
 ) -> Partial:
     """MEAN on Tensor Cores; ``log_sums`` (m,) are what the rows were shifted by, if they were."""
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
-    config = configuration("triton.mean", problem, width, Processor.of(rows.buffer.device))
+    processor = Processor.of(rows.buffer.device)
+    config = configuration("triton.mean", problem, width, processor)
     before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d)
     summed = problem.d < width
-    flags = (width, long, merges(problem.d), summed)
-    per_row = width if summed else width + 1
-    out, parts = _reduce(kernels.mean_kernel, config, m, n, per_row, before, after, flags, torch.float32)
+    tiles = tiles_per_sum(width, long, merges(problem.d), processor.capability) if config.block_n <= 128 else 1
+    flags = (width, long, merges(problem.d), summed, tiles)
+    per_row, step = width if summed else width + 1, tiles * config.block_n
+    out, parts = _reduce(kernels.mean_kernel, config, step, m, n, per_row, before, after, flags, torch.float32)
     return _finish_mean(problem, out, rows.buffer, rows.padded, weights, log_sums, m, parts, False)
 
 
@@ -233,7 +255,9 @@ def direct(problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights:
     before, after = (rows, columns, weights.log), (m, n, columns.shape[1])
     flags = (d, laplace, mean, weights.vary, anchored)
     per_row = 2 + (d if mean else laplace)
-    out, parts = _reduce(kernels.direct_kernel, config, m, n, per_row, before, after, flags, columns.dtype)
+    out, parts = _reduce(
+        kernels.direct_kernel, config, config.block_n, m, n, per_row, before, after, flags, columns.dtype
+    )
     if mean:
         return _finish_mean(problem, out, rows, 0, weights, None, m, parts, True)
     return _finish_log_sum(problem, out, weights, m, parts)
