@@ -6,8 +6,8 @@ graphs, before and after the one number that is read back, the extent. Later cal
 buffers and replay them, the second without waiting for that number where the call before had the same.
 
 A replay gives the same bits as the call would have: what the recorded call decided, it decided from its arguments and
-its rounded extent, and a replay's result only counts where the extent, rounded, is the same. Recordings are kept by stream,
-so that calls on different streams do not share buffers.
+its rounded extent, and a replay's result only counts where the extent, rounded, is the same. Recordings are kept by
+stream, so that calls on different streams do not share buffers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter replaces what would be compiled"
 )
 
-ARCHITECTURES = (80, 86, 90)
+ARCHITECTURES = (80, 86, 90, 120)
 
 
 def _compile(kernel, types, constants, config, capability):
@@ -62,26 +62,26 @@ def _check(kernel, name, columns, constants, capability, tmp_path, types):
 
 
 @pytest.mark.parametrize(
-    ("d", "long", "capability"), list(product((12, 15, 16, 32, 64, 128), (False, True), ARCHITECTURES))
+    ("d", "form", "capability"), list(product((12, 15, 16, 32, 64, 128), (0, 1, 2), ARCHITECTURES))
 )
-def test_mean(d, long, capability, tmp_path):
+def test_mean(d, form, capability, tmp_path):
     from sdkde_triton.kernels import mean_kernel
 
     columns = packed_dimensions(d)
-    flags = {"D": columns, "LONG": long, "MERGE": merges(d), "SUMMED": d < columns}
-    flags["TILES"] = space.tiles_per_sum(columns, long, merges(d), capability)
+    flags = {"D": columns, "FORM": form, "MERGE": merges(d), "SUMMED": d < columns}
+    flags["TILES"] = space.tiles_per_sum(columns, form, merges(d), capability)
     _check(mean_kernel, "triton.mean", columns, flags, capability, tmp_path, _types(mean_kernel))
 
 
 @pytest.mark.parametrize(
-    ("d", "long", "laplace", "capability"),
-    list(product((12, 16, 32, 64, 128), (False, True), (False, True), ARCHITECTURES)),
+    ("d", "form", "laplace", "capability"),
+    list(product((12, 16, 32, 64, 128), (0, 2), (False, True), ARCHITECTURES)),
 )
-def test_log_sum(d, long, laplace, capability, tmp_path):
+def test_log_sum(d, form, laplace, capability, tmp_path):
     from sdkde_triton.kernels import log_sum_kernel
 
     columns = packed_dimensions(d)
-    flags = {"D": columns, "LONG": long, "MERGE": merges(d), "LAPLACE": laplace, "WEIGHTED": laplace}
+    flags = {"D": columns, "FORM": form, "MERGE": merges(d), "LAPLACE": laplace, "WEIGHTED": laplace}
     _check(log_sum_kernel, "triton.log_sum", columns, flags, capability, tmp_path, _types(log_sum_kernel))
 
 

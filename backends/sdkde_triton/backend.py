@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,7 @@ from sdkde_core.merge import concatenate
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import launch
-from .bounds import depth_limit, direct_dtype, formula, grid_step, needs_long, shifts_rows
+from .bounds import depth_limit, direct_dtype, form, formula, grid_step, shifts_rows
 from .grid import MOST_COLUMNS, slabs
 from .launch import Packed, Weights
 from .space import COLUMN_PADDING
@@ -34,15 +35,26 @@ class _State:
 
     def packed(self, step: float, scaled: bool) -> Packed:
         """The points as columns of the first product, and as rows."""
-        if (step, scaled) not in self.made:
-            self.made[step, scaled] = launch.pack_columns(self.points, step, self.weights, scaled=scaled)
-        return self.made[step, scaled]
+        return self._made((step, scaled), lambda: launch.pack_columns(self.points, step, self.weights, scaled=scaled))
 
     def transposed(self, dtype: torch.dtype) -> torch.Tensor:
         """The points as the direct kernel reads them, (d, n)."""
-        if dtype not in self.made:
-            self.made[dtype] = launch.transpose(self.points, dtype, COLUMN_PADDING)
-        return self.made[dtype]
+        return self._made(dtype, lambda: launch.transpose(self.points, dtype, COLUMN_PADDING))
+
+    def _made(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Make something once; who asks on another stream waits for it there."""
+        if not self.points.is_cuda:
+            return self.made[key] if key in self.made else self.made.setdefault(key, make())
+        stream = torch.cuda.current_stream(self.points.device)
+        if key not in self.made:
+            value = make()
+            self.made[key] = value, stream, stream.record_event()
+        value, made_on, ready = self.made[key]
+        if stream != made_on:
+            stream.wait_event(ready)
+            buffer = value.buffer if isinstance(value, Packed) else value
+            buffer.record_stream(stream)  # keeps the memory until that stream is through
+        return value
 
 
 class TritonBackend:
@@ -81,7 +93,7 @@ class TritonBackend:
             return _empty(problem, points.device)
         try:
             with _on(points):
-                compute = _packed if formula(problem, state.problem.extent) == "packed" else _direct
+                compute = _packed if formula(problem, state.problem.extent, state.span) == "packed" else _direct
                 # Partial results of every row and part of the columns: at most some of the rows at a time.
                 parts = max(8, -(-state.points.shape[0] // MOST_COLUMNS))
                 width = problem.d + 3 if problem.reduction is Reduction.MEAN else 3
@@ -92,28 +104,30 @@ class TritonBackend:
 
 
 def _direct(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    dtype = getattr(torch, direct_dtype(problem, state.problem.extent))
+    dtype = getattr(torch, direct_dtype(problem, state.problem.extent, state.span))
     return launch.direct(problem, launch.transpose(points, dtype), state.transposed(dtype), state.weights)
 
 
 def _packed(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
     shifted, weights = shifts_rows(problem), state.weights
     step = grid_step(problem.d, state.problem.extent, shifted=shifted, log_weight_span=state.span)
-    long, scaled = needs_long(problem, step), problem.reduction is Reduction.MEAN and not shifted
+    corrections, scaled = form(problem, state.problem.extent, step), problem.reduction is Reduction.MEAN and not shifted
     columns = state.packed(step, scaled)
     # The columns' own rows serve where all of them are asked for.
     whole = problem.same and points.shape[0] == columns.count
     rows = columns if whole else launch.pack_rows(points, step, weights, scaled=scaled)
     if scaled:
-        return launch.mean(problem, rows, columns, weights, long)
+        return launch.mean(problem, rows, columns, weights, corrections)
     if problem.reduction is not Reduction.MEAN:
-        return launch.log_sum(problem, rows, columns, weights, long)
-    log_sums = launch.log_sum(replace(problem, reduction=Reduction.LOG_SUM), rows, columns, weights, long).log_sum
+        return launch.log_sum(problem, rows, columns, weights, corrections)
+    log_sums = launch.log_sum(
+        replace(problem, reduction=Reduction.LOG_SUM), rows, columns, weights, corrections
+    ).log_sum
     rows = launch.pack_rows(points, step, weights, scaled=True, log_sums=log_sums)
-    result = launch.mean(problem, rows, columns, weights, long, log_sums)
+    result = launch.mean(problem, rows, columns, weights, corrections, log_sums)
     deep = torch.nonzero(log_sums < weights.log.max() - depth_limit(problem.d, step))[:, 0]
     if deep.numel():
-        exact = _direct(replace(problem, same=False), points[deep], state)
+        exact = _direct(replace(problem, m=deep.numel(), same=False), points[deep], state)
         result.log_sum[deep], result.shift[deep] = exact.log_sum, exact.shift
     return result
 

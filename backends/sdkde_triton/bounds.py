@@ -13,14 +13,17 @@ __all__ = [
     "depth_limit",
     "direct_dtype",
     "extent_limit",
+    "form",
     "formula",
     "grid_step",
     "merges",
-    "needs_long",
     "packed_dimensions",
     "prefers_direct",
     "shifts_rows",
 ]
+
+#: Largest magnitude of a log weight, in nats, that packed operands and fp32 take: 1e-200 has 461.
+MOST_SPAN = 2000.0
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
@@ -54,19 +57,20 @@ def extent_limit(problem: Problem) -> float:
     return math.inf if shifts_rows(problem) else SINGLE_LIMIT[problem.reduction]
 
 
-def formula(problem: Problem, extent: float) -> str:
-    """Return ``"packed"`` or ``"direct"``."""
-    packed = not prefers_direct(problem) and extent <= PACKED_LIMIT[problem.reduction]
-    return "packed" if packed else "direct"
+def formula(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
+    """Return ``"packed"`` or ``"direct"``; half precision holds log weights (nats) to some 4·10⁴."""
+    near = extent <= PACKED_LIMIT[problem.reduction] and log_weight_span <= MOST_SPAN
+    return "packed" if near and not prefers_direct(problem) else "direct"
 
 
-def direct_dtype(problem: Problem, extent: float) -> str:
+def direct_dtype(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
     """Return the dtype in which direct differences, exponents and their maximum are taken.
 
     A shift between two columns at distance D that matter equally to a row far from both is off by D/4 times an error of
     the exponent, and fp32 rounds an exponent of 300 by 2e-5: such rows need float64.
     """
-    single = prefers_direct(problem) and not shifts_rows(problem) and extent <= SINGLE_LIMIT[problem.reduction]
+    near = log_weight_span <= MOST_SPAN
+    single = near and prefers_direct(problem) and not shifts_rows(problem) and extent <= SINGLE_LIMIT[problem.reduction]
     return "float32" if single else "float64"
 
 
@@ -84,8 +88,9 @@ def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 
     """Return g, the grid of the leading pieces: a power of two.
 
     Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g². The largest is ‖v‖², with the span of
-    the log weights, and where rows are shifted by their log sums, those (up to :func:`depth_limit`). Up to 2⁻⁸ one bit
-    more is taken: the last bit of the largest sums weighs less than the pieces below a coarser grid.
+    the log weights, and where rows are shifted by their log sums, those (up to :func:`depth_limit`). In up to 16
+    dimensions, where one step of a Tensor Core makes the largest sum, one bit more is taken up to 2⁻⁸: that step
+    truncates by at most 2 g², which weighs less than what a coarser grid leaves to the smaller pieces.
 
     Parameters
     ----------
@@ -101,8 +106,9 @@ def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 
     largest = radius**2 + 2.0 * log_weight_span * _SQRT_LOG2E**2
     if shifted:
         largest += 2.0 * depth_limit(d, 2.0**-7) * _SQRT_LOG2E**2
-    step = 2.0 ** (math.ceil(0.5 * math.log2(largest / 2.0)) - 12)
-    return step if step <= 2.0**-8 else 2.0 ** (math.ceil(0.5 * math.log2(largest)) - 12)
+    step = 2.0 ** (math.ceil(0.5 * math.log2(largest)) - 12)
+    tight = 2.0 ** (math.ceil(0.5 * math.log2(largest / 2.0)) - 12)
+    return tight if d <= 16 and tight <= 2.0**-8 else step
 
 
 def depth_limit(d: int, step: float) -> float:
@@ -116,11 +122,20 @@ def depth_limit(d: int, step: float) -> float:
     return min(0.5, 24.0 / packed_dimensions(d)) / step
 
 
-def needs_long(problem: Problem, step: float) -> bool:
-    """Whether the products lo·lo and the constants' third piece are needed to keep "fast"; measured, like the limits.
+def form(problem: Problem, extent: float, step: float) -> int:
+    """Return the form of the exponents that keeps "fast": 0, 1, 2 for SHORT, PAIRED, LONG.
 
-    Left out, they cost √d g²/12 at random and up to g² in an exponent, log2 units.
+    SHORT leaves out lo_i·lo_j: at random between unrelated points, but ‖lo‖² > 0 between a row and its own column,
+    duplicates of it, or columns that it was placed on. No coordinate's lo is above g/2, nor above 2⁻¹¹ of the
+    coordinate, so ‖lo‖² ≤ d g²/4 + 2⁻²² R², R in log2 units. An exponent off by δ for some of the columns moves a log
+    sum by δ at most, and a shift by δ p (1 − p) D, p the weight of those columns and D their distance from the others:
+    δ at most, as columns five bandwidths away would have to number 10⁵ to weigh as much.
+
+    PAIRED leaves out c₃, up to g² in an exponent, log2 units, and is taken up to g = 2⁻⁸, as measured.
     """
+    lost = math.log(2.0) * (0.25 * problem.d * step**2 + 2.0**-22 * (extent * _SQRT_LOG2E) ** 2)
     if problem.reduction is Reduction.MEAN:
-        return shifts_rows(problem) or step > 2.0**-8
-    return step > 2.0**-7
+        if shifts_rows(problem) or step > 2.0**-8:
+            return 2
+        return 0 if lost <= 2e-5 else 1
+    return 0 if lost <= (1.2e-4 if problem.reduction is Reduction.LAPLACE else 2.5e-4) and step <= 2.0**-7 else 2

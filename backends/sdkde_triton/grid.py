@@ -12,7 +12,7 @@ import torch
 
 from .space import Config
 
-__all__ = ["MOST_COLUMNS", "Processor", "resident", "slabs", "splits"]
+__all__ = ["MOST_COLUMNS", "Processor", "most_parts", "resident", "slabs", "splits"]
 
 #: Columns that one program sums at most: fp32 sums of more would lose digits.
 MOST_COLUMNS = 1 << 16
@@ -67,7 +67,7 @@ def resident(compiled: Any, config: Config, processor: Processor) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def splits(rows: int, n: int, block_m: int, step: int, slots: int) -> tuple[int, int]:
+def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int = 64) -> tuple[int, int]:
     """Return in how many parts the columns are split, and the columns of each.
 
     Every part is a program of its own, so that few rows still fill the card and the last wave of many is nearly full:
@@ -82,11 +82,13 @@ def splits(rows: int, n: int, block_m: int, step: int, slots: int) -> tuple[int,
         Columns that a program takes at a time.
     slots : int
         Programs that the card holds at once.
+    limit : int
+        Parts that there may be, unless the columns of one would be too many.
     """
     tiles, steps = -(-rows // block_m), -(-n // step)
     best, best_time = steps, math.inf
     fewest = -(-n // MOST_COLUMNS)
-    most = max(fewest, min(steps, 64, -(-8 * slots // tiles)))
+    most = max(fewest, min(steps, limit, -(-8 * slots // tiles)))
     for count in range(fewest, most + 1):
         length = -(-steps // count)
         waves = tiles * -(-steps // length) / slots
@@ -96,6 +98,11 @@ def splits(rows: int, n: int, block_m: int, step: int, slots: int) -> tuple[int,
         if time < best_time:
             best, best_time = length, time
     return -(-steps // best), best * step
+
+
+def most_parts(rows: int, bytes_per_row: int) -> int:
+    """Return in how many parts the columns may be split at most, for the memory that their results take."""
+    return max(1, min(64, PARTIAL_BYTES // (rows * bytes_per_row)))
 
 
 def slabs(rows: int, bytes_per_row: int) -> Iterator[slice]:

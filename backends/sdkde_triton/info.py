@@ -8,7 +8,7 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import direct_dtype, extent_limit, formula, grid_step, needs_long, packed_dimensions, shifts_rows
+from .bounds import direct_dtype, extent_limit, form, formula, grid_step, merges, packed_dimensions, shifts_rows
 
 __all__ = ["INFO"]
 
@@ -19,10 +19,15 @@ MOST_DIMENSIONS = 128
 INTERPRETER = 1e4
 
 
+def _interpreted() -> bool:
+    """As Triton reads it when it is imported."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+
+
 def _supports(problem: Problem) -> Support:
     if problem.d > MOST_DIMENSIONS:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
-    if problem.device.startswith("cpu") and os.environ.get("TRITON_INTERPRET") != "1":
+    if problem.device.startswith("cpu") and not _interpreted():
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
     if formula(problem, problem.extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
@@ -35,15 +40,16 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     two_passes = shifts_rows(problem)
     if formula(problem, problem.extent) == "packed":
         width = packed_dimensions(d)
-        long = needs_long(problem, grid_step(d, problem.extent, shifted=two_passes))
-        exponent = 3 * width + 16 + ((width + 16) if long else 0)  # columns of the first product
+        corrections = form(problem, problem.extent, grid_step(d, problem.extent, shifted=two_passes))
+        # Columns of the first product: hi·hi, lo·hi and hi·lo, then the constants, lo·lo, and the constants' rest.
+        exponent = (3 + (corrections >= 1)) * width + 16 * ((not merges(d)) + (corrections == 2))
         products = (2 if two_passes else 1) * exponent + (3 * width if mean else 0)
         scalar = 6.0 if mean else 4.0
         read = (problem.m + problem.n) * (8 * d + 8 * width + 128)
         work = Work(
             matrix_flops={"float16": 2.0 * products * pairs},
             scalar_flops=2.0 * (scalar + (4.0 if two_passes else 0.0)) * pairs,  # an instruction counts as an FMA
-            exps=(2.0 if two_passes and formula(problem, problem.extent) == "packed" else 1.0) * pairs,
+            exps=(2.0 if two_passes else 1.0) * pairs,
             bytes=read + 8.0 * problem.m * (d + 1),
             launches=7 if two_passes else 4,
         )

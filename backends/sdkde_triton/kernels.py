@@ -6,8 +6,10 @@ Everything is in log2 units: with v = √(log2 e) u, log2 φ_ij = −½‖v_i �
 coordinate is split into two half-precision pieces, v = hi + lo, hi a multiple of a grid g (a power of two), and the
 constant −½‖v‖² (with the log weight, or a row's shift) into three, c = c₁ + c₂ + c₃, the first two multiples of g². The
 products hi·hi and c₁ + c₂ are then multiples of g², and as long as they stay below 2²⁴ g² the Tensor Core's fp32
-accumulator sums them exactly, although it truncates. They go first; the corrections lo·hi + hi·lo (+ lo·lo + c₃, the
-long form) follow when the large terms have cancelled. The same hi and lo tiles serve the second product of MEAN.
+accumulator sums them exactly, although it truncates. They go first; the corrections follow when the large terms have
+cancelled, in one of three forms: SHORT adds lo·hi + hi·lo; PAIRED also lo·lo, which is not 0 on average between a row
+and its own column or a duplicate; LONG also c₃, and sums the corrections by themselves. The same hi and lo tiles serve
+the second product of MEAN.
 
 Where d leaves columns of hi free, they carry more: a one, so that the second product of MEAN sums φ too (the fp32 unit
 and the Tensor Cores do not work at the same time on Hopper, so an addition saved is time saved), and up to 12
@@ -32,10 +34,15 @@ import triton.language as tl
 #: Constant of a padding column, in log2 units: its φ is 0 next to any row's.
 PADDING = tl.constexpr(-60000.0)
 
+SHORT = tl.constexpr(0)
+PAIRED = tl.constexpr(1)
+LONG = tl.constexpr(2)
+
 #: MEAN on Tensor Cores scales φ by 2**SCALE_BITS: φ ≤ 1 then uses the whole range of half precision.
 SCALE_BITS = tl.constexpr(14)
 
-#: Where running maxima start, in log2 units: finite, below any point's exponent and above any padding column's.
+#: Where running maxima start, in log2 units: finite, below any exponent; in the direct kernel above any
+#: padding column's. Every split has a column that is none.
 FLOOR = tl.constexpr(-1.0e30)
 FLOOR64 = tl.constexpr(-1.0e305)
 
@@ -161,11 +168,11 @@ def _load_rows(rows, padded, index, m, d, D: tl.constexpr, MERGE: tl.constexpr):
 
 @triton.jit
 def _exponents(
-    a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D: tl.constexpr, LONG: tl.constexpr, MERGE: tl.constexpr
+    a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr
 ):
     """log2 φ of a tile, (BLOCK_M, BLOCK_N): what cancels first, and exactly; see the module's docstring.
 
-    The long form sums the corrections by themselves: next to a large exponent every step of theirs would be truncated.
+    LONG sums the corrections by themselves: next to a large exponent every step of theirs would be truncated.
     Also returns the tiles of the columns' hi and lo.
     """
     k = tl.arange(0, D)[None, :]
@@ -173,13 +180,13 @@ def _exponents(
     column = j[:, None].to(tl.int64)
     size = _wide(column_padded)
     b_hi = tl.load(columns + column * D + k)
-    if LONG or not MERGE:
+    if FORM == LONG or not MERGE:
         b_c = tl.load(columns + size * (2 * D + 32) + column * 16 + f)
     b_lo = tl.load(columns + size * D + column * D + k)
     e = tl.dot(a_hi, tl.trans(b_hi))
     if not MERGE:
         e = tl.dot(a_c, tl.trans(b_c), e)
-    if LONG:
+    if FORM == LONG:
         small = tl.dot(a_lo, tl.trans(b_lo))
         small = tl.dot(a_rest, tl.trans(b_c), small)
         small = tl.dot(a_lo, tl.trans(b_hi), small)
@@ -188,6 +195,8 @@ def _exponents(
     else:
         e = tl.dot(a_lo, tl.trans(b_hi), e)
         e = tl.dot(a_hi, tl.trans(b_lo), e)
+        if FORM == PAIRED:
+            e = tl.dot(a_lo, tl.trans(b_lo), e)
     return e, b_hi, b_lo
 
 
@@ -204,7 +213,7 @@ def log_sum_kernel(
     d,
     columns_per_split,
     D: tl.constexpr,
-    LONG: tl.constexpr,
+    FORM: tl.constexpr,
     MERGE: tl.constexpr,
     LAPLACE: tl.constexpr,
     WEIGHTED: tl.constexpr,
@@ -226,7 +235,7 @@ def log_sum_kernel(
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
-        e, _, _ = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, LONG, MERGE)
+        e, _, _ = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, FORM, MERGE)
         highest = tl.maximum(top, tl.max(e, 1))
         below = e - highest[:, None]
         p = tl.exp2(below)
@@ -268,7 +277,7 @@ def mean_kernel(
     d,
     columns_per_split,
     D: tl.constexpr,
-    LONG: tl.constexpr,
+    FORM: tl.constexpr,
     MERGE: tl.constexpr,
     SUMMED: tl.constexpr,
     TILES: tl.constexpr,
@@ -297,7 +306,7 @@ def mean_kernel(
         part = tl.zeros((BLOCK_M, D), tl.float32)
         for tile in tl.static_range(TILES):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            e, b_hi, b_lo = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, LONG, MERGE)
+            e, b_hi, b_lo = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, FORM, MERGE)
             p = tl.exp2(e)
             if not SUMMED:
                 total += tl.sum(p, 1)
@@ -479,11 +488,11 @@ def finish_log_sum_kernel(
         signed = constant - half_square
         tl.store(out + i, tl.log(constant + half_square) + scale, mask=inside)
         size = tl.abs(signed)
-        tl.store(
-            out + _wide(m) + i, tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0)).to(tl.float64), mask=inside
-        )
-        log_size = tl.log(tl.where(size > 0, size, 1.0)) + scale
-        tl.store(out + 2 * _wide(m) + i, tl.where(size > 0, log_size, float("-inf")), mask=inside)
+        # NaN (in the data) stays NaN: no comparison with it is true.
+        sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, signed * 0.0)).to(tl.float64)
+        tl.store(out + _wide(m) + i, sign, mask=inside)
+        log_size = tl.where(size == 0, float("-inf"), tl.log(tl.where(size == 0, 1.0, size)) + scale)
+        tl.store(out + 2 * _wide(m) + i, log_size, mask=inside)
     else:
         tl.store(out + i, tl.log(total) + scale, mask=inside)
 

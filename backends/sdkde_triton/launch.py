@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from sdkde_core.tuning import tuned
 
 from . import kernels
 from .bounds import merges, packed_dimensions
-from .grid import Processor, resident, splits
+from .grid import Processor, most_parts, resident, splits
 from .space import COLUMN_PADDING, Config, default, fits, tiles_per_sum
 
 __all__ = ["INTERPRETED", "Packed", "Weights", "direct", "log_sum", "mean", "pack_columns", "pack_rows", "transpose"]
@@ -47,6 +48,8 @@ class Weights:
     vary: bool
 
 
+_interpreter = threading.Lock()
+
 #: Compiled kernels by kernel, flags, configuration, element type, device, and whether all pointers are aligned.
 _compiled: dict[Any, Any] = {}
 
@@ -73,7 +76,8 @@ def _launch(
     kernel: Any, compiled: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: Any, config: Config
 ) -> None:
     if compiled is None:
-        kernel[grid](*arguments, *flags, **config.options)
+        with _interpreter:  # it replaces parts of Triton while it runs
+            kernel[grid](*arguments, *flags, **config.options)
     else:
         compiled[(*grid, 1)](*arguments, *flags)
 
@@ -136,7 +140,7 @@ def configuration(kernel: str, problem: Problem, columns: int, processor: Proces
     if found is not None:
         try:
             config = Config.of(found.config)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             _logger.warning("tuned configuration of %s ignored: %s", kernel, error)
         else:
             if fits(kernel, config, columns, processor.capability):
@@ -168,15 +172,14 @@ def _reduce(
         flags = (*flags, config.num_stages)
     # The buffer of another call stands for this one's, whose size depends on what the compiled kernel needs.
     compiled = _compile(kernel, (*before, before[0].view(dtype), *after, n), flags, config)
-    parts, length = splits(
-        m, n, config.block_m, step, processor.multiprocessors * resident(compiled, config, processor)
-    )
+    slots = processor.multiprocessors * resident(compiled, config, processor)
+    parts, length = splits(m, n, config.block_m, step, slots, most_parts(m, per_row * dtype.itemsize))
     out = torch.empty(parts * m * per_row, dtype=dtype, device=device)
     _launch(kernel, compiled, (-(-m // config.block_m), parts), (*before, out, *after, length), flags, config)
     return out, parts
 
 
-def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, long: bool) -> Partial:
+def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int) -> Partial:
     """LOG_SUM or LAPLACE on Tensor Cores.
 
     Parameters
@@ -184,15 +187,15 @@ def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, l
     problem : Problem
     rows, columns : Packed
     weights : Weights
-    long : bool
-        See :func:`sdkde_triton.bounds.needs_long`.
+    form : int
+        See :func:`sdkde_triton.bounds.form`.
     """
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
     laplace = problem.reduction is Reduction.LAPLACE
     config = configuration("triton.log_sum", problem, width, Processor.of(rows.buffer.device))
     before = (rows.buffer, columns.buffer, weights.log)
     after = (rows.padded, columns.padded, m, n, problem.d)
-    flags = (width, long, merges(problem.d), laplace, weights.vary)
+    flags = (width, form, merges(problem.d), laplace, weights.vary)
     out, parts = _reduce(
         kernels.log_sum_kernel, config, config.block_n, m, n, 3 if laplace else 2, before, after, flags, torch.float32
     )
@@ -208,7 +211,7 @@ def _finish_log_sum(problem: Problem, partial: torch.Tensor, weights: Weights, m
 
 
 def mean(
-    problem: Problem, rows: Packed, columns: Packed, weights: Weights, long: bool, log_sums: torch.Tensor | None = None
+    problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, log_sums: torch.Tensor | None = None
 ) -> Partial:
     """MEAN on Tensor Cores; ``log_sums`` (m,) are what the rows were shifted by, if they were."""
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
@@ -216,8 +219,8 @@ def mean(
     config = configuration("triton.mean", problem, width, processor)
     before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d)
     summed = problem.d < width
-    tiles = tiles_per_sum(width, long, merges(problem.d), processor.capability) if config.block_n <= 128 else 1
-    flags = (width, long, merges(problem.d), summed, tiles)
+    tiles = tiles_per_sum(width, form, merges(problem.d), processor.capability) if config.block_n <= 128 else 1
+    flags = (width, form, merges(problem.d), summed, tiles)
     per_row, step = width if summed else width + 1, tiles * config.block_n
     out, parts = _reduce(kernels.mean_kernel, config, step, m, n, per_row, before, after, flags, torch.float32)
     return _finish_mean(problem, out, rows.buffer, rows.padded, weights, log_sums, m, parts, False)

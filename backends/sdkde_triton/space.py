@@ -58,7 +58,7 @@ class Config(NamedTuple):
         if sorted(values) != sorted(names):
             raise ValueError(f"a configuration has {', '.join(names)}, not {', '.join(map(str, values))}")
         for name, value in values.items():
-            if value not in SPACE[name]:
+            if type(value) is not int or value not in SPACE[name]:
                 raise ValueError(f"{name} is {value!r}; pass one of {SPACE[name]}")
         return cls(**{name: int(values[name]) for name in names})
 
@@ -93,6 +93,8 @@ def shared_bytes(kernel: str, config: Config, columns: int) -> int:
 
 def fits(kernel: str, config: Config, columns: int, capability: int) -> bool:
     """Whether a configuration fits a GPU's shared memory and register file."""
+    if kernel == "triton.mean" and config.block_n < 16:
+        return False  # the second product's inner dimension
     limit = SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, 80))]
     accumulators = config.block_m * config.block_n
     if kernel == "triton.mean":
@@ -109,7 +111,7 @@ def candidates(kernel: str, columns: int, capability: int) -> Iterator[Config]:
             yield config
 
 
-#: Defaults from compute capability 9.0 on, by kernel and D (0: 16 with merged constants); measured on an H200.
+#: Defaults for compute capabilities 9.0 to 11.0, by kernel and D (0: 16 with merged constants); measured on an H200.
 HOPPER: Mapping[str, Mapping[int, tuple[int, int, int, int]]] = {
     "triton.mean": {
         0: (64, 64, 4, 3),
@@ -144,17 +146,17 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False) ->
     """
     if kernel.startswith("triton.direct"):
         return Config(1024, 16, 8, 1) if kernel == "triton.direct_mean" else Config(256, 16, 8, 1)
-    if capability >= 90:
+    if 90 <= capability < 120:
         return Config(*HOPPER[kernel][0 if merged else columns])
-    # Elsewhere the rows' operands stay in registers, so tiles are smaller.
+    # Without the products of warp groups the rows' operands stay in registers, so tiles are smaller.
     if columns >= 128:
         return Config(64, 16, 8, 2) if kernel == "triton.mean" else Config(64, 16, 4, 2)
     return Config(64, 64, 4, 2) if columns == 32 else Config(64, 32, 4, 3 if columns == 16 else 2)
 
 
-def tiles_per_sum(columns: int, long: bool, merged: bool, capability: int) -> int:
+def tiles_per_sum(columns: int, form: int, merged: bool, capability: int) -> int:
     """Return over how many tiles of columns the second product of MEAN sums before it is added to the total.
 
     Two save 4 % where registers allow it; elsewhere they spill, or gain nothing.
     """
-    return 2 if capability >= 90 and columns == 16 and not (long or merged) else 1
+    return 2 if 90 <= capability < 120 and columns == 16 and form < 2 and not merged else 1
