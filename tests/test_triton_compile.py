@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter replaces what would be compiled"
 )
 
-ARCHITECTURES = (80, 86, 90, 120)
+ARCHITECTURES = (80, 86, 90, 100, 120)
 
 
 def _compile(kernel, types, constants, config, capability):
