@@ -94,7 +94,7 @@ def test_log_sum(d, form, laplace, capability, tmp_path):
     ],
 )
 def test_direct(d, dtype, reduction, capability, tmp_path):
-    from sdkde_triton.kernels import direct_kernel
+    from sdkde_triton.direct import direct_kernel
 
     flags = {
         "D": d,

@@ -1,4 +1,4 @@
-"""Device code: exponents on Tensor Cores or by direct differences, and the reductions fused to them.
+"""Device code: packed operands, exponents on Tensor Cores, and the reductions fused to them.
 
 Everything is in log2 units: with v = √(log2 e) u, log2 φ_ij = −½‖v_i − v_j‖² = v_i·v_j − ½‖v_i‖² − ½‖v_j‖².
 
@@ -20,8 +20,8 @@ A packed array is one half-precision buffer for ``padded`` points: hi and lo, (p
 theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, 0 …], the first of these in hi from its column d on too, as far as
 there is room. Columns are padded to a multiple of every tile with c₁ = −60000, whose φ is 0.
 
-Partial results of the splits of the columns are consecutive (splits, m) arrays in one buffer; ``finish_*`` merges them
-in a fixed order.
+Partial results of the splits of the columns are consecutive (splits, m) arrays in one buffer, which
+:mod:`sdkde_triton.finish` merges in a fixed order.
 
 Integer arguments are not specialised on, so that a kernel is compiled once for all sizes.
 """
@@ -52,17 +52,17 @@ SQRT_LOG2E = tl.constexpr(1.2011224087864498)
 
 
 _SIZES = ("n", "m", "d", "padded", "row_padded", "column_padded", "columns_per_split", "splits")
-_sized = triton.jit(do_not_specialize=_SIZES)
+sized = triton.jit(do_not_specialize=_SIZES)
 
 
 @triton.jit
-def _wide(x):
+def wide(x):
     """An integer argument in 64 bits."""
     return tl.zeros((), tl.int64) + x
 
 
 @triton.jit
-def _f64(value: tl.constexpr):
+def f64(value: tl.constexpr):
     return tl.full((), value, tl.float64)
 
 
@@ -72,7 +72,7 @@ def _nearest(x, step):
     return tl.floor(x / step + 0.5) * step
 
 
-@_sized
+@sized
 def pack_kernel(
     points,
     log_weights,
@@ -99,7 +99,7 @@ def pack_kernel(
     k = tl.arange(0, D)
     row = index[:, None].to(tl.int64)
     inside = index < n
-    v = tl.load(points + row * d + k[None, :], mask=inside[:, None] & (k[None, :] < d), other=0.0) * _f64(SQRT_LOG2E)
+    v = tl.load(points + row * d + k[None, :], mask=inside[:, None] & (k[None, :] < d), other=0.0) * f64(SQRT_LOG2E)
     g = tl.zeros((), tl.float64) + step
     # Beyond 2048 g, half precision rounds to a coarser multiple of g: still exact, with a larger lo.
     v_hi = _nearest(v, g).to(tl.float32).to(tl.float16)
@@ -107,15 +107,15 @@ def pack_kernel(
     packed = v_hi.to(tl.float64) + v_lo.to(tl.float64)
     c = tl.sum(packed * packed, 1) * -0.5
     written = index[:, None] < padded
-    size = _wide(padded)
+    size = wide(padded)
     tl.store(out + (size + row) * D + k[None, :], v_lo, mask=written)
     one = tl.full((BLOCK, 1), 1.0, tl.float16)
     zero = tl.full((BLOCK, 1), 0.0, tl.float16)
     if COLUMNS:
         weighted = c
         if WEIGHTED:
-            weighted += tl.load(log_weights + index, mask=inside, other=0.0) * _f64(LOG2E)
-        c1, c2, c3 = _three_pieces(tl.where(inside, weighted, _f64(PADDING)), g)
+            weighted += tl.load(log_weights + index, mask=inside, other=0.0) * f64(LOG2E)
+        c1, c2, c3 = _three_pieces(tl.where(inside, weighted, f64(PADDING)), g)
         f = tl.arange(0, 16)[None, :]
         block = tl.where(f == 2, c1[:, None], tl.where(f == 3, c2[:, None], tl.where(f == 4, c3[:, None], zero)))
         tl.store(out + size * (2 * D + 32) + row * 16 + f, tl.where(f < 2, one, block), mask=written)
@@ -128,7 +128,7 @@ def pack_kernel(
         log_sum = tl.load(log_sums + index, mask=inside, other=0.0)
         if not WEIGHTED:  # then the columns' constants are without their weight
             log_sum -= tl.load(log_weights)
-        c -= log_sum * _f64(LOG2E)
+        c -= log_sum * f64(LOG2E)
     if SCALED:
         c += SCALE_BITS
     c1, c2, c3 = _three_pieces(c, g)
@@ -154,7 +154,7 @@ def _load_rows(rows, padded, index, m, d, D: tl.constexpr, MERGE: tl.constexpr):
     f = tl.arange(0, 16)[None, :]
     row = index[:, None].to(tl.int64)
     inside = index[:, None] < m
-    size = _wide(padded)
+    size = wide(padded)
     # Points packed as columns have those constants in the free columns, where a row's belong or nothing does.
     a_hi = tl.load(rows + row * D + k, mask=inside & (k < d), other=0.0)
     a_lo = tl.load(rows + size * D + row * D + k, mask=inside, other=0.0)
@@ -178,7 +178,7 @@ def _exponents(
     k = tl.arange(0, D)[None, :]
     f = tl.arange(0, 16)[None, :]
     column = j[:, None].to(tl.int64)
-    size = _wide(column_padded)
+    size = wide(column_padded)
     b_hi = tl.load(columns + column * D + k)
     if FORM == LONG or not MERGE:
         b_c = tl.load(columns + size * (2 * D + 32) + column * 16 + f)
@@ -200,7 +200,7 @@ def _exponents(
     return e, b_hi, b_lo
 
 
-@_sized
+@sized
 def log_sum_kernel(
     rows,
     columns,
@@ -242,7 +242,7 @@ def log_sum_kernel(
         decay = tl.exp2(top - highest)
         if LAPLACE:
             if WEIGHTED:
-                below -= (tl.load(log_weights + j, mask=j < n, other=0.0) * _f64(LOG2E)).to(tl.float32)[None, :]
+                below -= (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(tl.float32)[None, :]
             # Σ 2^(e − μ') (x − μ') from sums at the old maximum μ: (moment + total (μ − μ')) 2^(μ − μ').
             # Before the first tile both are 0, but FLOOR − μ' times 0 is 0 as well.
             moment = (moment + total * (top - highest)) * decay + tl.sum(p * below, 1)
@@ -250,7 +250,7 @@ def log_sum_kernel(
         top = highest
     to = tl.program_id(1).to(tl.int64) * m + index
     inside = index < m
-    size = _wide(m) * tl.num_programs(1)
+    size = wide(m) * tl.num_programs(1)
     tl.store(out + to, top, mask=inside)
     tl.store(out + size + to, total, mask=inside)
     if LAPLACE:
@@ -265,7 +265,7 @@ def _two_halves(p):
     return leading.to(tl.float16), (p - leading).to(tl.float16)
 
 
-@_sized
+@sized
 def mean_kernel(
     rows,
     columns,
@@ -320,262 +320,5 @@ def mean_kernel(
     means = out
     if not SUMMED:
         tl.store(out + to, total, mask=inside)
-        means += _wide(m) * tl.num_programs(1)
+        means += wide(m) * tl.num_programs(1)
     tl.store(means + to[:, None] * D + k, mean, mask=inside[:, None])
-
-
-@_sized
-def direct_kernel(
-    rows,
-    columns,
-    log_weights,
-    out,
-    m,
-    n,
-    column_padded,
-    columns_per_split,
-    D: tl.constexpr,
-    LAPLACE: tl.constexpr,
-    MEAN: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    ANCHORED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """As :func:`log_sum_kernel`, and for MEAN also Σ 2^(e − μ) (v_j − v_i), by direct differences.
-
-    ``rows`` (D, m) and ``columns`` (D, column_padded) are v; all arithmetic is in their dtype, fp32 or float64. For few
-    dimensions, where Tensor Cores would multiply padding, and for extents at which expanded squares fail. ``ANCHORED``:
-    every row is a column too, so its largest φ is 1 and needs no search.
-
-    Tiles are (columns, rows), so that a thread owns whole rows and sums without talking to its neighbours.
-    """
-    real = columns.dtype.element_ty
-    i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside = i < m
-    split = tl.program_id(1).to(tl.int64)
-    size = _wide(m) * tl.num_programs(1)
-    out_more = out + 2 * size
-    if ANCHORED:
-        top = tl.zeros((BLOCK_M,), real)
-    else:
-        top = tl.full((BLOCK_M,), FLOOR if real == tl.float32 else FLOOR64, real)
-    total = tl.zeros((BLOCK_M,), real)
-    moment = tl.zeros((BLOCK_M,), real)
-    if D <= 2:
-        x0 = tl.load(rows + i, mask=inside, other=0.0)
-        mean0 = tl.zeros((BLOCK_M,), real)
-        if D == 2:
-            x1 = tl.load(rows + m + i, mask=inside, other=0.0)
-            mean1 = tl.zeros((BLOCK_M,), real)
-    elif MEAN:
-        more_at = split * D * m + i
-        for _ in range(D):
-            tl.store(out_more + more_at, tl.zeros((BLOCK_M,), real), mask=inside)
-            more_at += m
-    begin = tl.program_id(1) * columns_per_split
-    for start in range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N):
-        j = start + tl.arange(0, BLOCK_N)
-        if D <= 2:
-            d0 = tl.load(columns + j)[:, None] - x0[None, :]
-            e = d0 * d0
-            if D == 2:
-                d1 = tl.load(columns + column_padded + j)[:, None] - x1[None, :]
-                e += d1 * d1
-        else:
-            e = tl.zeros((BLOCK_N, BLOCK_M), real)
-            x_at = i.to(tl.int64)
-            y_at = j.to(tl.int64)
-            for _ in range(D):
-                away = tl.load(columns + y_at)[:, None] - tl.load(rows + x_at, mask=inside, other=0.0)[None, :]
-                e += away * away
-                x_at += m
-                y_at += column_padded
-        e = e * -0.5
-        if WEIGHTED:
-            log2_w = (tl.load(log_weights + j, mask=j < n, other=0.0) * _f64(LOG2E)).to(real)
-            e += log2_w[:, None]
-        if ANCHORED:
-            p = tl.exp2(e)
-            total += tl.sum(p, 0)
-        else:
-            highest = tl.maximum(top, tl.max(e, 0))
-            below = e - highest[None, :]
-            p = tl.exp2(below)
-            fall = top - highest
-            decay = tl.exp2(fall)
-            if LAPLACE:
-                if WEIGHTED:
-                    below -= log2_w[:, None]
-                moment = (moment + total * fall) * decay + tl.sum(p * below, 0)
-            total = total * decay + tl.sum(p, 0)
-            top = highest
-        if MEAN:
-            if D <= 2:
-                if not ANCHORED:
-                    mean0 *= decay
-                mean0 += tl.sum(p * d0, 0)
-                if D == 2:
-                    if not ANCHORED:
-                        mean1 *= decay
-                    mean1 += tl.sum(p * d1, 0)
-            else:
-                x_at = i.to(tl.int64)
-                y_at = j.to(tl.int64)
-                more_at = split * D * m + i
-                for _ in range(D):
-                    away = tl.load(columns + y_at)[:, None] - tl.load(rows + x_at, mask=inside, other=0.0)[None, :]
-                    mean = tl.load(out_more + more_at, mask=inside, other=0.0)
-                    if not ANCHORED:
-                        mean *= decay
-                    tl.store(out_more + more_at, mean + tl.sum(p * away, 0), mask=inside)
-                    x_at += m
-                    y_at += column_padded
-                    more_at += m
-    to = split * m + i
-    tl.store(out + to, top, mask=inside)
-    tl.store(out + size + to, total, mask=inside)
-    if LAPLACE:
-        tl.store(out_more + to, moment, mask=inside)
-    if MEAN and D <= 2:
-        tl.store(out_more + split * D * m + i, mean0, mask=inside)
-        if D == 2:
-            tl.store(out_more + (split * D + 1) * m + i, mean1, mask=inside)
-
-
-@_sized
-def finish_log_sum_kernel(
-    partial,
-    log_weights,
-    out,
-    m,
-    splits,
-    d,
-    LAPLACE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M), (1 or 3, m).
-
-    Without weights all columns have the first one's.
-    """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    size = _wide(m) * splits
-    inside = i < m
-    top = tl.full((BLOCK,), FLOOR64, tl.float64)
-    at = i.to(tl.int64)
-    for _ in range(splits):
-        top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
-        at += m
-    total = tl.zeros((BLOCK,), tl.float64)
-    moment = tl.zeros((BLOCK,), tl.float64)
-    at = i.to(tl.int64)
-    for _ in range(splits):
-        away = tl.load(partial + at, mask=inside, other=0.0).to(tl.float64) - top
-        decay = tl.exp2(away)
-        part = tl.load(partial + size + at, mask=inside, other=1.0).to(tl.float64)
-        total += part * decay
-        if LAPLACE:
-            moment += (tl.load(partial + 2 * size + at, mask=inside, other=0.0).to(tl.float64) + part * away) * decay
-        at += m
-    scale = top * _f64(LN2)
-    if not WEIGHTED:
-        scale += tl.load(log_weights)
-    if LAPLACE:
-        # Σ φ (1 + d/2 ∓ ½r²) with ½r² = −ln 2 · log2 φ, in units of 2^top. The moment is Σ p (log2 φ − top).
-        half_square = -(moment + total * top) * _f64(LN2)
-        constant = total * (1.0 + 0.5 * d)
-        signed = constant - half_square
-        tl.store(out + i, tl.log(constant + half_square) + scale, mask=inside)
-        size = tl.abs(signed)
-        # NaN (in the data) stays NaN: no comparison with it is true.
-        sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, signed * 0.0)).to(tl.float64)
-        tl.store(out + _wide(m) + i, sign, mask=inside)
-        log_size = tl.where(size == 0, float("-inf"), tl.log(tl.where(size == 0, 1.0, size)) + scale)
-        tl.store(out + 2 * _wide(m) + i, log_size, mask=inside)
-    else:
-        tl.store(out + i, tl.log(total) + scale, mask=inside)
-
-
-@_sized
-def finish_mean_kernel(
-    partial,
-    rows,
-    log_weights,
-    log_sums,
-    log_sum,
-    shift,
-    row_padded,
-    m,
-    splits,
-    d,
-    D: tl.constexpr,
-    DIRECT: tl.constexpr,
-    SUMMED: tl.constexpr,
-    SHIFTED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Merge the splits in order, float64: ℓ, and the shift in bandwidths.
-
-    ``DIRECT``: maxima, sums, and means (splits, D, m) of differences. Otherwise sums (with ``SUMMED`` they are column d
-    of the means) and means (splits, m, D) of the packed columns; the packed row is subtracted, so that a row's own term
-    cancels exactly.
-    """
-    size = _wide(m) * splits
-    if DIRECT:
-        totals = partial + size
-    else:
-        totals = partial
-    means = totals + size
-    if SUMMED:
-        means = partial
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    k = tl.arange(0, D)
-    inside = i < m
-    row = i[:, None].to(tl.int64)
-    both = inside[:, None] & (k[None, :] < d)
-    top = tl.zeros((BLOCK,), tl.float64)
-    if DIRECT:
-        top += FLOOR64
-        at = i.to(tl.int64)
-        for _ in range(splits):
-            top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
-            at += m
-    total = tl.zeros((BLOCK,), tl.float64)
-    mean = tl.zeros((BLOCK, D), tl.float64)
-    at = i.to(tl.int64)
-    if DIRECT:
-        of = k[None, :].to(tl.int64) * m + row
-    else:
-        of = row * D + k[None, :]
-    for _ in range(splits):
-        if SUMMED:
-            part = tl.load(means + at * D + d, mask=inside, other=1.0).to(tl.float64)
-        else:
-            part = tl.load(totals + at, mask=inside, other=1.0).to(tl.float64)
-        some = tl.load(means + of, mask=both, other=0.0).to(tl.float64)
-        if DIRECT:
-            away = tl.load(partial + at, mask=inside, other=0.0).to(tl.float64) - top
-            decay = tl.exp2(away)
-            part *= decay
-            some *= decay[:, None]
-            of += _wide(m) * d
-        else:
-            of += _wide(m) * D
-        total += part
-        mean += some
-        at += m
-    v = mean / total[:, None]
-    if not DIRECT:
-        packed = row * D + k[None, :]
-        v -= tl.load(rows + packed, mask=both, other=0.0).to(tl.float64)
-        v -= tl.load(rows + _wide(row_padded) * D + packed, mask=both, other=0.0).to(tl.float64)
-        top -= SCALE_BITS
-    tl.store(shift + row * d + k[None, :], v / _f64(SQRT_LOG2E), mask=both)
-    result = tl.log(total) + top * _f64(LN2)
-    if SHIFTED:  # the exponents had the log sums, with their weights, taken off
-        result += tl.load(log_sums + i, mask=inside, other=0.0)
-    elif not WEIGHTED:
-        result += tl.load(log_weights)
-    tl.store(log_sum + i, result, mask=inside)

@@ -14,8 +14,9 @@ from triton.runtime.interpreter import InterpretedFunction
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import tuned
 
-from . import kernels
+from . import finish, kernels
 from .bounds import merges, packed_dimensions
+from .direct import direct_kernel
 from .grid import Processor, most_parts, resident, splits
 from .space import COLUMN_PADDING, Config, default, fits, tiles_per_sum
 
@@ -206,7 +207,7 @@ def _finish_log_sum(problem: Problem, partial: torch.Tensor, weights: Weights, m
     laplace = problem.reduction is Reduction.LAPLACE
     result = torch.empty((3, m) if laplace else m, dtype=torch.float64, device=partial.device)
     arguments = (partial, weights.log, result, m, parts, problem.d)
-    _copy(kernels.finish_log_sum_kernel, -(-m // 128), arguments, (laplace, weights.vary, 128))
+    _copy(finish.finish_log_sum_kernel, -(-m // 128), arguments, (laplace, weights.vary, 128))
     return Partial(result[0], None, result[1], result[2]) if laplace else Partial(result)
 
 
@@ -244,7 +245,7 @@ def _finish_mean(
     given = result if log_sums is None else log_sums
     arguments = (partial, rows, weights.log, given, result, shift, padded, m, parts, d)
     flags = (width, direct, not direct and d < width, log_sums is not None, weights.vary, block)
-    _copy(kernels.finish_mean_kernel, -(-m // block), arguments, flags)
+    _copy(finish.finish_mean_kernel, -(-m // block), arguments, flags)
     return Partial(result, shift)
 
 
@@ -258,9 +259,7 @@ def direct(problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights:
     before, after = (rows, columns, weights.log), (m, n, columns.shape[1])
     flags = (d, laplace, mean, weights.vary, anchored)
     per_row = 2 + (d if mean else laplace)
-    out, parts = _reduce(
-        kernels.direct_kernel, config, config.block_n, m, n, per_row, before, after, flags, columns.dtype
-    )
+    out, parts = _reduce(direct_kernel, config, config.block_n, m, n, per_row, before, after, flags, columns.dtype)
     if mean:
         return _finish_mean(problem, out, rows, 0, weights, None, m, parts, True)
     return _finish_log_sum(problem, out, weights, m, parts)

@@ -1,0 +1,145 @@
+"""Device code: the results of all splits of the columns, merged in order, in float64."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from .kernels import FLOOR64, LN2, SCALE_BITS, SQRT_LOG2E, f64, sized, wide
+
+
+@sized
+def finish_log_sum_kernel(
+    partial,
+    log_weights,
+    out,
+    m,
+    splits,
+    d,
+    LAPLACE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M), (1 or 3, m).
+
+    Without weights all columns have the first one's.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    size = wide(m) * splits
+    inside = i < m
+    top = tl.full((BLOCK,), FLOOR64, tl.float64)
+    at = i.to(tl.int64)
+    for _ in range(splits):
+        top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
+        at += m
+    total = tl.zeros((BLOCK,), tl.float64)
+    moment = tl.zeros((BLOCK,), tl.float64)
+    at = i.to(tl.int64)
+    for _ in range(splits):
+        away = tl.load(partial + at, mask=inside, other=0.0).to(tl.float64) - top
+        decay = tl.exp2(away)
+        part = tl.load(partial + size + at, mask=inside, other=1.0).to(tl.float64)
+        total += part * decay
+        if LAPLACE:
+            moment += (tl.load(partial + 2 * size + at, mask=inside, other=0.0).to(tl.float64) + part * away) * decay
+        at += m
+    scale = top * f64(LN2)
+    if not WEIGHTED:
+        scale += tl.load(log_weights)
+    if LAPLACE:
+        # Σ φ (1 + d/2 ∓ ½r²) with ½r² = −ln 2 · log2 φ, in units of 2^top. The moment is Σ p (log2 φ − top).
+        half_square = -(moment + total * top) * f64(LN2)
+        constant = total * (1.0 + 0.5 * d)
+        signed = constant - half_square
+        tl.store(out + i, tl.log(constant + half_square) + scale, mask=inside)
+        size = tl.abs(signed)
+        # NaN (in the data) stays NaN: no comparison with it is true.
+        sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, signed * 0.0)).to(tl.float64)
+        tl.store(out + wide(m) + i, sign, mask=inside)
+        log_size = tl.where(size == 0, float("-inf"), tl.log(tl.where(size == 0, 1.0, size)) + scale)
+        tl.store(out + 2 * wide(m) + i, log_size, mask=inside)
+    else:
+        tl.store(out + i, tl.log(total) + scale, mask=inside)
+
+
+@sized
+def finish_mean_kernel(
+    partial,
+    rows,
+    log_weights,
+    log_sums,
+    log_sum,
+    shift,
+    row_padded,
+    m,
+    splits,
+    d,
+    D: tl.constexpr,
+    DIRECT: tl.constexpr,
+    SUMMED: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Merge the splits in order, float64: ℓ, and the shift in bandwidths.
+
+    ``DIRECT``: maxima, sums, and means (splits, D, m) of differences. Otherwise sums (with ``SUMMED`` they are column d
+    of the means) and means (splits, m, D) of the packed columns; the packed row is subtracted, so that a row's own term
+    cancels exactly.
+    """
+    size = wide(m) * splits
+    if DIRECT:
+        totals = partial + size
+    else:
+        totals = partial
+    means = totals + size
+    if SUMMED:
+        means = partial
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.arange(0, D)
+    inside = i < m
+    row = i[:, None].to(tl.int64)
+    both = inside[:, None] & (k[None, :] < d)
+    top = tl.zeros((BLOCK,), tl.float64)
+    if DIRECT:
+        top += FLOOR64
+        at = i.to(tl.int64)
+        for _ in range(splits):
+            top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
+            at += m
+    total = tl.zeros((BLOCK,), tl.float64)
+    mean = tl.zeros((BLOCK, D), tl.float64)
+    at = i.to(tl.int64)
+    if DIRECT:
+        of = k[None, :].to(tl.int64) * m + row
+    else:
+        of = row * D + k[None, :]
+    for _ in range(splits):
+        if SUMMED:
+            part = tl.load(means + at * D + d, mask=inside, other=1.0).to(tl.float64)
+        else:
+            part = tl.load(totals + at, mask=inside, other=1.0).to(tl.float64)
+        some = tl.load(means + of, mask=both, other=0.0).to(tl.float64)
+        if DIRECT:
+            away = tl.load(partial + at, mask=inside, other=0.0).to(tl.float64) - top
+            decay = tl.exp2(away)
+            part *= decay
+            some *= decay[:, None]
+            of += wide(m) * d
+        else:
+            of += wide(m) * D
+        total += part
+        mean += some
+        at += m
+    v = mean / total[:, None]
+    if not DIRECT:
+        packed = row * D + k[None, :]
+        v -= tl.load(rows + packed, mask=both, other=0.0).to(tl.float64)
+        v -= tl.load(rows + wide(row_padded) * D + packed, mask=both, other=0.0).to(tl.float64)
+        top -= SCALE_BITS
+    tl.store(shift + row * d + k[None, :], v / f64(SQRT_LOG2E), mask=both)
+    result = tl.log(total) + top * f64(LN2)
+    if SHIFTED:  # the exponents had the log sums, with their weights, taken off
+        result += tl.load(log_sums + i, mask=inside, other=0.0)
+    elif not WEIGHTED:
+        result += tl.load(log_weights)
+    tl.store(log_sum + i, result, mask=inside)
