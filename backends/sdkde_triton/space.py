@@ -111,7 +111,7 @@ def candidates(kernel: str, columns: int, capability: int) -> Iterator[Config]:
             yield config
 
 
-#: Defaults for compute capabilities 9.0 to 11.0, by kernel and D (0: 16 with merged constants); measured on an H200.
+#: Defaults for compute capability 9.0, by kernel and D (0: 16 with merged constants); measured on an H200.
 HOPPER: Mapping[str, Mapping[int, tuple[int, int, int, int]]] = {
     "triton.mean": {
         0: (64, 64, 4, 3),
@@ -146,9 +146,9 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False) ->
     """
     if kernel.startswith("triton.direct"):
         return Config(1024, 16, 8, 1) if kernel == "triton.direct_mean" else Config(256, 16, 8, 1)
-    if 90 <= capability < 120:
+    if 90 <= capability < 100:
         return Config(*HOPPER[kernel][0 if merged else columns])
-    # Without the products of warp groups the rows' operands stay in registers, so tiles are smaller.
+    # Elsewhere the rows' operands stay in registers, or (10.0, Triton 3.6) more goes to shared memory: smaller tiles.
     if columns >= 128:
         return Config(64, 16, 8, 2) if kernel == "triton.mean" else Config(64, 16, 4, 2)
     return Config(64, 64, 4, 2) if columns == 32 else Config(64, 32, 4, 3 if columns == 16 else 2)
