@@ -39,6 +39,9 @@ RECORDINGS = 8
 #: Pairs of points beyond which kernels take so long that launching them does not matter.
 PAIRS = 1 << 32
 
+#: Coordinates beyond which a recording would hold hundreds of megabytes.
+NUMBERS = 1 << 22
+
 #: What of the environment the choice of kernels depends on, besides the precision, which the spec has.
 ENVIRONMENT = ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")
 
@@ -79,7 +82,13 @@ def key_of(
     torch = sys.modules.get("torch")
     if torch is None or type(train) is not torch.Tensor or not train.is_cuda or type(bandwidth) not in (float, int):
         return None
-    if weights is not None or device is not None or options or _logger.isEnabledFor(logging.DEBUG):
+    if (
+        type(backend) is not str
+        or weights is not None
+        or device is not None
+        or options
+        or _logger.isEnabledFor(logging.DEBUG)
+    ):
         return None
     given = [train] if query is None else [train, query]
     here = torch.cuda.current_device()
@@ -88,13 +97,14 @@ def key_of(
             return None
         if x.dtype not in (torch.float32, torch.float64):
             return None
-    n = train.shape[0]
-    if not 0 < n * max(n, given[-1].shape[0]) <= PAIRS or given[-1].shape[0] == 0:
+    (n, d), m = train.shape, given[-1].shape[0]
+    if not (n and d and m) or n * max(n, m) > PAIRS or (n + m) * d > NUMBERS:
         return None
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return None
     kinds = tuple((tuple(x.shape), x.dtype) for x in given)
-    settings = (*map(os.environ.get, ENVIRONMENT), torch.are_deterministic_algorithms_enabled())
+    modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
+    settings = (*map(os.environ.get, ENVIRONMENT), *modes)
     stream = torch.cuda.current_stream().cuda_stream
     return spec, kinds, float(bandwidth), backend, here, stream, settings, more
 
