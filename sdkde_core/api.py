@@ -118,7 +118,7 @@ def estimate(
 
     result = finish(run(ready.plan).result)
     if key is not None:
-        replay.record(key, train, query, ready.data, ready.bandwidth, ready.plan, ready.plan.extent, finish)
+        replay.record(key, train, query, ready.data, ready.bandwidth, ready.plan, finish)
     return result
 
 

@@ -141,7 +141,6 @@ def record(
     data: Data,
     bandwidth: Bandwidth,
     plan: Plan,
-    extent: float,
     finish: Callable[[Partial], Any],
 ) -> None:
     """Count a call, and record it when it has come often enough.
@@ -154,8 +153,6 @@ def record(
         As the user gave them.
     data, bandwidth, plan
         What became of them.
-    extent : float
-        Rounded.
     finish : callable
         From the last pass's result to what the call returns.
     """
@@ -167,7 +164,7 @@ def record(
         if count != CALLS or not _enqueues_only(plan):
             return
         try:
-            recording = _record(train, query, data, bandwidth, plan, extent, finish)
+            recording = _record(train, query, data, bandwidth, plan, finish)
         except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
             _logger.debug("an estimate could not be recorded: %s", error)
             return
@@ -184,7 +181,7 @@ def _enqueues_only(plan: Plan) -> bool:
 
 
 def _record(
-    train: Any, query: Any, data: Data, bandwidth: Bandwidth, plan: Plan, extent: float, finish: Any
+    train: Any, query: Any, data: Data, bandwidth: Bandwidth, plan: Plan, finish: Callable[[Partial], Any]
 ) -> _Recording:
     torch = sys.modules["torch"]
     train, query = train.clone(), None if query is None else query.clone()
@@ -208,4 +205,4 @@ def _record(
         largest.copy_(measured.largest, non_blocking=True)
     with torch.cuda.graph(graphs[1], pool=graphs[0].pool()):
         result = second(measured)
-    return _Recording(train, query, largest, extent, *graphs, result, torch.cuda.Event())
+    return _Recording(train, query, largest, plan.extent, *graphs, result, torch.cuda.Event())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import sdkde_core
 from sdkde_core import registry
 from sdkde_core.arrays import to_host
 from sdkde_core.merge import each
@@ -74,6 +75,17 @@ def test_interpreted_duplicates_keep_their_weight(d, extent):
 @pytest.mark.parametrize("extent", [13.0, 18.0, 25.0, 36.0])
 def test_interpreted_formulas_hold_between_the_suites_extents(d, extent):
     _check(problems.make("mixture", 200, 50, d, extent), "cpu")
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's maximum
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_interpreted_nan_stays_nan(method):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    y = x[:3].copy()
+    y[1, 2] = np.nan
+    options = {"method": method, "backend": "triton", "precision": "fast", "bandwidth": 1.0, "check_finite": False}
+    assert list(np.isnan(sdkde_core.estimate(x, y, **options))) == [False, True, False]
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or this is what the test starts")
