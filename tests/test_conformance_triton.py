@@ -39,7 +39,8 @@ def _duplicates(d, extent):
     """Rows with duplicates beside a shell of columns that weigh as much: what pieces leave out has one sign here."""
     rng = np.random.default_rng(d)
     centres = rng.normal(size=(8, d))
-    centres[:4] = np.eye(d)[:4] + 0.01 * centres[:4]  # large coordinates, too
+    axes = np.eye(d)[:4]
+    centres[: len(axes)] = axes + 0.01 * centres[: len(axes)]  # large coordinates, too
     centres *= extent / np.sqrt((centres**2).sum(1))[:, None]
     away = rng.normal(size=(8, 1, d))
     away *= 2.9 / np.sqrt((away**2).sum(2, keepdims=True))

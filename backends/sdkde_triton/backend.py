@@ -9,14 +9,29 @@ from typing import Any
 
 import torch
 
-from sdkde_core.merge import concatenate
+from sdkde_core.merge import concatenate, stack
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import launch
-from .bounds import depth_limit, direct_dtype, form, formula, grid_step, shifts_rows
-from .grid import MOST_COLUMNS, slabs
-from .launch import Packed, Weights
+from .bounds import (
+    FULL,
+    MOST_FUSED,
+    SHORT,
+    arithmetic,
+    form,
+    formula,
+    grid_step,
+    in_blocks,
+    packed_dimensions,
+    shifts_rows,
+    stores,
+)
+from .grid import slab_rows
+from .launch import STORED_ROWS, Operand, Packed, Weights
 from .space import COLUMN_PADDING
+
+#: Rows that are not cut further where memory does not suffice.
+FEWEST_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -31,15 +46,23 @@ class _State:
     points: torch.Tensor  # (n, d) float64
     weights: Weights
     span: float  # largest magnitude of a log weight, nats
+    values: torch.Tensor | None  # (n, c) float64
+    scaled: tuple[_State, ...] = ()  # multi_scale: the points at every scale
     made: dict[Any, Any] = field(default_factory=dict)
 
-    def packed(self, step: float, scaled: bool) -> Packed:
+    def packed(self, step: float, pieces: int, scaled: bool) -> Packed:
         """The points as columns of the first product, and as rows."""
-        return self._made((step, scaled), lambda: launch.pack_columns(self.points, step, self.weights, scaled=scaled))
+        return self._made(
+            (step, pieces, scaled), lambda: launch.pack_columns(self.points, step, self.weights, pieces, scaled=scaled)
+        )
 
-    def transposed(self, dtype: torch.dtype) -> torch.Tensor:
-        """The points as the direct kernel reads them, (d, n)."""
-        return self._made(dtype, lambda: launch.transpose(self.points, dtype, COLUMN_PADDING))
+    def transposed(self, arithmetic: str) -> torch.Tensor:
+        """The points as the direct kernel reads them."""
+        return self._made(arithmetic, lambda: launch.transpose(self.points, arithmetic, COLUMN_PADDING))
+
+    def packed_values(self) -> tuple[Operand, torch.Tensor]:
+        """The values as an operand, and their columns' magnitudes."""
+        return self._made("values", lambda: launch.pack_values(self.values))
 
     def _made(self, key: Any, make: Callable[[], Any]) -> Any:
         """Make something once; who asks on another stream waits for it there."""
@@ -52,8 +75,9 @@ class _State:
         value, made_on, ready = self.made[key]
         if stream != made_on:
             stream.wait_event(ready)
-            buffer = value.buffer if isinstance(value, Packed) else value
-            buffer.record_stream(stream)  # keeps the memory until that stream is through
+            for x in value if isinstance(value, tuple) else (value,):
+                buffer = x if isinstance(x, torch.Tensor) else x.buffer
+                buffer.record_stream(stream)  # keeps the memory until that stream is through
         return value
 
 
@@ -84,64 +108,115 @@ class TritonBackend:
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        return _State(problem, columns.points, Weights(log_weights, vary), span)
+        state = _State(problem, columns.points, Weights(log_weights, vary), span, columns.values)
+        scaled = [replace(state, problem=_at(problem, s), points=state.points / s, made={}) for s in problem.scales]
+        return replace(state, scaled=tuple(scaled))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
-        """Reduce over all columns for every row."""
+        """Reduce over all columns for every row.
+
+        Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
+        """
         points = state.points if queries is None else queries
         if points.shape[0] == 0:
             return _empty(problem, points.device)
+        with _on(points):
+            if not problem.scales:
+                return _in_slabs(problem, points, state, own_offset)
+            answers = []
+            for scale, at_scale in zip(problem.scales, state.scaled):
+                rows = at_scale.points if queries is None else queries / scale
+                answers.append(_times(_in_slabs(_at(problem, scale), rows, at_scale, own_offset), scale))
+            return stack(answers)
+
+
+def _at(problem: Problem, scale: float) -> Problem:
+    """The problem in units of a scale."""
+    return replace(
+        problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale
+    )
+
+
+def _times(partial: Partial, scale: float) -> Partial:
+    return partial if partial.shift is None else replace(partial, shift=partial.shift * scale)
+
+
+def _in_slabs(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
+    extent, span = state.problem.extent, state.span
+    compute = _packed if formula(problem, extent, span) == "packed" else _direct
+    step = _step(problem, state)
+    rows, m = STORED_ROWS, points.shape[0]
+    if compute is _direct or not stores(problem, form(problem, extent, step)):
+        rows = slab_rows(problem.m, state.points.shape[0], 8 * (problem.d + 3))
+    found: list[Partial] = []
+    start = 0
+    while start < m:
+        own = own_offset + start if "exclude_self" in problem.requires else None
         try:
-            with _on(points):
-                compute = _packed if formula(problem, state.problem.extent, state.span) == "packed" else _direct
-                # Partial results of every row and part of the columns: at most some of the rows at a time.
-                parts = max(8, -(-state.points.shape[0] // MOST_COLUMNS))
-                width = problem.d + 3 if problem.reduction is Reduction.MEAN else 3
-                found = [compute(problem, points[some], state) for some in slabs(problem.m, 8 * parts * width)]
-                return found[0] if len(found) == 1 else concatenate(found)
+            found.append(compute(problem, points[start : start + rows], state, own))
+            start += rows
         except torch.cuda.OutOfMemoryError as error:
-            raise DeviceOutOfMemory(str(error)) from error
+            if rows <= FEWEST_ROWS:
+                raise DeviceOutOfMemory(str(error)) from error
+            rows = max(FEWEST_ROWS, rows // 2)
+    return found[0] if len(found) == 1 else concatenate(found)
 
 
-def _direct(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    dtype = getattr(torch, direct_dtype(problem, state.problem.extent, state.span))
-    return launch.direct(problem, launch.transpose(points, dtype), state.transposed(dtype), state.weights)
+def _step(problem: Problem, state: _State) -> float:
+    full = problem.level == "high" or shifts_rows(problem)
+    return grid_step(
+        problem.d, state.problem.extent, shifted=shifts_rows(problem), log_weight_span=state.span, full=full
+    )
 
 
-def _packed(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    shifted, weights = shifts_rows(problem), state.weights
-    step = grid_step(problem.d, state.problem.extent, shifted=shifted, log_weight_span=state.span)
-    corrections, scaled = form(problem, state.problem.extent, step), problem.reduction is Reduction.MEAN and not shifted
-    columns = state.packed(step, scaled)
-    # The columns' own rows serve where all of them are asked for.
-    whole = problem.same and points.shape[0] == columns.count
-    rows = columns if whole else launch.pack_rows(points, step, weights, scaled=scaled)
-    if scaled:
-        return launch.mean(problem, rows, columns, weights, corrections)
-    if problem.reduction is not Reduction.MEAN:
-        return launch.log_sum(problem, rows, columns, weights, corrections)
-    log_sums = launch.log_sum(
-        replace(problem, reduction=Reduction.LOG_SUM), rows, columns, weights, corrections
-    ).log_sum
-    rows = launch.pack_rows(points, step, weights, scaled=True, log_sums=log_sums)
-    result = launch.mean(problem, rows, columns, weights, corrections, log_sums)
-    deep = torch.nonzero(log_sums < weights.log.max() - depth_limit(problem.d, step))[:, 0]
-    if deep.numel():
-        exact = _direct(replace(problem, m=deep.numel(), same=False), points[deep], state)
-        result.log_sum[deep], result.shift[deep] = exact.log_sum, exact.shift
-    return result
+def _direct(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+    if "values" in problem.requires:
+        raise ValueError("values need points, and weights, that Tensor Cores can take; see extent_limit")
+    kind = arithmetic(problem, state.problem.extent, state.span)
+    return launch.direct(problem, launch.transpose(points, kind), state.transposed(kind), state.weights, kind, own)
+
+
+def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+    step, weights, shifted = _step(problem, state), state.weights, shifts_rows(problem)
+    corrections = form(problem, state.problem.extent, step)
+    count = 3 if corrections == FULL else 2
+    multiplies = problem.reduction is Reduction.MEAN or "values" in problem.requires
+    columns = state.packed(step, count, multiplies and not shifted)
+    # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
+    masked = not in_blocks(problem.d, corrections) and not stores(problem, corrections)
+    whole = problem.same and points.shape[0] == columns.count and masked
+    rows = (
+        columns if whole else launch.pack_rows(points, step, weights, count, scaled=multiplies and not shifted)
+    )
+    if not multiplies:
+        return launch.log_sum(problem, rows, columns, weights, corrections, own)
+    log_sums = None
+    if shifted:
+        # What the rows are shifted by needs no precision: it is added again. The smaller corrections can be left out.
+        shift_form = corrections if packed_dimensions(problem.d) > MOST_FUSED else SHORT
+        log_sums = launch.log_sum(_plain(problem), rows, columns, weights, shift_form, own).log_sum
+        rows = launch.pack_rows(points, step, weights, count, scaled=True, log_sums=log_sums)
+    if "values" not in problem.requires:
+        return launch.mean(problem, rows, columns, weights, corrections, log_sums, own)
+    return launch.values(problem, rows, columns, weights, corrections, log_sums, own, *state.packed_values())
+
+
+def _plain(problem: Problem) -> Problem:
+    """The problem of the rows' log sums alone."""
+    return replace(problem, reduction=Reduction.LOG_SUM, requires=problem.requires - {"values"}, n_values=0)
 
 
 def _empty(problem: Problem, device: torch.device) -> Partial:
     def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.float64, device=device)
+        return torch.empty((0, len(problem.scales), *shape) if problem.scales else (0, *shape), dtype=torch.float64, device=device)
 
     laplace = problem.reduction is Reduction.LAPLACE
     return Partial(
-        empty(0),
-        empty(0, problem.d) if problem.reduction is Reduction.MEAN else None,
-        empty(0) if laplace else None,
-        empty(0) if laplace else None,
+        empty(),
+        empty(problem.d) if problem.reduction is Reduction.MEAN else None,
+        empty() if laplace else None,
+        empty() if laplace else None,
+        empty(problem.n_values) if problem.n_values else None,
     )
 
 

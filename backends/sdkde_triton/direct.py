@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from .kernels import FLOOR, FLOOR64, LOG2E, f64, sized, wide
+
+
+@triton.jit
+def _differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED: tl.constexpr):
+    """v_j − v_i of one dimension, (columns, rows). ``DOUBLED``: a coordinate is the sum of two fp32 numbers."""
+    away = tl.load(columns + j)[:, None] - tl.load(rows + i, mask=inside, other=0.0)[None, :]
+    if DOUBLED:  # near pairs' leading parts cancel exactly (Sterbenz), and then the rest counts
+        rest = tl.load(columns + low_columns + j)[:, None] - tl.load(rows + low_rows + i, mask=inside, other=0.0)[None, :]
+        away += rest
+    return away
 
 
 @sized
@@ -15,62 +26,68 @@ def direct_kernel(
     out,
     m,
     n,
+    d,
+    own,
     column_padded,
     columns_per_split,
     D: tl.constexpr,
+    DOUBLED: tl.constexpr,
     LAPLACE: tl.constexpr,
     MEAN: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    EXCLUDE: tl.constexpr,
     ANCHORED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """As :func:`sdkde_triton.kernels.log_sum_kernel`, and for MEAN also Σ 2^(e − μ) (v_j − v_i), by direct differences.
 
-    ``rows`` (D, m) and ``columns`` (D, column_padded) are v; all arithmetic is in their dtype, fp32 or float64. For few
-    dimensions, where Tensor Cores would multiply padding, and for extents at which expanded squares fail. ``ANCHORED``:
-    every row is a column too, so its largest φ is 1 and needs no search.
+    ``rows`` (d, m) and ``columns`` (d, column_padded) are v; all arithmetic is in their dtype, fp32 or float64.
+    ``DOUBLED``: as many rows of what fp32 leaves of every coordinate follow. D is min(d, 3). For few dimensions, where
+    Tensor Cores would multiply padding, and for extents at which expanded squares fail. ``ANCHORED``: every row is a
+    column too, so its largest φ is 1 and needs no search. ``EXCLUDE``: row i leaves out column i + own.
 
     Tiles are (columns, rows), so that a thread owns whole rows and sums without talking to its neighbours.
     """
     real = columns.dtype.element_ty
+    floor: tl.constexpr = FLOOR if real == tl.float32 else FLOOR64
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = i < m
     split = tl.program_id(1).to(tl.int64)
     size = wide(m) * tl.num_programs(1)
     out_more = out + 2 * size
+    low_rows = wide(d) * m
+    low_columns = wide(d) * column_padded
     if ANCHORED:
         top = tl.zeros((BLOCK_M,), real)
     else:
-        top = tl.full((BLOCK_M,), FLOOR if real == tl.float32 else FLOOR64, real)
+        top = tl.full((BLOCK_M,), floor, real)
     total = tl.zeros((BLOCK_M,), real)
     moment = tl.zeros((BLOCK_M,), real)
     if D <= 2:
-        x0 = tl.load(rows + i, mask=inside, other=0.0)
         mean0 = tl.zeros((BLOCK_M,), real)
         if D == 2:
-            x1 = tl.load(rows + m + i, mask=inside, other=0.0)
             mean1 = tl.zeros((BLOCK_M,), real)
     elif MEAN:
-        more_at = split * D * m + i
-        for _ in range(D):
+        more_at = split * d * m + i
+        for _ in range(d):
             tl.store(out_more + more_at, tl.zeros((BLOCK_M,), real), mask=inside)
             more_at += m
     begin = tl.program_id(1) * columns_per_split
     for start in range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
         if D <= 2:
-            d0 = tl.load(columns + j)[:, None] - x0[None, :]
+            d0 = _differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED)
             e = d0 * d0
             if D == 2:
-                d1 = tl.load(columns + column_padded + j)[:, None] - x1[None, :]
+                d1 = _differences(rows + m, columns + column_padded, i, inside, j, low_rows, low_columns, DOUBLED)
                 e += d1 * d1
         else:
             e = tl.zeros((BLOCK_N, BLOCK_M), real)
             x_at = i.to(tl.int64)
             y_at = j.to(tl.int64)
-            for _ in range(D):
-                away = tl.load(columns + y_at)[:, None] - tl.load(rows + x_at, mask=inside, other=0.0)[None, :]
+            for _ in range(d):
+                away = _differences(rows, columns, x_at, inside, y_at, low_rows, low_columns, DOUBLED)
                 e += away * away
                 x_at += m
                 y_at += column_padded
@@ -78,6 +95,8 @@ def direct_kernel(
         if WEIGHTED:
             log2_w = (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(real)
             e += log2_w[:, None]
+        if EXCLUDE:
+            e = tl.where(j[:, None] == i[None, :] + own, 2.0 * floor, e).to(real)
         if ANCHORED:
             p = tl.exp2(e)
             total += tl.sum(p, 0)
@@ -105,9 +124,9 @@ def direct_kernel(
             else:
                 x_at = i.to(tl.int64)
                 y_at = j.to(tl.int64)
-                more_at = split * D * m + i
-                for _ in range(D):
-                    away = tl.load(columns + y_at)[:, None] - tl.load(rows + x_at, mask=inside, other=0.0)[None, :]
+                more_at = split * d * m + i
+                for _ in range(d):
+                    away = _differences(rows, columns, x_at, inside, y_at, low_rows, low_columns, DOUBLED)
                     mean = tl.load(out_more + more_at, mask=inside, other=0.0)
                     if not ANCHORED:
                         mean *= decay

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from .kernels import FLOOR64, LN2, SCALE_BITS, SQRT_LOG2E, f64, sized, wide
+
+
+@triton.jit
+def _log(x):
+    """log x, −∞ at 0; NaN stays."""
+    return tl.where(x == 0, float("-inf"), tl.log(tl.where(x == 0, 1.0, x)))
 
 
 @sized
@@ -50,15 +57,14 @@ def finish_log_sum_kernel(
         half_square = -(moment + total * top) * f64(LN2)
         constant = total * (1.0 + 0.5 * d)
         signed = constant - half_square
-        tl.store(out + i, tl.log(constant + half_square) + scale, mask=inside)
+        tl.store(out + i, _log(constant + half_square) + scale, mask=inside)
         size = tl.abs(signed)
         # NaN (in the data) stays NaN: no comparison with it is true.
         sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, signed * 0.0)).to(tl.float64)
         tl.store(out + wide(m) + i, sign, mask=inside)
-        log_size = tl.where(size == 0, float("-inf"), tl.log(tl.where(size == 0, 1.0, size)) + scale)
-        tl.store(out + 2 * wide(m) + i, log_size, mask=inside)
+        tl.store(out + 2 * wide(m) + i, _log(size) + scale, mask=inside)
     else:
-        tl.store(out + i, tl.log(total) + scale, mask=inside)
+        tl.store(out + i, _log(total) + scale, mask=inside)
 
 
 @sized
@@ -74,6 +80,8 @@ def finish_mean_kernel(
     splits,
     d,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PIECES: tl.constexpr,
     DIRECT: tl.constexpr,
     SUMMED: tl.constexpr,
     SHIFTED: tl.constexpr,
@@ -82,9 +90,9 @@ def finish_mean_kernel(
 ):
     """Merge the splits in order, float64: ℓ, and the shift in bandwidths.
 
-    ``DIRECT``: maxima, sums, and means (splits, D, m) of differences. Otherwise sums (with ``SUMMED`` they are column d
-    of the means) and means (splits, m, D) of the packed columns; the packed row is subtracted, so that a row's own term
-    cancels exactly.
+    WIDTH is a power of two ≥ D. ``DIRECT``: maxima, sums, and means (splits, d, m) of differences. Otherwise sums (with
+    ``SUMMED`` they are column d of the means) and means (splits, m, D) of the packed columns; the packed row is
+    subtracted, so that a row's own term cancels exactly.
     """
     size = wide(m) * splits
     if DIRECT:
@@ -95,7 +103,7 @@ def finish_mean_kernel(
     if SUMMED:
         means = partial
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    k = tl.arange(0, D)
+    k = tl.arange(0, WIDTH)
     inside = i < m
     row = i[:, None].to(tl.int64)
     both = inside[:, None] & (k[None, :] < d)
@@ -107,7 +115,7 @@ def finish_mean_kernel(
             top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
             at += m
     total = tl.zeros((BLOCK,), tl.float64)
-    mean = tl.zeros((BLOCK, D), tl.float64)
+    mean = tl.zeros((BLOCK, WIDTH), tl.float64)
     at = i.to(tl.int64)
     if DIRECT:
         of = k[None, :].to(tl.int64) * m + row
@@ -130,16 +138,18 @@ def finish_mean_kernel(
         total += part
         mean += some
         at += m
-    v = mean / total[:, None]
+    none = total == 0  # a row without columns (its own left out): ℓ = −∞ and no shift
+    v = mean / tl.where(none, 1.0, total)[:, None]
     if not DIRECT:
         packed = row * D + k[None, :]
-        v -= tl.load(rows + packed, mask=both, other=0.0).to(tl.float64)
-        v -= tl.load(rows + wide(row_padded) * D + packed, mask=both, other=0.0).to(tl.float64)
+        for piece in tl.static_range(PIECES):
+            v -= tl.load(rows + wide(row_padded) * (piece * D) + packed, mask=both, other=0.0).to(tl.float64)
         top -= SCALE_BITS
-    tl.store(shift + row * d + k[None, :], v / f64(SQRT_LOG2E), mask=both)
-    result = tl.log(total) + top * f64(LN2)
+    tl.store(shift + row * d + k[None, :], tl.where(none[:, None], 0.0, v / f64(SQRT_LOG2E)), mask=both)
+    result = _log(total) + top * f64(LN2)
     if SHIFTED:  # the exponents had the log sums, with their weights, taken off
-        result += tl.load(log_sums + i, mask=inside, other=0.0)
+        given = tl.load(log_sums + i, mask=inside, other=0.0)
+        result += tl.where(none, 0.0, given)
     elif not WEIGHTED:
         result += tl.load(log_weights)
     tl.store(log_sum + i, result, mask=inside)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from .space import Config
 
-__all__ = ["MOST_COLUMNS", "Processor", "most_parts", "resident", "slabs", "splits"]
+__all__ = ["MOST_COLUMNS", "Processor", "most_parts", "resident", "slab_rows", "splits"]
 
 #: Columns that one program sums at most: fp32 sums of more would lose digits.
 MOST_COLUMNS = 1 << 16
@@ -105,8 +104,12 @@ def most_parts(rows: int, bytes_per_row: int) -> int:
     return max(1, min(64, PARTIAL_BYTES // (rows * bytes_per_row)))
 
 
-def slabs(rows: int, bytes_per_row: int) -> Iterator[slice]:
-    """Yield ranges of rows whose partial results stay below :data:`PARTIAL_BYTES`."""
-    size = max(1024, PARTIAL_BYTES // bytes_per_row // 1024 * 1024)
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+def slab_rows(rows: int, n: int, bytes_per_row: int) -> int:
+    """Return how many rows to take at a time, so that their partial results stay below :data:`PARTIAL_BYTES`.
+
+    All slabs but the last have as many: none is left over that would not fill the card.
+    """
+    fewest = -(-n // MOST_COLUMNS)
+    most = max(1024, PARTIAL_BYTES // (bytes_per_row * fewest))
+    count = -(-rows // most)
+    return min(rows, -(-rows // (count * 1024)) * 1024)

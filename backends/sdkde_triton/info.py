@@ -8,12 +8,26 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import direct_dtype, extent_limit, form, formula, grid_step, merges, packed_dimensions, shifts_rows
+from .bounds import (
+    FULL,
+    LONG,
+    PAIRED,
+    arithmetic,
+    extent_limit,
+    form,
+    formula,
+    grid_step,
+    merges,
+    packed_dimensions,
+    packed_limit,
+    shifts_rows,
+    stores,
+)
 
 __all__ = ["INFO"]
 
-#: Dimensions that fit one program's accumulators.
-MOST_DIMENSIONS = 128
+#: Dimensions that the tests go to. Nothing ends there but the patience for kernels that are compiled for every 64.
+MOST_DIMENSIONS = 4096
 
 #: What Triton's interpreter costs on a CPU, in operations for one.
 INTERPRETER = 1e4
@@ -29,36 +43,44 @@ def _supports(problem: Problem) -> Support:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
     if problem.device.startswith("cpu") and not _interpreted():
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
-    if formula(problem, problem.extent) == "packed":
+    extent = problem.extent / min(problem.scales, default=1.0)
+    if formula(problem, extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
-    return Support(True, f"direct differences in {direct_dtype(problem, problem.extent)}")
+    if "values" in problem.requires:
+        return Support(False, f"sums values up to {packed_limit(problem):g} bandwidths from the centre, not {extent:g}")
+    kind = {"float32": "float32", "doubled": "pairs of float32", "float64": "float64"}[arithmetic(problem, extent)]
+    return Support(True, f"direct differences in {kind}")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
-    pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
-    two_passes = shifts_rows(problem)
-    if formula(problem, problem.extent) == "packed":
+    pairs, d, mean = problem.pairs * max(1, len(problem.scales)), problem.d, problem.reduction is Reduction.MEAN
+    two_passes, extent = shifts_rows(problem), problem.extent / min(problem.scales, default=1.0)
+    if formula(problem, extent) == "packed":
         width = packed_dimensions(d)
-        corrections = form(problem, problem.extent, grid_step(d, problem.extent, shifted=two_passes))
-        # Columns of the first product: hi·hi, lo·hi and hi·lo, then the constants, lo·lo, and the constants' rest.
-        exponent = (3 + (corrections >= 1)) * width + 16 * ((not merges(d)) + (corrections == 2))
-        products = (2 if two_passes else 1) * exponent + (3 * width if mean else 0)
+        full = problem.level == "high" or two_passes
+        corrections = form(problem, extent, grid_step(d, extent, shifted=two_passes, full=full))
+        # Columns of the first product: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants.
+        pieces = 3 + (corrections >= PAIRED) + 2 * (corrections == FULL)
+        exponent = pieces * width + 16 * ((not merges(d)) + (corrections >= LONG))
+        first = (3 * width + 16) if two_passes else 0
+        second = (5 if full else 3) * (width * mean + 16 * -(-problem.n_values // 16))
         scalar = 6.0 if mean else 4.0
-        read = (problem.m + problem.n) * (8 * d + 8 * width + 128)
+        stored = 4.0 * pairs if stores(problem, corrections) else 0.0  # φ, which the cache of a large card holds
+        read = (problem.m + problem.n) * (8 * d + 4 * (2 + full) * width + 128)
         work = Work(
-            matrix_flops={"float16": 2.0 * products * pairs},
+            matrix_flops={"float16": 2.0 * (first + exponent + second) * pairs},
             scalar_flops=2.0 * (scalar + (4.0 if two_passes else 0.0)) * pairs,  # an instruction counts as an FMA
             exps=(2.0 if two_passes else 1.0) * pairs,
-            bytes=read + 8.0 * problem.m * (d + 1),
+            bytes=read + stored + 8.0 * problem.m * (d + 1),
             launches=7 if two_passes else 4,
         )
     else:
-        double = direct_dtype(problem, problem.extent) == "float64"
-        distance = 2.0 * d + 3.0
-        operations = (distance + (3.0 * d if mean else 1.0)) * 2.0 * pairs
+        kind = arithmetic(problem, extent)
+        distance = (4.0 if kind == "doubled" else 2.0) * d + 3.0
+        operations = (distance * (1 + (mean and d > 2)) + (d if mean else 1.0)) * 2.0 * pairs
         work = Work(
-            matrix_flops={"float64": 4.0 * operations} if double else {},  # exponentials included
+            matrix_flops={"float64": 4.0 * operations} if kind == "float64" else {},  # exponentials included
             scalar_flops=operations,
             exps=float(pairs),
             bytes=32.0 * (problem.m + problem.n) * d + 8.0 * problem.m * (d + 1),
@@ -75,8 +97,8 @@ INFO = BackendInfo(
     protocol=(1, 1),
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
-    levels=("fast",),
-    features=frozenset({"weights"}),
+    levels=("fast", "high"),
+    features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
     deterministic=True,
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde[triton]'",

@@ -7,18 +7,19 @@ coordinate is split into two half-precision pieces, v = hi + lo, hi a multiple o
 constant −½‖v‖² (with the log weight, or a row's shift) into three, c = c₁ + c₂ + c₃, the first two multiples of g². The
 products hi·hi and c₁ + c₂ are then multiples of g², and as long as they stay below 2²⁴ g² the Tensor Core's fp32
 accumulator sums them exactly, although it truncates. They go first; the corrections follow when the large terms have
-cancelled, in one of three forms: SHORT adds lo·hi + hi·lo; PAIRED also lo·lo, which is not 0 on average between a row
-and its own column or a duplicate; LONG also c₃, and sums the corrections by themselves. The same hi and lo tiles serve
-the second product of MEAN.
+cancelled, in one of four forms: SHORT adds lo·hi + hi·lo; PAIRED also lo·lo, which is not 0 on average between a row
+and its own column or a duplicate; LONG also c₃, and sums the corrections by themselves; FULL takes coordinates in three
+pieces, v = hi + lo + rest, and adds rest·hi + hi·rest. The same tiles serve the second product of MEAN.
 
 Where d leaves columns of hi free, they carry more: a one, so that the second product of MEAN sums φ too (the fp32 unit
 and the Tensor Cores do not work at the same time on Hopper, so an addition saved is time saved), and up to 12
 dimensions the constants, so that one product less is needed.
 
-A packed array is one half-precision buffer for ``padded`` points: hi and lo, (padded, D) each, D the power of two
-≥ max(d, 16); the points' constants as rows, (padded, 32) = [c₁, c₂, 1, 1, 0 … | c₃, 0, 0, 0, 1, 0 …]; and for columns
-theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, 0 …], the first of these in hi from its column d on too, as far as
-there is room. Columns are padded to a multiple of every tile with c₁ = −60000, whose φ is 0.
+A packed array is one half-precision buffer for ``padded`` points: their PIECES, two or three, (padded, D) each, D as
+:func:`sdkde_triton.bounds.packed_dimensions` has it; the points' constants as rows, (padded, 32) = [c₁, c₂, 1, 1, 0 … |
+c₃, 0, 0, 0, 1, 0 …]; and for columns theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, 0 …], the first of these in hi
+from its column d on too, as far as there is room. Columns are padded to a multiple of every tile with c₁ = −60000,
+whose φ is 0. The rest is a subnormal number in half precision: it ends at 2⁻²⁴.
 
 Partial results of the splits of the columns are consecutive (splits, m) arrays in one buffer, which
 :mod:`sdkde_triton.finish` merges in a fixed order.
@@ -37,6 +38,7 @@ PADDING = tl.constexpr(-60000.0)
 SHORT = tl.constexpr(0)
 PAIRED = tl.constexpr(1)
 LONG = tl.constexpr(2)
+FULL = tl.constexpr(3)
 
 #: MEAN on Tensor Cores scales φ by 2**SCALE_BITS: φ ≤ 1 then uses the whole range of half precision.
 SCALE_BITS = tl.constexpr(14)
@@ -44,14 +46,13 @@ SCALE_BITS = tl.constexpr(14)
 #: Where running maxima start, in log2 units: finite, below any exponent; in the direct kernel above any
 #: padding column's. Every split has a column that is none.
 FLOOR = tl.constexpr(-1.0e30)
-FLOOR64 = tl.constexpr(-1.0e305)
-
+FLOOR64 = tl.constexpr(-1.0e303)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 SQRT_LOG2E = tl.constexpr(1.2011224087864498)
 
 
-_SIZES = ("n", "m", "d", "padded", "row_padded", "column_padded", "columns_per_split", "splits")
+_SIZES = ("n", "m", "d", "own", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "width")
 sized = triton.jit(do_not_specialize=_SIZES)
 
 
@@ -83,6 +84,8 @@ def pack_kernel(
     d,
     step,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
     MERGE: tl.constexpr,
@@ -90,13 +93,13 @@ def pack_kernel(
     SHIFTED: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """Pack float64 points (n, d) as rows, or as columns and rows; the grid of hi is ``step``.
+    """Pack float64 points (n, d) as rows, or as columns and rows; the grid of hi is ``step``, WIDTH a power of two ≥ D.
 
     ``WEIGHTED``: the columns' weights vary, and log2 of them is in their constants. ``SHIFTED`` subtracts log2 of the
     rows' sums, so that the exponents are those of φ / Σφ; ``SCALED`` adds SCALE_BITS to the rows.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    k = tl.arange(0, D)
+    k = tl.arange(0, WIDTH)
     row = index[:, None].to(tl.int64)
     inside = index < n
     v = tl.load(points + row * d + k[None, :], mask=inside[:, None] & (k[None, :] < d), other=0.0) * f64(SQRT_LOG2E)
@@ -105,10 +108,15 @@ def pack_kernel(
     v_hi = _nearest(v, g).to(tl.float32).to(tl.float16)
     v_lo = (v - v_hi.to(tl.float64)).to(tl.float32).to(tl.float16)
     packed = v_hi.to(tl.float64) + v_lo.to(tl.float64)
-    c = tl.sum(packed * packed, 1) * -0.5
     written = index[:, None] < padded
+    stored = written & (k[None, :] < D)
     size = wide(padded)
-    tl.store(out + (size + row) * D + k[None, :], v_lo, mask=written)
+    tl.store(out + (size + row) * D + k[None, :], v_lo, mask=stored)
+    if PIECES == 3:
+        v_rest = (v - packed).to(tl.float32).to(tl.float16)
+        packed += v_rest.to(tl.float64)
+        tl.store(out + (2 * size + row) * D + k[None, :], v_rest, mask=stored)
+    c = tl.sum(packed * packed, 1) * -0.5
     one = tl.full((BLOCK, 1), 1.0, tl.float16)
     zero = tl.full((BLOCK, 1), 0.0, tl.float16)
     if COLUMNS:
@@ -118,14 +126,15 @@ def pack_kernel(
         c1, c2, c3 = _three_pieces(tl.where(inside, weighted, f64(PADDING)), g)
         f = tl.arange(0, 16)[None, :]
         block = tl.where(f == 2, c1[:, None], tl.where(f == 3, c2[:, None], tl.where(f == 4, c3[:, None], zero)))
-        tl.store(out + size * (2 * D + 32) + row * 16 + f, tl.where(f < 2, one, block), mask=written)
+        tl.store(out + size * (PIECES * D + 32) + row * 16 + f, tl.where(f < 2, one, block), mask=written)
         free = k[None, :] - d
         v_hi = tl.where((free == 0) | ((free == 1) & MERGE), one, v_hi)
         if MERGE:
             v_hi = tl.where(free == 2, c1[:, None], tl.where(free == 3, c2[:, None], v_hi))
-    tl.store(out + row * D + k[None, :], v_hi, mask=written)
+    tl.store(out + row * D + k[None, :], v_hi, mask=stored)
     if SHIFTED:
         log_sum = tl.load(log_sums + index, mask=inside, other=0.0)
+        log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum)  # a row without columns
         if not WEIGHTED:  # then the columns' constants are without their weight
             log_sum -= tl.load(log_weights)
         c -= log_sum * f64(LOG2E)
@@ -135,7 +144,7 @@ def pack_kernel(
     f = tl.arange(0, 32)[None, :]
     block = tl.where(f == 0, c1[:, None], tl.where(f == 1, c2[:, None], tl.where(f == 16, c3[:, None], zero)))
     block = tl.where((f == 2) | (f == 3) | (f == 20), one, block)
-    tl.store(out + size * (2 * D) + row * 32 + f, block, mask=written)
+    tl.store(out + size * (PIECES * D) + row * 32 + f, block, mask=written)
 
 
 @triton.jit
@@ -148,8 +157,10 @@ def _three_pieces(c, g):
 
 
 @triton.jit
-def _load_rows(rows, padded, index, m, d, D: tl.constexpr, MERGE: tl.constexpr):
-    """A tile of packed rows: hi, lo (BLOCK_M, D), the constants' two halves (BLOCK_M, 16)."""
+def _load_rows(
+    rows, padded, index, m, d, D: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr
+):
+    """A tile of packed rows: hi, lo, and rest in FULL (BLOCK_M, D), the constants' two halves (BLOCK_M, 16)."""
     k = tl.arange(0, D)[None, :]
     f = tl.arange(0, 16)[None, :]
     row = index[:, None].to(tl.int64)
@@ -158,37 +169,57 @@ def _load_rows(rows, padded, index, m, d, D: tl.constexpr, MERGE: tl.constexpr):
     # Points packed as columns have those constants in the free columns, where a row's belong or nothing does.
     a_hi = tl.load(rows + row * D + k, mask=inside & (k < d), other=0.0)
     a_lo = tl.load(rows + size * D + row * D + k, mask=inside, other=0.0)
-    constants = rows + size * (2 * D)
+    a_rest = a_lo
+    if FORM == FULL:
+        a_rest = tl.load(rows + size * (2 * D) + row * D + k, mask=inside, other=0.0)
+    constants = rows + size * (PIECES * D)
     if MERGE:  # c₁, c₂, 1, 1
         a_hi += tl.load(constants + row * 32 + (k - d), mask=inside & (k >= d) & (k < d + 4), other=0.0)
     a_c = tl.load(constants + row * 32 + f, mask=inside, other=0.0)
-    a_rest = tl.load(constants + row * 32 + 16 + f, mask=inside, other=0.0)
-    return a_hi, a_lo, a_c, a_rest
+    a_c3 = tl.load(constants + row * 32 + 16 + f, mask=inside, other=0.0)
+    return a_hi, a_lo, a_rest, a_c, a_c3
 
 
 @triton.jit
 def _exponents(
-    a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr
+    a_hi,
+    a_lo,
+    a_rest,
+    a_c,
+    a_c3,
+    columns,
+    column_padded,
+    j,
+    D: tl.constexpr,
+    PIECES: tl.constexpr,
+    FORM: tl.constexpr,
+    MERGE: tl.constexpr,
 ):
     """log2 φ of a tile, (BLOCK_M, BLOCK_N): what cancels first, and exactly; see the module's docstring.
 
-    LONG sums the corrections by themselves: next to a large exponent every step of theirs would be truncated.
-    Also returns the tiles of the columns' hi and lo.
+    LONG and FULL sum the corrections by themselves: next to a large exponent every step of theirs would be truncated.
+    Also returns the tiles of the columns' pieces.
     """
     k = tl.arange(0, D)[None, :]
     f = tl.arange(0, 16)[None, :]
     column = j[:, None].to(tl.int64)
     size = wide(column_padded)
     b_hi = tl.load(columns + column * D + k)
-    if FORM == LONG or not MERGE:
-        b_c = tl.load(columns + size * (2 * D + 32) + column * 16 + f)
+    if FORM >= LONG or not MERGE:
+        b_c = tl.load(columns + size * (PIECES * D + 32) + column * 16 + f)
     b_lo = tl.load(columns + size * D + column * D + k)
+    b_rest = b_lo
+    if PIECES == 3:
+        b_rest = tl.load(columns + size * (2 * D) + column * D + k)
     e = tl.dot(a_hi, tl.trans(b_hi))
     if not MERGE:
         e = tl.dot(a_c, tl.trans(b_c), e)
-    if FORM == LONG:
+    if FORM >= LONG:
         small = tl.dot(a_lo, tl.trans(b_lo))
-        small = tl.dot(a_rest, tl.trans(b_c), small)
+        small = tl.dot(a_c3, tl.trans(b_c), small)
+        if FORM == FULL:
+            small = tl.dot(a_rest, tl.trans(b_hi), small)
+            small = tl.dot(a_hi, tl.trans(b_rest), small)
         small = tl.dot(a_lo, tl.trans(b_hi), small)
         small = tl.dot(a_hi, tl.trans(b_lo), small)
         e = e + small
@@ -197,7 +228,7 @@ def _exponents(
         e = tl.dot(a_hi, tl.trans(b_lo), e)
         if FORM == PAIRED:
             e = tl.dot(a_lo, tl.trans(b_lo), e)
-    return e, b_hi, b_lo
+    return e, b_hi, b_lo, b_rest
 
 
 @sized
@@ -211,31 +242,39 @@ def log_sum_kernel(
     m,
     n,
     d,
+    own,
     columns_per_split,
     D: tl.constexpr,
+    PIECES: tl.constexpr,
     FORM: tl.constexpr,
     MERGE: tl.constexpr,
     LAPLACE: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    EXCLUDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Of every row over one split of the columns: the maximum μ of e = log2 (w φ), Σ 2^(e − μ), and for LAPLACE the
     moment Σ 2^(e − μ) (log2 φ − μ), by which one pass gives the Laplace estimate too: −½r² = ln 2 · log2 φ.
+    ``EXCLUDE``: row i leaves out column i + own.
 
     The running maximum keeps rows whose φ all underflow (Milakov and Gimelshein, "Online normalizer calculation for
     softmax", 2018).
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_c, a_rest = _load_rows(rows, row_padded, index, m, d, D, MERGE)
+    a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
-        e, _, _ = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, FORM, MERGE)
+        e, _, _, _ = _exponents(
+            a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
+        )
+        if EXCLUDE:
+            e = leave_out(e, index, j, own, n)
         highest = tl.maximum(top, tl.max(e, 1))
         below = e - highest[:, None]
         p = tl.exp2(below)
@@ -258,11 +297,41 @@ def log_sum_kernel(
 
 
 @triton.jit
-def _two_halves(p):
+def leave_out(e, index, j, own, n):
+    """Exponents without those of every row's own column, and of padding: a row may have no other column."""
+    return tl.where((j[None, :] == index[:, None] + own) | (j[None, :] >= n), 2.0 * FLOOR, e)
+
+
+@triton.jit
+def two_halves(p):
     """p ≥ 0 in fp32 as two half-precision pieces: 22 bits, where p is in half precision's normal range."""
     # Clearing 13 bits leaves a number that half precision holds, so the difference is exact.
     leading = (p.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
     return leading.to(tl.float16), (p - leading).to(tl.float16)
+
+
+@triton.jit
+def three_halves(p):
+    """A tile of p ≥ 0 in three half-precision pieces, the first with six bits below the row's largest.
+
+    Its products with hi, of eleven bits, then sum exactly over 64 columns. A Tensor Core aligns all products to the
+    largest number and cuts what hangs over: with 22 bits in the leading product that moves a shift by 2⁻²⁰ ‖v‖. Also
+    returns the row's sums of the first piece, exact as well, and of the rest.
+    """
+    largest = tl.max(p, 1)
+    power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    rounding = (power * (1.5 * 2.0**18))[:, None]  # a unit in its last place is a 32nd of the power of two
+    first = (p + rounding) - rounding
+    second, third = two_halves(p - first)
+    return first.to(tl.float16), second, third, tl.sum(first, 1), tl.sum(p - first, 1)
+
+
+@triton.jit
+def compensated(total, lost, part):
+    """total + part, and what rounding lost of it (Kahan, "Further remarks on reducing truncation errors", 1965)."""
+    part -= lost
+    added = total + part
+    return added, (added - total) - part
 
 
 @sized
@@ -275,11 +344,15 @@ def mean_kernel(
     m,
     n,
     d,
+    own,
     columns_per_split,
     D: tl.constexpr,
+    PIECES: tl.constexpr,
     FORM: tl.constexpr,
     MERGE: tl.constexpr,
     SUMMED: tl.constexpr,
+    EXCLUDE: tl.constexpr,
+    EXACT: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -287,17 +360,22 @@ def mean_kernel(
 ):
     """Σ φ (m,) and Σ φ v (m, D) of every row over one split of the columns, φ scaled by 2**SCALE_BITS.
 
-    ``SUMMED``: column d of the means, of ones, is the sum.
+    ``SUMMED``: column d of the means, of ones, is the sum. ``EXCLUDE``: row i leaves out column i + own.
+    ``EXACT``, for "high" with three PIECES: φ in three pieces too, all products that weigh, and tiles added with their
+    rounding errors (Kahan).
 
     No running maximum: the rows' constants see to it that the largest φ of a row is near 1 (a point among the columns,
     or rows shifted by their log sums). φ enters the second product in two pieces: one alone misses the shift's
     tolerance in half of the rows.
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_c, a_rest = _load_rows(rows, row_padded, index, m, d, D, MERGE)
+    a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     k = tl.arange(0, D)[None, :]
     total = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
+    if EXACT:
+        lost = tl.zeros((BLOCK_M, D), tl.float32)
+        total_lost = tl.zeros((BLOCK_M,), tl.float32)
     begin = tl.program_id(1) * columns_per_split
     step: tl.constexpr = BLOCK_N * TILES
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), step, num_stages=STAGES):
@@ -306,15 +384,39 @@ def mean_kernel(
         part = tl.zeros((BLOCK_M, D), tl.float32)
         for tile in tl.static_range(TILES):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            e, b_hi, b_lo = _exponents(a_hi, a_lo, a_c, a_rest, columns, column_padded, j, D, FORM, MERGE)
+            e, b_hi, b_lo, b_rest = _exponents(
+                a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
+            )
+            if EXCLUDE:
+                e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
-            if not SUMMED:
-                total += tl.sum(p, 1)
-            p_hi, p_lo = _two_halves(p)
-            part = tl.dot(p_hi, b_hi, part)
-            part = tl.dot(p_lo, b_hi, part)
-            part = tl.dot(p_hi, b_lo, part)
-        mean += part
+            # The largest products last: every step after them is truncated next to them.
+            if EXACT:
+                p_hi, p_lo, p_rest, sum_hi, sum_rest = three_halves(p)
+                if not SUMMED:
+                    total_lost -= sum_rest
+                    total, total_lost = compensated(total, total_lost, sum_hi)
+                part = tl.dot(p_rest, b_hi, part)
+                part = tl.dot(p_hi, b_rest, part)
+                part = tl.dot(p_lo, b_lo, part)
+                part = tl.dot(p_hi, b_lo, part)
+                lost -= tl.dot(p_lo, b_hi, part)
+                mean, lost = compensated(mean, lost, tl.dot(p_hi, b_hi))
+            else:
+                if not SUMMED:
+                    total += tl.sum(p, 1)
+                p_hi, p_lo = two_halves(p)
+                if PIECES == 3:
+                    part = tl.dot(p_lo, b_lo, part)
+                    part = tl.dot(p_hi, b_rest, part)
+                part = tl.dot(p_lo, b_hi, part)
+                part = tl.dot(p_hi, b_lo, part)
+                part = tl.dot(p_hi, b_hi, part)
+        if not EXACT:
+            mean += part
+    if EXACT:
+        mean -= lost
+        total -= total_lost
     to = tl.program_id(1).to(tl.int64) * m + index
     inside = index < m
     means = out

@@ -1,34 +1,42 @@
-"""Host side of the kernels: buffers, packing, configurations and launches."""
+"""Host side of the kernels: buffers, packing, and which kernels make a reduction."""
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from triton.runtime.interpreter import InterpretedFunction
 
 from sdkde_core.protocol import Partial, Problem, Reduction
-from sdkde_core.tuning import tuned
 
-from . import finish, kernels
-from .bounds import merges, packed_dimensions
+from . import blocked, finish, kernels
+from .bounds import in_blocks, merges, packed_dimensions
+from .compiled import INTERPRETED, configuration, copy, launch, reduce
 from .direct import direct_kernel
-from .grid import Processor, most_parts, resident, splits
-from .space import COLUMN_PADDING, Config, default, fits, tiles_per_sum
+from .grid import Processor
+from .space import COLUMN_PADDING, block_k, tiles_per_sum
 
-__all__ = ["INTERPRETED", "Packed", "Weights", "direct", "log_sum", "mean", "pack_columns", "pack_rows", "transpose"]
+__all__ = [
+    "INTERPRETED",
+    "Operand",
+    "Packed",
+    "Weights",
+    "direct",
+    "log_sum",
+    "mean",
+    "pack_columns",
+    "pack_rows",
+    "pack_values",
+    "transpose",
+    "values",
+    "weighted_sums",
+]
 
-#: Compilation of the kernels that only copy.
-PLAIN = Config(1, 1, 4, 1)
+#: Columns whose φ is stored at a time; with :data:`STORED_ROWS` rows 32 MiB, which stay in the cache of a large card.
+STORED_COLUMNS = 2048
+STORED_ROWS = 4096
 
-#: Whether kernels run in Triton's interpreter, on the CPU.
-INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
-
-_logger = logging.getLogger("sdkde")
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
 
@@ -39,6 +47,7 @@ class Packed:
     buffer: torch.Tensor
     count: int
     padded: int
+    pieces: int
 
 
 @dataclass(frozen=True)
@@ -49,46 +58,16 @@ class Weights:
     vary: bool
 
 
-_interpreter = threading.Lock()
+@dataclass(frozen=True)
+class Operand:
+    """What φ is multiplied by: ``pieces`` half-precision arrays (padded, width)."""
 
-#: Compiled kernels by kernel, flags, configuration, element type, device, and whether all pointers are aligned.
-_compiled: dict[Any, Any] = {}
-
-
-def _compile(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
-    """Return the compiled kernel for those arguments and compile-time parameters, which come last; None: interpreted.
-
-    Triton itself looks at every argument of every launch to find the compiled code, which takes longer than a small
-    problem's kernels. No integer is specialised on, so what is left is in this key.
-    """
-    if INTERPRETED:
-        return None
-    first = arguments[0]  # the only pointer that may not be aligned: the user's rows, from somewhere in an array
-    key = (kernel, flags, config, first.dtype, first.device.index, first.data_ptr() % 16)
-    found = _compiled.get(key)
-    if found is None:
-        named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
-        found = _compiled[key] = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
-        found._init_handles()  # loads it, which tells its registers
-    return found
+    buffer: torch.Tensor
+    width: int
+    pieces: int
 
 
-def _launch(
-    kernel: Any, compiled: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: Any, config: Config
-) -> None:
-    if compiled is None:
-        with _interpreter:  # it replaces parts of Triton while it runs
-            kernel[grid](*arguments, *flags, **config.options)
-    else:
-        compiled[(*grid, 1)](*arguments, *flags)
-
-
-def _copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
-    """Launch a kernel without launch parameters to choose."""
-    _launch(kernel, _compile(kernel, arguments, flags, PLAIN), (programs, 1), arguments, flags, PLAIN)
-
-
-def pack_columns(points: torch.Tensor, step: float, weights: Weights, *, scaled: bool = False) -> Packed:
+def pack_columns(points: torch.Tensor, step: float, weights: Weights, pieces: int, *, scaled: bool = False) -> Packed:
     """Pack float64 points (n, d) as columns of the first product, and as its rows.
 
     Parameters
@@ -97,108 +76,104 @@ def pack_columns(points: torch.Tensor, step: float, weights: Weights, *, scaled:
     step : float
         See :func:`sdkde_triton.bounds.grid_step`.
     weights : Weights
+    pieces : int
+        Two, or three for FULL.
     scaled : bool
         MEAN: the rows scale φ to half precision's range.
     """
     padded = -(-points.shape[0] // COLUMN_PADDING) * COLUMN_PADDING
-    return _pack(points, step, weights, None, padded, True, scaled)
+    return _pack(points, step, weights, pieces, None, padded, True, scaled)
 
 
 def pack_rows(
-    points: torch.Tensor, step: float, weights: Weights, *, scaled: bool = False, log_sums: torch.Tensor | None = None
+    points: torch.Tensor,
+    step: float,
+    weights: Weights,
+    pieces: int,
+    *,
+    scaled: bool = False,
+    log_sums: torch.Tensor | None = None,
 ) -> Packed:
     """Pack float64 points (m, d) as rows, shifted by their log sums (m,) over columns with ``weights``, if given."""
-    return _pack(points, step, weights, log_sums, points.shape[0], False, scaled)
+    return _pack(points, step, weights, pieces, log_sums, points.shape[0], False, scaled)
 
 
 def _pack(
-    points: torch.Tensor, step: float, weights: Weights, log_sums: Any, padded: int, columns: bool, scaled: bool
+    points: torch.Tensor, step: float, weights: Weights, pieces: int, log_sums: Any, padded: int, columns: bool, scaled: bool
 ) -> Packed:
     n, d = points.shape
-    width = packed_dimensions(d)
-    halves = padded * (2 * width + (48 if columns else 32))
+    width, span = packed_dimensions(d), _power_of_two(packed_dimensions(d))
+    halves = padded * (pieces * width + (48 if columns else 32))
     buffer = torch.empty(halves, dtype=torch.float16, device=points.device)
-    block = max(16, 2048 // width)
+    block = max(2, 2048 // span)
     shifts = weights.log if log_sums is None else log_sums
     arguments = (points, weights.log, shifts, buffer, n, padded, d, step)
-    flags = (width, block, columns, merges(d), weights.vary, log_sums is not None, scaled)
-    _copy(kernels.pack_kernel, -(-padded // block), arguments, flags)
-    return Packed(buffer, n, padded)
+    flags = (width, span, pieces, block, columns, merges(d), weights.vary, log_sums is not None, scaled)
+    copy(kernels.pack_kernel, -(-padded // block), arguments, flags)
+    return Packed(buffer, n, padded, pieces)
 
 
-def transpose(points: torch.Tensor, dtype: torch.dtype, padding: int = 1) -> torch.Tensor:
-    """Return v = √(log2 e) u, (d, n), as the direct kernel reads it; padding columns lie far away."""
+def pack_values(values: torch.Tensor) -> tuple[Operand, torch.Tensor]:
+    """Pack float64 values (n, c), every column by its largest magnitude (c,), which is returned."""
+    n, c = values.shape
+    largest = values.abs().amax(0)
+    largest = torch.where(largest > 0, largest, 1.0)
+    width = -(-c // 16) * 16
+    buffer = torch.zeros((2, -(-n // COLUMN_PADDING) * COLUMN_PADDING, width), dtype=torch.float16, device=values.device)
+    ratio = values / largest
+    buffer[0, :n, :c] = ratio.half()
+    buffer[1, :n, :c] = (ratio - buffer[0, :n, :c].double()).half()
+    return Operand(buffer, width, 2), largest
+
+
+def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.Tensor:
+    """Return v = √(log2 e) u as the direct kernel reads it; padding columns lie far away.
+
+    (d, n) in ``"float32"`` or ``"float64"``; ``"doubled"`` is (2 d, n), what fp32 leaves of every coordinate last.
+    """
     n, d = points.shape
-    v = torch.empty((d, -(-n // padding) * padding), dtype=dtype, device=points.device)
-    v[:, :n] = points.T * _SQRT_LOG2E
-    v[:, n:] = 1e153 if dtype == torch.float64 else 1e18
+    dtype = torch.float64 if arithmetic == "float64" else torch.float32
+    shape = (2 if arithmetic == "doubled" else 1) * d, -(-n // padding) * padding
+    v = torch.zeros(shape, dtype=dtype, device=points.device)
+    scaled = points.T * _SQRT_LOG2E
+    v[:d, :n] = scaled
+    if arithmetic == "doubled":
+        v[d:, :n] = scaled - v[:d, :n]
+    v[:d, n:] = 1e152 if dtype == torch.float64 else 1e17
     return v
 
 
-def configuration(kernel: str, problem: Problem, columns: int, processor: Processor) -> Config:
-    """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
-    found = tuned(kernel, problem)
-    if found is not None:
-        try:
-            config = Config.of(found.config)
-        except (TypeError, ValueError) as error:
-            _logger.warning("tuned configuration of %s ignored: %s", kernel, error)
-        else:
-            if fits(kernel, config, columns, processor.capability):
-                return config
-    return default(kernel, columns, processor.capability, merges(problem.d))
-
-
-def _reduce(
-    kernel: Any,
-    config: Config,
-    step: int,
-    m: int,
-    n: int,
-    per_row: int,
-    before: Any,
-    after: Any,
-    flags: Any,
-    dtype: Any,
-) -> tuple[torch.Tensor, int]:
-    """Launch a reduction over all splits of the columns; return their results, ``per_row`` numbers each, and how many.
-
-    The kernel's arguments are ``before``, the buffer of results, ``after``, and the columns of a split. A program takes
-    ``step`` columns at a time.
-    """
-    device = before[0].device
-    processor = Processor.of(device)
-    flags = (*flags, config.block_m, config.block_n)
-    if "STAGES" in kernel.arg_names:
-        flags = (*flags, config.num_stages)
-    # The buffer of another call stands for this one's, whose size depends on what the compiled kernel needs.
-    compiled = _compile(kernel, (*before, before[0].view(dtype), *after, n), flags, config)
-    slots = processor.multiprocessors * resident(compiled, config, processor)
-    parts, length = splits(m, n, config.block_m, step, slots, most_parts(m, per_row * dtype.itemsize))
-    out = torch.empty(parts * m * per_row, dtype=dtype, device=device)
-    _launch(kernel, compiled, (-(-m // config.block_m), parts), (*before, out, *after, length), flags, config)
-    return out, parts
-
-
-def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int) -> Partial:
+def log_sum(
+    problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, own: int | None = None
+) -> Partial:
     """LOG_SUM or LAPLACE on Tensor Cores.
 
     Parameters
     ----------
     problem : Problem
+        Its m is of all rows, of which these may be some.
     rows, columns : Packed
     weights : Weights
     form : int
         See :func:`sdkde_triton.bounds.form`.
+    own : int, optional
+        Row i leaves out column i + own.
     """
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
-    laplace = problem.reduction is Reduction.LAPLACE
-    config = configuration("triton.log_sum", problem, width, Processor.of(rows.buffer.device))
-    before = (rows.buffer, columns.buffer, weights.log)
-    after = (rows.padded, columns.padded, m, n, problem.d)
-    flags = (width, form, merges(problem.d), laplace, weights.vary)
-    out, parts = _reduce(
-        kernels.log_sum_kernel, config, config.block_n, m, n, 3 if laplace else 2, before, after, flags, torch.float32
+    laplace, exclude = problem.reduction is Reduction.LAPLACE, own is not None
+    per_row, processor = 3 if laplace else 2, Processor.of(rows.buffer.device)
+    before, sizes = (rows.buffer, columns.buffer, weights.log), (rows.padded, columns.padded, m, n)
+    if in_blocks(problem.d, form):
+        config = configuration("triton.blocked", problem, width, processor, rows.pieces)
+        flags = (width, rows.pieces, form, laplace, False, False, weights.vary, exclude)
+        last = (block_k(width, rows.pieces, processor.capability),)
+        kernel, after = blocked.blocked_kernel, (*sizes, own or 0, 0)
+    else:
+        config = configuration("triton.log_sum", problem, width, processor, rows.pieces)
+        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
+        kernel, after, last = kernels.log_sum_kernel, (*sizes, problem.d, own or 0), ()
+    out, parts = reduce(
+        kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, torch.float32, last
     )
     return _finish_log_sum(problem, out, weights, m, parts)
 
@@ -207,59 +182,147 @@ def _finish_log_sum(problem: Problem, partial: torch.Tensor, weights: Weights, m
     laplace = problem.reduction is Reduction.LAPLACE
     result = torch.empty((3, m) if laplace else m, dtype=torch.float64, device=partial.device)
     arguments = (partial, weights.log, result, m, parts, problem.d)
-    _copy(finish.finish_log_sum_kernel, -(-m // 128), arguments, (laplace, weights.vary, 128))
+    copy(finish.finish_log_sum_kernel, -(-m // 128), arguments, (laplace, weights.vary, 128))
     return Partial(result[0], None, result[1], result[2]) if laplace else Partial(result)
 
 
 def mean(
-    problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, log_sums: torch.Tensor | None = None
+    problem: Problem,
+    rows: Packed,
+    columns: Packed,
+    weights: Weights,
+    form: int,
+    log_sums: torch.Tensor | None = None,
+    own: int | None = None,
 ) -> Partial:
-    """MEAN on Tensor Cores; ``log_sums`` (m,) are what the rows were shifted by, if they were."""
+    """MEAN on Tensor Cores; ``log_sums`` (m,) are what the rows were shifted by, if they were. See :func:`log_sum`."""
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
+    if in_blocks(problem.d, form):
+        operand = Operand(columns.buffer, width, columns.pieces)
+        (out,) = weighted_sums(problem, rows, columns, [operand], form, own)
+        return _finish_mean(problem, out, rows, weights, log_sums, 1)
     processor = Processor.of(rows.buffer.device)
-    config = configuration("triton.mean", problem, width, processor)
-    before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d)
+    config = configuration("triton.mean", problem, width, processor, rows.pieces)
+    before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d, own or 0)
     summed = problem.d < width
     tiles = tiles_per_sum(width, form, merges(problem.d), processor.capability) if config.block_n <= 128 else 1
-    flags = (width, form, merges(problem.d), summed, tiles)
+    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, problem.level == "high", tiles)
     per_row, step = width if summed else width + 1, tiles * config.block_n
-    out, parts = _reduce(kernels.mean_kernel, config, step, m, n, per_row, before, after, flags, torch.float32)
-    return _finish_mean(problem, out, rows.buffer, rows.padded, weights, log_sums, m, parts, False)
+    out, parts = reduce(
+        kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32
+    )
+    return _finish_mean(problem, out, rows, weights, log_sums, parts, summed)
+
+
+def weighted_sums(
+    problem: Problem, rows: Packed, columns: Packed, operands: list[Operand], form: int, own: int | None = None
+) -> list[torch.Tensor]:
+    """Return Σ φ (m,) and Σ φ b (m, width) for every operand b, in one float64 array each."""
+    m, d, device = rows.count, packed_dimensions(problem.d), rows.buffer.device
+    processor = Processor.of(device)
+    config = configuration("triton.blocked", problem, d, processor, rows.pieces)
+    chunk = min(STORED_COLUMNS, columns.padded)
+    exact = problem.level == "high"
+    phi = torch.empty((3 if exact else 2) * m * chunk, dtype=torch.float16, device=device)
+    totals = torch.empty(m * (chunk // config.block_n), dtype=torch.float64, device=device)
+    sums = [torch.zeros(m * (1 + b.width), dtype=torch.float64, device=device) for b in operands]
+    flags = (d, rows.pieces, form, False, True, exact, False, own is not None, config.block_m, config.block_n)
+    flags = (*flags, config.num_stages, block_k(d, rows.pieces, processor.capability))
+    for first in range(0, columns.padded, chunk):
+        here = min(chunk, columns.padded - first)
+        arguments = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
+        arguments = (*arguments, m, columns.count, own or 0, first, here)
+        grid = -(-m // config.block_m), here // config.block_n
+        launch(blocked.blocked_kernel, grid, arguments, flags, config)
+        for b, out in zip(operands, sums):
+            shape = configuration("triton.weighted_sum", problem, b.width, processor, b.pieces)
+            grid = -(-m // shape.block_m), -(-b.width // shape.block_n)
+            own_flags = (b.width, b.pieces, exact, shape.block_m, shape.block_n, shape.num_stages)
+            own_flags = (*own_flags, block_k(COLUMN_PADDING, b.pieces, processor.capability))
+            arguments = (phi, b.buffer, totals, out, columns.padded, m, here // config.block_n, first, here)
+            launch(blocked.weighted_sum_kernel, grid, arguments, own_flags, shape)
+    return sums
+
+
+def values(
+    problem: Problem,
+    rows: Packed,
+    columns: Packed,
+    weights: Weights,
+    form: int,
+    log_sums: torch.Tensor | None,
+    own: int | None,
+    operand: Operand,
+    magnitudes: torch.Tensor,
+) -> Partial:
+    """LOG_SUM or MEAN with the weighted means of values, an operand and its columns' magnitudes; see :func:`mean`."""
+    m, mean = rows.count, problem.reduction is Reduction.MEAN
+    operands = [operand]
+    if mean:
+        operands.append(Operand(columns.buffer, packed_dimensions(problem.d), columns.pieces))
+    sums = weighted_sums(problem, rows, columns, operands, form, own)
+    total, c = sums[0][:m], magnitudes.shape[0]
+    some = total != 0
+    means = sums[0][m:].view(m, operand.width)[:, :c] * magnitudes / torch.where(some, total, 1.0)[:, None]
+    if mean:
+        return replace(_finish_mean(problem, sums[1], rows, weights, log_sums, 1), values=means)
+    base = weights.log[0] if log_sums is None else torch.where(some, log_sums, 0.0)
+    log_sum = total.log() - math.log(2.0) * kernels.SCALE_BITS.value
+    if log_sums is not None or not weights.vary:
+        log_sum += base
+    return Partial(log_sum, values=means)
 
 
 def _finish_mean(
     problem: Problem,
     partial: torch.Tensor,
-    rows: torch.Tensor,
-    padded: int,
+    rows: Packed | torch.Tensor,
     weights: Weights,
     log_sums: torch.Tensor | None,
-    m: int,
     parts: int,
-    direct: bool,
+    summed: bool = False,
 ) -> Partial:
-    d, width = problem.d, packed_dimensions(problem.d)
-    shift = torch.empty((m, d), dtype=torch.float64, device=rows.device)
-    result = torch.empty(m, dtype=torch.float64, device=rows.device)
-    block = max(1, 512 // width)
+    d, width, direct = problem.d, packed_dimensions(problem.d), isinstance(rows, torch.Tensor)
+    if isinstance(rows, torch.Tensor):
+        buffer, m, padded, pieces = rows, rows.shape[1], 0, 0
+    else:
+        buffer, m, padded, pieces = rows.buffer, rows.count, rows.padded, rows.pieces
+    shift = torch.empty((m, d), dtype=torch.float64, device=buffer.device)
+    result = torch.empty(m, dtype=torch.float64, device=buffer.device)
+    span = _power_of_two(width)
+    block = max(1, 512 // span)
     given = result if log_sums is None else log_sums
-    arguments = (partial, rows, weights.log, given, result, shift, padded, m, parts, d)
-    flags = (width, direct, not direct and d < width, log_sums is not None, weights.vary, block)
-    _copy(finish.finish_mean_kernel, -(-m // block), arguments, flags)
+    arguments = (partial, buffer, weights.log, given, result, shift, padded, m, parts, d)
+    flags = (width, span, pieces, direct, summed, log_sums is not None, weights.vary, block)
+    copy(finish.finish_mean_kernel, -(-m // block), arguments, flags)
     return Partial(result, shift)
 
 
-def direct(problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights: Weights) -> Partial:
-    """Any reduction by direct differences of transposed points, rows (d, m) and padded columns (d, ≥ n)."""
+def direct(
+    problem: Problem,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    weights: Weights,
+    arithmetic: str,
+    own: int | None = None,
+) -> Partial:
+    """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     d, m, n = problem.d, rows.shape[1], weights.log.shape[0]
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    anchored = mean and problem.same and not weights.vary and columns.dtype == torch.float32
+    exclude = own is not None
+    anchored = mean and problem.same and not weights.vary and not exclude and arithmetic != "float64"
     name = "triton.direct_mean" if anchored else "triton.direct"
     config = configuration(name, problem, d, Processor.of(rows.device))
-    before, after = (rows, columns, weights.log), (m, n, columns.shape[1])
-    flags = (d, laplace, mean, weights.vary, anchored)
+    before, after = (rows, columns, weights.log), (m, n, d, own or 0, columns.shape[1])
+    flags = (min(d, 3), arithmetic == "doubled", laplace, mean, weights.vary, exclude, anchored)
     per_row = 2 + (d if mean else laplace)
-    out, parts = _reduce(direct_kernel, config, config.block_n, m, n, per_row, before, after, flags, columns.dtype)
+    out, parts = reduce(
+        direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, columns.dtype
+    )
     if mean:
-        return _finish_mean(problem, out, rows, 0, weights, None, m, parts, True)
+        return _finish_mean(problem, out, rows, weights, None, parts)
     return _finish_log_sum(problem, out, weights, m, parts)
+
+
+def _power_of_two(x: int) -> int:
+    return 1 << (x - 1).bit_length()

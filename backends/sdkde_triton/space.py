@@ -6,10 +6,27 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
-__all__ = ["KERNELS", "SPACE", "Config", "candidates", "default", "fits", "shared_bytes", "tiles_per_sum"]
+__all__ = [
+    "KERNELS",
+    "SPACE",
+    "Config",
+    "block_k",
+    "candidates",
+    "default",
+    "fits",
+    "shared_bytes",
+    "tiles_per_sum",
+]
 
 #: The kernels with launch parameters, as the tuning hook knows them.
-KERNELS = ("triton.log_sum", "triton.mean", "triton.direct", "triton.direct_mean")
+KERNELS = (
+    "triton.log_sum",
+    "triton.mean",
+    "triton.blocked",
+    "triton.weighted_sum",
+    "triton.direct",
+    "triton.direct_mean",
+)
 
 #: Values that are worth trying. Tiles are powers of two; a row tile has at least the 64 rows of a warp group's product.
 SPACE: Mapping[str, tuple[int, ...]] = {
@@ -72,7 +89,12 @@ class Config(NamedTuple):
         return self._asdict()
 
 
-def shared_bytes(kernel: str, config: Config, columns: int) -> int:
+def block_k(columns: int, pieces: int, capability: int) -> int:
+    """Return how many dimensions (or columns) the kernels of :mod:`sdkde_triton.blocked` take at a time."""
+    return min(columns, 64 if pieces == 2 and 90 <= capability < 110 else 32)
+
+
+def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, capability: int = 90) -> int:
     """Return an upper bound on a program's shared memory: its rows' operands, and the column tiles in flight.
 
     Parameters
@@ -81,33 +103,45 @@ def shared_bytes(kernel: str, config: Config, columns: int) -> int:
     config : Config
     columns : int
         D, of a packed operand.
+    pieces : int
+        Of every coordinate.
+    capability : int
+        Ten times the compute capability.
     """
     if kernel.startswith("triton.direct"):
         return 4096
-    rows = config.block_m * (2 * columns + 32) * 2
-    tile = config.block_n * (2 * columns + 16) * 2
+    if kernel in ("triton.blocked", "triton.weighted_sum"):
+        rows = config.block_m * (pieces if kernel == "triton.blocked" else 2)
+        stage = (rows + config.block_n * pieces) * block_k(columns, pieces, capability) * 2
+        return max(2, config.num_stages) * stage + (config.block_m + config.block_n) * 64 + 4096
+    rows = config.block_m * (pieces * columns + 32) * 2
+    tile = config.block_n * (pieces * columns + 16) * 2
     if kernel == "triton.mean" and columns == 16:
         tile *= 2  # see tiles_per_sum
     return rows + max(2, config.num_stages) * tile + 4096
 
 
-def fits(kernel: str, config: Config, columns: int, capability: int) -> bool:
+def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int = 2) -> bool:
     """Whether a configuration fits a GPU's shared memory and register file."""
-    if kernel == "triton.mean" and config.block_n < 16:
+    if not kernel.startswith("triton.direct") and config.block_n < 16:
         return False  # the second product's inner dimension
+    if kernel == "triton.blocked" and config.block_n > COLUMN_PADDING:
+        return False
     limit = SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, 80))]
     accumulators = config.block_m * config.block_n
     if kernel == "triton.mean":
-        accumulators += 2 * config.block_m * columns
+        accumulators += (3 if pieces == 3 else 2) * config.block_m * columns
+    if kernel in ("triton.blocked", "triton.weighted_sum"):
+        accumulators *= 3 if pieces == 3 else 2
     # Accumulators above 160 of a thread's 255 registers leave too few for the exponentials.
-    return shared_bytes(kernel, config, columns) <= limit and accumulators <= 160 * 32 * config.num_warps
+    return shared_bytes(kernel, config, columns, pieces, capability) <= limit and accumulators <= 160 * 32 * config.num_warps
 
 
-def candidates(kernel: str, columns: int, capability: int) -> Iterator[Config]:
+def candidates(kernel: str, columns: int, capability: int, pieces: int = 2) -> Iterator[Config]:
     """Yield every configuration of :data:`SPACE` that fits."""
     for values in product(*SPACE.values()):
         config = Config(**dict(zip(SPACE, values)))
-        if fits(kernel, config, columns, capability):
+        if fits(kernel, config, columns, capability, pieces):
             yield config
 
 
@@ -130,7 +164,7 @@ HOPPER: Mapping[str, Mapping[int, tuple[int, int, int, int]]] = {
 }
 
 
-def default(kernel: str, columns: int, capability: int, merged: bool = False) -> Config:
+def default(kernel: str, columns: int, capability: int, merged: bool = False, pieces: int = 2) -> Config:
     """Return the default configuration; measured on an H200, and chosen elsewhere by what fits without spilling.
 
     Parameters
@@ -143,10 +177,23 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False) ->
         Ten times the compute capability: 90 for an H200.
     merged : bool
         See :func:`sdkde_triton.bounds.merges`.
+    pieces : int
+        Of every coordinate: two, or three for FULL.
     """
     if kernel.startswith("triton.direct"):
         return Config(1024, 16, 8, 1) if kernel == "triton.direct_mean" else Config(256, 16, 8, 1)
-    if 90 <= capability < 100:
+    hopper = 90 <= capability < 100
+    if kernel in ("triton.blocked", "triton.weighted_sum"):
+        if pieces == 3:
+            return Config(64, 64, 4, 3) if hopper else Config(64, 32, 4, 2)
+        return Config(128, 128, 8, 3) if hopper else Config(64, 64, 4, 2)
+    if pieces == 3:
+        if hopper and kernel == "triton.mean":
+            return Config(64, 64, 4, 3 if columns == 16 else 2)
+        if hopper:
+            return Config(64, 128, 4, 3) if columns <= 32 else Config(128, 64, 8, 2)
+        return Config(64, 32, 4, 2) if columns <= 32 else Config(64, 16, 4, 2)
+    if hopper:
         return Config(*HOPPER[kernel][0 if merged else columns])
     # Elsewhere the rows' operands stay in registers, or (10.0, Triton 3.6) more goes to shared memory: smaller tiles.
     if columns >= 128:

@@ -1,0 +1,199 @@
+"""Device code: exponents summed over blocks of dimensions, and weighted sums of stored φ.
+
+For more dimensions than one program holds, and for sums of values. With that many the products weigh most, so MEAN is
+two kernels: φ of some rows and columns is stored, in two half-precision pieces, and multiplied. See
+:mod:`sdkde_triton.kernels` for the packed operands.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from .kernels import FLOOR, FULL, LOG2E, compensated, f64, leave_out, sized, three_halves, two_halves, wide
+from .space import COLUMN_PADDING
+
+#: Columns of stored φ are a multiple of this.
+PADDED = tl.constexpr(COLUMN_PADDING)
+
+
+@sized
+def blocked_kernel(
+    rows,
+    columns,
+    log_weights,
+    out,
+    row_padded,
+    column_padded,
+    m,
+    n,
+    own,
+    first,
+    columns_per_split,
+    D: tl.constexpr,
+    PIECES: tl.constexpr,
+    FORM: tl.constexpr,
+    LAPLACE: tl.constexpr,
+    STORE: tl.constexpr,
+    EXACT: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    EXCLUDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """As :func:`sdkde_triton.kernels.log_sum_kernel`, with LONG's or FULL's exponents.
+
+    ``STORE``: instead φ, scaled by the rows' constants, as two half-precision pieces, with ``EXACT`` three,
+    (2 or 3, m, columns_per_split) of the one split that begins at column ``first``, and to ``log_weights``, which φ contains, its sums over tiles (tiles, m).
+    """
+    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = index < m
+    row = tl.where(inside, index, 0)[:, None].to(tl.int64)
+    f = tl.arange(0, 16)[None, :]
+    k = tl.arange(0, BLOCK_K)[None, :]
+    row_size = wide(row_padded)
+    size = wide(column_padded)
+    constants = rows + row_size * (PIECES * D) + row * 32 + f
+    top = tl.full((BLOCK_M,), FLOOR, tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    moment = tl.zeros((BLOCK_M,), tl.float32)
+    if STORE:
+        begin = first + tl.program_id(1) * BLOCK_N
+        end = begin + BLOCK_N
+    else:
+        begin = tl.program_id(1) * columns_per_split
+        end = tl.minimum(begin + columns_per_split, n)
+    for start in range(begin, end, BLOCK_N):
+        j = start + tl.arange(0, BLOCK_N)
+        column = j[:, None].to(tl.int64)
+        e = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        small = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for block in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+            at = rows + row * D + (block + k)
+            by = columns + column * D + (block + k)
+            a_hi = tl.load(at)
+            b_hi = tl.trans(tl.load(by))
+            e = tl.dot(a_hi, b_hi, e)
+            a_lo = tl.load(at + row_size * D)
+            b_lo = tl.trans(tl.load(by + size * D))
+            if FORM == FULL:
+                # Each block by itself, added with rounding to nearest: hundreds of truncated steps are a bias.
+                part = tl.dot(a_lo, b_lo)
+                part = tl.dot(tl.load(at + row_size * (2 * D)), b_hi, part)
+                part = tl.dot(a_hi, tl.trans(tl.load(by + size * (2 * D))), part)
+                part = tl.dot(a_lo, b_hi, part)
+                small += tl.dot(a_hi, b_lo, part)
+            else:
+                small = tl.dot(a_lo, b_lo, small)
+                small = tl.dot(a_lo, b_hi, small)
+                small = tl.dot(a_hi, b_lo, small)
+        b_c = tl.trans(tl.load(columns + size * (PIECES * D + 32) + column * 16 + f))
+        e = tl.dot(tl.load(constants), b_c, e)
+        small = tl.dot(tl.load(constants + 16), b_c, small)
+        e += small
+        if EXCLUDE:
+            e = leave_out(e, index, j, own, n)
+        if STORE:
+            p = tl.exp2(e)
+            if EXACT:
+                p_hi, p_lo, p_rest, sum_hi, sum_rest = three_halves(p)
+            else:
+                p_hi, p_lo = two_halves(p)
+            stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
+            to = row * stride + (j - first)[None, :]
+            both = inside[:, None]
+            tl.store(out + to, p_hi, mask=both)
+            tl.store(out + wide(m) * stride + to, p_lo, mask=both)
+            if EXACT:
+                tl.store(out + wide(m) * stride * 2 + to, p_rest, mask=both)
+                total = sum_hi.to(tl.float64) + sum_rest.to(tl.float64)
+            else:
+                # Of what is stored, so that the largest φ has the same weight in both sums.
+                total = tl.sum(p_hi.to(tl.float32) + p_lo.to(tl.float32), 1).to(tl.float64)
+            tl.store(log_weights + tl.program_id(1).to(tl.int64) * m + index, total, mask=inside)
+        else:
+            highest = tl.maximum(top, tl.max(e, 1))
+            below = e - highest[:, None]
+            p = tl.exp2(below)
+            decay = tl.exp2(top - highest)
+            if LAPLACE:
+                if WEIGHTED:
+                    below -= (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(tl.float32)[None, :]
+                moment = (moment + total * (top - highest)) * decay + tl.sum(p * below, 1)
+            total = total * decay + tl.sum(p, 1)
+            top = highest
+    if not STORE:
+        to = tl.program_id(1).to(tl.int64) * m + index
+        size = wide(m) * tl.num_programs(1)
+        tl.store(out + to, top, mask=inside)
+        tl.store(out + size + to, total, mask=inside)
+        if LAPLACE:
+            tl.store(out + 2 * size + to, moment, mask=inside)
+
+
+@sized
+def weighted_sum_kernel(
+    phi,
+    columns,
+    sums,
+    out,
+    column_padded,
+    m,
+    splits,
+    first,
+    columns_per_split,
+    D: tl.constexpr,
+    PIECES: tl.constexpr,
+    EXACT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Add Σ φ (m,) and Σ φ b (m, D) over the columns from ``first`` on, whose φ is stored, as ``EXACT`` says.
+
+    ``columns`` has PIECES arrays (column_padded, D), ``sums`` those of φ over tiles (splits, m). The results are
+    float64: what is added comes in order.
+    """
+    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = index < m
+    row = tl.where(inside, index, 0)[:, None].to(tl.int64)
+    c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    exists = (c < D)[None, :]
+    size = wide(column_padded) * D
+    stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
+    low = wide(m) * stride
+    mean = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    lost = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in tl.range(0, columns_per_split, BLOCK_K, num_stages=STAGES):
+        at = phi + row * stride + (start + k)[None, :]
+        p_hi = tl.load(at)
+        p_lo = tl.load(at + low)
+        by = columns + (first + start + k)[:, None].to(tl.int64) * D + c[None, :]
+        b_hi = tl.load(by, mask=exists, other=0.0)
+        b_lo = tl.load(by + size, mask=exists, other=0.0)
+        part = tl.dot(p_lo, b_lo)
+        if PIECES == 3:
+            part = tl.dot(p_hi, tl.load(by + 2 * size, mask=exists, other=0.0), part)
+        if EXACT:
+            part = tl.dot(tl.load(at + 2 * low), b_hi, part)
+            part = tl.dot(p_hi, b_lo, part)
+            lost -= tl.dot(p_lo, b_hi, part)
+            mean, lost = compensated(mean, lost, tl.dot(p_hi, b_hi))
+        else:
+            part = tl.dot(p_lo, b_hi, part)
+            part = tl.dot(p_hi, b_lo, part)
+            mean += tl.dot(p_hi, b_hi, part)
+    mean -= lost
+    to = out + wide(m) + row * D + c[None, :]
+    both = inside[:, None] & exists
+    tl.store(to, tl.load(to, mask=both, other=0.0) + mean.to(tl.float64), mask=both)
+    if tl.program_id(1) == 0:
+        total = tl.load(out + index, mask=inside, other=0.0)
+        at = index.to(tl.int64)
+        for _ in range(splits):
+            total += tl.load(sums + at, mask=inside, other=0.0)
+            at += m
+        tl.store(out + index, total, mask=inside)

@@ -1,0 +1,123 @@
+"""How kernels are launched: compiled code, configurations, grids."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+
+from sdkde_core.protocol import Problem
+from sdkde_core.tuning import tuned
+
+from . import kernels
+from .bounds import merges
+from .grid import Processor, most_parts, resident, slab_rows, splits
+from .space import Config, default, fits
+
+__all__ = ["INTERPRETED", "configuration", "copy", "launch", "reduce"]
+
+#: Compilation of the kernels that only copy.
+PLAIN = Config(1, 1, 4, 1)
+
+#: Whether kernels run in Triton's interpreter, on the CPU.
+INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
+
+_logger = logging.getLogger("sdkde")
+
+_interpreter = threading.Lock()
+
+#: Compiled kernels by kernel, flags, configuration, element type, device, and whether all pointers are aligned.
+_compiled: dict[Any, Any] = {}
+
+
+def _compile(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
+    """Return the compiled kernel for those arguments and compile-time parameters, which come last; None: interpreted.
+
+    Triton itself looks at every argument of every launch to find the compiled code, which takes longer than a small
+    problem's kernels. No integer is specialised on, so what is left is in this key.
+    """
+    if INTERPRETED:
+        return None
+    first = arguments[0]  # the only pointer that may not be aligned: the user's rows, from somewhere in an array
+    key = (kernel, flags, config, first.dtype, first.device.index, first.data_ptr() % 16)
+    found = _compiled.get(key)
+    if found is None:
+        named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
+        found = _compiled[key] = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
+        found._init_handles()  # loads it, which tells its registers
+    return found
+
+
+def _run(
+    kernel: Any, compiled: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: Any, config: Config
+) -> None:
+    if compiled is None:
+        with _interpreter:  # it replaces parts of Triton while it runs
+            kernel[grid](*arguments, *flags, **config.options)
+    else:
+        compiled[(*grid, 1)](*arguments, *flags)
+
+
+def launch(
+    kernel: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config
+) -> None:
+    """Launch a kernel: arguments, then compile-time parameters, in its order."""
+    _run(kernel, _compile(kernel, arguments, flags, config), grid, arguments, flags, config)
+
+
+def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
+    """Launch a kernel without launch parameters to choose."""
+    launch(kernel, (programs, 1), arguments, flags, PLAIN)
+
+
+def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
+    """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
+    found = tuned(kernel, problem)
+    if found is not None:
+        try:
+            config = Config.of(found.config)
+        except (TypeError, ValueError) as error:
+            _logger.warning("tuned configuration of %s ignored: %s", kernel, error)
+        else:
+            if fits(kernel, config, columns, processor.capability, pieces):
+                return config
+    return default(kernel, columns, processor.capability, merges(problem.d), pieces)
+
+
+def reduce(
+    kernel: Any,
+    config: Config,
+    step: int,
+    whole: int,
+    m: int,
+    n: int,
+    per_row: int,
+    before: Any,
+    after: Any,
+    flags: Any,
+    dtype: Any,
+    last: tuple[int, ...] = (),
+) -> tuple[torch.Tensor, int]:
+    """Launch a reduction of m rows over all splits of the columns; return their results, and how many.
+
+    There are ``per_row`` numbers for every row and split. The kernel's arguments are ``before``, the buffer of results,
+    ``after``, and the columns of a split. A program takes ``step`` columns at a time. The number of splits follows from
+    ``whole``, the rows of the problem, of which these may be some: so they may come in any portions, with the same bits.
+    """
+    device = before[0].device
+    processor = Processor.of(device)
+    flags = (*flags, config.block_m, config.block_n)
+    if "STAGES" in kernel.arg_names:
+        flags = (*flags, config.num_stages, *last)
+    # The buffer of another call stands for this one's, whose size depends on what the compiled kernel needs.
+    compiled = _compile(kernel, (*before, before[0].view(dtype), *after, n), flags, config)
+    slots = processor.multiprocessors * resident(compiled, config, processor)
+    bytes_per_row = per_row * dtype.itemsize
+    most = most_parts(slab_rows(whole, n, bytes_per_row), bytes_per_row)
+    parts, length = splits(whole, n, config.block_m, step, slots, most)
+    out = torch.empty(parts * m * per_row, dtype=dtype, device=device)
+    _run(kernel, compiled, (-(-m // config.block_m), parts), (*before, out, *after, length), flags, config)
+    return out, parts
