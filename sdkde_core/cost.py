@@ -43,9 +43,9 @@ def plain_work(problem: Problem) -> Work:
     )
 
 
-def exact_work(problem: Problem, far_share: float) -> Work:
-    """Return the Work of the core's exact path for a share of a problem's pairs: differences in memory, one thread."""
-    pairs, scales = far_share * problem.pairs, max(1, len(problem.scales))
+def exact_work(problem: Problem) -> Work:
+    """Return the Work of the core's exact path: differences in memory, one thread."""
+    pairs, scales = float(problem.pairs), max(1, len(problem.scales))
     passes = 12.0 if problem.reduction is Reduction.MEAN else 8.0
     return Work(scalar_flops=2.0 * passes * problem.d * scales * pairs, exps=2.0 * scales * pairs, parallel=False)
 

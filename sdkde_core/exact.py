@@ -1,4 +1,4 @@
-"""The exact path: direct differences in float64 for the few points beyond a backend's extent.
+"""The exact path: direct differences in float64 for points beyond the extents that a backend takes.
 
 It serves any array library on any device and every feature, at the price of O(d) memory traffic per pair; the
 passes over many points belong to a backend.
@@ -12,15 +12,31 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 from .merge import concatenate, merge, safe_log, stack
-from .protocol import Columns, Partial, Problem, Reduction
+from .protocol import Columns, Partial, Problem, Reduction, Support
 
-__all__ = ["reduce_exact"]
+__all__ = ["Exact", "reduce_exact"]
 
 #: Numbers in the (rows, columns, d) block of differences: 16 MiB of float64.
 BLOCK = 1 << 21
 
 
-def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_column: Any = None) -> Partial:
+class Exact:
+    """The exact path as a backend, for whatever arrays it is given."""
+
+    def probe(self, device: str) -> Support:
+        """It runs where the arrays are."""
+        return Support(True, "direct differences")
+
+    def prepare(self, problem: Problem, columns: Columns) -> Columns:
+        """Nothing is packed."""
+        return columns
+
+    def reduce(self, problem: Problem, queries: Any, state: Columns, own_offset: int = 0) -> Partial:
+        """Answer by direct differences."""
+        return reduce_exact(problem, state.points if queries is None else queries, state, own_offset)
+
+
+def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: int = 0) -> Partial:
     """Answer ``problem`` by direct differences.
 
     Parameters
@@ -29,8 +45,8 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_column: A
         Its reduction, features, scales and d are used; the sizes come from the arrays.
     queries : (m, d) float64 array
     columns : Columns
-    own_column : (m,) integer array, optional
-        With ``"exclude_self"``: the column that each row leaves out, −1 for none.
+    own_offset : int
+        With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one.
     """
     m, n, d = queries.shape[0], columns.points.shape[0], problem.d
     width = max(1, min(n, BLOCK // max(1, d)))
@@ -43,26 +59,26 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_column: A
             over = slice(c, min(c + width, n))
             values = None if columns.values is None else columns.values[over, :]
             block = Columns(columns.points[over, :], columns.log_weights[over], values)
-            own = None if own_column is None else own_column[here] - c
-            partials.append(_block(problem, queries[here, :], block, own))
+            partials.append(_block(problem, queries[here, :], block, own_offset + r - c))
         strips.append(merge(partials))
-    return strips[0] if len(strips) == 1 else concatenate(strips)
+    return concatenate(strips)
 
 
-def _block(problem: Problem, query: Any, columns: Columns, own: Any) -> Partial:
-    answers = [_at_scale(problem, query, columns, own, scale) for scale in problem.scales or (1.0,)]
+def _block(problem: Problem, query: Any, columns: Columns, own_offset: int) -> Partial:
+    answers = [_at_scale(problem, query, columns, own_offset, scale) for scale in problem.scales or (1.0,)]
     return stack(answers) if problem.scales else answers[0]
 
 
-def _at_scale(problem: Problem, query: Any, columns: Columns, own: Any, scale: float) -> Partial:
+def _at_scale(problem: Problem, query: Any, columns: Columns, own_offset: int, scale: float) -> Partial:
     xp = array_namespace(query)
     points, log_weights = columns.points, columns.log_weights
     difference = points[None, :, :] - query[:, None, :]  # (rows, columns, d)
     exponent = -0.5 / scale**2 * xp.sum(difference * difference, axis=-1)
     terms = exponent + log_weights[None, :]
     left_out = None
-    if own is not None:
-        left_out = own[:, None] == xp.arange(points.shape[0], device=device(points))[None, :]
+    if "exclude_self" in problem.requires:
+        row, column = (xp.arange(x.shape[0], device=device(points)) for x in (query, points))
+        left_out = row[:, None] + own_offset == column[None, :]
         terms = xp.where(left_out, xp.full_like(terms, -math.inf), terms)
     # Far from every point exponents are huge, and only their differences count: with k the largest term,
     # r²_j − r²_k = ‖u_j − u_k‖² + 2 (u_j − u_k)·(u_k − u_i), without the cancellation.
@@ -86,10 +102,11 @@ def _at_scale(problem: Problem, query: Any, columns: Columns, own: Any, scale: f
         signed = xp.sum(phi * (half + exponent), axis=1)  # exponent = −½ r²
         plus = xp.sum(phi * (half - exponent), axis=1)
         return Partial(safe_log(plus) + top, sign=xp.sign(signed), log_magnitude=safe_log(xp.abs(signed)) + top)
-    share = phi / xp.where(total > 0, total, xp.ones_like(total))[:, None]
+    empty = total == 0  # NaN, in the data, is not
+    share = phi / xp.where(empty, xp.ones_like(total), total)[:, None]
     values = None if columns.values is None else share @ columns.values
     shift = None
     if problem.reduction is Reduction.MEAN:
         shift = away + xp.sum(share[:, :, None] * delta, axis=1)
-        shift = xp.where((total > 0)[:, None], shift, xp.zeros_like(shift))
+        shift = xp.where(empty[:, None], xp.zeros_like(shift), shift)
     return Partial(safe_log(total) + top, shift=shift, values=values)

@@ -53,7 +53,7 @@ class PassReport:
 
     problem: Problem
     seconds: float
-    exact_points: int  # taken off by the core and summed exactly
+    far_points: int  # taken off by the core and summed apart, by a slower formula
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ def run(plan: Plan) -> Outcome:
         if result is not None:  # the pass before moved the points
             query = columns.points if query is None else query
             columns = replace(columns, points=columns.points + 0.5 * result.shift)  # half a mean-shift step, float64
-        result, exact_points = reduce_pass(backend, info, problem, columns, None if problem.same else query)
+        result, far_points = reduce_pass(backend, info, problem, columns, None if problem.same else query)
         if _logger.isEnabledFor(logging.DEBUG) or plan.timed:
             to_host(result.log_sum[:1])  # waits for the device
-            reports.append(PassReport(problem, time.perf_counter() - start, exact_points))
+            reports.append(PassReport(problem, time.perf_counter() - start, far_points))
             size = (problem.m, problem.n, problem.d)
             _logger.debug("%s %d × %d, d = %d: %.4f s", problem.reduction, *size, reports[-1].seconds)
     assert result is not None  # a spec has at least one pass

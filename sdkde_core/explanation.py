@@ -28,7 +28,7 @@ class PassLine:
     extent: float
     predicted_seconds: float | None
     measured_seconds: float | None = None
-    exact_points: int = 0
+    far_points: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Explanation:
                     problem.extent,
                     priced[i] if priced else None,
                     report.seconds if report else None,
-                    report.exact_points if report else 0,
+                    report.far_points if report else 0,
                 )
             )
         return cls(spec.method, bandwidth, choice.name, choice.device, choice.reason, tuple(lines), choice.candidates)
@@ -86,9 +86,9 @@ class Explanation:
             times = f"predicted {_time(p.predicted_seconds)}"
             if p.measured_seconds is not None:
                 times += f", took {_time(p.measured_seconds)}"
-            exact = f", {p.exact_points} far points summed exactly" if p.exact_points else ""
+            far = f", {p.far_points} far points summed apart" if p.far_points else ""
             size = f"{p.m} × {p.n}, d = {p.d}, {p.level}, extent {p.extent:.3g} bandwidths"
-            lines.append(f"  {p.reduction:8} {size}: {times}{exact}")
+            lines.append(f"  {p.reduction:8} {size}: {times}{far}")
         lines += ["", "backends"]
         width = max(len(f"{c.name} ({c.device})") for c in self.candidates)
         for c in self.candidates:

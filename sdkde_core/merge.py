@@ -53,8 +53,8 @@ def merge(partials: Sequence[Partial]) -> Partial:
 
 
 def concatenate(partials: Sequence[Partial]) -> Partial:
-    """Join the results of consecutive blocks of rows."""
-    return _join(partials, lambda xp, arrays: xp.concat(arrays, axis=0))
+    """Join the results of consecutive blocks of rows; a single one is returned as it is."""
+    return partials[0] if len(partials) == 1 else _join(partials, lambda xp, arrays: xp.concat(arrays, axis=0))
 
 
 def stack(partials: Sequence[Partial]) -> Partial:
@@ -69,10 +69,10 @@ def each(partial: Partial, change: Callable[[Any], Any]) -> Partial:
 
 
 def safe_log(x: Any) -> Any:
-    """log(x), −inf at 0 and below, without a warning."""
+    """log(x), −inf at 0 and below, without a warning; NaN stays NaN."""
     xp = array_namespace(x)
-    positive = x > 0
-    return xp.where(positive, xp.log(xp.where(positive, x, xp.ones_like(x))), xp.full_like(x, -float("inf")))
+    nothing = x <= 0
+    return xp.where(nothing, xp.full_like(x, -float("inf")), xp.log(xp.where(nothing, xp.ones_like(x), x)))
 
 
 def _join(partials: Sequence[Partial], how: Callable[[Any, list[Any]], Any]) -> Partial:

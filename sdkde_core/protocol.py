@@ -259,7 +259,7 @@ class Backend(TypingProtocol):
 
         Later problems have the same columns, reduction, level and features, other rows (``m``, ``same``), and an extent
         of at most ``problem.extent``. The arrays are not copied: the caller leaves them unchanged as long as the state
-        lives.
+        lives. They may be some of a pass's columns: then their weights sum to less than 1.
         """
 
     def reduce(self, problem: Problem, queries: Any, state: Any, own_offset: int = 0) -> Partial:
@@ -327,7 +327,8 @@ class BackendInfo:
         ``supports(problem) -> Support``: called when device, level and features fit.
     extent_limit : callable
         ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the level,
-        from an error bound. Where only few points lie beyond, the core takes those off and sums them exactly.
+        from an error bound. Up to half the pairs beyond it the core takes off: the backend sums them apart, as
+        problems of the full extent, if it supports those; otherwise the core sums them exactly, however many.
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
     """

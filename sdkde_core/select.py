@@ -280,7 +280,10 @@ def _judge(
         if failure:
             return no(f"broken: its work fails on this problem: {failure}")
         if predicted is not None and on is not None and asked is not problem:
-            predicted += cost.seconds(cost.exact_work(problem, far), on)
+            beyond, failure = ask(_seconds_beyond, info, problem, on)
+            if failure:
+                return no(f"broken: its work fails on this problem: {failure}")
+            predicted = (1.0 - far) * predicted + far * beyond
         passes.append(predicted)
     known = tuple(p for p in passes if p is not None)
     if transfer is None or len(known) < len(passes):
@@ -295,6 +298,12 @@ def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | Non
     far = share(step, limit) if share is not None and problem.extent > limit else 1.0
     asked = problem if share is None else within_limit(info, problem, far)
     return asked, far, as_support(info.supports(asked))
+
+
+def _seconds_beyond(info: BackendInfo, problem: Problem, on: Processor) -> float:
+    """Predicted time of the whole in the way that far points are summed: by the backend if it can, else exactly."""
+    predicted = cost.predict(info, problem, on) if info.supports(problem).ok else None
+    return cost.seconds(cost.exact_work(problem), on) if predicted is None else predicted
 
 
 def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:

@@ -1,30 +1,34 @@
 """One reduction through a backend, within the bounds of its protocol: what it must not see, and what it cannot hold.
 
-Columns of weight zero are dropped (and kept as rows). The few points beyond the extent at which the backend's formula
-holds are summed by direct differences and merged: one outlier must not slow the rest. Where the device's memory does
-not suffice, the query rows are cut.
+Columns of weight zero are dropped (and kept as rows). Points beyond the extent at which the backend's fast formula
+holds are taken off, as a few outliers must not slow the rest: the backend sums them apart by its slower formula, or the
+core by direct differences where it has none. Where the device's memory does not suffice, the query rows are cut.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
 from .arrays import to_host
-from .exact import reduce_exact
+from .exact import Exact
 from .merge import concatenate, each, merge
 from .protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, Reduction
 
-__all__ = ["SPLIT_SHARE", "radii", "reduce_pass", "within_limit"]
+__all__ = ["SPLIT_SHARE", "far_share", "radii", "reduce_pass", "within_limit"]
 
-#: Largest share of the pairs that the exact path may take over from a backend that also takes the whole: it costs some
-#: thirty times as much per pair.
-SPLIT_SHARE = 0.01
+#: Largest share of the pairs that is taken off a backend that also takes the whole. Those pairs cost the same either
+#: way; what the others save must pay for packing the columns twice and for sorting rows and columns.
+SPLIT_SHARE = 0.5
+
+#: Nats below a row's largest term at which others add nothing: exp(−746) is 0 in float64, however many terms there are
+#: and whatever distance they are multiplied by.
+NOTHING = 2000.0
 
 
 def within_limit(info: BackendInfo, problem: Problem, far_share: float) -> Problem:
@@ -54,9 +58,8 @@ def radii(points: Any) -> Any:
 
 def far_share(row_radii: Any, column_radii: Any, limit: float) -> float:
     """Share of the pairs in which either point lies beyond ``limit``."""
-    xp = array_namespace(row_radii)
-    near = [float(xp.mean(xp.astype(r <= limit, r.dtype))) for r in (row_radii, column_radii)]
-    return 1.0 - near[0] * near[1]
+    far_rows, far_columns = _read(_count(row_radii > limit), _count(column_radii > limit))
+    return _share(far_rows, row_radii.shape[0], far_columns, column_radii.shape[0])
 
 
 def reduce_pass(
@@ -77,102 +80,126 @@ def reduce_pass(
     -------
     Partial
     int
-        How many points (as columns or as rows) were summed exactly.
+        How many points were taken off: columns and rows, what is both counted once.
     """
     with np.errstate(all="ignore"):  # sums of exponentials underflow by design, whatever the caller's error state
-        return _reduce_pass(backend, info, problem, columns, queries)
+        partial, far_columns, far_rows = _reduce_pass(backend, info, problem, columns, queries)
+    return partial, max(far_columns, far_rows) if queries is None else far_columns + far_rows
 
 
 def _reduce_pass(
     backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any
-) -> tuple[Partial, int]:
+) -> tuple[Partial, int, int]:
+    """Drop the columns of weight zero; return the result, and how many columns and rows were taken off."""
+    if "weights" not in problem.requires:
+        return _split(backend, info, problem, columns, queries)
+    xp = array_namespace(columns.points)
+    carries = columns.log_weights > -math.inf
+    kept = xp.nonzero(carries)[0]
+    if kept.shape[0] == carries.shape[0]:
+        return _split(backend, info, problem, columns, queries)
     rows = columns.points if queries is None else queries
-    carries = near_columns = near_rows = None  # None: all
-    if "weights" in problem.requires:
-        carries = _unless_all(columns.log_weights > -math.inf)
-    limit = info.extent_limit(problem)
-    if problem.extent > limit:
-        row_radii, column_radii = radii(rows), radii(columns.points)
-        cut = within_limit(info, problem, far_share(row_radii, column_radii, limit))
-        if cut is not problem:
-            problem = cut
-            near_columns, near_rows = _unless_all(column_radii <= limit), _unless_all(row_radii <= limit)
-    if carries is None and near_columns is None and near_rows is None:
-        state = backend.prepare(problem, columns)
-        return _reduce(backend, problem, columns, queries, state, 0), 0
-    everything = (np.ones(x.shape[0], dtype=bool) for x in (columns.points, columns.points, rows))
-    masks = [e if m is None else m for e, m in zip(everything, (carries, near_columns, near_rows))]
-    return _reduce_parts(backend, problem, columns, queries, *masks)
+    if "exclude_self" not in problem.requires:
+        return _split(backend, info, problem, _take(columns, kept), rows)
+    # Row i and column i still belong together: pairs come last among the columns and first among the rows.
+    m, n = rows.shape[0], carries.shape[0]
+    alone = kept >= m
+    kept = xp.concat([kept[alone], kept[~alone]])
+    ownless = xp.concat([~carries[:m], xp.ones(max(0, m - n), dtype=xp.bool, device=device_of(rows))])
+    order = _last(ownless)
+    own_offset = int(_read(_count(alone))[0])
+    partial, n_far, m_far = _split(backend, info, problem, _take(columns, kept), _rows(rows, order), own_offset)
+    return _back(partial, order), n_far, m_far
 
 
-def _unless_all(mask: Any) -> np.ndarray | None:
-    """The mask on the host; None where it leaves nothing out."""
-    xp = array_namespace(mask)
-    return None if bool(xp.all(mask)) else to_host(mask)
+def _split(
+    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any, own_offset: int = 0
+) -> tuple[Partial, int, int]:
+    """Take the far points off: near rows are summed by the fast formula, and over far columns only where these matter.
 
-
-def _reduce_parts(
-    backend: Backend,
-    problem: Problem,
-    columns: Columns,
-    queries: Any,
-    carries: np.ndarray,
-    near_columns: np.ndarray,
-    near_rows: np.ndarray,
-) -> tuple[Partial, int]:
-    """Reduce with columns left out and points summed exactly.
-
-    With ``same`` and with ``exclude_self``, row i belongs to column i. Rows whose own column is among the near ones
-    come first, in the columns' order, so that the backend's rows and columns still correspond; the others have none.
+    What is taken off the backend sums too, apart, if it takes the full extent: problems with few rows or few columns.
     """
-    same, excluding = queries is None, "exclude_self" in problem.requires
+    limit = info.extent_limit(problem)
+    if problem.extent <= limit:
+        return _sum(backend, problem, columns, queries, own_offset), 0, 0
+    same = queries is None
     rows = columns.points if same else queries
-    m = rows.shape[0]
-    inside, far = np.flatnonzero(carries & near_columns), np.flatnonzero(carries & ~near_columns)
-    aligned = np.empty(0, dtype=np.int64)
-    if same or excluding:
-        k = min(len(carries), m)
-        aligned = np.flatnonzero((carries & near_columns)[:k] & near_rows[:k])
-        inside = np.concatenate([aligned, np.setdiff1d(inside, aligned)])
-    others = np.setdiff1d(np.flatnonzero(near_rows), aligned)
-    near, beyond = _take(columns, inside), _take(columns, far)
-    whole = same and aligned.size == inside.size
+    far = _look(problem, columns, rows, limit, own_offset)
+    m_near, n_near = rows.shape[0] - far.m, columns.points.shape[0] - far.n
+    cut = within_limit(info, problem, _share(far.m, rows.shape[0], far.n, columns.points.shape[0]))
+    if cut is problem or not (far.m or far.n):
+        return _sum(backend, cut, columns, queries, own_offset), 0, 0
 
-    blocks: list[np.ndarray] = []
-    parts: list[Partial] = []
-    if inside.size:
-        problem = replace(problem, n=inside.size)
-        state = backend.prepare(problem, near)
-        for block, itself, offset in ((aligned, whole, 0), (others, False, inside.size)):
-            if block.size or (block is others and not parts):  # at least one, for the fields of an empty result
-                sub = replace(problem, m=block.size, same=itself)
-                blocks.append(block)
-                parts.append(_reduce(backend, sub, near, None if itself else _rows(rows, block), state, offset))
-        far_rows = np.flatnonzero(~near_rows)
-        if far_rows.size:
-            blocks.append(far_rows)
-            parts.append(_exactly(problem, rows, far_rows, near, inside, excluding))
-    result = None
-    if parts:
-        back = _index(rows, np.argsort(np.concatenate(blocks)))
-        result = each(concatenate(parts), lambda x: array_namespace(x).take(x, back, axis=0))
-    if far.size:
-        exact = _exactly(problem, rows, np.arange(m), beyond, far, excluding)
-        result = exact if result is None else merge([result, exact])
-    assert result is not None  # some point has positive weight, so there is a column
-    return result, int(far.size + (0 if same else (~near_rows).sum()))
+    # Near ones first: with exclude_self the own columns of near and of far rows are again side by side.
+    own_far = int(_read(_count(far.columns[:own_offset]))[0]) if own_offset else 0
+    order = _last(far.rows) if far.m else None
+    if far.n:
+        columns = _take(columns, order if same else _last(far.columns))
+    if far.m:
+        rows = columns.points if same else _rows(rows, order)
+    near_rows, near, beyond = rows[:m_near, :], _slice(columns, 0, n_near), _slice(columns, n_near, n_near + far.n)
+    slow = backend if info.supports(problem).ok else Exact()
+    blocks = []
+    if m_near or not far.m:  # at least one, for the fields of an empty result
+        parts = []
+        if n_near:
+            parts.append(_sum(backend, cut, near, None if same else near_rows, own_offset - own_far))
+        if far.n and not (n_near and _vanish(problem, limit, far)):
+            parts.append(_sum(slow, problem, beyond, near_rows, far.n))  # an offset at which no row has a column
+        blocks.append(merge(parts))
+    if far.m:
+        blocks.append(_sum(slow, problem, columns, rows[m_near:, :], n_near + own_far))
+    result = concatenate(blocks)
+    return (result if order is None else _back(result, order)), far.n, far.m
 
 
-def _exactly(
-    problem: Problem, rows: Any, which: np.ndarray, columns: Columns, over: np.ndarray, excluding: bool
-) -> Partial:
-    """Sum the rows ``which`` over ``columns``, whose indices among all columns are ``over``."""
-    own = None
-    if excluding:
-        position = np.full(max(int(over.max(initial=-1)), int(which.max(initial=-1))) + 1, -1)
-        position[over] = np.arange(over.size)
-        own = _index(rows, position[which])
-    return reduce_exact(problem, _rows(rows, which), columns, own)
+class _Far(NamedTuple):
+    """Which points are far: masks where the points are, and what of them the host has read."""
+
+    rows: Any  # (m,) mask
+    columns: Any  # (n,) mask
+    m: int
+    n: int
+    closest: float  # least distance of a far column from the centre
+    span: float  # largest difference of two log weights, nats
+
+
+def _look(problem: Problem, columns: Columns, rows: Any, limit: float, own_offset: int) -> _Far:
+    """Find the far points; all that the host needs to know of them is read back at once."""
+    xp = array_namespace(rows)
+    distances = radii(columns.points)
+    far_columns = distances > limit  # where a coordinate is NaN, the point is near, and its result NaN
+    far_rows = far_columns if rows is columns.points else radii(rows) > limit
+    if "exclude_self" in problem.requires:  # a row and its own column go together
+        stop = min(own_offset + rows.shape[0], distances.shape[0])
+        either = far_columns[own_offset:stop] | far_rows[: stop - own_offset]
+        far_columns = xp.concat([far_columns[:own_offset], either, far_columns[stop:]])
+        far_rows = xp.concat([either, far_rows[stop - own_offset :]])
+    closest = xp.min(xp.where(far_columns, distances, xp.full_like(distances, math.inf)))
+    numbers = [_count(far_rows), _count(far_columns), closest]
+    if "weights" in problem.requires:
+        numbers += [xp.max(columns.log_weights), xp.min(columns.log_weights)]
+    m, n, least, *ends = _read(*numbers)
+    return _Far(far_rows, far_columns, int(m), int(n), least, ends[0] - ends[1] if ends else 0.0)
+
+
+def _vanish(problem: Problem, limit: float, far: _Far) -> bool:
+    """Whether far columns add nothing that float64 shows to near rows.
+
+    A near row has every near column within 2 ``limit`` and no far one within ``far.closest`` − ``limit``. But values
+    have any size, and ``exclude_self`` may leave out the only near column.
+    """
+    if problem.requires & {"exclude_self", "values"}:
+        return False
+    gap = 0.5 * ((far.closest - limit) ** 2 - (2.0 * limit) ** 2)
+    return gap / max(problem.scales, default=1.0) ** 2 - far.span > NOTHING
+
+
+def _sum(backend: Backend, problem: Problem, columns: Columns, queries: Any, own_offset: int = 0) -> Partial:
+    """Ask a backend for some rows over some columns."""
+    rows = columns.points if queries is None else queries
+    problem = replace(problem, m=rows.shape[0], n=columns.points.shape[0], same=queries is None)
+    return _reduce(backend, problem, columns, queries, backend.prepare(problem, columns), own_offset)
 
 
 def _reduce(backend: Backend, problem: Problem, columns: Columns, queries: Any, state: Any, own_offset: int) -> Partial:
@@ -210,13 +237,43 @@ def _checked(problem: Problem, partial: Partial) -> Partial:
     return partial
 
 
-def _index(like: Any, which: np.ndarray) -> Any:
-    return array_namespace(like).asarray(which, device=device_of(like))
+def _read(*numbers: Any) -> list[float]:
+    """Numbers where the points are, (), read back at once."""
+    return [float(x) for x in to_host(array_namespace(*numbers).stack(numbers))]
 
 
-def _rows(x: Any, which: np.ndarray) -> Any:
-    return None if x is None else array_namespace(x).take(x, _index(x, which), axis=0)
+def _count(mask: Any) -> Any:
+    xp = array_namespace(mask)
+    return xp.sum(xp.astype(mask, xp.float64))
 
 
-def _take(columns: Columns, which: np.ndarray) -> Columns:
-    return Columns(*(_rows(x, which) for x in (columns.points, columns.log_weights, columns.values)))
+def _share(far_rows: float, m: int, far_columns: float, n: int) -> float:
+    return 1.0 - (1.0 - far_rows / max(m, 1)) * (1.0 - far_columns / max(n, 1))
+
+
+def _last(mask: Any) -> Any:
+    """Indices of all entries, those of the mask last, otherwise in order; so their number need not be known."""
+    xp = array_namespace(mask)
+    return xp.argsort(xp.astype(mask, xp.int8), stable=True)
+
+
+def _back(partial: Partial, order: Any) -> Partial:
+    """Undo an order of the rows."""
+    back = array_namespace(order).argsort(order)
+    return each(partial, lambda x: _rows(x, back))
+
+
+def _rows(x: Any, which: Any) -> Any:
+    if is_torch_array(x):
+        return x.index_select(0, which)  # take() would look for negative indices first, with three kernels more
+    return array_namespace(x).take(x, which, axis=0)
+
+
+def _take(columns: Columns, which: Any) -> Columns:
+    arrays = (columns.points, columns.log_weights, columns.values)
+    return Columns(*(None if x is None else _rows(x, which) for x in arrays))
+
+
+def _slice(columns: Columns, start: int, stop: int) -> Columns:
+    values = None if columns.values is None else columns.values[start:stop, :]
+    return Columns(columns.points[start:stop, :], columns.log_weights[start:stop], values)

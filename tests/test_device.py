@@ -5,6 +5,7 @@ exact path. Every look at a number on it is counted: on a GPU each waits for all
 """
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import array_api_strict
@@ -117,6 +118,23 @@ def test_weights_cost_few_looks_more(looks, weights, most):
     got = sdkde_core.estimate(x, y, bandwidth=0.5, weights=w, precision="float64")
     assert len(looks) <= most
     np.testing.assert_allclose(_host(got), reference.estimate(X, Y, bandwidth=0.5, weights=weights), rtol=1e-9)
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize(("method", "passes"), [("kde", 1), ("sdkde", 2), ("laplace", 1)])
+def test_outliers_cost_two_looks_a_pass(looks, monkeypatch, method, passes, same):
+    """One to plan it and one to do it; masks and indices stay on the device."""
+    records = [replace(r, info=replace(r.info, extent_limit=lambda problem: 30.0)) for r in registry.records()]
+    monkeypatch.setattr(registry, "records", lambda: tuple(records))
+    x, y = X.copy(), None if same else Y.copy()
+    x[[4, 7]] += 1e3
+    if not same:
+        y[0] -= 1e4
+    got = sdkde_core.estimate(_there(x), _there(y), method=method, bandwidth=0.5, precision="float64")
+    assert looks == ["__float__"] + 2 * passes * ["to_host"]
+    far = [p.n for p in Exact.problems if p.extent > 30.0]
+    assert far == passes * [60], "outliers go over all points, and other rows not over outliers"
+    np.testing.assert_allclose(_host(got), reference.estimate(x, y, method=method, bandwidth=0.5), rtol=1e-9)
 
 
 @pytest.mark.parametrize("bandwidth", [0.5, [0.4, 0.5, 0.6], "silverman", "scott"])

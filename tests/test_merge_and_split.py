@@ -1,5 +1,6 @@
 """Partial results join to the whole: over chunks of columns, and where the core takes far points off a backend."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
 
+import sdkde_core
 from sdkde_core.exact import reduce_exact
 from sdkde_core.merge import each, merge
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
@@ -71,14 +73,14 @@ def _limited(limit):
     class Strict(NumpyBackend):
         def prepare(self, problem, columns):
             assert problem.extent <= limit
-            assert np.sqrt((columns.points**2).sum(1)).max() <= limit
+            assert _radii(columns.points).max() <= limit
             assert np.isfinite(columns.log_weights).all()
             assert problem.n == len(columns.points)
             return super().prepare(problem, columns)
 
         def reduce(self, problem, queries, state, own_offset=0):
             if queries is not None and len(queries):
-                assert np.sqrt((queries**2).sum(1)).max() <= limit
+                assert _radii(queries).max() <= limit
                 assert problem.m == len(queries)
             return super().reduce(problem, queries, state, own_offset)
 
@@ -86,6 +88,37 @@ def _limited(limit):
         return Support(problem.extent <= limit, f"holds to {limit}")
 
     return replace(INFO, extent_limit=lambda problem: limit, supports=supports), Strict()
+
+
+def _noting(limit, extent):
+    """The NumPy backend, its fast formula holding to ``limit``, the slow one to ``extent``; it notes what it is asked.
+
+    Every problem must be the truth about the arrays that come with it.
+    """
+    asked = []
+
+    class Noting(NumpyBackend):
+        def prepare(self, problem, columns):
+            assert problem.n == len(columns.points) == len(columns.log_weights)
+            assert problem.extent in (limit, extent)
+            assert _radii(columns.points).max() <= problem.extent
+            assert np.isfinite(columns.log_weights).all()
+            return super().prepare(problem, columns), problem, columns
+
+        def reduce(self, problem, queries, state, own_offset=0):
+            packed, prepared, columns = state
+            rows = columns.points if queries is None else queries
+            assert (problem.m, problem.n) == (len(rows), len(columns.points))
+            assert problem.same == (queries is None)
+            assert _radii(rows).max(initial=0.0) <= problem.extent == prepared.extent
+            asked.append(problem)
+            return super().reduce(problem, queries, packed, own_offset)
+
+    return replace(INFO, extent_limit=lambda problem: limit), Noting(), asked
+
+
+def _radii(points):
+    return np.sqrt((points**2).sum(1))
 
 
 def _spoil(case, rng, zeros):
@@ -105,11 +138,12 @@ def _spoil(case, rng, zeros):
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("reduction", Reduction)
-def test_far_points_are_summed_exactly(reduction, zeros, same, exclude_self, scales):
+@pytest.mark.parametrize(("n", "m", "d"), [(120, 90, 3), (90, 120, 1), (60, 40, 17)])
+def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_self, scales):
+    """By the backend where it takes their extent, else exactly."""
     rng = np.random.default_rng(5)
-    case = _spoil(make("mixture", 120, 90, 3), rng, zeros)
-    values = None if reduction is Reduction.LAPLACE else rng.normal(size=(120, 2))
-    info, backend = _limited(30.0)
+    case = _spoil(make("mixture", n, m, d), rng, zeros)
+    values = None if reduction is Reduction.LAPLACE else rng.normal(size=(n, 2))
     requires = ({"multi_scale"} if scales else set()) | (set() if values is None else {"values"})
     problem = case.problem(
         reduction,
@@ -122,16 +156,96 @@ def test_far_points_are_summed_exactly(reduction, zeros, same, exclude_self, sca
     )
     queries = None if same else case.queries
     columns = Columns(case.points, case.log_weights, values)
-    got, taken_off = reduce_pass(backend, info, problem, columns, queries)
-    assert taken_off == ((1 if zeros else 2) if same else (3 if zeros else 4))
-    for s, scale in enumerate(scales or (1.0,)):
-        want = truth(case, same=same, exclude_self=exclude_self, values=values, scale=scale)
-        one = got
-        if scales:
-            one = each(got, lambda x, s=s: x[:, s])
-        assert errors(problem, one, want).max() <= 1.0
-        if values is not None:
-            np.testing.assert_allclose(one.values, want.values, atol=1e-10)
+    far_columns, far_rows = {50} if zeros else {3, 50}, {0, 20}
+    if exclude_self:  # a far point's own column or row goes with it
+        pairs = {i for i in far_columns | far_rows if i < min(n, m)}
+        far_columns, far_rows = far_columns | pairs, far_rows | pairs
+    off = 2 if same else len(far_columns) + len(far_rows)
+    wants = [truth(case, same=same, exclude_self=exclude_self, values=values, scale=s) for s in scales or (1.0,)]
+    *noting, asked = _noting(30.0, problem.extent)
+    for info, backend in (_limited(30.0), noting):
+        got, taken_off = reduce_pass(backend, info, problem, columns, queries)
+        assert taken_off == off
+        for s, want in enumerate(wants):
+            one = each(got, lambda x, s=s: x[:, s]) if scales else got
+            assert errors(problem, one, want).max() <= 1.0
+            if values is not None:
+                np.testing.assert_allclose(one.values, want.values, atol=1e-10)
+    assert [p.extent for p in asked][:: len(asked) - 1] == [30.0, problem.extent]
+
+
+def test_the_backend_is_asked_for_no_more_than_matters():
+    """Far rows over all columns; far columns for near rows only where they may add something."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(200, 2)), rng.normal(size=(150, 2))
+    for distance, times in ((1e4, 2), (13.0, 3)):
+        x[[5, 9, 100]] = distance * np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+        y[[0, 7]] = 0.9 * distance
+        case = replace(make("mixture", 200, 150, 2), points=x, queries=y)
+        for reduction in Reduction:
+            problem = case.problem(reduction, "float64")
+            info, backend, asked = _noting(10.0, problem.extent)
+            got, taken_off = reduce_pass(backend, info, problem, Columns(x, case.log_weights), y)
+            assert errors(problem, got, truth(case)).max() <= 1.0
+            assert taken_off == 5
+            parts = [(148, 197, 10.0), (148, 3, problem.extent), (2, 200, problem.extent)]
+            assert [(p.m, p.n, p.extent) for p in asked] == (parts if times == 3 else parts[::2])
+
+
+@pytest.mark.parametrize("far", [30.0, 1e3, 1e7])
+@pytest.mark.parametrize("kind", ["mixture", "weights"])
+def test_what_is_left_out_would_not_change_a_bit(monkeypatch, kind, far):
+    case = make(kind, 150, 100, 3, extent=4.0)
+    case.points[[2, 140]] = far
+    for reduction in Reduction:
+        for same in (False, True):
+            problem, got = case.problem(reduction, "high", same=same), []
+            for nothing in (2000.0, math.inf):
+                monkeypatch.setattr("sdkde_core.split.NOTHING", nothing)
+                info, backend, asked = _noting(5.0, problem.extent)
+                columns = Columns(case.points, case.log_weights)
+                got.append(reduce_pass(backend, info, problem, columns, None if same else case.queries)[0])
+            assert len(asked) == 3 - (not same)
+            for name in ("log_sum", "shift", "sign", "log_magnitude"):
+                ours, all_of_it = (getattr(partial, name) for partial in got)
+                assert ours is all_of_it is None or np.array_equal(ours, all_of_it)
+
+
+@pytest.mark.parametrize(("far", "split"), [(20, True), (45, False)])
+def test_a_backend_is_given_the_whole_where_most_pairs_are_far(far, split):
+    case = make("mixture", 100, 30, 2)
+    case.points[:far] += 1e3
+    problem = case.problem(Reduction.MEAN, "float64", same=True)
+    info, backend, asked = _noting(30.0, problem.extent)
+    got, taken_off = reduce_pass(backend, info, problem, Columns(case.points, case.log_weights))
+    assert taken_off == (far if split else 0)
+    assert [(p.m, p.n) for p in asked] == ([(80, 80), (20, 100)] if split else [(100, 100)])
+    assert errors(problem, got, truth(case, same=True)).max() <= 1.0
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.parametrize("outlier", [1.0, 1e5])
+def test_a_query_that_is_nan_has_a_density_that_is_nan(method, outlier):
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(300, 2)), rng.normal(size=(200, 2))
+    x[7] = y[9] = outlier
+    y[3, 1] = np.nan
+    options = {"method": method, "bandwidth": 0.5, "check_finite": False}
+    for precision in ("fast", "float64"):
+        got = sdkde_core.estimate(x, y, precision=precision, **options)
+        assert np.flatnonzero(np.isnan(got)).tolist() == [3]
+
+
+def test_nan_stays_nan_on_the_exact_path_and_in_merging():
+    case = make("mixture", 50, 20, 2)
+    case.queries[3, 1] = np.nan
+    columns = [Columns(case.points[a:b], case.log_weights[a:b]) for a, b in ((0, 20), (20, 50))]
+    for reduction in Reduction:
+        problem = case.problem(reduction, "float64")
+        parts = [reduce_exact(problem, case.queries, c) for c in columns]
+        for got in (*parts, merge(parts)):
+            for x in (got.log_sum, got.shift, got.sign, got.log_magnitude):
+                assert x is None or np.unique(np.argwhere(np.isnan(x))[:, 0]).tolist() == [3]
 
 
 def test_many_far_points_are_left_to_the_backend():
@@ -194,13 +308,17 @@ def _cramped(rows, n_calls):
 
 @pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("far", [0, 30])
 @pytest.mark.parametrize("reduction", Reduction)
-def test_running_out_of_memory_cuts_rows(reduction, same, exclude_self):
+def test_running_out_of_memory_cuts_rows(reduction, far, same, exclude_self):
     case, calls = make("mixture", 120, 90, 3), []
+    case.points[:far] += 1e3
+    case.queries[:far] += 1e3
     problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
-    columns = Columns(case.points, case.log_weights)
-    got, _ = reduce_pass(_cramped(20, calls), INFO, problem, columns, None if same else case.queries)
+    columns, info = Columns(case.points, case.log_weights), replace(INFO, extent_limit=lambda problem: 50.0)
+    got, taken_off = reduce_pass(_cramped(20, calls), info, problem, columns, None if same else case.queries)
     assert max(calls) > 20
+    assert taken_off == (far if same else 2 * far)
     assert errors(problem, got, truth(case, same=same, exclude_self=exclude_self)).max() <= 1.0
 
 

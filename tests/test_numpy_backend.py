@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sdkde_numpy import backend as implementation
 from sdkde_numpy.backend import NumpyBackend
-from sdkde_numpy.bounds import double_limit, exponent_error, extent_limit, single_limit, split_limit
+from sdkde_numpy.bounds import FEW_ROWS, double_limit, exponent_error, extent_limit, single_limit, split_limit
 from sdkde_numpy.formulas import Direct, Expanded, Split, choose
 from sdkde_numpy.info import INFO
 
@@ -180,6 +180,9 @@ def test_formulas_follow_the_extent():
         for extent in (1.0, 2 * double_limit(problem), 2 * split_limit(problem)):
             kinds.append(type(choose(replace(problem, extent=extent), case.points, 0.0)))
         assert kinds == [Expanded, Split, Direct]
+        few = replace(problem, extent=2 * double_limit(problem), m=FEW_ROWS)
+        assert type(choose(few, case.points, 0.0)) is Direct
+        assert "direct" in INFO.supports(few).reason
     fast = case.problem(Reduction.LOG_SUM, "fast")
     assert extent_limit(fast) == single_limit(fast)
     assert choose(fast, case.points, 0.0).dtype == np.float32

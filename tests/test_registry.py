@@ -2,13 +2,14 @@
 
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import sdkde_core
 from sdkde_core import reference, registry, select, tuning
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 
 @pytest.fixture
@@ -242,6 +243,20 @@ def test_start_up_is_priced_whatever_is_imported():
     candidate = select._judge(info, [problem], "cpu", None)
     assert candidate.startup_seconds == 5.0
     assert candidate.total_seconds >= 5.0
+
+
+def test_far_points_are_priced_by_the_formula_that_sums_them():
+    problem = Problem(Reduction.LOG_SUM, 4000, 4000, 2, level="float64", extent=1e12)
+    info = BackendInfo("two", (1, 0), "x:y", ("cpu",), ("float64",), deterministic=True, extent_limit=lambda p: 9.0)
+    info = replace(info, work=lambda p, config: Work(scalar_flops=p.pairs * (1.0 if p.extent <= 9.0 else 100.0)))
+    declines = replace(info, supports=lambda p: Support(p.extent <= 9.0, "to 9"))
+
+    def price(info, far):
+        return select._judge(info, [problem], "cpu", lambda step, limit: far).seconds
+
+    near, whole = price(info, 0.0), price(info, 1.0)
+    assert near < price(info, 0.1) == pytest.approx(0.9 * near + 0.1 * whole)
+    assert near == price(declines, 0.0) < price(declines, 0.1)
 
 
 def test_only_explaining_judges_and_prices_them_all(install, monkeypatch):

@@ -1,4 +1,4 @@
-"""Up to which extent a formula keeps a level's tolerances: error bounds for expanded squares.
+"""Up to which extent a formula keeps a level's tolerances: error bounds for expanded and for split squares.
 
 The exponent −½‖u_i‖² − ½‖u_j‖² + u_i·u_j is a small difference of numbers up to R², R the extent in bandwidths. Its
 error is a sum of roundings of partial sums that grow to R² along the d terms of the product: with unit roundoff ε and
@@ -13,12 +13,23 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["double_limit", "exponent_error", "extent_limit", "product_shift_limit", "single_limit", "split_limit"]
+__all__ = [
+    "double_limit",
+    "exponent_error",
+    "extent_limit",
+    "product_shift_limit",
+    "single_limit",
+    "split_limit",
+    "takes_split",
+]
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
 #: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
 BUDGET = 0.5
+
+#: Rows up to which direct differences are done before split squares have packed the columns.
+FEW_ROWS = 4
 
 
 def exponent_error(dtype: str, d: int, extent: float) -> float:
@@ -76,6 +87,11 @@ def split_limit(problem: Problem) -> float:
     """
     per_square = 4.0 * UNIT_ROUNDOFF["float64"] * math.sqrt(problem.d) * 2.0**-25 / _smallest_scale(problem)
     return math.sqrt(BUDGET * _strictest(problem) / per_square)
+
+
+def takes_split(problem: Problem) -> bool:
+    """Whether split squares rather than direct differences take over beyond :func:`double_limit`."""
+    return problem.extent <= split_limit(problem) and problem.m > FEW_ROWS
 
 
 def product_shift_limit(problem: Problem) -> float:

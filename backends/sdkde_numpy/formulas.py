@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sdkde_core.protocol import Problem
 
-from .bounds import double_limit, product_shift_limit, single_limit, split_limit
+from .bounds import double_limit, product_shift_limit, single_limit, takes_split
 
 __all__ = ["Direct", "Expanded", "Formula", "Split", "choose"]
 
@@ -41,12 +41,12 @@ class Formula(Protocol):
 
 
 def choose(problem: Problem, points: Array, log_weight_span: float) -> Formula:
-    """Pack the points for the fastest formula that keeps the level."""
+    """Pack the points for the fastest formula that keeps the level; it serves any number of rows."""
     if problem.extent <= single_limit(problem, log_weight_span):
         return Expanded(points, np.float32)
     if problem.extent <= double_limit(problem):
         return Expanded(points, np.float64)
-    if problem.extent <= split_limit(problem):
+    if takes_split(problem):
         return Split(points, problem.extent, shift_by_product=problem.extent <= product_shift_limit(problem))
     return Direct(points)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import double_limit, extent_limit, single_limit, split_limit
+from .bounds import double_limit, extent_limit, single_limit, takes_split
 
 __all__ = ["INFO"]
 
@@ -18,7 +18,7 @@ def _formula(problem: Problem) -> str:
         return "expanded squares in float32"
     if problem.extent <= double_limit(problem):
         return "expanded squares in float64"
-    return "split squares in float64" if problem.extent <= split_limit(problem) else "direct differences in float64"
+    return "split squares in float64" if takes_split(problem) else "direct differences in float64"
 
 
 def _supports(problem: Problem) -> Support:
