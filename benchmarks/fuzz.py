@@ -1,0 +1,647 @@
+"""Random problems against float64, for any backend: worst error over tolerance, by level and method or reduction.
+
+    python benchmarks/fuzz.py [--backend numpy] [--device cpu] [--problems 1000] [--seed 0] [--levels fast,high]
+
+Half of the problems are whole estimates (kde, sdkde, laplace), of data in any units; half are single reductions
+(LOG_SUM, MEAN, LAPLACE) of whitened points, with the features that the backend lists. At most 1 is within the contract
+(sdkde_core.protocol.TOLERANCES; twice those for sdkde). Problem i is drawn from (seed, i) alone: --replay i with the
+same options draws it again. What the backend declines is counted, by reason. Exit status 1: something missed its
+tolerance, or raised.
+
+The truth is this file's own: float64 differences of the numbers as handed in, on the problem's device, neither centred
+nor whitened. What is forgiven, row by row, because no result in that dtype, or no sum in float64, could have it:
+
+* Rounding of the result: 2⁻²⁴ (float32) or 2⁻⁵³ (float64) of log p, or of p; before that in float64 one of log p, and
+  four of the kernel's constant, a sum of d logs.
+* Whitening, of whole estimates: ρ bandwidths from the centre a coordinate is right to three roundings, 3·2⁻⁵³ ρ; once
+  moved, to four. To first order that moves ℓ by Σ_j p_j r_j e_j: p_j is a column's share of the row's sum, r_j its
+  distance, e_j the two points' errors. At ρ = 10⁶ it comes to 10⁻⁹, so that only "float64" notices.
+* Exponents, of MEAN: columns at a distance D from one another that weigh alike are balanced by exponents, which float64
+  rounds by 2⁻⁵³ r²/2, a sum of d squares more than once, and the shift is off by that times D. 2 + √d/4 such roundings:
+  in 16 dimensions, midway between clusters 10⁴ bandwidths apart, 17 times the tolerance of "float64", a third of that
+  of "fast". (The truth here has none of them.)
+
+The table's column "forgiven" has the problems that were kept thanks to the last two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import sdkde_core
+from sdkde_core import registry
+from sdkde_core.arrays import to_host
+from sdkde_core.merge import each
+from sdkde_core.protocol import LEVELS, TOLERANCES, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
+from sdkde_core.spec import METHODS
+from sdkde_core.testing.checks import NotDeclared, Target
+from sdkde_core.testing.problems import Case, Truth, errors
+
+Array = NDArray[Any]
+
+_EDGES = (31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 384, 784, 1024)
+DIMENSIONS = (1, 1, 2, 2, 3, 3, 5, 8, *range(12, 18), *_EDGES)
+KINDS = ("gaussian", "mixture", "clusters", "uniform", "student", "duplicates", "lattice", "offset", "flat", "single")
+QUERIES = ("same", "jittered", "between", "tail", "mixed")
+WEIGHTS = ("none", "none", "uniform", "1e±3", "1e±200", "zeros")
+TASKS = (*METHODS, "sdkde", *(r.name for r in Reduction))  # Laplace is both: the reduction in capitals
+
+#: By kind of device: the largest n and m, n · m · d at most, and the numbers in a block of the oracle's.
+LARGEST, WORK, BLOCK = {"cuda": 20_000, "cpu": 1000}, {"cuda": 1e10, "cpu": 2e7}, {"cuda": 1 << 25, "cpu": 1 << 20}
+
+UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
+
+
+# --- problems -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A problem: data in the user's units and dtype, and what is asked of them."""
+
+    index: int
+    task: str  # a method, or a reduction's name, which is in capitals
+    level: str
+    text: str  # what it is, in a line
+    train: Array  # (n, d)
+    query: Array | None  # (m, d)
+    weights: Array | None  # (n,) float64
+    bandwidth: float | Array  # data units
+    log: bool = True  # of methods: log p̂, or p̂
+    repeats: int = 0  # of methods: more calls, which must give the same bits
+    features: frozenset[str] = frozenset()  # of reductions
+    values: Array | None = None  # (n, c)
+    scales: tuple[float, ...] = ()
+
+    @property
+    def queries(self) -> Array:
+        return self.train if self.query is None else self.query
+
+
+def draw(seed: int, index: int, levels: tuple[str, ...], info: BackendInfo, kind: str, largest: int) -> Drawn:
+    """Draw problem ``index``; ``kind`` is the device's."""
+    rng = np.random.default_rng([seed, index])
+    task, level, data, near, weighting = (str(rng.choice(c)) for c in (TASKS, levels, KINDS, QUERIES, WEIGHTS))
+    d = int(rng.choice(DIMENSIONS))
+    n, m = (round(largest ** rng.random()) for _ in range(2))
+    n, m = (1 if data == "single" else n), (n if near == "same" else m)
+    excess = n * max(m, n if task == "sdkde" else 1) * d / WORK[kind]
+    if excess > 1:
+        n, m = (max(1, int(k / math.sqrt(excess))) for k in (n, m))
+    dtype = "float64" if data == "offset" or rng.random() < 0.5 else "float32"
+    factor = 10 ** rng.uniform(math.log10(0.05), math.log10(20))
+    h = factor * 0.9 * n ** (-1 / (d + 4))  # in units in which a cluster's std is 1
+    x, note = _points(rng, data, n, d, h)
+    outliers = min(n - 1, int(rng.choice((0, 0, 1, 10))))
+    _throw(rng, x, outliers, h)
+    columns = 10 ** rng.uniform(-3, 3, d) if rng.random() < 0.5 else np.ones(1)  # their units
+    scale = 10 ** rng.uniform(-30, 30) if rng.random() < 0.7 else 1.0
+    if dtype == "float32" and (abs(x).max() + h) * columns.max() * scale > 1e30:  # with room for the queries
+        scale = 1.0
+    train, unit = (x * (columns * scale)).astype(dtype), h * columns * scale
+    query = None if near == "same" else _queries(rng, near, train.astype(float), m, unit, outliers).astype(dtype)
+    bandwidth: Any = float(unit[0]) if unit.size == 1 else unit
+    weights = _weights(rng, weighting, n)
+    text = (
+        f"{dtype} n={n} m={m} d={d} {data}{note}, {outliers} outliers, queries {near}, weights {weighting}, "
+        f"bandwidth ×{factor:.2g}{' by column' if unit.size > 1 else ''}, scale {scale:.0e}"
+    )
+    more: dict[str, Any] = {}
+    if task in METHODS:
+        more["log"] = bool(rng.random() < 0.75)
+        more["repeats"] = int(rng.choice((0, 0, 1, 10 if kind == "cuda" else 1)))
+        text += "" if more["log"] else ", p itself"
+    else:
+        optional = sorted(info.features & {"exclude_self", "values", "multi_scale"})
+        features = {f for f in optional if rng.random() < 0.3} - ({"values"} if task == "LAPLACE" else set())
+        more["values"] = rng.normal(size=(n, rng.integers(1, 4))) if "values" in features else None
+        more["scales"] = tuple(10 ** rng.uniform(-0.5, 0.5, rng.integers(1, 4))) if "multi_scale" in features else ()
+        more["features"] = frozenset(features)
+        text += "".join(f", {f}" for f in sorted(features))
+    return Drawn(index, task, level, text, train, query, weights, bandwidth, **more)
+
+
+def _points(rng: np.random.Generator, kind: str, n: int, d: int, h: float) -> tuple[Array, str]:
+    """Points whose clusters have a std near 1, (n, d), and what was drawn besides."""
+    x, note = rng.normal(size=(n, d)), ""
+    if kind == "mixture":
+        x += 2 * rng.normal(size=(8, d))[rng.integers(0, 8, n)]
+    elif kind == "clusters":
+        k, gap = int(rng.integers(2, 6)), 10 ** rng.uniform(1, 4)
+        x, note = x + (gap * h * _directions(rng, k, d))[rng.integers(0, k, n)], f" {gap:.0f} bandwidths out"
+    elif kind == "uniform":
+        x = rng.uniform(-1, 1, (n, d))
+    elif kind == "student":
+        freedom = int(rng.integers(1, 4))
+        x, note = np.clip(rng.standard_t(freedom, (n, d)), -1e9, 1e9), f" t{freedom}"
+    elif kind == "duplicates":
+        k = round(n ** rng.random())
+        x, note = x[rng.integers(0, k, n)], f" of {k}"
+    elif kind == "lattice":
+        x = np.rint(x * rng.choice((1.0, 3.0, 10.0)))
+    elif kind == "offset":
+        offset = 10 ** rng.uniform(3, 6)
+        x, note = x + offset * rng.choice((-1.0, 1.0), d), f" {offset:.0e} std"
+    elif kind == "flat":
+        x[:, rng.integers(0, d)] *= rng.choice((0.0, 1e-12, 1e-6, 1e-3))
+    return x, note
+
+
+def _directions(rng: np.random.Generator, k: int, d: int) -> Array:
+    v = rng.normal(size=(k, d))
+    return v / np.linalg.norm(v, axis=1, keepdims=True)
+
+
+def _throw(rng: np.random.Generator, x: Array, k: int, h: Any) -> None:
+    """Throw k of the points to 10² … 10⁶ bandwidths."""
+    where = rng.choice(len(x), min(k, len(x)), replace=False)
+    x[where] += 10 ** rng.uniform(2, 6, (len(where), 1)) * h * _directions(rng, len(where), x.shape[1])
+
+
+def _queries(rng: np.random.Generator, kind: str, x: Array, m: int, h: Array, outliers: int) -> Array:
+    """Queries for points x and bandwidths h, in data units."""
+    a, b = rng.integers(0, len(x), (2, m))
+    width = 10 ** rng.uniform(-4, 0.5, (m, 1)) * rng.choice((0, 1, 1, 1), (m, 1))  # 0: on the point
+    found = {
+        "jittered": x[a] + width * h * rng.normal(size=(m, x.shape[1])),
+        "between": x[a] + 0.5 * (x[b] - x[a]),
+        "tail": x[a] + 10 ** rng.uniform(0, 2, (m, 1)) * h * _directions(rng, m, x.shape[1]),
+    }
+    if kind in found:
+        y = found[kind]
+    else:
+        y = np.choose(rng.integers(0, 3, (m, 1)), list(found.values()))
+    _throw(rng, y, outliers, h)
+    return y
+
+
+def _weights(rng: np.random.Generator, kind: str, n: int) -> Array | None:
+    if kind == "none":
+        return None
+    w = rng.random(n) + 1e-3
+    if kind.startswith("1e±"):
+        w = 10 ** (float(kind[3:]) * rng.uniform(-1, 1, n))
+    elif kind == "zeros":
+        w[rng.random(n) < rng.choice((0.1, 0.5, 0.99))] = 0.0
+        w[rng.integers(0, n)] = 1.0
+    return w
+
+
+# --- the oracle -----------------------------------------------------------------------------------------------------
+
+
+class Points(NamedTuple):
+    """Points where u = x / h + moved, in bandwidths, up to a centre that differences leave out."""
+
+    x: Tensor  # (n, d) float64, as handed in
+    h: Tensor | None = None  # (d,) in x's units; None: x is whitened, and exact
+    unsure: Tensor | None = None  # (n,) how far off u may be once it was whitened, bandwidths
+    moved: Tensor | None = None  # (n, d) bandwidths
+    own: Tensor | None = None  # (n,) as rows: the column that each leaves out
+
+    def at(self, which: Any) -> Points:
+        unsure, moved, own = (None if t is None else t[which] for t in self[2:])
+        return Points(self.x[which], self.h, unsure, moved, own)
+
+
+class Sums(NamedTuple):
+    """The reductions for every row as the reference has them, and how far off float64 may leave them."""
+
+    log_sum: Tensor  # (m,)
+    shift: Tensor  # (m, d) bandwidths
+    signed: Tensor  # (m,) L / M
+    log_plus: Tensor  # (m,) log M
+    values: Tensor  # (m, c)
+    log_slack: Tensor  # (m,) of ℓ
+    shift_slack: Tensor  # (m,) of the shift, bandwidths
+    signed_slack: Tensor  # (m,) of L / M
+
+    @property
+    def truth(self) -> Truth:
+        return Truth(*map(host, self[:5]))
+
+
+def sums(
+    rows: Points,
+    points: Points,
+    log_weights: Tensor,
+    scale: float = 1.0,
+    values: Tensor | None = None,
+    precise: bool = False,
+) -> Sums:
+    """Every reduction by direct differences, a block of rows at a time.
+
+    Precise: where exponents decide between far clusters, theirs have no error. For points that are exact.
+    """
+    n, d = points.x.shape
+    height = max(1, BLOCK[points.x.device.type] // (n * d))
+    columns = points, log_weights, scale, points.x[:, :0] if values is None else values
+    blocks = []
+    for start in range(0, len(rows.x), height):
+        some = rows.at(slice(start, start + height))
+        block = _block(some, *columns)
+        unclear = torch.nonzero(block.shift_slack > 1e-12)[:, 0] if precise else ()
+        for those in unclear.split(max(1, height // 4)) if len(unclear) else ():
+            for whole, part in zip(block, _block(some.at(those), *columns, precise)):
+                whole[those] = part
+        blocks.append(block)
+    return Sums(*(torch.cat(parts) for parts in zip(*blocks)))
+
+
+def _block(rows: Points, points: Points, log_w: Tensor, scale: float, values: Tensor, precise: bool = False) -> Sums:
+    n, d = points.x.shape
+    apart = _apart(rows, points)
+    r2 = (apart * apart).sum(-1)  # (b, n)
+    terms = log_w - 0.5 / scale**2 * r2
+    if rows.own is not None:
+        terms.masked_fill_(rows.own[:, None] == torch.arange(n, device=terms.device), -math.inf)
+    # Far from every point exponents are huge, and only their differences count: with k the largest term,
+    # r²_j − r²_k = (u_j − u_k)·(u_j + u_k − 2 u_i) = δ_j·(δ_j + 2 (u_k − u_i)), without the cancellation.
+    at_nearest, nearest = terms.max(1)
+    away = apart[torch.arange(len(apart), device=apart.device), nearest]  # (b, d)
+    delta = _apart(points.at(nearest), points)
+    if precise:
+        relative = _farther(rows.x, points.x[nearest], points.x)
+    else:
+        relative = (delta * torch.add(delta, away[:, None], alpha=2.0)).sum(-1)
+    relative = relative * (-0.5 / scale**2) + (log_w - log_w[nearest, None])
+    relative.masked_fill_(terms == -math.inf, -math.inf)
+    most = relative.amax(1)  # 0, but for the rounding of huge exponents
+    empty = most == -math.inf
+    most = most.masked_fill(empty, 0.0)
+    phi = torch.exp(relative - most[:, None])
+    top, total = at_nearest + most, phi.sum(1)
+    share = phi / total.masked_fill(empty, 1.0)[:, None]
+    mean = torch.einsum("bn,bnd->bd", share, delta)
+    half, exponent = 1.0 + 0.5 * d, -0.5 / scale**2 * r2
+    plus = phi * (half - exponent)
+    all_plus = plus.sum(1)
+    signed = (phi * (half + exponent)).sum(1)
+    # What float64 leaves open, to first order; see the top of the file.
+    unsure = torch.zeros_like(r2) if rows.unsure is None else rows.unsure[:, None] + points.unsure
+    moves = r2.sqrt() * unsure / scale**2  # of the exponents
+    rounding = (2 + 0.25 * math.sqrt(d)) * UNIT["float64"] * 0.5 / scale**2 * away.square().sum(1, keepdim=True)
+    spread = torch.linalg.vector_norm(delta - mean[:, None], dim=-1)  # ‖u_j − ū‖
+    divisor = all_plus.masked_fill(empty, 1.0)
+    return Sums(
+        log_sum=top + total.log(),
+        shift=(away + mean).masked_fill(empty[:, None], 0.0),
+        signed=signed / divisor,
+        log_plus=top + all_plus.log(),
+        values=share @ values,
+        log_slack=(share * moves).sum(1),
+        shift_slack=(share * (unsure + (moves + rounding) * spread)).sum(1),
+        signed_slack=2.0 * (plus * moves).sum(1) / divisor,
+    )
+
+
+def _apart(rows: Points, points: Points) -> Tensor:
+    """u_j − u_i, (b, n, d), to a few roundings of each component."""
+    apart = points.x - rows.x[:, None]
+    if points.h is not None:
+        apart /= points.h
+    if points.moved is not None:
+        apart += points.moved if rows.moved is None else points.moved - rows.moved[:, None]
+    return apart
+
+
+def _farther(v: Tensor, near: Tensor, u: Tensor) -> Tensor:
+    """‖u_j − v_i‖² − ‖near_i − v_i‖², (b, n), rounded once or twice: products of sums as pairs of float64."""
+    delta, delta_low = _two_sum(u, -near[:, None])
+    total, low = _two_sum(u, near[:, None])
+    total, more = _two_sum(total, -2.0 * v[:, None])
+    low += more
+    product, rest = _two_product(delta, total)
+    rest += delta * low + delta_low * total
+    while product.shape[-1] > 1:  # in pairs, what is lost kept apart
+        if product.shape[-1] % 2:
+            product, rest = (torch.nn.functional.pad(t, (0, 1)) for t in (product, rest))
+        product, lost = _two_sum(product[..., ::2], product[..., 1::2])
+        rest = rest[..., ::2] + rest[..., 1::2] + lost
+    return (product + rest)[..., 0]
+
+
+def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b as a float64 and what that leaves out (Knuth)."""
+    s = a + b
+    c = s - a
+    return s, (a - (s - c)) + (b - c)
+
+
+def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a · b as a float64 and what that leaves out (Dekker)."""
+    (ah, al), (bh, bl) = _halves(a), _halves(b)
+    p = a * b
+    return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
+
+
+def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
+    c = 134217729.0 * a  # 2²⁷ + 1
+    high = c - (c - a)
+    return high, a - high
+
+
+def host(x: Tensor) -> Array:
+    return x.cpu().numpy()
+
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    error: Array  # (m,) over the tolerance, what is forgiven taken off
+    strict: Array  # (m,) nothing but the result's rounding taken off
+    log_sum: Array  # (m,) the truth's
+    seconds: float  # of the backend
+
+
+def forgive(got: Array, want: Array, slack: Array) -> Array:
+    """``got`` moved towards ``want`` by ``slack`` at most."""
+    with np.errstate(invalid="ignore"):
+        off = got - want
+        return np.where(abs(off) <= slack, want, got - np.sign(off) * slack)
+
+
+def log_weights(weights: Array | None, n: int) -> Array:
+    """Normalised, (n,)."""
+    if weights is None:
+        return np.full(n, -math.log(n))
+    with np.errstate(divide="ignore"):
+        log_w = np.log(weights)
+    return log_w - log_w.max() - math.log(math.fsum(np.exp(log_w - log_w.max())))
+
+
+def given(x: Array, device: str, h: Array | None = None) -> Points:
+    u, h = (None if a is None else torch.as_tensor(a, dtype=torch.float64, device=device) for a in (x, h))
+    return Points(u, h)
+
+
+def check(drawn: Drawn, target: Target) -> Found:
+    """Ask the backend, then the oracle."""
+    return (check_estimate if drawn.task in METHODS else check_reduction)(drawn, target)
+
+
+def check_estimate(drawn: Drawn, target: Target) -> Found:
+    """Check a whole estimate."""
+    x, y, w = (target.give(a) for a in (drawn.train, drawn.query, drawn.weights))
+    options: dict[str, Any] = {"method": drawn.task, "bandwidth": drawn.bandwidth, "weights": w, "log": drawn.log}
+    options |= {"precision": drawn.level, "backend": target.info.name}
+    options |= {"device": "cpu"} if target.device == "cpu" else {}
+    start = time.perf_counter()
+    got = to_host(sdkde_core.estimate(x, y, **options))
+    seconds = time.perf_counter() - start
+    for _ in range(drawn.repeats):  # on a GPU, from the ninth call on, a recording's
+        again = to_host(sdkde_core.estimate(x, y, **options))
+        assert np.array_equal(again, got, equal_nan=True), "the same call gave other bits"
+    dtype = drawn.train.dtype.name
+    assert got.dtype == dtype, f"{got.dtype} for {dtype}"
+
+    n, d = drawn.train.shape
+    log_w = torch.as_tensor(log_weights(drawn.weights, n), device=target.device)
+    h = np.broadcast_to(drawn.bandwidth, d).copy()
+    points, rows = given(drawn.train, target.device, h), given(drawn.queries, target.device, h)
+    centre = points.x.median(0).values
+    points, rows = (p._replace(unsure=3 * UNIT["float64"] * ((p.x - centre) / p.h).norm(dim=1)) for p in (points, rows))
+    if drawn.task == "sdkde":
+        first = sums(points, points, log_w)
+        points = points._replace(unsure=4 / 3 * points.unsure + 0.5 * first.shift_slack, moved=0.5 * first.shift)
+    found = sums(rows, points, log_w)
+    constant = -0.5 * d * math.log(2 * math.pi) - math.fsum(np.log(h))
+    answer = Answer(got.astype(float), drawn.log, dtype, constant)
+    reduction, meaning = Reduction.LOG_SUM, _log_sum
+    if drawn.task == "laplace":
+        reduction, meaning = Reduction.LAPLACE, _laplace
+    problem = Problem(reduction, len(got), n, d, level=drawn.level)
+    both = (errors(problem, meaning(answer, found, mercy), found.truth) for mercy in (1.0, 0.0))
+    error, strict = (e / (2.0 if drawn.task == "sdkde" else 1.0) for e in both)
+    return Found(error, strict, found.truth.log_sum, seconds)
+
+
+class Answer(NamedTuple):
+    """What ``estimate`` returned."""
+
+    p: Array  # (m,) float64
+    log: bool  # log p̂, or p̂
+    dtype: str  # to which it is rounded
+    constant: float  # log p̂ less ℓ
+
+    def rounding(self, log_p: Array) -> Array:
+        """What rounding leaves open of log p̂: once or twice to float64, to the dtype, and of the constant's d logs."""
+        own = abs(log_p) if self.log else 2.0  # of p̂ itself: of exp, too
+        return UNIT["float64"] * (abs(log_p) + 4 * abs(self.constant)) + UNIT[self.dtype] * own
+
+    @property
+    def normal(self) -> tuple[float, float]:
+        """Logs between which numbers are normal, with room for errors."""
+        return math.log(np.finfo(self.dtype).tiny) + 1, math.log(np.finfo(self.dtype).max) - 1
+
+
+def _log_sum(answer: Answer, found: Sums, mercy: float) -> Partial:
+    """The ℓ that a density means, less what is forgiven."""
+    want, p, number, (low, high) = found.truth.log_sum, answer.p, np.finfo(answer.dtype), answer.normal
+    log_p = want + answer.constant
+    if not answer.log:  # where p̂ can be no normal number: is it as small, or as large, as it should be?
+        right = np.where(log_p < low, (p >= 0) & (p < 4 * number.tiny), p > number.max / 30)
+        right &= (log_p > math.log(number.smallest_subnormal) - 2) | (p == 0)
+        right &= (log_p < high + 2) | (p == math.inf)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            p = np.where((log_p >= low) & (log_p <= high), np.log(p), np.where(right, log_p, math.nan))
+    slack = answer.rounding(log_p) + mercy * host(found.log_slack)
+    return Partial(forgive(p - answer.constant, want, slack))
+
+
+def _laplace(answer: Answer, found: Sums, mercy: float) -> Partial:
+    """The L that a signed density means, less what is forgiven."""
+    want, p, number, (low, high) = found.truth, answer.p, np.finfo(answer.dtype), answer.normal
+    scale, size = want.log_plus + answer.constant, abs(want.signed)  # log M̂, |L| / M
+    with np.errstate(all="ignore"):
+        slack = size * answer.rounding(scale + np.log(np.where(size > 0, size, 1.0))) + mercy * host(found.signed_slack)
+        if answer.log:  # NaN: negative
+            ratio = np.where(np.isnan(p), np.minimum(want.signed, 0.0), np.exp(p - scale))
+        else:
+            ratio = np.sign(p) * np.exp(np.log(abs(p)) - scale)
+            told = ((scale >= low) & (scale <= high)) | np.isnan(p)  # otherwise M̂ is no normal number, nor p̂
+            ratio = np.where(told, ratio, want.signed)
+            slack += np.exp(math.log(number.smallest_subnormal) - scale)
+        ratio = forgive(ratio, want.signed, slack)
+        return Partial(want.log_plus, sign=np.sign(ratio), log_magnitude=np.log(abs(ratio)) + want.log_plus)
+
+
+def check_reduction(drawn: Drawn, target: Target) -> Found:
+    """Check a single reduction; its points, whitened and rounded before, are exact."""
+    if drawn.level not in target.info.levels:
+        raise NotDeclared(f"has levels {', '.join(target.info.levels)}, not {drawn.level}")
+    centre = np.sort(drawn.train, axis=0)[(len(drawn.train) - 1) // 2].astype(float)
+    u, v = ((a.astype(float) - centre) / drawn.bandwidth for a in (drawn.train, drawn.queries))
+    case = Case(drawn.text, u, v, log_weights(drawn.weights, len(u)))
+    excludes, values = "exclude_self" in drawn.features, drawn.values
+    problem = target.problem(
+        case,
+        Reduction[drawn.task],
+        drawn.level,
+        same=drawn.query is None,
+        exclude_self=excludes,
+        dtype=drawn.train.dtype.name,
+        requires=drawn.features,
+        scales=drawn.scales,
+        n_values=0 if values is None else values.shape[1],
+    )
+    start = time.perf_counter()
+    got = target.answer(problem, case, values)
+    seconds = time.perf_counter() - start
+
+    rows, points, both = given(v, target.device), given(u, target.device), np.zeros((2, len(v)))
+    if excludes:
+        rows = rows._replace(own=torch.arange(len(v), device=target.device))
+    log_w, means = (None if a is None else torch.as_tensor(a, device=target.device) for a in (case.log_weights, values))
+    for s, scale in enumerate(drawn.scales or (1.0,)):
+        found = sums(rows, points, log_w, scale, means, precise=drawn.task == "MEAN")
+        mine, want = each(got, lambda a, s=s: a[:, s] if drawn.scales else a), found.truth
+        error = strict = errors(problem, mine, want)
+        if mine.shift is not None:
+            off = mine.shift - want.shift
+            size = np.sqrt((off**2).sum(1))
+            kept = forgive(size, np.zeros(()), host(found.shift_slack)) / np.where(size > 0, size, 1.0)
+            error = errors(problem, replace(mine, shift=want.shift + kept[:, None] * off), want)
+        if values is not None:  # as in the conformance suite: twice ℓ's tolerance, of the largest value
+            allowed = TOLERANCES[drawn.level][Reduction.LOG_SUM].at(np.where(want.log_sum > -np.inf, want.log_sum, 0))
+            off = abs(mine.values - want.values).max(1) / (2 * allowed * abs(values).max())
+            error, strict = (np.maximum(e, np.where(np.isnan(off), np.inf, off)) for e in (error, strict))
+        both = np.maximum(both, [error, strict])
+    return Found(*both, want.log_sum, seconds)
+
+
+# --- the run --------------------------------------------------------------------------------------------------------
+
+OUTCOMES = ("kept", "missed", "raised", "declined")
+
+
+@dataclass
+class Record:
+    """What became of a problem."""
+
+    index: int
+    task: str
+    level: str
+    text: str
+    outcome: str = "kept"  # of OUTCOMES
+    reason: str = ""
+    error: float = 0.0  # the worst row, over its tolerance, what is forgiven taken off
+    strict: float = 0.0  # nothing but the result's rounding taken off
+    rows: int = 0  # beyond it
+    seconds: float = 0.0  # the backend's
+    oracle_seconds: float = 0.0  # the rest
+
+
+def run(drawn: Drawn, target: Target) -> Record:
+    """Check a problem, whatever happens."""
+    record, start = Record(drawn.index, drawn.task, drawn.level, drawn.text), time.perf_counter()
+    try:
+        found = check(drawn, target)
+    except (BackendUnavailable, NotDeclared) as error:
+        record.outcome, record.reason = "declined", str(error).split("cannot do this: ")[-1]
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        record.outcome, record.reason = "raised", f"{type(error).__name__}: {error} ({where})"
+    else:
+        row = int(np.argmax(found.error))
+        record.error, record.strict = float(found.error[row]), float(found.strict.max())
+        record.rows = int((~(found.error <= 1)).sum())
+        record.seconds, record.outcome = found.seconds, "missed" if record.rows else "kept"
+        record.reason = f"{record.rows} of {found.error.size} rows, the worst {row}, log sum {found.log_sum[row]:.6g}"
+    record.oracle_seconds = time.perf_counter() - start - record.seconds
+    return record
+
+
+def table(records: list[Record]) -> str:
+    """By level and task, with the worst problem of each."""
+    lines = [f"{'level':8}{'of':8}" + "".join(f"{c:>9}" for c in (*OUTCOMES, "forgiven", "worst")) + "  where"]
+    for level in LEVELS:
+        for task in dict.fromkeys(TASKS):
+            here = [r for r in records if (r.level, r.task) == (level, task)]
+            if not here:
+                continue
+            forgiven = sum(r.outcome == "kept" and not r.strict <= 1 for r in here)
+            counts = *(sum(r.outcome == o for r in here) for o in OUTCOMES), forgiven
+            worst = max((r for r in here if r.outcome in ("kept", "missed")), key=lambda r: r.error, default=None)
+            where = f"{worst.error:9.1e}  {worst.index}: {worst.text}" if worst else ""
+            lines.append(f"{level:8}{task:8}{''.join(f'{c:9}' for c in counts)}{where}")
+    return "\n".join(lines)
+
+
+def target_of(name: str, device: str) -> Target:
+    found = registry.find(name)
+    if found is None or not found.ok or found.info is None:
+        raise SystemExit(f"no backend {name!r}" + (f": {found.reason}" if found else ""))
+    backend = found.info.load()
+    support = backend.probe(device)
+    if not support.ok:
+        raise SystemExit(f"{name} on {device}: {support.reason}")
+    return Target(found.info, backend, device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="numpy")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--problems", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--levels", help="default: those that the backend has")
+    parser.add_argument("--largest", type=int, help=f"n and m at most; default: {LARGEST}")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no problem after that long")
+    parser.add_argument("--replay", type=int, metavar="INDEX", help="that problem alone")
+    parser.add_argument("--json", metavar="PATH", help="write every record there")
+    options = parser.parse_args()
+    target, kind = target_of(options.backend, options.device), options.device.partition(":")[0]
+    levels = tuple(options.levels.split(",")) if options.levels else target.info.levels
+    if not set(levels) <= set(LEVELS):
+        parser.error(f"--levels is {options.levels}; there are {','.join(LEVELS)}")
+    largest = options.largest or LARGEST[kind]
+    again = f"--backend {options.backend} --device {options.device} --seed {options.seed} --levels {','.join(levels)}"
+    again += f" --largest {largest} --replay"
+    warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
+    start, records = time.perf_counter(), []
+    indices = range(options.problems) if options.replay is None else [options.replay]
+    for index in indices:
+        if time.perf_counter() - start > options.seconds:
+            break
+        record = run(draw(options.seed, index, levels, target.info, kind, largest), target)
+        records.append(record)
+        if record.outcome in ("missed", "raised") or options.replay is not None:
+            size = f"{record.error:.3g} ({record.strict:.3g} with its rounding alone forgiven)"
+            print(f"{record.outcome} {size}: {record.level} {record.task}, {record.text}")
+            print(f"    {record.reason}\n    {again} {index}", flush=True)
+    seconds = time.perf_counter() - start
+    ours, oracle = sum(r.seconds for r in records), sum(r.oracle_seconds for r in records)
+    print(f"\n{options.backend} on {options.device}: {len(records)} of {len(indices)} problems, seed {options.seed},")
+    print(f"{seconds:.0f} s, of which backend {ours:.0f} s, oracle {oracle:.0f} s; worst row over its tolerance\n")
+    print(table(records))
+    for outcome in ("declined", "raised"):
+        for reason, count in Counter(r.reason for r in records if r.outcome == outcome).most_common():
+            print(f"{outcome} {count}: {reason}")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(
+                {"backend": options.backend, "again": again, "records": [asdict(r) for r in records]}, file, indent=1
+            )
+    sys.exit(any(r.outcome in ("missed", "raised") for r in records))
+
+
+if __name__ == "__main__":
+    main()

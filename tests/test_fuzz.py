@@ -1,0 +1,159 @@
+"""benchmarks/fuzz.py: its oracle against the reference, and a few random problems."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core import reference, registry
+from sdkde_core.merge import each
+from sdkde_core.protocol import Reduction, Support
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.filterwarnings("ignore:the Laplace estimate is negative:RuntimeWarning")
+
+PATH = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
+
+
+@pytest.fixture(scope="module")
+def fuzz():
+    spec = importlib.util.spec_from_file_location("fuzz", PATH)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "fuzz", module)  # where dataclasses look for it
+        spec.loader.exec_module(module)
+        yield module
+
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.4])
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("exclude_self", [False, True])
+@pytest.mark.parametrize("distance", [0.0, 30.0, 1e5])
+@pytest.mark.parametrize("d", [1, 3, 17])
+def test_the_oracle_is_the_reference(fuzz, monkeypatch, d, distance, exclude_self, precise, scale):
+    """Points in two clusters; queries in both, midway, and as far beyond; some columns without weight."""
+    monkeypatch.setitem(fuzz.BLOCK, "cpu", 5 * 40 * d)  # several blocks
+    side = RNG.choice([-1.0, 1.0], (40, 1)) * distance
+    x = RNG.normal(size=(40, d)) + side
+    y = RNG.normal(size=(23, d)) + RNG.choice([-1.0, 0.0, 1.0, 2.0], (23, 1)) * distance
+    y[:3] = 0.5 * (x[:3] + x[20:23])
+    values, log_w = RNG.normal(size=(40, 2)), fuzz.log_weights(np.where(RNG.random(40) < 0.2, 0.0, RNG.random(40)), 40)
+    h = np.ones(d) if precise else RNG.uniform(0.5, 2.0, d)
+    want = reference.sums(y, x, h, log_weights=log_w, exclude_self=exclude_self, values=values, scale=scale)
+    rows, points = (fuzz.given(a, "cpu", None if precise else h) for a in (y, x))
+    if exclude_self:
+        rows = rows._replace(own=torch.arange(23))
+    found = fuzz.sums(rows, points, torch.tensor(log_w), scale, torch.tensor(values), precise)
+    got = found.truth
+    for a, b in ((got.log_sum, want.log_sum), (got.log_plus, want.log_plus)):
+        np.testing.assert_allclose(a, b, rtol=1e-14, atol=1e-13)
+    np.testing.assert_allclose(got.signed, want.signed, atol=1e-13)
+    # The reference's own exponents are good to 64 bits, where the platform has them.
+    slack = found.shift_slack.numpy()[:, None] * (2e-3 if precise and np.finfo(np.longdouble).nmant >= 63 else 1.0)
+    assert (abs(got.shift - want.shift / h) <= 1e-13 * (1 + distance) + slack).all()
+    near = abs(want.log_sum) < 1e4
+    np.testing.assert_allclose(got.values[near], want.values[near], rtol=1e-10)
+
+
+def test_an_empty_row_of_the_oracle(fuzz):
+    rows = fuzz.given(np.ones((1, 2)), "cpu")._replace(own=torch.arange(1))
+    got = fuzz.sums(rows, fuzz.given(np.ones((1, 2)), "cpu"), torch.zeros(1)).truth
+    assert got.log_sum[0] == got.log_plus[0] == -np.inf
+    assert not got.shift.any()
+    assert got.signed[0] == 0
+
+
+def test_what_is_lost_by_products_and_sums_is_kept(fuzz):
+    u, v = (torch.tensor(RNG.normal(size=(k, 37)) * 1e6) for k in (11, 7))
+    near = u[:7] + 1e-3
+    got = fuzz._farther(v, near, u).numpy()
+    exact = [[int(t * 2.0**60) for t in row] for row in np.concatenate([u, v, near]).tolist()]  # integers: no rounding
+    u, v, near = exact[:11], exact[11:18], exact[18:]
+    for i in range(7):
+        for j in range(11):
+            farther = sum((a - b) ** 2 - (c - b) ** 2 for a, b, c in zip(u[j], v[i], near[i]))
+            assert abs(got[i, j] - farther / 2**120) <= 2.0**-52 * abs(farther / 2**120)
+
+
+def _run(fuzz, count, levels=("fast", "high", "float64"), target=None):
+    target = target or fuzz.target_of("numpy", "cpu")
+    return [fuzz.run(fuzz.draw(0, i, levels, target.info, "cpu", 60), target) for i in range(count)]
+
+
+def test_numpy_keeps_its_tolerances_on_random_problems(fuzz):
+    records = _run(fuzz, 40)
+    assert [r for r in records if r.outcome != "kept"] == []
+    assert {r.task for r in records} == {*fuzz.METHODS, *(r.name for r in Reduction)}
+    assert len(fuzz.table(records).splitlines()) > 10
+
+
+class Wrong:
+    """NumPy's answers, a little off."""
+
+    def __init__(self, backend):
+        self.prepare, self._reduce = backend.prepare, backend.reduce
+
+    def reduce(self, *arguments):
+        return each(self._reduce(*arguments), lambda x: x + 1e-2 * (1.0 + abs(x)))
+
+
+def test_errors_of_a_backend_are_seen(fuzz, monkeypatch):
+    numpy = fuzz.target_of("numpy", "cpu")
+    right = sdkde_core.estimate
+
+    def wrong(*arguments, log, **options):
+        p = right(*arguments, log=log, **options)
+        return p + np.float32(1e-2) * (1 + abs(p)) if log else p * np.float32(1.02)
+
+    monkeypatch.setattr(sdkde_core, "estimate", wrong)
+    records = _run(fuzz, 60, ("fast",), replace(numpy, backend=Wrong(numpy.backend)))
+    unseen = [r for r in records if r.outcome != "missed"]
+    assert all("p itself" in r.text or r.task == "laplace" for r in unseen)  # a density that underflows, a sign
+    assert sum(r.outcome == "missed" for r in records) > 50
+
+
+def test_what_is_declined_or_raised_is_counted(fuzz, monkeypatch):
+    numpy = fuzz.target_of("numpy", "cpu")
+    narrow = replace(numpy, info=replace(numpy.info, supports=lambda problem: Support(problem.d < 20, "small d")))
+    record = replace(registry.find("numpy"), info=narrow.info)
+    monkeypatch.setattr(registry, "records", lambda: (record,))
+    records = _run(fuzz, 40, target=narrow)
+    assert {r.outcome for r in records} == {"kept", "declined"}
+    assert {r.reason for r in records if r.outcome == "declined"} == {"small d"}
+    monkeypatch.setattr(fuzz, "check", lambda drawn, target: 1 / 0)
+    (record,) = _run(fuzz, 1)
+    assert record.outcome == "raised"
+    assert "ZeroDivisionError" in record.reason
+
+
+@pytest.mark.parametrize(("off", "status"), [(0.0, 0), (2.0, 1)])
+def test_the_command(fuzz, monkeypatch, capsys, tmp_path, off, status):
+    path = tmp_path / "records.json"
+    options = ["--problems", "6", "--largest", "40", "--levels", "fast,high", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["fuzz.py", *options])
+    right = fuzz.errors
+    monkeypatch.setattr(fuzz, "errors", lambda *arguments: right(*arguments) + off)
+    with pytest.raises(SystemExit) as exit:
+        fuzz.main()
+    assert exit.value.code == status
+    output = capsys.readouterr().out
+    assert "6 of 6 problems" in output
+    assert ("--largest 40 --replay 0" in output) == bool(off)
+    assert len(json.loads(path.read_text())["records"]) == 6
+
+
+def test_a_problem_is_drawn_again_from_its_seed_and_index(fuzz):
+    info = registry.find("numpy").info
+    first, again = (fuzz.draw(3, 17, ("fast", "high"), info, "cpu", 100) for _ in range(2))
+    assert first.text == again.text
+    np.testing.assert_array_equal(first.train, again.train)
+    assert fuzz.draw(3, 18, ("fast", "high"), info, "cpu", 100).text != first.text
