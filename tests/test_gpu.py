@@ -115,9 +115,8 @@ def test_debias_and_gradient():
         sdkde_core.grad_log_density(_cuda(X), _cuda(Y), bandwidth=0.5),
     ):
         assert got.device.type == "cuda"
-    np.testing.assert_allclose(
-        sdkde_core.debias(_cuda(X), bandwidth="scott").cpu().numpy(), sdkde_core.debias(X, bandwidth="scott"), rtol=1e-9
-    )
+    got, want = (sdkde_core.debias(x, bandwidth="scott") for x in (_cuda(X), X))
+    np.testing.assert_allclose(got.cpu().numpy(), want, rtol=0, atol=1e-5)  # both "high"
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What the Triton backend decides on the host: formulas, grids, splits, launch parameters."""
 
-import itertools
 import logging
 import math
 from types import SimpleNamespace
@@ -9,15 +8,15 @@ import pytest
 
 pytest.importorskip("triton")
 
-from sdkde_triton import bounds, launch, space
-from sdkde_triton.grid import MOST_COLUMNS, Processor, slabs, splits
+from sdkde_triton import bounds, compiled, space
+from sdkde_triton.grid import MOST_COLUMNS, PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
 
 from sdkde_core.protocol import Problem, Reduction, Work
 
 
-def problem(reduction="log_sum", m=1000, n=2000, d=16, **more):
-    return Problem(Reduction(reduction), m, n, d, level="fast", device="cuda:0", **more)
+def problem(reduction="log_sum", m=1000, n=2000, d=16, level="fast", **more):
+    return Problem(Reduction(reduction), m, n, d, level=level, device="cuda:0", **more)
 
 
 @pytest.mark.parametrize("extent", [0.0, 1.0, 15.0, 100.0])
@@ -38,9 +37,12 @@ def test_what_a_row_shares_with_its_duplicates_is_left_out_only_where_it_is_smal
         asked = problem(reduction, d=d, extent=extent, **more)
         return bounds.form(asked, extent, bounds.grid_step(d, extent, shifted=bounds.shifts_rows(asked)))
 
-    assert [form("mean", 16, extent, same=True) for extent in (5.0, 13.0, 30.0)] == [0, 1, 2]
-    assert form("mean", 16, 5.0) == 2
-    assert [form("log_sum", d, 13.0) for d in (16, 128)] == [0, 2]
+    found = [form("mean", 16, extent, same=True) for extent in (5.0, 13.0, 30.0)]
+    assert found == [bounds.SHORT, bounds.PAIRED, bounds.LONG]
+    assert form("mean", 16, 5.0) == bounds.FULL
+    assert form("mean", 784, 35.0, same=True) == bounds.FULL
+    assert form("log_sum", 16, 5.0, level="high") == bounds.FULL
+    assert [form("log_sum", d, 13.0) for d in (16, 128)] == [bounds.SHORT, bounds.LONG]
     assert form("laplace", 64, 13.0) >= form("log_sum", 64, 13.0)
 
 
@@ -59,21 +61,41 @@ def test_the_formula_changes_at_the_limit(reduction, d, same):
     inside = problem(reduction, d=d, same=same, extent=min(limit, 1e9))
     beyond = problem(reduction, d=d, same=same, extent=1.01 * min(limit, 1e9))
     if limit < 1e9:
-        assert "float64" not in INFO.supports(inside).reason
-        assert "float64" in INFO.supports(beyond).reason
+        assert "Tensor Cores" in INFO.supports(inside).reason
+        assert "direct differences" in INFO.supports(beyond).reason
     assert INFO.supports(beyond).ok
 
 
+def test_direct_differences_take_the_arithmetic_that_holds():
+    def arithmetic(reduction, extent, **more):
+        return bounds.arithmetic(problem(reduction, **more), extent)
+
+    assert [arithmetic("log_sum", extent) for extent in (100.0, 1e4, 1e13)] == ["float32", "doubled", "float64"]
+    assert [arithmetic("laplace", extent) for extent in (50.0, 200.0, 1e4)] == ["float32", "doubled", "float64"]
+    assert arithmetic("log_sum", 1.0, level="high") == "doubled"
+    assert arithmetic("mean", 1.0) == "float64"  # rows that may be midway between far columns
+    assert arithmetic("mean", 1.0, same=True) == "float32"
+
+
 def test_what_it_does_not_do_it_declines():
-    assert "128 dimensions" in INFO.supports(problem(d=129)).reason
-    assert not INFO.supports(problem(d=129)).ok
+    values = {"requires": frozenset({"values"}), "n_values": 2}
+    assert INFO.supports(problem(extent=30.0, **values)).ok
+    assert "values" in INFO.supports(problem(extent=1e4, **values)).reason
+    assert not INFO.supports(problem(extent=1e4, **values)).ok
+
+
+def test_small_scales_lower_the_limit():
+    more = {"requires": frozenset({"multi_scale"}), "scales": (0.5, 2.0)}
+    assert INFO.extent_limit(problem(**more)) == 0.5 * INFO.extent_limit(problem())
 
 
 def test_rows_that_may_lie_far_from_every_column_are_shifted():
     assert not bounds.shifts_rows(problem("mean", same=True))
     assert bounds.shifts_rows(problem("mean"))
     assert bounds.shifts_rows(problem("mean", same=True, requires=frozenset({"weights"})))
+    assert bounds.shifts_rows(problem("mean", same=True, requires=frozenset({"exclude_self"})))
     assert not bounds.shifts_rows(problem("log_sum"))
+    assert bounds.shifts_rows(problem("log_sum", requires=frozenset({"values"}), n_values=1))
 
 
 @pytest.mark.parametrize("rows", [1, 63, 4096, 32768, 1_000_000])
@@ -92,32 +114,48 @@ def test_few_rows_still_fill_the_card():
     assert 8 * parts >= 400
 
 
-def test_slabs_cover_the_rows_in_order():
-    for rows in (1, 1024, 5_000_000):
-        found = list(slabs(rows, 5000))
-        assert found[0].start == 0
-        assert found[-1].stop == rows
-        assert all(a.stop == b.start for a, b in itertools.pairwise(found))
+@pytest.mark.parametrize("rows", [1, 1024, 32768, 5_000_000])
+@pytest.mark.parametrize("n", [1000, 32768, 1_000_000])
+@pytest.mark.parametrize("bytes_per_row", [8, 516, 8200])
+def test_slabs_bound_the_partial_results(rows, n, bytes_per_row):
+    size = slab_rows(rows, n, bytes_per_row)
+    assert 1 <= size <= rows
+    fewest = -(-n // MOST_COLUMNS)
+    assert size * fewest * bytes_per_row <= 1.1 * PARTIAL_BYTES or size <= 2048
+    assert (
+        size * most_parts(size, bytes_per_row) * bytes_per_row <= PARTIAL_BYTES or most_parts(size, bytes_per_row) == 1
+    )
+    assert rows % size == 0 or rows % size > size // 2 or -(-rows // size) > 2  # no sliver is left over
+
+
+def test_a_pass_of_the_usual_size_is_one_slab():
+    assert slab_rows(32768, 32768, 4 * 129) == 32768
+    assert slab_rows(262144, 262144, 4 * 17) == 262144
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 103, 120])
-@pytest.mark.parametrize("columns", [16, 32, 64, 128])
-@pytest.mark.parametrize("kernel", ["triton.mean", "triton.log_sum"])
-def test_defaults_fit_every_architecture(kernel, columns, capability):
+@pytest.mark.parametrize("columns", [16, 32, 64, 128, 832])
+@pytest.mark.parametrize("pieces", [2, 3])
+@pytest.mark.parametrize(
+    "kernel", ["triton.mean", "triton.log_sum", "triton.blocked", "triton.stored", "triton.weighted_sum"]
+)
+def test_defaults_fit_every_architecture(kernel, pieces, columns, capability):
+    if kernel in ("triton.mean", "triton.log_sum") and columns * pieces > 256:
+        pytest.skip("comes in blocks")
     for merged in (False, True) if columns == 16 else (False,):
-        config = space.default(kernel, columns, capability, merged)
-        assert space.fits(kernel, config, columns, capability), config
-    assert list(space.candidates(kernel, columns, capability))
+        config = space.default(kernel, columns, capability, merged, pieces)
+        assert space.fits(kernel, config, columns, capability, pieces), config
+    assert list(space.candidates(kernel, columns, capability, pieces))
 
 
 @pytest.mark.parametrize(
     "config", [{"block_m": 64}, {"block_m": 60, "block_n": 64, "num_warps": 4, "num_stages": 2}, {"colour": 1}]
 )
 def test_a_tuned_configuration_that_is_none_is_ignored(config, monkeypatch, caplog):
-    monkeypatch.setattr(launch, "tuned", lambda kernel, problem: SimpleNamespace(config=config))
+    monkeypatch.setattr(compiled, "tuned", lambda kernel, problem: SimpleNamespace(config=config))
     processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
     with caplog.at_level(logging.WARNING, logger="sdkde"):
-        assert launch.configuration("triton.mean", problem("mean"), 16, processor) == space.default(
+        assert compiled.configuration("triton.mean", problem("mean"), 16, processor) == space.default(
             "triton.mean", 16, 90
         )
     assert "ignored" in caplog.text
@@ -125,16 +163,17 @@ def test_a_tuned_configuration_that_is_none_is_ignored(config, monkeypatch, capl
 
 def test_a_tuned_configuration_is_used(monkeypatch):
     config = {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 2}
-    monkeypatch.setattr(launch, "tuned", lambda kernel, problem: SimpleNamespace(config=config))
+    monkeypatch.setattr(compiled, "tuned", lambda kernel, problem: SimpleNamespace(config=config))
     processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
-    assert launch.configuration("triton.mean", problem("mean"), 16, processor).to_dict() == config
+    assert compiled.configuration("triton.mean", problem("mean"), 16, processor).to_dict() == config
 
 
-@pytest.mark.parametrize("d", [1, 2, 8, 16, 100])
+@pytest.mark.parametrize("d", [1, 2, 8, 16, 100, 784])
 @pytest.mark.parametrize("extent", [1.0, 1e4])
+@pytest.mark.parametrize("level", ["fast", "high"])
 @pytest.mark.parametrize("reduction", list(Reduction))
-def test_work_grows_with_the_pairs(reduction, extent, d):
-    work = [INFO.work(problem(reduction, m=m, n=m, d=d, extent=extent), None) for m in (1000, 2000)]
+def test_work_grows_with_the_pairs(reduction, level, extent, d):
+    work = [INFO.work(problem(reduction, m=m, n=m, d=d, level=level, extent=extent), None) for m in (1000, 2000)]
     assert all(isinstance(w, Work) for w in work)
     assert work[1].exps == 4 * work[0].exps >= 4e6
     assert sum(work[1].matrix_flops.values()) == 4 * sum(work[0].matrix_flops.values())

@@ -10,7 +10,7 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-from sdkde_triton import space  # noqa: E402
+from sdkde_triton import bounds, space  # noqa: E402
 from sdkde_triton.bounds import merges, packed_dimensions  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -41,68 +41,122 @@ def _usage(compiled, path):
 def _types(kernel, real=None):
     """Types of a kernel's parameters: packed operands in half precision, or coordinates of a ``real`` type."""
     pointers = {"log_weights": "*fp64", "out": f"*{real or 'fp32'}"}
-    pointers |= dict.fromkeys(("rows", "columns"), f"*{real or 'fp16'}")
+    pointers |= dict.fromkeys(("rows", "columns", "phi"), f"*{real or 'fp16'}")
+    pointers["sums"] = "*fp64"
     return {name: pointers.get(name, "i32") for name in kernel.arg_names}
 
 
 def _check(kernel, name, columns, constants, capability, tmp_path, types):
-    config = space.default(name, columns, capability, constants.get("MERGE", False))
-    assert space.fits(name, config, columns, capability), f"{config} does not fit sm_{capability} by its own bounds"
+    pieces = constants.get("PIECES", 2)
+    config = space.default(name, columns, capability, constants.get("MERGE", False), pieces)
+    fits = space.fits(name, config, columns, capability, pieces)
+    assert fits, f"{config} does not fit sm_{capability} by its own bounds"
     constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    if "BLOCK_K" in kernel.arg_names:
+        last = name == "triton.weighted_sum"
+        constants["BLOCK_K"] = space.block_k(0 if last else columns, pieces, capability)
     if "STAGES" in kernel.arg_names:
         constants["STAGES"] = config.num_stages
     compiled = _compile(kernel, types, constants, config, capability)
     usage = _usage(compiled, tmp_path / "kernel.cubin")
     assert usage["STACK"] == 0, f"{config} spills {usage['STACK']} bytes on sm_{capability} ({usage})"
     assert usage["LOCAL"] == 0, usage
-    bound = space.shared_bytes(name, config, columns)
+    bound = space.shared_bytes(name, config, columns, pieces, capability)
     assert compiled.metadata.shared <= bound, f"{config} takes {compiled.metadata.shared} bytes of shared memory"
     assert compiled.metadata.shared <= space.SHARED[capability]
     return usage
 
 
 @pytest.mark.parametrize(
-    ("d", "form", "capability"), list(product((12, 15, 16, 32, 64, 128), (0, 1, 2), ARCHITECTURES))
+    ("d", "form", "capability"),
+    [
+        *product((12, 15, 16, 32, 64, 128), (bounds.SHORT, bounds.PAIRED, bounds.LONG), ARCHITECTURES),
+        *product((12, 16, 32, 64), (bounds.FULL,), ARCHITECTURES),
+    ],
 )
 def test_mean(d, form, capability, tmp_path):
     from sdkde_triton.kernels import mean_kernel
 
-    columns = packed_dimensions(d)
-    flags = {"D": columns, "FORM": form, "MERGE": merges(d), "SUMMED": d < columns}
+    columns, full = packed_dimensions(d), form == bounds.FULL
+    flags = {"D": columns, "PIECES": 3 if full else 2, "FORM": form, "MERGE": merges(d), "SUMMED": d < columns}
     flags["TILES"] = space.tiles_per_sum(columns, form, merges(d), capability)
+    flags |= {"EXCLUDE": full, "EXACT": full}
     _check(mean_kernel, "triton.mean", columns, flags, capability, tmp_path, _types(mean_kernel))
 
 
 @pytest.mark.parametrize(
     ("d", "form", "laplace", "capability"),
-    list(product((12, 16, 32, 64, 128), (0, 2), (False, True), ARCHITECTURES)),
+    [
+        *product((12, 16, 32, 64, 128), (bounds.SHORT, bounds.LONG), (False, True), ARCHITECTURES),
+        *product((12, 16, 32, 64), (bounds.FULL,), (False, True), ARCHITECTURES),
+    ],
 )
 def test_log_sum(d, form, laplace, capability, tmp_path):
     from sdkde_triton.kernels import log_sum_kernel
 
-    columns = packed_dimensions(d)
-    flags = {"D": columns, "FORM": form, "MERGE": merges(d), "LAPLACE": laplace, "WEIGHTED": laplace}
+    columns, full = packed_dimensions(d), form == bounds.FULL
+    flags = {"D": columns, "PIECES": 3 if full else 2, "FORM": form, "MERGE": merges(d)}
+    flags |= {"LAPLACE": laplace, "WEIGHTED": laplace, "EXCLUDE": full}
     _check(log_sum_kernel, "triton.log_sum", columns, flags, capability, tmp_path, _types(log_sum_kernel))
 
 
 @pytest.mark.parametrize(
-    ("d", "dtype", "reduction", "capability"),
+    ("d", "form", "use", "capability"),
     [
-        *product((1,), ("fp32",), ("log_sum", "laplace"), ARCHITECTURES),
-        *product((1, 2), ("fp32",), ("anchored",), ARCHITECTURES),
-        *product((1, 2, 17), ("fp64",), ("log_sum", "mean", "laplace"), ARCHITECTURES),
+        *product((784,), (bounds.LONG, bounds.FULL), ("log_sum", "laplace", "store"), ARCHITECTURES),
+        *product((128,), (bounds.FULL,), ("log_sum", "store"), ARCHITECTURES),
+        *product((16,), (bounds.SHORT, bounds.FULL), ("store",), ARCHITECTURES),
     ],
 )
-def test_direct(d, dtype, reduction, capability, tmp_path):
+def test_blocked(d, form, use, capability, tmp_path):
+    from sdkde_triton.blocked import blocked_kernel
+
+    columns, full = packed_dimensions(d), form == bounds.FULL
+    flags = {"D": columns, "PIECES": 3 if full else 2, "FORM": form, "LAPLACE": use == "laplace"}
+    flags |= {"STORE": use == "store", "EXACT": full, "WEIGHTED": use == "laplace", "EXCLUDE": full}
+    types = _types(blocked_kernel)
+    if use == "store":
+        types["out"] = "*fp16"
+    name = "triton.stored" if use == "store" else "triton.blocked"
+    _check(blocked_kernel, name, columns, flags, capability, tmp_path, types)
+
+
+@pytest.mark.parametrize(
+    ("width", "pieces", "exact", "capability"),
+    [
+        *product((832,), (2, 3), (False, True), ARCHITECTURES),
+        *product((16,), (2,), (False, True), ARCHITECTURES),
+    ],
+)
+def test_weighted_sum(width, pieces, exact, capability, tmp_path):
+    from sdkde_triton.blocked import weighted_sum_kernel
+
+    flags = {"D": width, "PIECES": pieces, "EXACT": exact}
+    types = _types(weighted_sum_kernel, None) | {"out": "*fp64"}
+    _check(weighted_sum_kernel, "triton.weighted_sum", width, flags, capability, tmp_path, types)
+
+
+@pytest.mark.parametrize(
+    ("d", "arithmetic", "reduction", "capability"),
+    [
+        *product((1,), ("float32", "doubled"), ("log_sum", "laplace"), ARCHITECTURES),
+        *product((1, 2), ("float32", "doubled"), ("anchored",), ARCHITECTURES),
+        *product((17,), ("doubled",), ("log_sum", "laplace", "mean"), ARCHITECTURES),
+        *product((1, 2, 17), ("float64",), ("log_sum", "mean", "laplace"), ARCHITECTURES),
+    ],
+)
+def test_direct(d, arithmetic, reduction, capability, tmp_path):
     from sdkde_triton.direct import direct_kernel
 
     flags = {
-        "D": d,
+        "D": min(d, 3),
+        "DOUBLED": arithmetic == "doubled",
         "LAPLACE": reduction == "laplace",
         "MEAN": reduction in ("mean", "anchored"),
         "ANCHORED": reduction == "anchored",
         "WEIGHTED": reduction != "anchored",
+        "EXCLUDE": arithmetic == "float64",
     }
     name = "triton.direct_mean" if reduction == "anchored" else "triton.direct"
-    types = _types(direct_kernel, dtype)
+    types = _types(direct_kernel, "fp64" if arithmetic == "float64" else "fp32")
     _check(direct_kernel, name, d, flags, capability, tmp_path, types)

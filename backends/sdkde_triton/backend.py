@@ -132,9 +132,7 @@ class TritonBackend:
 
 def _at(problem: Problem, scale: float) -> Problem:
     """The problem in units of a scale."""
-    return replace(
-        problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale
-    )
+    return replace(problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale)
 
 
 def _times(partial: Partial, scale: float) -> Partial:
@@ -185,9 +183,7 @@ def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | No
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not in_blocks(problem.d, corrections) and not stores(problem, corrections)
     whole = problem.same and points.shape[0] == columns.count and masked
-    rows = (
-        columns if whole else launch.pack_rows(points, step, weights, count, scaled=multiplies and not shifted)
-    )
+    rows = columns if whole else launch.pack_rows(points, step, weights, count, scaled=multiplies and not shifted)
     if not multiplies:
         return launch.log_sum(problem, rows, columns, weights, corrections, own)
     log_sums = None
@@ -208,7 +204,9 @@ def _plain(problem: Problem) -> Problem:
 
 def _empty(problem: Problem, device: torch.device) -> Partial:
     def empty(*shape: int) -> torch.Tensor:
-        return torch.empty((0, len(problem.scales), *shape) if problem.scales else (0, *shape), dtype=torch.float64, device=device)
+        return torch.empty(
+            (0, len(problem.scales), *shape) if problem.scales else (0, *shape), dtype=torch.float64, device=device
+        )
 
     laplace = problem.reduction is Reduction.LAPLACE
     return Partial(

@@ -44,17 +44,21 @@ def blocked_kernel(
 ):
     """As :func:`sdkde_triton.kernels.log_sum_kernel`, with LONG's or FULL's exponents.
 
-    ``STORE``: instead φ, scaled by the rows' constants, as two half-precision pieces, with ``EXACT`` three,
-    (2 or 3, m, columns_per_split) of the one split that begins at column ``first``, and to ``log_weights``, which φ contains, its sums over tiles (tiles, m).
+    ``STORE``: instead φ, scaled by the rows' constants, as two half-precision pieces, with ``EXACT`` three, (2 or 3, m,
+    columns_per_split) of the one split that begins at column ``first``; and to ``log_weights``, which the columns
+    carry already, its sums over tiles (tiles, m).
     """
-    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Tiles of 64-bit addresses would take the registers: programs begin at one, and go on in 32 bits.
+    top_row = tl.program_id(0) * BLOCK_M
+    index = top_row + tl.arange(0, BLOCK_M)
     inside = index < m
-    row = tl.where(inside, index, 0)[:, None].to(tl.int64)
+    row = (tl.minimum(index, m - 1) - top_row)[:, None]
     f = tl.arange(0, 16)[None, :]
     k = tl.arange(0, BLOCK_K)[None, :]
     row_size = wide(row_padded)
     size = wide(column_padded)
-    constants = rows + row_size * (PIECES * D) + row * 32 + f
+    constants = rows + row_size * (PIECES * D) + wide(top_row) * 32 + (row * 32 + f)
+    rows += wide(top_row) * D
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
@@ -66,12 +70,12 @@ def blocked_kernel(
         end = tl.minimum(begin + columns_per_split, n)
     for start in range(begin, end, BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
-        column = j[:, None].to(tl.int64)
+        column = tl.arange(0, BLOCK_N)[:, None]
         e = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         small = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for block in tl.range(0, D, BLOCK_K, num_stages=STAGES):
-            at = rows + row * D + (block + k)
-            by = columns + column * D + (block + k)
+            at = rows + block + (row * D + k)
+            by = columns + wide(start) * D + block + (column * D + k)
             a_hi = tl.load(at)
             b_hi = tl.trans(tl.load(by))
             e = tl.dot(a_hi, b_hi, e)
@@ -88,7 +92,7 @@ def blocked_kernel(
                 small = tl.dot(a_lo, b_lo, small)
                 small = tl.dot(a_lo, b_hi, small)
                 small = tl.dot(a_hi, b_lo, small)
-        b_c = tl.trans(tl.load(columns + size * (PIECES * D + 32) + column * 16 + f))
+        b_c = tl.trans(tl.load(columns + size * (PIECES * D + 32) + wide(start) * 16 + (column * 16 + f)))
         e = tl.dot(tl.load(constants), b_c, e)
         small = tl.dot(tl.load(constants + 16), b_c, small)
         e += small
@@ -101,17 +105,18 @@ def blocked_kernel(
             else:
                 p_hi, p_lo = two_halves(p)
             stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
-            to = row * stride + (j - first)[None, :]
+            to = row * stride + tl.arange(0, BLOCK_N)[None, :]
+            at = out + wide(top_row) * stride + (start - first)
             both = inside[:, None]
-            tl.store(out + to, p_hi, mask=both)
-            tl.store(out + wide(m) * stride + to, p_lo, mask=both)
+            tl.store(at + to, p_hi, mask=both)
+            tl.store(at + wide(m) * stride + to, p_lo, mask=both)
             if EXACT:
-                tl.store(out + wide(m) * stride * 2 + to, p_rest, mask=both)
-                total = sum_hi.to(tl.float64) + sum_rest.to(tl.float64)
+                tl.store(at + wide(m) * stride * 2 + to, p_rest, mask=both)
+                stored = sum_hi.to(tl.float64) + sum_rest.to(tl.float64)
             else:
                 # Of what is stored, so that the largest φ has the same weight in both sums.
-                total = tl.sum(p_hi.to(tl.float32) + p_lo.to(tl.float32), 1).to(tl.float64)
-            tl.store(log_weights + tl.program_id(1).to(tl.int64) * m + index, total, mask=inside)
+                stored = tl.sum(p_hi.to(tl.float32) + p_lo.to(tl.float32), 1).to(tl.float64)
+            tl.store(log_weights + tl.program_id(1).to(tl.int64) * m + index, stored, mask=inside)
         else:
             highest = tl.maximum(top, tl.max(e, 1))
             below = e - highest[:, None]
@@ -156,22 +161,25 @@ def weighted_sum_kernel(
     ``columns`` has PIECES arrays (column_padded, D), ``sums`` those of φ over tiles (splits, m). The results are
     float64: what is added comes in order.
     """
-    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    top_row = tl.program_id(0) * BLOCK_M
+    index = top_row + tl.arange(0, BLOCK_M)
     inside = index < m
-    row = tl.where(inside, index, 0)[:, None].to(tl.int64)
+    row = (tl.minimum(index, m - 1) - top_row)[:, None]
     c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     exists = (c < D)[None, :]
     size = wide(column_padded) * D
     stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
     low = wide(m) * stride
+    phi += wide(top_row) * stride
+    columns += wide(first) * D
     mean = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     lost = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in tl.range(0, columns_per_split, BLOCK_K, num_stages=STAGES):
-        at = phi + row * stride + (start + k)[None, :]
+        at = phi + start + (row * stride + k[None, :])
         p_hi = tl.load(at)
         p_lo = tl.load(at + low)
-        by = columns + (first + start + k)[:, None].to(tl.int64) * D + c[None, :]
+        by = columns + start * D + (k[:, None] * D + c[None, :])
         b_hi = tl.load(by, mask=exists, other=0.0)
         b_lo = tl.load(by + size, mask=exists, other=0.0)
         part = tl.dot(p_lo, b_lo)
@@ -187,7 +195,7 @@ def weighted_sum_kernel(
             part = tl.dot(p_hi, b_lo, part)
             mean += tl.dot(p_hi, b_hi, part)
     mean -= lost
-    to = out + wide(m) + row * D + c[None, :]
+    to = out + wide(m) + wide(top_row) * D + (row * D + c[None, :])
     both = inside[:, None] & exists
     tl.store(to, tl.load(to, mask=both, other=0.0) + mean.to(tl.float64), mask=both)
     if tl.program_id(1) == 0:

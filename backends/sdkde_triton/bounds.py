@@ -91,7 +91,7 @@ def extent_limit(problem: Problem) -> float:
 
 def formula(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
     """Return ``"packed"`` or ``"direct"``; half precision holds log weights (nats) to some 4·10⁴."""
-    near = extent <= packed_limit(problem) and log_weight_span <= MOST_SPAN
+    near = extent <= packed_limit(problem) * (1.0 + 1e-9) and log_weight_span <= MOST_SPAN  # scales may have rounded it
     return "packed" if near and not prefers_direct(problem) else "direct"
 
 

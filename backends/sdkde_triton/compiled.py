@@ -105,7 +105,7 @@ def reduce(
 
     There are ``per_row`` numbers for every row and split. The kernel's arguments are ``before``, the buffer of results,
     ``after``, and the columns of a split. A program takes ``step`` columns at a time. The number of splits follows from
-    ``whole``, the rows of the problem, of which these may be some: so they may come in any portions, with the same bits.
+    ``whole``, the rows of the problem: however few of them come at a time, the bits are the same.
     """
     device = before[0].device
     processor = Processor.of(device)

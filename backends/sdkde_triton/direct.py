@@ -13,7 +13,9 @@ def _differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED: tl
     """v_j − v_i of one dimension, (columns, rows). ``DOUBLED``: a coordinate is the sum of two fp32 numbers."""
     away = tl.load(columns + j)[:, None] - tl.load(rows + i, mask=inside, other=0.0)[None, :]
     if DOUBLED:  # near pairs' leading parts cancel exactly (Sterbenz), and then the rest counts
-        rest = tl.load(columns + low_columns + j)[:, None] - tl.load(rows + low_rows + i, mask=inside, other=0.0)[None, :]
+        rest = (
+            tl.load(columns + low_columns + j)[:, None] - tl.load(rows + low_rows + i, mask=inside, other=0.0)[None, :]
+        )
         away += rest
     return away
 
@@ -83,14 +85,18 @@ def direct_kernel(
                 d1 = _differences(rows + m, columns + column_padded, i, inside, j, low_rows, low_columns, DOUBLED)
                 e += d1 * d1
         else:
+            # Sixteen squares at a time: one sum of a thousand would lose more digits.
             e = tl.zeros((BLOCK_N, BLOCK_M), real)
             x_at = i.to(tl.int64)
             y_at = j.to(tl.int64)
-            for _ in range(d):
-                away = _differences(rows, columns, x_at, inside, y_at, low_rows, low_columns, DOUBLED)
-                e += away * away
-                x_at += m
-                y_at += column_padded
+            for block in range(0, d, 16):
+                part = tl.zeros((BLOCK_N, BLOCK_M), real)
+                for _ in range(tl.minimum(16, d - block)):
+                    away = _differences(rows, columns, x_at, inside, y_at, low_rows, low_columns, DOUBLED)
+                    part += away * away
+                    x_at += m
+                    y_at += column_padded
+                e += part
         e = e * -0.5
         if WEIGHTED:
             log2_w = (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(real)

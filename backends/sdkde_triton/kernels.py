@@ -52,7 +52,19 @@ LN2 = tl.constexpr(0.6931471805599453)
 SQRT_LOG2E = tl.constexpr(1.2011224087864498)
 
 
-_SIZES = ("n", "m", "d", "own", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "width")
+_SIZES = (
+    "n",
+    "m",
+    "d",
+    "own",
+    "padded",
+    "row_padded",
+    "column_padded",
+    "columns_per_split",
+    "splits",
+    "first",
+    "width",
+)
 sized = triton.jit(do_not_specialize=_SIZES)
 
 
@@ -270,9 +282,7 @@ def log_sum_kernel(
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
-        e, _, _, _ = _exponents(
-            a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
-        )
+        e, _, _, _ = _exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
         if EXCLUDE:
             e = leave_out(e, index, j, own, n)
         highest = tl.maximum(top, tl.max(e, 1))

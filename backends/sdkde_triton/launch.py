@@ -33,9 +33,9 @@ __all__ = [
     "weighted_sums",
 ]
 
-#: Columns whose φ is stored at a time; with :data:`STORED_ROWS` rows 32 MiB, which stay in the cache of a large card.
-STORED_COLUMNS = 2048
-STORED_ROWS = 4096
+#: Columns whose φ is stored at a time; with :data:`STORED_ROWS` rows 32 MiB or 48, which stay in the cache of a large card.
+STORED_COLUMNS = 1024
+STORED_ROWS = 8192
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
@@ -99,7 +99,14 @@ def pack_rows(
 
 
 def _pack(
-    points: torch.Tensor, step: float, weights: Weights, pieces: int, log_sums: Any, padded: int, columns: bool, scaled: bool
+    points: torch.Tensor,
+    step: float,
+    weights: Weights,
+    pieces: int,
+    log_sums: Any,
+    padded: int,
+    columns: bool,
+    scaled: bool,
 ) -> Packed:
     n, d = points.shape
     width, span = packed_dimensions(d), _power_of_two(packed_dimensions(d))
@@ -119,7 +126,9 @@ def pack_values(values: torch.Tensor) -> tuple[Operand, torch.Tensor]:
     largest = values.abs().amax(0)
     largest = torch.where(largest > 0, largest, 1.0)
     width = -(-c // 16) * 16
-    buffer = torch.zeros((2, -(-n // COLUMN_PADDING) * COLUMN_PADDING, width), dtype=torch.float16, device=values.device)
+    buffer = torch.zeros(
+        (2, -(-n // COLUMN_PADDING) * COLUMN_PADDING, width), dtype=torch.float16, device=values.device
+    )
     ratio = values / largest
     buffer[0, :n, :c] = ratio.half()
     buffer[1, :n, :c] = (ratio - buffer[0, :n, :c].double()).half()
@@ -163,15 +172,16 @@ def log_sum(
     laplace, exclude = problem.reduction is Reduction.LAPLACE, own is not None
     per_row, processor = 3 if laplace else 2, Processor.of(rows.buffer.device)
     before, sizes = (rows.buffer, columns.buffer, weights.log), (rows.padded, columns.padded, m, n)
+    name = "triton.blocked" if in_blocks(problem.d, form) else "triton.log_sum"
+    config = configuration(name, problem, width, processor, rows.pieces)
+    kernel: Any = kernels.log_sum_kernel
+    after: tuple[Any, ...] = (*sizes, problem.d, own or 0)
+    flags: tuple[Any, ...] = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
+    last: tuple[int, ...] = ()
     if in_blocks(problem.d, form):
-        config = configuration("triton.blocked", problem, width, processor, rows.pieces)
+        kernel, after = blocked.blocked_kernel, (*sizes, own or 0, 0)
         flags = (width, rows.pieces, form, laplace, False, False, weights.vary, exclude)
         last = (block_k(width, rows.pieces, processor.capability),)
-        kernel, after = blocked.blocked_kernel, (*sizes, own or 0, 0)
-    else:
-        config = configuration("triton.log_sum", problem, width, processor, rows.pieces)
-        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
-        kernel, after, last = kernels.log_sum_kernel, (*sizes, problem.d, own or 0), ()
     out, parts = reduce(
         kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, torch.float32, last
     )
@@ -219,28 +229,26 @@ def weighted_sums(
 ) -> list[torch.Tensor]:
     """Return Σ φ (m,) and Σ φ b (m, width) for every operand b, in one float64 array each."""
     m, d, device = rows.count, packed_dimensions(problem.d), rows.buffer.device
-    processor = Processor.of(device)
-    config = configuration("triton.blocked", problem, d, processor, rows.pieces)
+    processor, exact = Processor.of(device), problem.level == "high"
+    config = configuration("triton.stored", problem, d, processor, rows.pieces)
+    shapes = [configuration("triton.weighted_sum", problem, b.width, processor, b.pieces) for b in operands]
     chunk = min(STORED_COLUMNS, columns.padded)
-    exact = problem.level == "high"
     phi = torch.empty((3 if exact else 2) * m * chunk, dtype=torch.float16, device=device)
     totals = torch.empty(m * (chunk // config.block_n), dtype=torch.float64, device=device)
     sums = [torch.zeros(m * (1 + b.width), dtype=torch.float64, device=device) for b in operands]
-    flags = (d, rows.pieces, form, False, True, exact, False, own is not None, config.block_m, config.block_n)
-    flags = (*flags, config.num_stages, block_k(d, rows.pieces, processor.capability))
+    tile = (config.block_m, config.block_n, config.num_stages, block_k(d, rows.pieces, processor.capability))
+    flags = (d, rows.pieces, form, False, True, exact, False, own is not None, *tile)
     for first in range(0, columns.padded, chunk):
         here = min(chunk, columns.padded - first)
-        arguments = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
-        arguments = (*arguments, m, columns.count, own or 0, first, here)
+        before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
         grid = -(-m // config.block_m), here // config.block_n
-        launch(blocked.blocked_kernel, grid, arguments, flags, config)
-        for b, out in zip(operands, sums):
-            shape = configuration("triton.weighted_sum", problem, b.width, processor, b.pieces)
-            grid = -(-m // shape.block_m), -(-b.width // shape.block_n)
-            own_flags = (b.width, b.pieces, exact, shape.block_m, shape.block_n, shape.num_stages)
-            own_flags = (*own_flags, block_k(COLUMN_PADDING, b.pieces, processor.capability))
+        launch(blocked.blocked_kernel, grid, (*before, m, columns.count, own or 0, first, here), flags, config)
+        for b, out, shape in zip(operands, sums, shapes):
+            depth = block_k(0, b.pieces, processor.capability)
+            options = (b.width, b.pieces, exact, shape.block_m, shape.block_n, shape.num_stages, depth)
             arguments = (phi, b.buffer, totals, out, columns.padded, m, here // config.block_n, first, here)
-            launch(blocked.weighted_sum_kernel, grid, arguments, own_flags, shape)
+            grid = -(-m // shape.block_m), -(-b.width // shape.block_n)
+            launch(blocked.weighted_sum_kernel, grid, arguments, options, shape)
     return sums
 
 

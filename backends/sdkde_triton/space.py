@@ -23,10 +23,14 @@ KERNELS = (
     "triton.log_sum",
     "triton.mean",
     "triton.blocked",
+    "triton.stored",
     "triton.weighted_sum",
     "triton.direct",
     "triton.direct_mean",
 )
+
+#: Those of :mod:`sdkde_triton.blocked`.
+BLOCKED = ("triton.blocked", "triton.stored", "triton.weighted_sum")
 
 #: Values that are worth trying. Tiles are powers of two; a row tile has at least the 64 rows of a warp group's product.
 SPACE: Mapping[str, tuple[int, ...]] = {
@@ -90,8 +94,8 @@ class Config(NamedTuple):
 
 
 def block_k(columns: int, pieces: int, capability: int) -> int:
-    """Return how many dimensions (or columns) the kernels of :mod:`sdkde_triton.blocked` take at a time."""
-    return min(columns, 64 if pieces == 2 and 90 <= capability < 110 else 32)
+    """Return how many dimensions the kernels of :mod:`sdkde_triton.blocked` take at a time (of columns, if 0: all)."""
+    return min(columns or COLUMN_PADDING, 64 if pieces == 2 and 90 <= capability < 110 else 32)
 
 
 def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, capability: int = 90) -> int:
@@ -110,10 +114,12 @@ def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, cap
     """
     if kernel.startswith("triton.direct"):
         return 4096
-    if kernel in ("triton.blocked", "triton.weighted_sum"):
-        rows = config.block_m * (pieces if kernel == "triton.blocked" else 2)
-        stage = (rows + config.block_n * pieces) * block_k(columns, pieces, capability) * 2
-        return max(2, config.num_stages) * stage + (config.block_m + config.block_n) * 64 + 4096
+    if kernel in BLOCKED:
+        last = kernel == "triton.weighted_sum"
+        numbers = config.block_m * max(pieces, 3 * last) + config.block_n * pieces
+        stage = 2 * numbers * block_k(0 if last else columns, pieces, capability)
+        scratch = 4 * config.block_m * config.block_n if kernel == "triton.stored" else 0
+        return max(2, config.num_stages) * stage + scratch + (config.block_m + config.block_n) * 64 + 12288
     rows = config.block_m * (pieces * columns + 32) * 2
     tile = config.block_n * (pieces * columns + 16) * 2
     if kernel == "triton.mean" and columns == 16:
@@ -125,16 +131,17 @@ def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int
     """Whether a configuration fits a GPU's shared memory and register file."""
     if not kernel.startswith("triton.direct") and config.block_n < 16:
         return False  # the second product's inner dimension
-    if kernel == "triton.blocked" and config.block_n > COLUMN_PADDING:
-        return False
     limit = SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, 80))]
     accumulators = config.block_m * config.block_n
     if kernel == "triton.mean":
         accumulators += (3 if pieces == 3 else 2) * config.block_m * columns
-    if kernel in ("triton.blocked", "triton.weighted_sum"):
+    if kernel in BLOCKED:
         accumulators *= 3 if pieces == 3 else 2
     # Accumulators above 160 of a thread's 255 registers leave too few for the exponentials.
-    return shared_bytes(kernel, config, columns, pieces, capability) <= limit and accumulators <= 160 * 32 * config.num_warps
+    return (
+        shared_bytes(kernel, config, columns, pieces, capability) <= limit
+        and accumulators <= 160 * 32 * config.num_warps
+    )
 
 
 def candidates(kernel: str, columns: int, capability: int, pieces: int = 2) -> Iterator[Config]:
@@ -183,19 +190,25 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
     if kernel.startswith("triton.direct"):
         return Config(1024, 16, 8, 1) if kernel == "triton.direct_mean" else Config(256, 16, 8, 1)
     hopper = 90 <= capability < 100
-    if kernel in ("triton.blocked", "triton.weighted_sum"):
+    if kernel in BLOCKED:
+        if kernel == "triton.weighted_sum" and columns == 16:
+            return Config(64, 16, 4, 2)
+        if not hopper:
+            return Config(64, 32, 4, 2)
         if pieces == 3:
-            return Config(64, 64, 4, 3) if hopper else Config(64, 32, 4, 2)
-        return Config(128, 128, 8, 3) if hopper else Config(64, 64, 4, 2)
+            return Config(64, 32, 4, 3) if kernel == "triton.stored" else Config(64, 64, 4, 3)
+        return Config(128, 128, 8, 3) if kernel == "triton.blocked" else Config(128, 64, 8, 3)
     if pieces == 3:
         if hopper and kernel == "triton.mean":
-            return Config(64, 64, 4, 3 if columns == 16 else 2)
+            return Config(128, 32, 8, 2) if columns == 64 else Config(64, 64, 4, 3 if columns == 16 else 2)
         if hopper:
             return Config(64, 128, 4, 3) if columns <= 32 else Config(128, 64, 8, 2)
         return Config(64, 32, 4, 2) if columns <= 32 else Config(64, 16, 4, 2)
     if hopper:
         return Config(*HOPPER[kernel][0 if merged else columns])
     # Elsewhere the rows' operands stay in registers, or (10.0, Triton 3.6) more goes to shared memory: smaller tiles.
+    if merged and kernel == "triton.mean":
+        return Config(64, 64, 4, 2)
     if columns >= 128:
         return Config(64, 16, 8, 2) if kernel == "triton.mean" else Config(64, 16, 4, 2)
     return Config(64, 64, 4, 2) if columns == 32 else Config(64, 32, 4, 3 if columns == 16 else 2)
