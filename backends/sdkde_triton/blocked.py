@@ -174,7 +174,7 @@ def weighted_sum_kernel(
     phi += wide(top_row) * stride
     columns += wide(first) * D
     mean = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    lost = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    rest = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in tl.range(0, columns_per_split, BLOCK_K, num_stages=STAGES):
         at = phi + start + (row * stride + k[None, :])
         p_hi = tl.load(at)
@@ -182,19 +182,19 @@ def weighted_sum_kernel(
         by = columns + start * D + (k[:, None] * D + c[None, :])
         b_hi = tl.load(by, mask=exists, other=0.0)
         b_lo = tl.load(by + size, mask=exists, other=0.0)
-        part = tl.dot(p_lo, b_lo)
+        rest = tl.dot(p_lo, b_lo, rest)
         if PIECES == 3:
-            part = tl.dot(p_hi, tl.load(by + 2 * size, mask=exists, other=0.0), part)
+            rest = tl.dot(p_hi, tl.load(by + 2 * size, mask=exists, other=0.0), rest)
         if EXACT:
-            part = tl.dot(tl.load(at + 2 * low), b_hi, part)
-            part = tl.dot(p_hi, b_lo, part)
-            lost -= tl.dot(p_lo, b_hi, part)
-            mean, lost = compensated(mean, lost, tl.dot(p_hi, b_hi))
+            rest = tl.dot(tl.load(at + 2 * low), b_hi, rest)
+            rest = tl.dot(p_hi, b_lo, rest)
+            rest = tl.dot(p_lo, b_hi, rest)
+            mean, rest = compensated(mean, rest, tl.dot(p_hi, b_hi))
         else:
-            part = tl.dot(p_lo, b_hi, part)
-            part = tl.dot(p_hi, b_lo, part)
-            mean += tl.dot(p_hi, b_hi, part)
-    mean -= lost
+            rest = tl.dot(p_lo, b_hi, rest)
+            rest = tl.dot(p_hi, b_lo, rest)
+            mean += tl.dot(p_hi, b_hi)
+    mean += rest
     to = out + wide(m) + wide(top_row) * D + (row * D + c[None, :])
     both = inside[:, None] & exists
     tl.store(to, tl.load(to, mask=both, other=0.0) + mean.to(tl.float64), mask=both)

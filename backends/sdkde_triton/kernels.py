@@ -337,11 +337,11 @@ def three_halves(p):
 
 
 @triton.jit
-def compensated(total, lost, part):
-    """total + part, and what rounding lost of it (Kahan, "Further remarks on reducing truncation errors", 1965)."""
-    part -= lost
+def compensated(total, rest, part):
+    """total + rest + part, and what rounding lost of it (Kahan, "Further remarks on reducing truncation errors", 1965)."""
+    part += rest
     added = total + part
-    return added, (added - total) - part
+    return added, part - (added - total)
 
 
 @sized
@@ -384,8 +384,8 @@ def mean_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
     if EXACT:
-        lost = tl.zeros((BLOCK_M, D), tl.float32)
-        total_lost = tl.zeros((BLOCK_M,), tl.float32)
+        mean_rest = tl.zeros((BLOCK_M, D), tl.float32)
+        total_rest = tl.zeros((BLOCK_M,), tl.float32)
     begin = tl.program_id(1) * columns_per_split
     step: tl.constexpr = BLOCK_N * TILES
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), step, num_stages=STAGES):
@@ -404,14 +404,13 @@ def mean_kernel(
             if EXACT:
                 p_hi, p_lo, p_rest, sum_hi, sum_rest = three_halves(p)
                 if not SUMMED:
-                    total_lost -= sum_rest
-                    total, total_lost = compensated(total, total_lost, sum_hi)
-                part = tl.dot(p_rest, b_hi, part)
-                part = tl.dot(p_hi, b_rest, part)
-                part = tl.dot(p_lo, b_lo, part)
-                part = tl.dot(p_hi, b_lo, part)
-                lost -= tl.dot(p_lo, b_hi, part)
-                mean, lost = compensated(mean, lost, tl.dot(p_hi, b_hi))
+                    total, total_rest = compensated(total, total_rest + sum_rest, sum_hi)
+                mean_rest = tl.dot(p_rest, b_hi, mean_rest)
+                mean_rest = tl.dot(p_hi, b_rest, mean_rest)
+                mean_rest = tl.dot(p_lo, b_lo, mean_rest)
+                mean_rest = tl.dot(p_hi, b_lo, mean_rest)
+                mean_rest = tl.dot(p_lo, b_hi, mean_rest)
+                mean, mean_rest = compensated(mean, mean_rest, tl.dot(p_hi, b_hi))
             else:
                 if not SUMMED:
                     total += tl.sum(p, 1)
@@ -425,8 +424,8 @@ def mean_kernel(
         if not EXACT:
             mean += part
     if EXACT:
-        mean -= lost
-        total -= total_lost
+        mean += mean_rest
+        total += total_rest
     to = tl.program_id(1).to(tl.int64) * m + index
     inside = index < m
     means = out

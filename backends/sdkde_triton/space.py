@@ -156,9 +156,9 @@ def candidates(kernel: str, columns: int, capability: int, pieces: int = 2) -> I
 HOPPER: Mapping[str, Mapping[int, tuple[int, int, int, int]]] = {
     "triton.mean": {
         0: (64, 64, 4, 3),
-        16: (128, 64, 4, 3),
-        32: (64, 64, 4, 3),
-        64: (128, 64, 8, 3),
+        16: (64, 64, 4, 3),
+        32: (64, 128, 4, 3),
+        64: (64, 64, 4, 2),
         128: (128, 64, 8, 3),
     },
     "triton.log_sum": {
@@ -200,7 +200,7 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
         return Config(128, 128, 8, 3) if kernel == "triton.blocked" else Config(128, 64, 8, 3)
     if pieces == 3:
         if hopper and kernel == "triton.mean":
-            return Config(128, 32, 8, 2) if columns == 64 else Config(64, 64, 4, 3 if columns == 16 else 2)
+            return Config(64, 64, 4, 2 if columns == 32 else 3)
         if hopper:
             return Config(64, 128, 4, 3) if columns <= 32 else Config(128, 64, 8, 2)
         return Config(64, 32, 4, 2) if columns <= 32 else Config(64, 16, 4, 2)
