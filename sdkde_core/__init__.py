@@ -6,19 +6,22 @@ Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:
 
 import logging
 
-from .api import backends, debias, estimate, explain, grad_log_density
+from .api import backends, debias, estimate, explain, grad_log_density, prepare
 from .bandwidth import Bandwidth
+from .prepared import Prepared
 from .protocol import BackendUnavailable
 
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
+    "Prepared",
     "__version__",
     "backends",
     "debias",
     "estimate",
     "explain",
     "grad_log_density",
+    "prepare",
 ]
 
 __version__ = "0.1.0"

@@ -1,9 +1,7 @@
-"""The public face: estimate, debias, grad_log_density, explain, backends."""
+"""The public face: estimate, prepare, debias, grad_log_density, explain, backends."""
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,12 +12,14 @@ from array_api_compat import array_namespace
 from . import registry, replay, select
 from .arrays import Argument, Data, Origin, ingest
 from .bandwidth import RULES, Bandwidth, resolve
+from .density import density
 from .execute import Plan, plan, run
 from .explanation import Explanation, rows_of, shape_of
+from .prepared import Prepared
 from .protocol import Partial
 from .spec import EstimatorSpec, Goal, asked_precision, typical_extent
 
-__all__ = ["backends", "debias", "estimate", "explain", "grad_log_density"]
+__all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare"]
 
 
 def estimate(
@@ -108,13 +108,13 @@ def estimate(
         result = replay.play(key, train, query)
         if result is not None:
             return result
-    ready = _prepare(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
+    ready = _planned(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
     if ready.plan is None:
         return ready.data.origin.restore(np.empty(0), ready.data.dtype)
 
     def finish(sums: Partial) -> Any:
-        density = _density(sums, ready.bandwidth.log_constant, log)
-        return ready.data.origin.restore(density, ready.data.dtype)
+        values = density(sums, ready.bandwidth.log_constant, log, stacklevel=4)  # the caller of estimate
+        return ready.data.origin.restore(values, ready.data.dtype)
 
     result = finish(run(ready.plan).result)
     if key is not None:
@@ -122,15 +122,43 @@ def estimate(
     return result
 
 
-def _density(sums: Partial, constant: float, log: bool) -> Any:
-    """The density, or its log, from the last pass; ``constant`` is the kernel's log normalising constant."""
-    xp = array_namespace(sums.log_sum)
-    with np.errstate(all="ignore"):
-        if sums.sign is None:
-            log_density = sums.log_sum + constant
-            return log_density if log else xp.exp(log_density)
-        log_density = sums.log_magnitude + constant
-        return _signed_log(sums.sign, log_density) if log else sums.sign * xp.exp(log_density)
+def prepare(
+    train: Any,
+    *,
+    method: str = "sdkde",
+    bandwidth: Any = "silverman",
+    weights: Any = None,
+    precision: str = "auto",
+    backend: str = "auto",
+    device: str | None = None,
+    deterministic: bool = True,
+    check_finite: bool = True,
+    backend_options: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
+
+    Parameters as for :func:`estimate`. What follows from them is decided here, for all queries: the bandwidth, the
+    backend (as for as many queries as samples), and with ``precision="auto"`` the level, by the dtype of ``train``.
+
+    Returns
+    -------
+    Prepared
+        Its ``estimate(query, log=False)`` gives what ``estimate(train, query, ...)`` does, for any number of queries at
+        a time, from any number of threads. It holds copies: ``train`` may change afterwards.
+
+    Examples
+    --------
+    >>> import numpy as np, sdkde_core
+    >>> x = np.random.default_rng(0).normal(size=(500, 2))
+    >>> prepared = sdkde_core.prepare(x)
+    >>> prepared.estimate([[0.0, 0.0]]).shape, prepared.estimate(x[:7]).shape
+    ((1,), (7,))
+    """
+    spec = EstimatorSpec(method, Goal.DENSITY, asked_precision(precision), deterministic)
+    place = select.parse_device(device)
+    data, resolved = _read(train, None, bandwidth, weights, place, check_finite)
+    where = {"backend": backend, "device": place, "options": backend_options}
+    return Prepared(spec, data, resolved, check_finite=check_finite, **where)
 
 
 def debias(
@@ -155,7 +183,7 @@ def debias(
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
     """
     spec = EstimatorSpec("sdkde", Goal.DEBIASED, asked_precision(precision), deterministic)
-    ready = _prepare(spec, train, None, bandwidth, weights, backend, device, check_finite, backend_options)
+    ready = _planned(spec, train, None, bandwidth, weights, backend, device, check_finite, backend_options)
     assert ready.plan is not None  # without a query there are rows
     shift = ready.at_home(run(ready.plan).result.shift)
     moved = ready.data.train + ready.bandwidth.stretch(0.5 * shift)
@@ -186,7 +214,7 @@ def grad_log_density(
         Per data unit; of the kind and on the device of ``query`` (else ``train``).
     """
     spec = EstimatorSpec(method, Goal.GRADIENT, asked_precision(precision), deterministic)
-    ready = _prepare(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
+    ready = _planned(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
     if ready.plan is None:
         return ready.data.origin.restore(np.empty((0, ready.data.d)), ready.data.dtype)
     shift = ready.at_home(run(ready.plan).result.shift)
@@ -240,7 +268,7 @@ def explain(
         return Explanation.of(spec, problems, choice, f"{bandwidth} (from a shape: nothing computed)")
     if shape_of("query", query_or_shape) is not None:
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
-    ready = _prepare(
+    ready = _planned(
         spec,
         train_or_shape,
         query_or_shape,
@@ -289,7 +317,19 @@ def _check_bandwidth(bandwidth: Any, d: int) -> None:
         resolve(bandwidth, np.empty((1, d)))
 
 
-def _prepare(
+def _read(
+    train: Any, query: Any, bandwidth: Any, weights: Any, place: str | None, check_finite: bool
+) -> tuple[Data, Bandwidth]:
+    """Validate the arguments, and find the bandwidth."""
+    data = ingest(train, query, weights, check_finite=check_finite, host=place == "cpu")
+    try:
+        return data, resolve(bandwidth, data.train, data.log_weights)
+    except (TypeError, ValueError):
+        data.check_finite()  # says what is wrong better
+        raise
+
+
+def _planned(
     spec: EstimatorSpec,
     train: Any,
     query: Any,
@@ -302,12 +342,7 @@ def _prepare(
     explained: bool = False,
 ) -> _Ready:
     place = select.parse_device(device)
-    data = ingest(train, query, weights, check_finite=check_finite, host=place == "cpu")
-    try:
-        resolved = resolve(bandwidth, data.train, data.log_weights)
-    except (TypeError, ValueError):
-        data.check_finite()  # says what is wrong better
-        raise
+    data, resolved = _read(train, query, bandwidth, weights, place, check_finite)
     if data.m == 0:  # nothing to compute, but what is wrong is wrong all the same
         data.check_finite()
         problems = spec.problems(0, data.n, data.d, data.dtype, data.device, 0.0, weights is not None)
@@ -315,18 +350,3 @@ def _prepare(
         return _Ready(data, resolved, None)
     planned = plan(spec, data, resolved, backend=backend, device=place, options=options, explained=explained)
     return _Ready(data, resolved, planned)
-
-
-def _signed_log(sign: Any, log_magnitude: Any) -> Any:
-    """log p̂ where p̂ ≥ 0, NaN elsewhere."""
-    xp = array_namespace(sign)
-    negative = sign < 0
-    count = int(xp.sum(xp.astype(negative, xp.int64)))
-    if count:
-        warnings.warn(
-            f"the Laplace estimate is negative at {count} of {sign.shape[0]} points, where its log is NaN; "
-            "use log=False for the signed values, a larger bandwidth, or method='sdkde', which is never negative",
-            RuntimeWarning,
-            stacklevel=5,  # the caller of estimate
-        )
-    return xp.where(negative, xp.full_like(log_magnitude, math.nan), log_magnitude)

@@ -16,10 +16,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj, is_jax_namespace, to_device
+from array_api_compat import (
+    array_namespace,
+    is_array_api_obj,
+    is_cupy_array,
+    is_jax_namespace,
+    is_torch_array,
+    to_device,
+)
 from array_api_compat import device as device_of
 
-__all__ = ["Argument", "Data", "Origin", "convert", "device_name", "ingest", "to_host"]
+__all__ = [
+    "Argument",
+    "Data",
+    "Origin",
+    "Query",
+    "c_order",
+    "convert",
+    "device_name",
+    "ingest",
+    "ingest_query",
+    "to_host",
+]
 
 
 @dataclass(frozen=True)
@@ -225,6 +243,26 @@ def ingest(
     return data if w is None else replace(data, log_weights=_log_weights(w.at(place)))
 
 
+@dataclass(frozen=True)
+class Query:
+    """Validated query points of a prepared training set, where that is; NaN and inf were not looked for."""
+
+    points: Any  # (m, d) float64; on a device also float32
+    dtype: str  # the query's share in the result's
+    origin: Origin
+
+    def check_finite(self) -> None:
+        """Look for NaN and inf; ValueError names the first."""
+        _check_finite("query", self.points)
+
+
+def ingest_query(query: Any, d: int, place: Origin) -> Query:
+    """Validate query points against ``d`` dimensions and bring them to ``place``; raises as :func:`ingest` does."""
+    q = Argument.of("query", query)
+    _check_query(q, d)
+    return Query(_columns(q.at(place)), q.dtype, q.origin)
+
+
 def device_name(x: Any) -> str:
     """Name the device of ``x``: ``"cpu"``, or as its library writes it (``"cuda:0"``)."""
     if isinstance(x, np.ndarray):
@@ -244,6 +282,15 @@ def convert(x: Any, library: str, device: str) -> Any:
     if array_namespace(x) is not xp:
         x = xp.from_dlpack(x)
     return x if device_name(x) == device else to_device(x, device)
+
+
+def c_order(x: Any) -> Any:
+    """Return ``x`` in C order, itself where it is: what kernels that are given its address rely on."""
+    if isinstance(x, np.ndarray):
+        return np.ascontiguousarray(x)
+    if is_torch_array(x):
+        return x.contiguous()
+    return importlib.import_module("cupy").ascontiguousarray(x) if is_cupy_array(x) else x
 
 
 def to_host(x: Any) -> np.ndarray:
@@ -284,19 +331,29 @@ def _columns(x: Any) -> Any:
 
 def _check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
     for a in (x, q):
-        if a is not None and len(a.shape) not in (1, 2):
-            raise ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or (points,) in one dimension")
+        if a is not None:
+            _check_axes(a)
     if 0 in x.shape:
         raise ValueError(f"train is empty (shape {x.shape}); pass at least one point with at least one dimension")
     d = 1 if len(x.shape) == 1 else x.shape[1]
     if q is not None:
-        if len(q.shape) == 1 and d > 1 and q.shape != (0,):
-            hint = "query[None, :] for one point" if q.shape == (d,) else f"shape (m, {d})"
-            raise ValueError(f"query has shape {q.shape}, but train has {d} dimensions; pass {hint}")
-        if len(q.shape) == 2 and q.shape[1] != d:
-            raise ValueError(f"query has {q.shape[1]} dimensions, but train has {d}; pass shape (m, {d})")
+        _check_query(q, d)
     if w is not None and w.shape != x.shape[:1]:
         raise ValueError(f"weights has shape {w.shape}, but train has {x.shape[0]} points; pass shape ({x.shape[0]},)")
+
+
+def _check_query(q: Argument, d: int) -> None:
+    _check_axes(q)
+    if len(q.shape) == 1 and d > 1 and q.shape != (0,):
+        hint = "query[None, :] for one point" if q.shape == (d,) else f"shape (m, {d})"
+        raise ValueError(f"query has shape {q.shape}, but train has {d} dimensions; pass {hint}")
+    if len(q.shape) == 2 and q.shape[1] != d:
+        raise ValueError(f"query has {q.shape[1]} dimensions, but train has {d}; pass shape (m, {d})")
+
+
+def _check_axes(a: Argument) -> None:
+    if len(a.shape) not in (1, 2):
+        raise ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or (points,) in one dimension")
 
 
 def _check_finite(name: str, x: Any) -> None:

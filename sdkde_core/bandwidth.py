@@ -16,7 +16,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from .arrays import Argument, to_host
+from .arrays import Argument, c_order, to_host
 
 __all__ = ["RULES", "Bandwidth", "resolve"]
 
@@ -98,9 +98,19 @@ class Bandwidth:
 
         ``centre`` is float64; x may be float32.
         """
-        scaled = x - centre
-        scaled /= _like(self._scale, x)
-        return scaled if self.factor.ndim == 1 else scaled @ _like(self._inverse.T, x)
+        return self.whitening(centre)(x)
+
+    def whitening(self, centre: Any) -> Callable[[Any], Any]:
+        """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
+        scale = _like(self._scale, centre)
+        inverse = None if self.factor.ndim == 1 else _like(self._inverse.T, centre)
+
+        def whiten(x: Any) -> Any:
+            scaled = c_order(x - centre)  # which has the order of x
+            scaled /= scale
+            return scaled if inverse is None else scaled @ inverse
+
+        return whiten
 
     def stretch(self, u: Any) -> Any:
         """Return L u for every row: a whitened displacement in data units."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,19 @@ from .protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .spec import EstimatorSpec
 from .split import far_share, radii, reduce_pass
 
-__all__ = ["Measured", "Outcome", "PassReport", "Plan", "measure", "plan", "rounded", "run"]
+__all__ = [
+    "Measured",
+    "Outcome",
+    "PassReport",
+    "Plan",
+    "columns_of_last_pass",
+    "measure",
+    "plan",
+    "read_extent",
+    "report",
+    "rounded",
+    "run",
+]
 
 _logger = logging.getLogger("sdkde")
 
@@ -41,6 +53,7 @@ class Plan:
     train: Any  # (n, d) whitened
     query: Any  # (m, d) whitened, or None: the training points
     log_weights: Any  # (n,)
+    centre: Any  # (d,) of the data, in their units; where they are
     problems: tuple[Problem, ...]
     choice: select.Choice
     extent: float  # of the data as they came, in bandwidths, rounded up
@@ -72,19 +85,51 @@ class Measured:
     distances: Any  # (n + m,) from the centre
     largest: Any  # of the distances, ()
     log_weights: Any  # (n,)
+    centre: Any  # (d,)
 
 
 def measure(data: Data, bandwidth: Bandwidth) -> Measured:
     """Whiten the data and measure their extent."""
     xp, n = array_namespace(data.train), data.n
     with np.errstate(all="ignore"):
+        centre = _centre(data.train)
         points = data.train if data.query is None else xp.concat([data.train, data.query])
-        points = bandwidth.whiten(points, _centre(data.train))  # together: half the kernels on a device
+        points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
         distances = radii(points)
         largest, log_weights = xp.max(distances), data.log_weights
         if log_weights is None:
             log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
-    return Measured(points, distances, largest, log_weights)
+    return Measured(points, distances, largest, log_weights, centre)
+
+
+def read_extent(largest: Any, distances: Any, check: Callable[[], None], bandwidth: Bandwidth) -> float:
+    """Return the extent, rounded up, having waited for the device.
+
+    Parameters
+    ----------
+    largest : () array
+        Of the distances.
+    distances : (k,) array
+        From the centre, in bandwidths.
+    check : callable
+        Called where it is not finite; raises if that is to be refused.
+    bandwidth : Bandwidth
+        For the message.
+
+    Raises
+    ------
+    ValueError
+        The bandwidth is so small that distances overflow.
+    """
+    extent = float(largest)
+    if not math.isfinite(extent):
+        check()
+    if math.isnan(extent):  # and the caller does not mind: the extent is that of the others
+        xp = array_namespace(distances)
+        extent = float(xp.max(xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)))
+    if extent > 1e149:  # squares must stay finite
+        raise ValueError(f"bandwidth ({bandwidth}) is too small for the data: distances of {extent:.0e} bandwidths")
+    return rounded(extent)
 
 
 def rounded(extent: float) -> float:
@@ -116,14 +161,7 @@ def plan(
     distances, log_weights = measured.distances, measured.log_weights
     train, query = measured.points[:n, :], None if data.query is None else measured.points[n:, :]
     train_radii, query_radii = distances[:n], distances if query is None else distances[n:]
-    extent = float(measured.largest)  # waits for the device
-    if not math.isfinite(extent):
-        data.check_finite()
-    if math.isnan(extent):  # and the caller does not mind: the extent is that of the others
-        extent = float(xp.max(xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)))
-    if extent > 1e149:  # squares must stay finite
-        raise ValueError(f"bandwidth ({bandwidth}) is too small for the data: distances of {extent:.0e} bandwidths")
-    measured_extent = extent = rounded(extent)
+    measured_extent = extent = read_extent(measured.largest, distances, data.check_finite, bandwidth)
     if any(step.moves for step in spec.passes):
         extent = _moved_extent(extent)
     m = None if query is None else data.m
@@ -146,7 +184,8 @@ def plan(
     if xp.__name__ != f"array_api_compat.{library}" or data_device != place:
         train, log_weights = convert(train, library, place), convert(log_weights, library, place)
         query = None if query is None else convert(query, library, place)
-    return Plan(spec, train, query, log_weights, select.at(problems, place), choice, measured_extent)
+    problems = select.at(problems, place)
+    return Plan(spec, train, query, log_weights, measured.centre, problems, choice, measured_extent)
 
 
 def run(plan: Plan) -> Outcome:
@@ -159,15 +198,33 @@ def run(plan: Plan) -> Outcome:
         start = time.perf_counter()
         if result is not None:  # the pass before moved the points
             query = columns.points if query is None else query
-            columns = replace(columns, points=columns.points + 0.5 * result.shift)  # half a mean-shift step, float64
+            columns = _moved(columns, result)
         result, far_points = reduce_pass(backend, info, problem, columns, None if problem.same else query)
         if _logger.isEnabledFor(logging.DEBUG) or plan.timed:
-            to_host(result.log_sum[:1])  # waits for the device
-            reports.append(PassReport(problem, time.perf_counter() - start, far_points))
-            size = (problem.m, problem.n, problem.d)
-            _logger.debug("%s %d × %d, d = %d: %.4f s", problem.reduction, *size, reports[-1].seconds)
+            reports.append(report(problem, result, start, far_points))
     assert result is not None  # a spec has at least one pass
     return Outcome(result, tuple(reports))
+
+
+def columns_of_last_pass(plan: Plan) -> Columns:
+    """Run the passes of ``plan`` but the last, and return the columns that are left to it."""
+    columns = Columns(plan.train, plan.log_weights)
+    if len(plan.problems) == 1:
+        return columns
+    return _moved(columns, run(replace(plan, problems=plan.problems[:-1])).result)
+
+
+def _moved(columns: Columns, first: Partial) -> Columns:
+    """The columns after the pass that moves them: by half a mean-shift step, in float64."""
+    return replace(columns, points=columns.points + 0.5 * first.shift)
+
+
+def report(problem: Problem, result: Partial, start: float, far_points: int) -> PassReport:
+    """Wait for the result of a pass that began at ``start``, and log the time."""
+    to_host(result.log_sum[:1])  # waits for the device
+    seconds, size = time.perf_counter() - start, (problem.m, problem.n, problem.d)
+    _logger.debug("%s %d × %d, d = %d: %.4f s", problem.reduction, *size, seconds)
+    return PassReport(problem, seconds, far_points)
 
 
 def _centre(points: Any) -> Any:

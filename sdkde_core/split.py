@@ -20,7 +20,24 @@ from .exact import Exact
 from .merge import concatenate, each, merge
 from .protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, Reduction
 
-__all__ = ["SPLIT_SHARE", "far_share", "radii", "reduce_pass", "within_limit"]
+__all__ = [
+    "SPLIT_SHARE",
+    "Far",
+    "count",
+    "far_share",
+    "look",
+    "marked_last",
+    "pair_share",
+    "radii",
+    "read_back",
+    "reduce_pass",
+    "reduce_rows",
+    "take_columns",
+    "take_rows",
+    "undo",
+    "vanish",
+    "within_limit",
+]
 
 #: Largest share of the pairs that is taken off a backend that also takes the whole. Those pairs cost the same either
 #: way; what the others save must pay for packing the columns twice and for sorting rows and columns.
@@ -58,8 +75,8 @@ def radii(points: Any) -> Any:
 
 def far_share(row_radii: Any, column_radii: Any, limit: float) -> float:
     """Share of the pairs in which either point lies beyond ``limit``."""
-    far_rows, far_columns = _read(_count(row_radii > limit), _count(column_radii > limit))
-    return _share(far_rows, row_radii.shape[0], far_columns, column_radii.shape[0])
+    far_rows, far_columns = read_back(count(row_radii > limit), count(column_radii > limit))
+    return pair_share(far_rows, row_radii.shape[0], far_columns, column_radii.shape[0])
 
 
 def reduce_pass(
@@ -100,16 +117,18 @@ def _reduce_pass(
         return _split(backend, info, problem, columns, queries)
     rows = columns.points if queries is None else queries
     if "exclude_self" not in problem.requires:
-        return _split(backend, info, problem, _take(columns, kept), rows)
+        return _split(backend, info, problem, take_columns(columns, kept), rows)
     # Row i and column i still belong together: pairs come last among the columns and first among the rows.
     m, n = rows.shape[0], carries.shape[0]
     alone = kept >= m
     kept = xp.concat([kept[alone], kept[~alone]])
     ownless = xp.concat([~carries[:m], xp.ones(max(0, m - n), dtype=xp.bool, device=device_of(rows))])
-    order = _last(ownless)
-    own_offset = int(_read(_count(alone))[0])
-    partial, n_far, m_far = _split(backend, info, problem, _take(columns, kept), _rows(rows, order), own_offset)
-    return _back(partial, order), n_far, m_far
+    order = marked_last(ownless)
+    own_offset = int(read_back(count(alone))[0])
+    partial, n_far, m_far = _split(
+        backend, info, problem, take_columns(columns, kept), take_rows(rows, order), own_offset
+    )
+    return undo(partial, order), n_far, m_far
 
 
 def _split(
@@ -124,19 +143,19 @@ def _split(
         return _sum(backend, problem, columns, queries, own_offset), 0, 0
     same = queries is None
     rows = columns.points if same else queries
-    far = _look(problem, columns, rows, limit, own_offset)
+    far = look(problem, columns, rows, limit, own_offset)
     m_near, n_near = rows.shape[0] - far.m, columns.points.shape[0] - far.n
-    cut = within_limit(info, problem, _share(far.m, rows.shape[0], far.n, columns.points.shape[0]))
+    cut = within_limit(info, problem, pair_share(far.m, rows.shape[0], far.n, columns.points.shape[0]))
     if cut is problem or not (far.m or far.n):
         return _sum(backend, cut, columns, queries, own_offset), 0, 0
 
     # Near ones first: with exclude_self the own columns of near and of far rows are again side by side.
-    own_far = int(_read(_count(far.columns[:own_offset]))[0]) if own_offset else 0
-    order = _last(far.rows) if far.m else None
+    own_far = int(read_back(count(far.columns[:own_offset]))[0]) if own_offset else 0
+    order = marked_last(far.rows) if far.m else None
     if far.n:
-        columns = _take(columns, order if same else _last(far.columns))
+        columns = take_columns(columns, order if same else marked_last(far.columns))
     if far.m:
-        rows = columns.points if same else _rows(rows, order)
+        rows = columns.points if same else take_rows(rows, order)
     near_rows, near, beyond = rows[:m_near, :], _slice(columns, 0, n_near), _slice(columns, n_near, n_near + far.n)
     slow = backend if info.supports(problem).ok else Exact()
     blocks = []
@@ -144,16 +163,16 @@ def _split(
         parts = []
         if n_near:
             parts.append(_sum(backend, cut, near, None if same else near_rows, own_offset - own_far))
-        if far.n and not (n_near and _vanish(problem, limit, far)):
+        if far.n and not (n_near and vanish(problem, limit, far)):
             parts.append(_sum(slow, problem, beyond, near_rows, far.n))  # an offset at which no row has a column
         blocks.append(merge(parts))
     if far.m:
         blocks.append(_sum(slow, problem, columns, rows[m_near:, :], n_near + own_far))
     result = concatenate(blocks)
-    return (result if order is None else _back(result, order)), far.n, far.m
+    return (result if order is None else undo(result, order)), far.n, far.m
 
 
-class _Far(NamedTuple):
+class Far(NamedTuple):
     """Which points are far: masks where the points are, and what of them the host has read."""
 
     rows: Any  # (m,) mask
@@ -164,7 +183,7 @@ class _Far(NamedTuple):
     span: float  # largest difference of two log weights, nats
 
 
-def _look(problem: Problem, columns: Columns, rows: Any, limit: float, own_offset: int) -> _Far:
+def look(problem: Problem, columns: Columns, rows: Any, limit: float, own_offset: int) -> Far:
     """Find the far points; all that the host needs to know of them is read back at once."""
     xp = array_namespace(rows)
     distances = radii(columns.points)
@@ -176,14 +195,14 @@ def _look(problem: Problem, columns: Columns, rows: Any, limit: float, own_offse
         far_columns = xp.concat([far_columns[:own_offset], either, far_columns[stop:]])
         far_rows = xp.concat([either, far_rows[stop - own_offset :]])
     closest = xp.min(xp.where(far_columns, distances, xp.full_like(distances, math.inf)))
-    numbers = [_count(far_rows), _count(far_columns), closest]
+    numbers = [count(far_rows), count(far_columns), closest]
     if "weights" in problem.requires:
         numbers += [xp.max(columns.log_weights), xp.min(columns.log_weights)]
-    m, n, least, *ends = _read(*numbers)
-    return _Far(far_rows, far_columns, int(m), int(n), least, ends[0] - ends[1] if ends else 0.0)
+    m, n, least, *ends = read_back(*numbers)
+    return Far(far_rows, far_columns, int(m), int(n), least, ends[0] - ends[1] if ends else 0.0)
 
 
-def _vanish(problem: Problem, limit: float, far: _Far) -> bool:
+def vanish(problem: Problem, limit: float, far: Far) -> bool:
     """Whether far columns add nothing that float64 shows to near rows.
 
     A near row has every near column within 2 ``limit`` and no far one within ``far.closest`` − ``limit``. But values
@@ -199,10 +218,12 @@ def _sum(backend: Backend, problem: Problem, columns: Columns, queries: Any, own
     """Ask a backend for some rows over some columns."""
     rows = columns.points if queries is None else queries
     problem = replace(problem, m=rows.shape[0], n=columns.points.shape[0], same=queries is None)
-    return _reduce(backend, problem, columns, queries, backend.prepare(problem, columns), own_offset)
+    return reduce_rows(backend, problem, columns, queries, backend.prepare(problem, columns), own_offset)
 
 
-def _reduce(backend: Backend, problem: Problem, columns: Columns, queries: Any, state: Any, own_offset: int) -> Partial:
+def reduce_rows(
+    backend: Backend, problem: Problem, columns: Columns, queries: Any, state: Any, own_offset: int = 0
+) -> Partial:
     """Reduce, with half the rows at a time where the device's memory does not suffice."""
     try:
         return _checked(problem, backend.reduce(problem, queries, state, own_offset))
@@ -214,7 +235,7 @@ def _reduce(backend: Backend, problem: Problem, columns: Columns, queries: Any, 
     parts = []
     for start, stop in ((0, half), (half, problem.m)):
         sub = replace(problem, m=stop - start, same=False)
-        parts.append(_reduce(backend, sub, columns, rows[start:stop, :], state, own_offset + start))
+        parts.append(reduce_rows(backend, sub, columns, rows[start:stop, :], state, own_offset + start))
     return concatenate(parts)
 
 
@@ -237,41 +258,45 @@ def _checked(problem: Problem, partial: Partial) -> Partial:
     return partial
 
 
-def _read(*numbers: Any) -> list[float]:
+def read_back(*numbers: Any) -> list[float]:
     """Numbers where the points are, (), read back at once."""
     return [float(x) for x in to_host(array_namespace(*numbers).stack(numbers))]
 
 
-def _count(mask: Any) -> Any:
+def count(mask: Any) -> Any:
+    """How many entries of a mask are true, (), where the mask is."""
     xp = array_namespace(mask)
     return xp.sum(xp.astype(mask, xp.float64))
 
 
-def _share(far_rows: float, m: int, far_columns: float, n: int) -> float:
+def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:
+    """Share of the pairs in which either point is far."""
     return 1.0 - (1.0 - far_rows / max(m, 1)) * (1.0 - far_columns / max(n, 1))
 
 
-def _last(mask: Any) -> Any:
+def marked_last(mask: Any) -> Any:
     """Indices of all entries, those of the mask last, otherwise in order; so their number need not be known."""
     xp = array_namespace(mask)
     return xp.argsort(xp.astype(mask, xp.int8), stable=True)
 
 
-def _back(partial: Partial, order: Any) -> Partial:
-    """Undo an order of the rows."""
+def undo(partial: Partial, order: Any) -> Partial:
+    """Bring results back from an order of the rows."""
     back = array_namespace(order).argsort(order)
-    return each(partial, lambda x: _rows(x, back))
+    return each(partial, lambda x: take_rows(x, back))
 
 
-def _rows(x: Any, which: Any) -> Any:
+def take_rows(x: Any, which: Any) -> Any:
+    """Rows by their indices, which are where x is."""
     if is_torch_array(x):
         return x.index_select(0, which)  # take() would look for negative indices first, with three kernels more
     return array_namespace(x).take(x, which, axis=0)
 
 
-def _take(columns: Columns, which: Any) -> Columns:
+def take_columns(columns: Columns, which: Any) -> Columns:
+    """Columns by their indices, which are where they are."""
     arrays = (columns.points, columns.log_weights, columns.values)
-    return Columns(*(None if x is None else _rows(x, which) for x in arrays))
+    return Columns(*(None if x is None else take_rows(x, which) for x in arrays))
 
 
 def _slice(columns: Columns, start: int, stop: int) -> Columns:

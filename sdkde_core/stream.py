@@ -5,18 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .api import estimate, explain
+from .api import estimate, explain, prepare
 from .arrays import ingest, to_host
 from .bandwidth import Bandwidth, resolve
-from .execute import plan, run
 from .explanation import Explanation
 from .files import NUMBERS, ROWS, Source
 from .hardware import cpu_threads
+from .prepared import Prepared, TrainingSet
 from .protocol import BackendUnavailable
 from .select import parse_device
 from .spec import EstimatorSpec, Goal, asked_precision
@@ -30,8 +31,9 @@ Array = NDArray[Any]
 class Stream:
     """An estimate of which queries and results are never whole in memory; make one with :meth:`of`.
 
-    The training samples are moved once (sdkde), and the density of the moved ones is then ordinary KDE, batch by
-    batch. The backend is chosen once, for the whole; a batch that it cannot take goes to another only under ``"auto"``.
+    The training samples are moved once (sdkde) and packed once, and the density of the moved ones is then ordinary KDE,
+    batch by batch. The backend is chosen once, for the whole; a batch that it cannot take goes to another only under
+    ``"auto"``.
 
     Parameters
     ----------
@@ -115,47 +117,48 @@ class Stream:
         points, method = self.train, self.method
         if method == "sdkde":
             points, method = self._moved(advance), "kde"
+        common: dict[str, Any] = {
+            "method": method,
+            "bandwidth": self.bandwidth,
+            "weights": self.weights,
+            "precision": self.level,
+            "check_finite": False,
+        }
+        prepared = self._somewhere(partial(prepare, points, **common))
+        unprepared = partial(estimate, points, **common)
         done = 0
         for batch in self.query.batches(self._batch_rows(ROWS)):
             _check_finite(batch, done)
-            yield self._density(points, method, batch)
+            yield self._density(batch, prepared, unprepared)
             done += len(batch)
             advance(len(batch))
 
     def _moved(self, advance: Callable[[int], None]) -> Array:
         """The samples moved by ½ H ŝ as :func:`sdkde_core.debias` does, in batches so that progress can be seen."""
         spec = EstimatorSpec("kde", Goal.GRADIENT, self.level)
+        data = ingest(self.train, None, self.weights, check_finite=False, host=True)
+        samples = self._somewhere(partial(TrainingSet, spec, data, self.bandwidth))
         moved = np.empty_like(self.train)
         rows = self._batch_rows(ROWS if self.plan.device == "cpu" else len(self.train))
         for start in range(0, len(moved), rows):
             batch = self.train[start : start + rows]
-            data = ingest(self.train, batch, self.weights, check_finite=False, host=True)
-
-            def shift(data: Any = data, **where: Any) -> Any:
-                return run(plan(spec, data, self.bandwidth, **where)).result.shift
-
-            moved[start : start + rows] = batch + self.bandwidth.stretch(0.5 * to_host(self._somewhere(shift)))
+            shift = samples.reduce(samples.read(batch)).shift
+            moved[start : start + rows] = batch + self.bandwidth.stretch(0.5 * to_host(shift))
             advance(len(batch))
         return moved
 
-    def _density(self, points: Array, method: str, batch: Array) -> Array:
-        def density(**where: Any) -> Any:
-            return estimate(
-                points,
-                batch,
-                method=method,
-                bandwidth=self.bandwidth,
-                weights=self.weights,
-                log=self.log,
-                precision=self.level,
-                check_finite=False,
-                **where,
-            )
-
+    def _density(self, batch: Array, prepared: Prepared, unprepared: Callable[..., Any]) -> Array:
         with warnings.catch_warnings(), np.errstate(all="ignore"):  # rounding to float32 may overflow or underflow
             warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
-            result = self._somewhere(density).astype(self.dtype)
-        if self.log and method == "laplace":
+            try:
+                result = prepared.estimate(batch, log=self.log)
+            except BackendUnavailable:  # it reaches farther than the backend does
+                if self.backend != "auto":
+                    raise
+                self.elsewhere = True
+                result = unprepared(batch, log=self.log, device=self.device)
+            result = result.astype(self.dtype)
+        if self.log and self.method == "laplace":
             self.negative += int(np.isnan(result).sum())
         return result
 
@@ -171,13 +174,13 @@ class Stream:
     def _batch_rows(self, most: int) -> int:
         """Rows of a batch: some 32 MiB, on the CPU about a second's work; from the shapes alone, as bits depend on it.
 
-        Every batch whitens and packs the training samples anew, so there are at least 1024.
+        At least 256: fewer would occupy no backend.
         """
         n, d = self.train.shape
         rows = min(most, NUMBERS // d)
         if self.plan.device == "cpu":
             rows = min(rows, cpu_threads() * (1 << 32) // (n * (d + 16)))
-        return max(rows, 1024)
+        return max(rows, 256)
 
 
 def _check_finite(batch: Array, start: int) -> None:

@@ -24,7 +24,7 @@ from sdkde_core import files, hardware, reference, registry, stream
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth import resolve
 from sdkde_core.cli import main
-from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction
+from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
 X = np.random.default_rng(0).normal(size=(300, 3)) * [1.0, 20.0, 0.3] + [0.0, 500.0, 0.0]
@@ -330,12 +330,19 @@ def test_a_stream_is_the_whole(method, level, weighted, small_batches):
 
 
 def test_training_samples_are_moved_once(small_batches, monkeypatch):
-    rows = []
-    run = stream.run
-    monkeypatch.setattr(stream, "run", lambda p: rows.append(p.problems[0].m) or run(p))
+    rows, made = [], []
+
+    class Counted(stream.TrainingSet):
+        def reduce(self, query):
+            rows.append(len(query.points))
+            return super().reduce(query)
+
+    for name, counted in (("TrainingSet", Counted), ("prepare", stream.prepare)):
+        monkeypatch.setattr(stream, name, lambda *a, n=name, c=counted, **o: (made.append(n), c(*a, **o))[1])
     points = np.random.default_rng(2).normal(size=(6500, 2))
     sdkde("estimate", save("x.npy", points[:1500]), save("y.npy", points[1500:]), "-o", "out.npy")
     assert rows == [1024, 476]
+    assert made == ["TrainingSet", "prepare"]  # packed once in each pass
 
 
 def test_neither_query_nor_result_is_whole_in_memory():
@@ -382,6 +389,30 @@ def test_a_batch_that_the_chosen_backend_cannot_take_goes_elsewhere_only_under_a
     np.testing.assert_allclose(got, sdkde_core.estimate(X, bandwidth=1.0), rtol=1e-9)
     with pytest.raises(BackendUnavailable, match="'nope' is unknown"):
         list(densities("numpy").densities(lambda rows: None))
+
+
+def test_a_batch_that_reaches_farther_than_the_backend_goes_elsewhere_only_under_auto(monkeypatch, small_batches):
+    (working,) = (r for r in sdkde_core.backends() if r.name == "numpy")
+    holds = Support(False, "too far for it"), Support(True, "near")
+    info = replace(working.info, name="near", supports=lambda p: holds[p.extent <= 30], extent_limit=lambda p: 1e9)
+    monkeypatch.setattr(registry, "records", lambda: (replace(working, name="near", info=info), working))
+    x, y = X / [1, 20, 0.3], np.zeros((1100, 3))
+    y[1050:] = 40.0
+
+    def densities(backend):
+        sources = files.Source.of("x", x), files.Source.of("y", y)
+        common = {"bandwidth": 1.0, "weights": None, "log": True, "precision": "auto", "device": None}
+        made = stream.Stream.of(*sources, method="kde", backend=backend, **common)
+        made.plan = replace(made.plan, backend="near")
+        return made
+
+    job = densities("auto")
+    got = np.concatenate(list(job.densities(lambda rows: None)))
+    assert job.elsewhere
+    want = sdkde_core.estimate(x, y, bandwidth=1.0, method="kde", log=True, backend="numpy")
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+    with pytest.raises(BackendUnavailable, match="too far for it"):
+        list(densities("near").densities(lambda rows: None))
 
 
 def test_a_file_that_grows_while_it_is_read():
@@ -468,7 +499,8 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(stream, "estimate", None)
+    monkeypatch.setattr(stream, "prepare", None)
+    monkeypatch.setattr(stream, "TrainingSet", None)
     line = refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert line == "Error: out.npy: No space left on device\n"
     assert [p.name for p in Path().iterdir()] == ["x.npy"]
@@ -478,7 +510,7 @@ def test_running_out_of_memory_is_one_line(monkeypatch):
     def fail(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr(stream, "estimate", fail)
+    monkeypatch.setattr(stream, "prepare", fail)
     assert "Error: MemoryError" in refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert not Path("out.npy").exists()
 
@@ -487,7 +519,7 @@ def test_what_is_not_expected_keeps_its_traceback(monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(stream, "estimate", fail)
+    monkeypatch.setattr(stream, "prepare", fail)
     result = CliRunner().invoke(main, ["estimate", save("x.npy", X), "-o", "out.npy"])
     assert isinstance(result.exception, RuntimeError)
     assert [p.name for p in Path().iterdir()] == ["x.npy"]

@@ -75,30 +75,87 @@ class Exact:
         return reduce_exact(problem, state.points if queries is None else queries, state)
 
 
-@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
-def test_with_a_number_as_bandwidth_the_core_waits_for_the_device_once(monkeypatch, method):
+@pytest.fixture
+def exact(monkeypatch):
     info = BackendInfo(
         "exact", (1, 0), "exact_on_cuda:Exact", ("cuda",), ("float64",), deterministic=True, arrays="torch"
     )
     record = registry.Record("exact", "ok", "installed", "tests", "1.0", "exact_on_cuda:INFO", info)
     monkeypatch.setitem(sys.modules, "exact_on_cuda", SimpleNamespace(Exact=Exact))
     monkeypatch.setattr(registry, "records", lambda: (record,))
+
+
+def _waits(call):
+    """What a call returns, and how often it waits for the device."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            result = call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return result, len([w for w in caught if "called a synchronizing" in str(w.message)])
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_with_a_number_as_bandwidth_the_core_waits_for_the_device_once(exact, method):
     x, y = _cuda(X).float(), _cuda(Y).float()
     for bad, message in ((x, "train"), (y, "query")):
         spoilt = bad.clone()
         spoilt[7, 1] = float("nan")
         with pytest.raises(ValueError, match=f"{message} has values that are not finite.*row 7, column 1"):
             sdkde_core.estimate(*((spoilt, y) if bad is x else (x, spoilt)), bandwidth=0.5, precision="float64")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            got = sdkde_core.estimate(x, y, method=method, bandwidth=0.5, precision="float64")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len([w for w in caught if "called a synchronizing" in str(w.message)]) == 1
+    got, waits = _waits(lambda: sdkde_core.estimate(x, y, method=method, bandwidth=0.5, precision="float64"))
+    assert waits == 1
     want = reference.estimate(*(a.double().cpu().numpy() for a in (x, y)), method=method, bandwidth=0.5)
     np.testing.assert_allclose(got.cpu().numpy(), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bandwidth", [0.5, [0.4, 0.5, 0.6], "scott"])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_a_prepared_set_waits_for_the_device_once_a_batch(exact, method, bandwidth):
+    options = {"method": method, "bandwidth": bandwidth, "precision": "float64"}
+    ready = sdkde_core.prepare(_cuda(X), **options)
+    want = sdkde_core.estimate(X, Y, device="cuda", **options)
+    for y in (_cuda(Y), _cuda(Y)[:7], _cuda(Y[::-1].copy())):
+        got, waits = _waits(lambda y=y: ready.estimate(y))
+        assert waits == 1
+        assert got.device == y.device
+        np.testing.assert_allclose(got.cpu().numpy(), want[::-1] if y[0, 0] != Y[0, 0] else want[: len(y)], rtol=1e-9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_a_prepared_set_serves_other_streams(method, weighted):
+    pytest.importorskip("triton")
+    x, y, w = _cuda(X).float(), _cuda(Y).float(), _cuda(W) if weighted else None
+    x[7] += 1e3  # summed apart
+    options = {"method": method, "bandwidth": 0.5, "backend": "triton"}
+    ready = sdkde_core.prepare(x, weights=w, **options)
+    batches = [y, y * 8, y * 20]
+    want = [sdkde_core.prepare(x, weights=w, **options).estimate(b) for b in batches]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        there = [ready.estimate(b) for b in batches]
+    here = [ready.estimate(b) for b in batches]
+    torch.cuda.synchronize()
+    for a, b, c in zip(there, here, want):
+        assert torch.equal(a, c)
+        assert torch.equal(b, c)
+    whole = sdkde_core.estimate(x, y, weights=w, **options)
+    np.testing.assert_allclose(want[0].cpu().numpy(), whole.cpu().numpy(), rtol=2e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_tensors_that_are_not_in_c_order(method, same):
+    pytest.importorskip("triton")
+    x, y = _cuda(X).float(), None if same else _cuda(Y).float()
+    options = {"method": method, "bandwidth": 0.5, "backend": "triton"}
+    want = sdkde_core.estimate(x, y, **options)
+    turned = [None if a is None else a.T.contiguous().T for a in (x, y)]
+    assert torch.equal(sdkde_core.estimate(*turned, **options), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])

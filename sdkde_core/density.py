@@ -1,0 +1,50 @@
+"""From the last pass's sums to the density, or its log."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from .protocol import Partial
+
+__all__ = ["density"]
+
+
+def density(sums: Partial, constant: float, log: bool, *, stacklevel: int) -> Any:
+    """Return the density, or its log: NaN where it is negative, with one RuntimeWarning.
+
+    Parameters
+    ----------
+    sums : Partial
+    constant : float
+        The kernel's log normalising constant.
+    log : bool
+    stacklevel : int
+        Whom the warning is about, as from this function: 2 is the caller.
+    """
+    xp = array_namespace(sums.log_sum)
+    with np.errstate(all="ignore"):
+        if sums.sign is None:
+            log_density = sums.log_sum + constant
+            return log_density if log else xp.exp(log_density)
+        log_density = sums.log_magnitude + constant
+        return _signed_log(sums.sign, log_density, stacklevel + 1) if log else sums.sign * xp.exp(log_density)
+
+
+def _signed_log(sign: Any, log_magnitude: Any, stacklevel: int) -> Any:
+    """log p̂ where p̂ ≥ 0, NaN elsewhere."""
+    xp = array_namespace(sign)
+    negative = sign < 0
+    count = int(xp.sum(xp.astype(negative, xp.int64)))
+    if count:
+        warnings.warn(
+            f"the Laplace estimate is negative at {count} of {sign.shape[0]} points, where its log is NaN; "
+            "use log=False for the signed values, a larger bandwidth, or method='sdkde', which is never negative",
+            RuntimeWarning,
+            stacklevel=stacklevel,
+        )
+    return xp.where(negative, xp.full_like(log_magnitude, math.nan), log_magnitude)

@@ -1,0 +1,575 @@
+"""Prepared training sets: the numbers of estimate, with the training samples moved and packed once."""
+
+import logging
+import sys
+import threading
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+from sdkde_numpy.backend import NumpyBackend
+from sdkde_numpy.info import INFO
+
+import sdkde_core
+from sdkde_core import arrays, bandwidth, execute, prepared_columns, reference, registry, select, split
+from sdkde_core.exact import reduce_exact
+from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
+
+METHODS = ("kde", "sdkde", "laplace")
+SCALE = np.array([0.01, 1.0, 100.0])
+RNG = np.random.default_rng(0)
+X, Y = (RNG.normal(size=(300, 3)) + 5) * SCALE, (RNG.normal(size=(80, 3)) + 5) * SCALE
+W = RNG.random(300) * (RNG.random(300) > 0.2)
+H = 0.4 * X.std(0)
+
+
+def _register(monkeypatch, name, implementation, **info):
+    """A backend of its own, the only one."""
+    monkeypatch.setitem(sys.modules, f"{name}_backend", SimpleNamespace(Implementation=implementation))
+    info = replace(INFO, name=name, implementation=f"{name}_backend:Implementation", **info)
+    record = registry.Record(name, "ok", "installed", "tests", "1.0", f"{name}_backend:INFO", info)
+    monkeypatch.setattr(select, "_loaded", {})
+    monkeypatch.setattr(registry, "records", lambda: (record,))
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """The NumPy backend as if its formula held to a limit, checking what it is given; says what it was asked."""
+
+    def limit(extent, takes_all=False):
+        asked = []
+
+        class Strict(NumpyBackend):
+            def prepare(self, problem, columns):
+                asked.append(("prepare", problem))
+                assert np.sqrt((columns.points**2).sum(1)).max() <= problem.extent
+                assert np.isfinite(columns.log_weights).all()
+                assert problem.n == len(columns.points)
+                return problem, super().prepare(problem, columns)
+
+            def reduce(self, problem, queries, state, own_offset=0):
+                asked.append(("reduce", problem))
+                made, state = state
+                assert (problem.n, problem.reduction) == (made.n, made.reduction)
+                assert problem.extent <= made.extent
+                if queries is not None:
+                    assert np.sqrt((queries**2).sum(1)).max(initial=0.0) <= problem.extent
+                    assert problem.m == len(queries)
+                return super().reduce(problem, queries, state, own_offset)
+
+        def supports(problem):
+            return Support(takes_all or problem.extent <= extent, f"holds to {extent}")
+
+        _register(monkeypatch, "strict", Strict, extent_limit=lambda problem: extent, supports=supports)
+        return asked
+
+    return limit
+
+
+def _count(asked, what, reduction=None):
+    return sum(name == what and reduction in (None, problem.reduction) for name, problem in asked)
+
+
+# --- the same numbers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("bandwidth", ["silverman", "scott", "given"])
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_of_any_size_are_right_to_ten_digits(method, bandwidth, weighted):
+    options = {"method": method, "bandwidth": H if bandwidth == "given" else bandwidth}
+    options["weights"] = W if weighted else None
+    ready = sdkde_core.prepare(X, precision="float64", **options)
+    want = sdkde_core.estimate(X, Y, precision="float64", **options)
+    batches = [ready.estimate(Y[a:b]) for a, b in ((0, 1), (1, 3), (3, 40), (40, 80))]
+    np.testing.assert_allclose(np.concatenate(batches), want, rtol=1e-10)
+    np.testing.assert_allclose(ready.estimate(X), sdkde_core.estimate(X, precision="float64", **options), rtol=1e-10)
+    if bandwidth == "given":
+        np.testing.assert_allclose(want, reference.estimate(X, Y, **options), rtol=1e-10)
+    if method != "laplace":
+        np.testing.assert_allclose(ready.estimate(Y, log=True), np.log(want), rtol=1e-10)
+
+
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_bits_for_queries_among_the_samples(method, precision):
+    options = {"method": method, "bandwidth": H, "precision": precision, "weights": W}
+    y = (X[:50] + X[50:100]) / 2
+    assert np.array_equal(sdkde_core.prepare(X, **options).estimate(y), sdkde_core.estimate(X, y, **options))
+
+
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+@pytest.mark.parametrize("far", [3.0, 100.0, 1e4])
+def test_levels_hold_far_from_the_samples(far, method, precision):
+    y = np.concatenate([Y, (Y - 5 * SCALE) * far])
+    want = reference.estimate(X, y, method=method, bandwidth=H, log=True)
+    got = sdkde_core.prepare(X, method=method, bandwidth=H, precision=precision).estimate(y, log=True)
+    assert (abs(got - want) <= 2 * TOLERANCES[precision][Reduction.LOG_SUM].at(want)).all()
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+@pytest.mark.parametrize("h", ["scott", 0.5, "silverman"])
+def test_the_gradient(method, h):
+    x, y = X / SCALE, Y / SCALE
+    ready = sdkde_core.prepare(x, method=method, bandwidth=h, precision="float64", weights=W)
+    want = sdkde_core.grad_log_density(x, y, method=method, bandwidth=h, precision="float64", weights=W)
+    np.testing.assert_allclose(ready.grad_log_density(y), want, rtol=1e-9)
+    np.testing.assert_allclose(ready.grad_log_density(y[:1]), want[:1], rtol=1e-9)
+    assert ready.grad_log_density(y[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_single_sample_and_one_dimension(method):
+    options = {"method": method, "bandwidth": 0.5, "precision": "float64"}
+    ready = sdkde_core.prepare([[1.0, 2.0]], **options)
+    for y in ([[1.0, 2.0], [1.5, 2.0]], [[1.0, 2.0 + 1e-9]], [[40.0, 2.0]]):
+        np.testing.assert_allclose(ready.estimate(y), reference.estimate([[1.0, 2.0]], y, **_plain(options)), rtol=1e-9)
+    ready = sdkde_core.prepare(X[:, 1], **options)
+    want = reference.estimate(X[:, 1], Y[:, 1], **_plain(options))
+    for y in (Y[:, 1], Y[:, 1:2]):
+        np.testing.assert_allclose(ready.estimate(y), want, rtol=1e-9)
+
+
+def _plain(options):
+    return {name: value for name, value in options.items() if name != "precision"}
+
+
+def test_attributes():
+    ready = sdkde_core.prepare(X, bandwidth="scott", weights=W)
+    assert isinstance(ready, sdkde_core.Prepared)
+    assert (ready.n_train, ready.n_dimensions, ready.method) == (300, 3, "sdkde")
+    assert (ready.precision, ready.backend, ready.device) == ("high", "numpy", "cpu")
+    np.testing.assert_allclose(ready.bandwidth.matrix, np.cov(X.T, aweights=W, ddof=1) * _scott(W))
+    assert repr(ready).startswith("Prepared(sdkde, 300 × 3, scott: full matrix")
+    assert repr(ready).endswith("high, numpy on cpu)")
+
+
+def _scott(w):
+    return (w.sum() ** 2 / (w**2).sum()) ** (-2 / 7)
+
+
+# --- arrays in and out ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["list", "float32", "torch", "strict", "fortran"])
+def test_results_are_of_the_querys_kind(kind):
+    convert = {
+        "list": np.ndarray.tolist,
+        "float32": lambda a: a.astype("f4"),
+        "torch": torch.from_numpy,
+        "strict": array_api_strict.asarray,
+        "fortran": np.asfortranarray,
+    }[kind]
+    for train in (X, torch.from_numpy(X), np.asfortranarray(X)):
+        ready = sdkde_core.prepare(train, bandwidth=H)
+        query = convert(Y)
+        got, want = ready.estimate(query), sdkde_core.estimate(train, query, bandwidth=H)
+        assert type(got) is type(want)
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-9)
+        empty = ready.estimate(query[:0] if kind != "strict" else query[:0, :])
+        assert type(empty) is type(want)
+        assert (tuple(empty.shape), empty.dtype) == ((0,), want.dtype)
+    assert ready.estimate([]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("train", "query", "out", "level"),
+    [("f4", "f4", "f4", "fast"), ("f4", "f8", "f8", "fast"), ("f8", "f4", "f8", "high"), ("i4", "f4", "f8", "high")],
+)
+def test_dtypes_are_promoted_and_the_level_is_trains(train, query, out, level):
+    ready = sdkde_core.prepare((X / SCALE * 9).astype(train), bandwidth=4.0)
+    assert ready.precision == level
+    assert ready.estimate((Y / SCALE * 9).astype(query)).dtype == np.dtype(out)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_train_may_change_afterwards(kind, method):
+    x, y, w = kind(X / SCALE), Y / SCALE, kind(W)
+    options = {"bandwidth": 1.0, "method": method, "precision": "float64"}
+    ready = sdkde_core.prepare(x, weights=w, **options)
+    x[:], w[:] = 0.0, 1.0
+    for query in (y, 40 * y):  # the second has them packed anew
+        want = sdkde_core.estimate(X / SCALE, query, weights=W, **options)
+        np.testing.assert_allclose(ready.estimate(query), want, rtol=1e-10)
+
+
+def test_inputs_are_left_untouched():
+    before = X.copy(), Y.copy(), W.copy()
+    for method in METHODS:
+        sdkde_core.prepare(X, method=method, weights=W).estimate(Y)
+    assert all(np.array_equal(a, b) for a, b in zip(before, (X, Y, W)))
+
+
+# --- once -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [None, W])
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_are_moved_and_packed_once(method, weights, limited, monkeypatch):
+    asked = limited(1e3)
+    ready = sdkde_core.prepare(X, method=method, bandwidth=H, weights=weights)
+    passes = 2 if method == "sdkde" else 1
+    assert _count(asked, "prepare") == passes
+    assert sum(p.m for name, p in asked if name == "reduce") == 300 * (passes - 1)
+    asked.clear()
+    for name in ("choose", "rank"):
+        monkeypatch.setattr(select, name, None)  # no backend is looked for again
+    for size in (1, 7, 80):
+        ready.estimate(Y[:size])
+    assert (_count(asked, "prepare"), _count(asked, "reduce")) == (0, 3)
+    if method != "laplace":
+        for _ in range(3):
+            ready.grad_log_density(Y)
+        assert _count(asked, "prepare") == 1
+
+
+def test_queries_beyond_the_samples_have_them_packed_for_powers_of_two(limited):
+    asked = limited(1e3)
+    ready = sdkde_core.prepare(X, method="kde", bandwidth=H)
+    (base,) = (problem.extent for _, problem in asked)
+    asked.clear()
+    for far in np.geomspace(1, 1e4, 100):  # the last ones are beyond the limit
+        ready.estimate((Y[:3] - 5 * SCALE) * far + 5 * SCALE)
+    extents = [problem.extent for name, problem in asked if name == "prepare"]
+    assert base < extents[0] <= 2 * base
+    assert extents == [*(extents[0] * 2.0**k for k in range(len(extents) - 1)), 1e3]
+    assert np.log2(extents[0]) % 1 == 0
+
+
+@pytest.mark.parametrize("outlier", [False, True])
+@pytest.mark.parametrize("precision", ["fast", "float64"])
+def test_bits_do_not_depend_on_the_batches_before(precision, outlier):
+    """Of whatever extents and sizes they are: alone, few rows are summed by another formula."""
+    x = np.concatenate([X, X[:1] + 300 * H]) if outlier else X
+    y = Y - 5 * SCALE
+    farthest = y[np.argsort(abs(y / SCALE).sum(1))[-2:]]
+    batches = [rows * far + 5 * SCALE for rows in (farthest, y) for far in (1, 5, 400, 2000, 1e5)]
+    options = {"method": "kde", "bandwidth": H, "precision": precision}
+    fresh = [sdkde_core.prepare(x, **options).estimate(y, log=True) for y in batches]
+    ready = sdkde_core.prepare(x, **options)
+    for order in (range(10), (9, 5, 0, 6, 1, 7, 8, 2, 3, 4), range(9, -1, -1)):
+        for i in order:
+            assert np.array_equal(ready.estimate(batches[i], log=True), fresh[i])
+    (columns,) = ready._set._prepared.values()
+    assert len(columns._states) <= prepared_columns.KEPT
+
+
+# --- far points, zero weights -----------------------------------------------------------------------------------
+
+
+def _far(rng, zeros):
+    x, y = rng.normal(size=(400, 3)), rng.normal(size=(300, 3))
+    x[[3, 50]] *= 1e3
+    y[0] *= 1e4
+    w = rng.random(400)
+    w[[3, 7, 8]] = 0
+    return x, y, w if zeros else None
+
+
+@pytest.mark.parametrize("takes_all", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_far_samples_and_queries_are_summed_apart(method, zeros, takes_all, limited):
+    x, y, w = _far(np.random.default_rng(5), zeros)
+    asked = limited(60.0, takes_all)
+    options = {"method": method, "bandwidth": 0.5, "weights": w}
+    ready = sdkde_core.prepare(x, precision="float64", **options)
+    last = Reduction.LAPLACE if method == "laplace" else Reduction.LOG_SUM
+    assert [p.n for name, p in asked if (name, p.reduction) == ("prepare", last)] == [396 if zeros else 398]
+    asked.clear()
+    for batch in (y, y[1:], y[:1], y):  # of the third, one row, all is far
+        got, want = ready.estimate(batch), reference.estimate(x, batch, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-300)
+    assert [p.n for name, p in asked if name == "prepare"] == ([400 - 3 * zeros] if takes_all else [])
+    rows = [299, 1, 299, 1, 299, 1] if takes_all else [299, 299, 299]
+    assert [p.m for name, p in asked if name == "reduce"] == rows
+
+
+@pytest.mark.parametrize("takes_all", [False, True])
+@pytest.mark.parametrize("method", ["kde", "laplace"])
+def test_far_samples_are_packed_once_where_they_matter(method, takes_all, limited):
+    """A far sample within sight of near rows is summed over at its true extent, however far a batch reaches."""
+    x = np.random.default_rng(5).normal(size=(400, 3))
+    x[[3, 50]] = [[39.0, 0.0, 0.0], [0.0, 45.0, 0.0]]
+    y = np.concatenate([x[:100] + 0.1, 0.7 * x[[3, 50]]])  # 55 and 63 bandwidths from the centre
+    asked = limited(60.0, takes_all)
+    options = {"method": method, "bandwidth": 0.5}
+    ready = sdkde_core.prepare(x, precision="float64", **options)
+    made = [(p.n, p.extent) for name, p in asked if name == "prepare"]
+    assert made[0] == (398, 60.0)
+    if takes_all:
+        ((n, extent),) = made[1:]
+        assert n == 2
+        assert 90.0 <= extent <= 99.0
+    asked.clear()
+    for batch in (y[:99], y[-2:-1], 100 * y[4:5], y):
+        got, want = ready.estimate(batch), reference.estimate(x, batch, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-300)
+    packed = [p.n for name, p in asked if name == "prepare"]
+    assert packed == ([400, 400] if takes_all else [])  # for the far query, and for the rows of y that are far
+
+
+@pytest.mark.parametrize("far", [30, 70])
+def test_most_samples_are_far(far, limited):
+    """Then the backend is given the whole."""
+    x = np.random.default_rng(5).normal(size=(100, 3))
+    x[: far // 2] += 1e3
+    x[far // 2 : far] -= 1e3
+    asked = limited(60.0, takes_all=True)
+    ready = sdkde_core.prepare(x, method="kde", bandwidth=0.5, precision="float64")
+    assert [p.n for name, p in asked] == ([70] if far == 30 else [100])
+    for batch in (x[far:], x[:far], x):
+        want = reference.estimate(x, batch, method="kde", bandwidth=0.5)
+        np.testing.assert_allclose(ready.estimate(batch), want, rtol=1e-9)
+    assert _count(asked, "prepare") == (2 if far == 30 else 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_sample_with_weight_is_far(method, limited):
+    limited(30.0)
+    x, y = np.random.default_rng(6).normal(size=(100, 2)), np.random.default_rng(7).normal(size=(50, 2))
+    x[:5] += 1e3
+    options = {"method": method, "bandwidth": 1.0, "weights": np.r_[np.ones(5), np.zeros(95)]}
+    ready = sdkde_core.prepare(x, precision="float64", **options)
+    for batch in (y, y + 1e3, np.concatenate([y, y + 1e3])):
+        got, want = ready.estimate(batch), reference.estimate(x, batch, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-300)
+
+
+def test_clusters_that_only_a_slower_formula_holds():
+    x = np.concatenate([X / SCALE, X / SCALE + 1e5])
+    y = np.concatenate([Y / SCALE, Y / SCALE + 1e5])
+    for precision in ("fast", "float64"):
+        got = sdkde_core.prepare(x, bandwidth=0.4, precision=precision).estimate(y)
+        want = reference.estimate(x, y, bandwidth=0.4)
+        np.testing.assert_allclose(got, want, rtol=1e-3 if precision == "fast" else 1e-9)
+
+
+def test_a_backend_that_does_not_reach_so_far(monkeypatch):
+    """It has no limit within which the core would keep it; what it can still take it is asked."""
+    holds = Support(True, "near"), Support(False, "too far for it")
+    _register(monkeypatch, "near", NumpyBackend, supports=lambda p: holds[p.extent > 50.0])
+    x, y = X / SCALE, Y / SCALE
+    ready = sdkde_core.prepare(x, bandwidth=1.0)
+    y = y[np.linalg.norm(y - 5, axis=1) > 0.5] - 5
+    y *= 45.0 / np.linalg.norm(y, axis=1)[:, None]  # the next power of two, 64, would be too far
+    want = reference.estimate(x, y + 5, bandwidth=1.0, log=True)
+    np.testing.assert_allclose(ready.estimate(y + 5, log=True), want, rtol=1e-5)
+    with pytest.raises(BackendUnavailable, match="'near' cannot do this: too far for it"):
+        ready.estimate(3 * y + 5)
+    assert np.isfinite(ready.estimate(y + 5, log=True)).all()
+
+
+# --- threads ----------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_prepared_set():
+    ready = sdkde_core.prepare(X, bandwidth=H, weights=W)
+    batches = [(Y - 5 * SCALE) * far + 5 * SCALE for far in (1, 4, 40, 400)] * 4
+    want = [sdkde_core.prepare(X, bandwidth=H, weights=W).estimate(y, log=True) for y in batches[:4]] * 4
+    scores = sdkde_core.prepare(X, bandwidth=H, weights=W).grad_log_density(Y)
+    right = [False] * len(batches)
+
+    def work(i):
+        same = np.array_equal(ready.estimate(batches[i], log=True), want[i])
+        right[i] = same and np.array_equal(ready.grad_log_density(Y), scores)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(batches))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(right)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+def _message(call, *arguments, **options):
+    with pytest.raises((TypeError, ValueError, BackendUnavailable)) as caught:
+        call(*arguments, **options)
+    return type(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        Y[0],
+        np.ones(5),
+        np.ones((5, 2)),
+        np.ones((2, 2, 3)),
+        np.where(np.arange(240).reshape(80, 3) == 7, np.nan, Y),
+        np.where(np.arange(240).reshape(80, 3) == 7, -np.inf, Y),
+        Y.astype(complex),
+        [[1.0, 2.0], [1.0]],
+        np.ma.masked_array(Y, Y > 1),
+        torch.from_numpy(Y).requires_grad_(),
+    ],
+    ids=range(10),
+)
+def test_queries_are_refused_as_estimate_does(query):
+    ready = sdkde_core.prepare(X, bandwidth=H)
+    for mine, its in ((ready.estimate, sdkde_core.estimate), (ready.grad_log_density, sdkde_core.grad_log_density)):
+        assert _message(mine, query) == _message(its, X, query, bandwidth=H)
+
+
+@pytest.mark.parametrize(
+    ("train", "options"),
+    [
+        (np.empty((0, 3)), {}),
+        (np.where(np.arange(900).reshape(300, 3) == 7, np.nan, X), {}),
+        (X, {"method": "sd-kde"}),
+        (X, {"precision": "double"}),
+        (X, {"bandwidth": "optimal"}),
+        (X, {"bandwidth": -1.0}),
+        (X, {"bandwidth": 1e-200}),
+        (X, {"weights": np.zeros(300)}),
+        (X, {"weights": np.ones(299)}),
+        (X, {"backend": "cuda-magic"}),
+        (X, {"backend": "numpy", "device": "cuda"}),
+        (X, {"backend": "numpy", "backend_options": {"thread": 2}}),
+        (X, {"device": "gpu"}),
+    ],
+    ids=range(13),
+)
+def test_training_samples_are_refused_as_estimate_does(train, options):
+    assert _message(sdkde_core.prepare, train, **options) == _message(sdkde_core.estimate, train, **options)
+
+
+def test_there_is_no_query_of_none():
+    with pytest.raises(TypeError, match="query"):
+        sdkde_core.prepare(X).estimate(None)
+
+
+def test_laplace_has_no_gradient_and_its_log_warns():
+    x = np.random.default_rng(6).normal(size=(200, 2))
+    ready = sdkde_core.prepare(x, method="laplace")
+    with pytest.raises(ValueError, match="not available yet"):
+        ready.grad_log_density(x)
+    with pytest.warns(RuntimeWarning, match=r"negative at 2 of 3 points") as record:
+        log = ready.estimate([[0.0, 0.0], [5.0, 5.0], [6.0, -6.0]], log=True)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+    assert np.isnan(log).tolist() == [False, True, True]
+
+
+def test_the_check_can_be_skipped():
+    y = Y.copy()
+    y[2] = np.nan
+    got = sdkde_core.prepare(X, bandwidth=H, check_finite=False).estimate(y)
+    assert np.array_equal(got, sdkde_core.estimate(X, y, bandwidth=H, check_finite=False), equal_nan=True)
+    assert np.isnan(got).nonzero()[0].tolist() == [2]
+
+
+def test_options_and_the_environment_are_those_of_estimate(monkeypatch):
+    assert sdkde_core.prepare(X, backend="numpy", backend_options={"threads": 1}).estimate(Y).shape == (80,)
+    monkeypatch.setenv("SDKDE_PRECISION", "float64")
+    assert sdkde_core.prepare(X).precision == "float64"
+    monkeypatch.setenv("SDKDE_BACKEND", "nowhere")
+    with pytest.raises(BackendUnavailable, match="nowhere"):
+        sdkde_core.prepare(X)
+
+
+def test_the_callers_error_state_does_not_matter():
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method in METHODS:
+            ready = sdkde_core.prepare(X, method=method, weights=W)
+            ready.estimate(Y * 100)
+            ready.estimate(Y.astype("f4") * 1e3)
+
+
+def test_passes_are_logged(caplog):
+    with caplog.at_level(logging.DEBUG, logger="sdkde"):
+        sdkde_core.prepare(X).estimate(Y)
+    assert "mean 300 × 300" in caplog.text
+    assert "log_sum 80 × 300" in caplog.text
+
+
+# --- on a device ------------------------------------------------------------------------------------------------
+
+DEVICE = array_api_strict.Device("device1")
+
+
+class Exact:
+    """Direct differences on array_api_strict's second device, which mixes with nothing else, as a GPU would."""
+
+    def probe(self, device):
+        return Support(True, "anywhere")
+
+    def prepare(self, problem, columns):
+        return columns
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return reduce_exact(problem, state.points if queries is None else queries, state)
+
+
+def _there(x):
+    return array_api_strict.asarray(x, device=DEVICE)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """What the core looks at on the device: on a GPU each look waits for all that was started before."""
+    monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
+    info = {"devices": (str(DEVICE).lower(),), "levels": ("float64",), "arrays": "strict", "work": None}
+    _register(monkeypatch, "there", Exact, features=frozenset({"weights"}), extent_limit=lambda p: 60.0, **info)
+    seen, kind = [], type(_there(X))
+    for name in ("__float__", "__bool__", "__int__"):
+        original = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda x, name=name, original=original: (seen.append(name), original(x))[1])
+
+    def to_host(x, original=arrays.to_host):
+        if not isinstance(x, np.ndarray):
+            seen.append("to_host")
+        return original(x)
+
+    for module in (arrays, execute, split, prepared_columns, bandwidth):
+        monkeypatch.setattr(module, "to_host", to_host)
+    return seen
+
+
+@pytest.mark.parametrize("outlier", [False, True])
+@pytest.mark.parametrize("weights", [None, W])
+@pytest.mark.parametrize("h", [0.5, [0.4, 0.5, 0.6], "scott"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_number_is_read_back_for_a_batch(method, h, weights, outlier, looks):
+    """With samples of weight zero and far ones, which were sorted out before, too."""
+    x, y = X / SCALE, Y / SCALE
+    if outlier:
+        x[5] += 1e3
+        h = 0.5 if h == "scott" else h
+    options = {"method": method, "bandwidth": h, "weights": weights, "precision": "float64"}
+    ready = sdkde_core.prepare(_there(x), **options | {"weights": None if weights is None else _there(weights)})
+    assert ready.device == str(DEVICE).lower()
+    query = _there(y)
+    for _ in range(2):
+        looks.clear()
+        got = ready.estimate(query)
+        assert looks == ["__float__"]
+    assert got.device == DEVICE
+    host = np.asarray(array_api_strict.asarray(got, device=array_api_strict.Device("CPU_DEVICE")))
+    if h != "scott":
+        np.testing.assert_allclose(host, reference.estimate(x, y, **_plain(options)), rtol=1e-9)
+    np.testing.assert_allclose(ready.estimate(y), host, rtol=1e-12)  # from the host, and back there
+    if method != "laplace":
+        assert ready.grad_log_density(query).device == DEVICE
+        assert isinstance(ready.grad_log_density(y), np.ndarray)
+
+
+def test_numbers_that_are_not_finite_are_named(looks):
+    ready = sdkde_core.prepare(_there(X), bandwidth=H, precision="float64")
+    y = Y.copy()
+    y[2, 1] = np.inf
+    with pytest.raises(ValueError, match="query has values that are not finite, the first inf at row 2, column 1"):
+        ready.estimate(_there(y))
+    y[2, 1] = 1e300
+    with pytest.raises(ValueError, match="too small for the data"):
+        ready.estimate(_there(y))
