@@ -11,6 +11,7 @@ from sdkde_numpy.bounds import FEW_ROWS, double_limit, exponent_error, extent_li
 from sdkde_numpy.formulas import Direct, Expanded, Split, choose
 from sdkde_numpy.info import INFO
 
+import sdkde_core
 from sdkde_core.merge import each
 from sdkde_core.protocol import LEVELS, Columns, Problem, Reduction
 from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error
@@ -188,6 +189,25 @@ def test_formulas_follow_the_extent():
     assert choose(fast, case.points, 0.0).dtype == np.float32
     assert choose(fast, case.points, 1e6).dtype == np.float64  # log weights that float32 would round
     assert choose(replace(fast, extent=1e3), case.points, 0.0).dtype == np.float64
+
+
+def test_points_that_coincide_keep_the_level():
+    """At extent 0 squares are exact in any precision, but log weights and shifts are not."""
+    case = make("weights", 50, 5, 4)
+    for reduction in Reduction:
+        for level in LEVELS:
+            problem = replace(case.problem(reduction, level), extent=0.0)
+            single = level == "fast" and reduction is not Reduction.MEAN
+            assert choose(problem, case.points, 0.0).dtype == (np.float32 if single else np.float64)
+            assert INFO.supports(problem).reason.endswith("float32" if single else "float64")
+            assert choose(problem, case.points, 1e6).dtype == np.float64
+    x, weights = np.full((3, 2), 5.0), [1.0, 2.0, 1000.0]
+    options = {"weights": weights, "bandwidth": 1.0, "precision": "float64", "backend": "numpy"}
+    for method in ("kde", "sdkde"):
+        got = sdkde_core.estimate(x, method=method, log=True, **options)
+        np.testing.assert_allclose(got, -np.log(2 * np.pi), rtol=0, atol=1e-13)
+        got = sdkde_core.prepare(x, method=method, **options).estimate(x, log=True)
+        np.testing.assert_allclose(got, -np.log(2 * np.pi), rtol=0, atol=1e-13)
 
 
 def test_the_callers_error_state_does_not_matter():

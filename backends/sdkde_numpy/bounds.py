@@ -46,19 +46,20 @@ def extent_limit(problem: Problem) -> float:
 
 
 def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
-    """Return the extent up to which expanded squares in float32 keep "fast"; 0 where they do not at all.
+    """Return the extent up to which expanded squares in float32 keep "fast"; −inf where not even at 0.
 
     LAPLACE pays an error twice, in φ and in its factor. ``log_weight_span`` is the largest magnitude of a log weight,
-    which is added to the exponent. MEAN is never computed so: the bound on its shift would leave a few bandwidths.
+    which is added to the exponent, also where all points coincide. MEAN is never computed so: the bound on its shift
+    would leave a few bandwidths.
     """
     if not _takes_single(problem):
-        return 0.0
+        return -math.inf
     budget = BUDGET * TOLERANCES["fast"][Reduction.LOG_SUM].absolute
     if problem.reduction is Reduction.LAPLACE:
         budget /= 2.0
     budget -= 4.0 * UNIT_ROUNDOFF["float32"] * log_weight_span
     per_square = exponent_error("float32", problem.d, 1.0) / _smallest_scale(problem)
-    return math.sqrt(max(budget, 0.0) / per_square)
+    return math.sqrt(budget / per_square) if budget > 0 else -math.inf
 
 
 def _takes_single(problem: Problem) -> bool:
