@@ -105,8 +105,8 @@ def blocked_kernel(
             else:
                 p_hi, p_lo = two_halves(p)
             stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
-            to = row * stride + tl.arange(0, BLOCK_N)[None, :]
-            at = out + wide(top_row) * stride + (start - first)
+            to = row * stride + (j - first)[None, :]
+            at = out + wide(top_row) * stride
             both = inside[:, None]
             tl.store(at + to, p_hi, mask=both)
             tl.store(at + wide(m) * stride + to, p_lo, mask=both)

@@ -338,7 +338,7 @@ def three_halves(p):
 
 @triton.jit
 def compensated(total, rest, part):
-    """total + rest + part, and what rounding lost of it (Kahan, "Further remarks on reducing truncation errors", 1965)."""
+    """total + rest + part, and what rounding lost of it (Kahan, "Further remarks on reducing truncation errors")."""
     part += rest
     added = total + part
     return added, part - (added - total)

@@ -33,7 +33,7 @@ __all__ = [
     "weighted_sums",
 ]
 
-#: Columns whose φ is stored at a time; with :data:`STORED_ROWS` rows 32 MiB or 48, which stay in the cache of a large card.
+#: Columns whose φ is stored at a time; with :data:`STORED_ROWS` rows 32 MiB or 48, which a large card's cache holds.
 STORED_COLUMNS = 1024
 STORED_ROWS = 8192
 

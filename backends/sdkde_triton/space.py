@@ -196,7 +196,7 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
         if not hopper:
             return Config(64, 32, 4, 2)
         if pieces == 3:
-            return Config(64, 32, 4, 3) if kernel == "triton.stored" else Config(64, 64, 4, 3)
+            return Config(64, 64, 4, 3)
         return Config(128, 128, 8, 3) if kernel == "triton.blocked" else Config(128, 64, 8, 3)
     if pieces == 3:
         if hopper and kernel == "triton.mean":
