@@ -3,6 +3,7 @@
 The interpreter rounds nothing: it shows that the kernels compute what they should, and no precision.
 """
 
+import itertools
 import math
 import os
 import subprocess
@@ -87,6 +88,60 @@ def test_interpreted_nan_stays_nan(method):
     y[1, 2] = np.nan
     options = {"method": method, "backend": "triton", "precision": "fast", "bandwidth": 1.0, "check_finite": False}
     assert list(np.isnan(sdkde_core.estimate(x, y, **options))) == [False, True, False]
+
+
+def _crowded(compute, fit, sizes):
+    """``compute`` on a device whose memory suffices for ``fit`` rows; notes how many were asked for."""
+
+    def within(problem, points, state, own):
+        sizes.append(points.shape[0])
+        if points.shape[0] > fit:
+            raise torch.cuda.OutOfMemoryError
+        return compute(problem, points, state, own)
+
+    return within
+
+
+def _same_bits_in_slabs(monkeypatch, case, device, level, fit):
+    """Reduce, then again where memory does not suffice for more than ``fit`` rows at a time."""
+    from sdkde_triton import backend as module
+
+    record = registry.find("triton")
+    backend = record.info.load()
+    for reduction, same, weighted in itertools.product(Reduction, (False, True), (False, True)):
+        log_weights = torch.tensor(case.log_weights, device=device)
+        if weighted:
+            log_weights = torch.log_softmax(torch.linspace(-3.0, 0.0, len(log_weights), device=device).double(), 0)
+        more = {"requires": {"weights"}} if weighted else {}
+        problem = case.problem(reduction, level, same=same, device=device, **more)
+        columns = Columns(torch.tensor(case.points, device=device), log_weights)
+        queries = None if same else torch.tensor(case.queries, device=device)
+        whole = backend.reduce(problem, queries, backend.prepare(problem, columns))
+        sizes: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "FEWEST_ROWS", 8)
+            patch.setattr(module, "_packed", _crowded(module._packed, fit, sizes))
+            patch.setattr(module, "_direct", _crowded(module._direct, fit, sizes))
+            parts = backend.reduce(problem, queries, backend.prepare(problem, columns))
+        assert max(sizes) > fit >= min(sizes)
+        for name in ("log_sum", "shift", "sign", "log_magnitude"):
+            a, b = getattr(whole, name), getattr(parts, name)
+            assert (a is None) == (b is None)
+            assert a is None or torch.equal(a, b), (reduction, same, weighted, name)
+
+
+@interpreted
+def test_interpreted_memory_changes_no_bits(monkeypatch):
+    # One dimension, so without products: those of NumPy round by a row's place among the others.
+    _same_bits_in_slabs(monkeypatch, problems.make("mixture", 70, 40, 1, 8.0), "cpu", "fast", 19)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("d", [1, 2, 5, 16, 64, 130])
+def test_memory_changes_no_bits(d, level, monkeypatch):
+    _same_bits_in_slabs(monkeypatch, problems.make("mixture", 3000, 900, d, 8.0), "cuda:0", level, 300)
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or this is what the test starts")
