@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .kernels import FLOOR, FULL, LOG2E, compensated, f64, leave_out, sized, three_halves, two_halves, wide
+from .kernels import FLOOR, FULL, accumulated, compensated, leave_out, sized, three_halves, two_halves, wide
 from .space import COLUMN_PADDING
 
 #: Columns of stored φ are a multiple of this.
@@ -118,16 +118,7 @@ def blocked_kernel(
                 stored = tl.sum(p_hi.to(tl.float32) + p_lo.to(tl.float32), 1).to(tl.float64)
             tl.store(log_weights + tl.program_id(1).to(tl.int64) * m + index, stored, mask=inside)
         else:
-            highest = tl.maximum(top, tl.max(e, 1))
-            below = e - highest[:, None]
-            p = tl.exp2(below)
-            decay = tl.exp2(top - highest)
-            if LAPLACE:
-                if WEIGHTED:
-                    below -= (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(tl.float32)[None, :]
-                moment = (moment + total * (top - highest)) * decay + tl.sum(p * below, 1)
-            total = total * decay + tl.sum(p, 1)
-            top = highest
+            top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
     if not STORE:
         to = tl.program_id(1).to(tl.int64) * m + index
         size = wide(m) * tl.num_programs(1)

@@ -243,6 +243,22 @@ def _exponents(
     return e, b_hi, b_lo, b_rest
 
 
+@triton.jit
+def accumulated(e, top, total, moment, log_weights, j, n, LAPLACE: tl.constexpr, WEIGHTED: tl.constexpr):
+    """The rows' maximum, Σ 2^(e − μ) and LAPLACE's moment with those of another tile of columns j."""
+    highest = tl.maximum(top, tl.max(e, 1))
+    below = e - highest[:, None]
+    p = tl.exp2(below)
+    decay = tl.exp2(top - highest)
+    if LAPLACE:
+        if WEIGHTED:
+            below -= (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(tl.float32)[None, :]
+        # Σ 2^(e − μ') (x − μ') from sums at the old maximum μ: (moment + total (μ − μ')) 2^(μ − μ').
+        # Before the first tile both are 0, but FLOOR − μ' times 0 is 0 as well.
+        moment = (moment + total * (top - highest)) * decay + tl.sum(p * below, 1)
+    return highest, total * decay + tl.sum(p, 1), moment
+
+
 @sized
 def log_sum_kernel(
     rows,
@@ -285,18 +301,7 @@ def log_sum_kernel(
         e, _, _, _ = _exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
         if EXCLUDE:
             e = leave_out(e, index, j, own, n)
-        highest = tl.maximum(top, tl.max(e, 1))
-        below = e - highest[:, None]
-        p = tl.exp2(below)
-        decay = tl.exp2(top - highest)
-        if LAPLACE:
-            if WEIGHTED:
-                below -= (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(tl.float32)[None, :]
-            # Σ 2^(e − μ') (x − μ') from sums at the old maximum μ: (moment + total (μ − μ')) 2^(μ − μ').
-            # Before the first tile both are 0, but FLOOR − μ' times 0 is 0 as well.
-            moment = (moment + total * (top - highest)) * decay + tl.sum(p * below, 1)
-        total = total * decay + tl.sum(p, 1)
-        top = highest
+        top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
     to = tl.program_id(1).to(tl.int64) * m + index
     inside = index < m
     size = wide(m) * tl.num_programs(1)
