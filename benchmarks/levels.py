@@ -2,8 +2,8 @@
 
     python benchmarks/levels.py [--cases dims,outliers,prepared] [--json PATH]
 
-Whole estimates of SD-KDE on the data of gpu.py, float32, from the point on where repeated calls are replayed; medians by
-CUDA events. Kernels: what a first call runs on the card, by the profiler. Error: the worst row of |Δ log p̂| over the
+Whole estimates of SD-KDE on the data of gpu.py, float32, once repeated calls are replayed; medians by CUDA events.
+Kernels: what a first call runs on the card, by the profiler. Error: the worst row of |Δ log p̂| over the
 tolerance of LOG_SUM, which SD-KDE may take twice, of the same numbers as float64 (float32 results would be rounded).
 """
 
@@ -108,11 +108,8 @@ def main() -> None:
     records = []
     for case in args.cases.split(","):
         for row in {"dims": dims, "outliers": outliers, "prepared": prepared}[case]():
-            print(
-                case,
-                ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
-                flush=True,
-            )
+            shown = (f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+            print(case, ", ".join(shown), flush=True)
             records.append({"case": case} | versions | row)
     if args.json:
         with open(args.json, "w") as file:
