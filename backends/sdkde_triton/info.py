@@ -64,7 +64,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         pieces = 3 + (corrections >= PAIRED) + 2 * (corrections == FULL)
         exponent = pieces * width + 16 * ((not merges(d)) + (corrections >= LONG))
         first = (3 * width + 16) if two_passes else 0
-        # Of the second: with pieces of φ and of what it is multiplied by; "high" has three and three, less what is small.
+        # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
         products = 6 if problem.level == "high" else 5 if corrections == FULL else 3
         second = products * (width * mean + 16 * -(-problem.n_values // 16))
         scalar = 6.0 if mean else 4.0
