@@ -18,10 +18,12 @@ from .explanation import Explanation, rows_of, shape_of
 from .prepared import Prepared
 from .protocol import Partial
 from .spec import EstimatorSpec, Goal, asked_precision, typical_extent
+from .untraced import untraced
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare"]
 
 
+@untraced
 def estimate(
     train: Any,
     query: Any = None,
@@ -113,7 +115,7 @@ def estimate(
         return ready.data.origin.restore(np.empty(0), ready.data.dtype)
 
     def finish(sums: Partial) -> Any:
-        values = density(sums, ready.bandwidth.log_constant, log, stacklevel=4)  # the caller of estimate
+        values = density(sums, ready.bandwidth.log_constant, log)
         return ready.data.origin.restore(values, ready.data.dtype)
 
     result = finish(run(ready.plan).result)
@@ -122,6 +124,7 @@ def estimate(
     return result
 
 
+@untraced
 def prepare(
     train: Any,
     *,
@@ -161,6 +164,7 @@ def prepare(
     return Prepared(spec, data, resolved, check_finite=check_finite, **where)
 
 
+@untraced
 def debias(
     train: Any,
     *,
@@ -190,6 +194,7 @@ def debias(
     return ready.data.origin.restore(moved, ready.data.dtype)
 
 
+@untraced
 def grad_log_density(
     train: Any,
     query: Any = None,
@@ -221,6 +226,7 @@ def grad_log_density(
     return ready.data.origin.restore(ready.bandwidth.pull_back(shift), ready.data.dtype)
 
 
+@untraced
 def explain(
     train_or_shape: Any,
     query_or_shape: Any = None,
@@ -286,6 +292,7 @@ def explain(
     return Explanation.of(spec, ready.plan.problems, ready.plan.choice, str(ready.bandwidth), reports)
 
 
+@untraced
 def backends() -> tuple[registry.Record, ...]:
     """Return a record of every backend plugin: name, status, reason, distribution, and what it declares.
 

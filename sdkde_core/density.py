@@ -10,11 +10,12 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from .protocol import Partial
+from .untraced import caller_level
 
 __all__ = ["density"]
 
 
-def density(sums: Partial, constant: float, log: bool, *, stacklevel: int) -> Any:
+def density(sums: Partial, constant: float, log: bool) -> Any:
     """Return the density, or its log: NaN where it is negative, with one RuntimeWarning.
 
     Parameters
@@ -23,8 +24,6 @@ def density(sums: Partial, constant: float, log: bool, *, stacklevel: int) -> An
     constant : float
         The kernel's log normalising constant.
     log : bool
-    stacklevel : int
-        Whom the warning is about, as from this function: 2 is the caller.
     """
     xp = array_namespace(sums.log_sum)
     with np.errstate(all="ignore"):
@@ -32,10 +31,10 @@ def density(sums: Partial, constant: float, log: bool, *, stacklevel: int) -> An
             log_density = sums.log_sum + constant
             return log_density if log else xp.exp(log_density)
         log_density = sums.log_magnitude + constant
-        return _signed_log(sums.sign, log_density, stacklevel + 1) if log else sums.sign * xp.exp(log_density)
+        return _signed_log(sums.sign, log_density) if log else sums.sign * xp.exp(log_density)
 
 
-def _signed_log(sign: Any, log_magnitude: Any, stacklevel: int) -> Any:
+def _signed_log(sign: Any, log_magnitude: Any) -> Any:
     """log p̂ where p̂ ≥ 0, NaN elsewhere."""
     xp = array_namespace(sign)
     negative = sign < 0
@@ -45,6 +44,6 @@ def _signed_log(sign: Any, log_magnitude: Any, stacklevel: int) -> Any:
             f"the Laplace estimate is negative at {count} of {sign.shape[0]} points, where its log is NaN; "
             "use log=False for the signed values, a larger bandwidth, or method='sdkde', which is never negative",
             RuntimeWarning,
-            stacklevel=stacklevel,
+            stacklevel=caller_level(),
         )
     return xp.where(negative, xp.full_like(log_magnitude, math.nan), log_magnitude)

@@ -20,6 +20,7 @@ from .prepared_columns import PreparedColumns
 from .protocol import Partial, Reduction
 from .spec import EstimatorSpec, Goal
 from .split import radii
+from .untraced import untraced
 
 __all__ = ["Prepared", "TrainingSet"]
 
@@ -108,6 +109,7 @@ class Prepared:
         self.precision = self._set.problem.level
         self.backend, self.device = self._set.choice.name, self._set.choice.device
 
+    @untraced
     def estimate(self, query: Any, *, log: bool = False) -> Any:
         """Estimate the density at ``query``.
 
@@ -136,8 +138,9 @@ class Prepared:
         if not read.points.shape[0]:
             return self._restored(np.empty(0), read)
         sums = self._set.reduce(read)
-        return self._restored(density(sums, self.bandwidth.log_constant, log, stacklevel=3), read)
+        return self._restored(density(sums, self.bandwidth.log_constant, log), read)
 
+    @untraced
     def grad_log_density(self, query: Any) -> Any:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; not for ``method="laplace"``.
 

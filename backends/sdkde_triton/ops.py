@@ -1,0 +1,194 @@
+"""The three reductions as operators of PyTorch, for what traces: ``torch.compile(fullgraph=True)``, ``torch.export``.
+
+Importing this module, and nothing else, registers ``sdkde::log_sum``, ``sdkde::mean`` and ``sdkde::laplace``, with
+what PyTorch must know of them: the shapes of their results. :func:`sdkde_core.estimate` does not go through them.
+
+All take the same arguments:
+
+points : (n, d) float64 tensor
+    The columns u_j, whitened: in bandwidths. Precision depends on how far they reach from the origin, so centre them.
+    On CUDA; on the CPU under ``TRITON_INTERPRET=1``.
+queries : (m, d) float64 tensor, optional
+    The rows u_i; m may be 0. None: the points themselves, self terms included.
+log_weights : (n,) float64 tensor, optional
+    log w_j; their exponentials sum to 1, −inf is a weight of zero. None: −log n.
+extent : float, optional
+    A bound on the distance of every point and query from the origin. It decides which formula is taken: with one that
+    is exceeded the results are wrong, without a word. None: measured, for which the host waits for the device.
+level : {"high", "fast"}
+    The tolerance, see :data:`sdkde_core.protocol.TOLERANCES`.
+exclude_self : bool
+    Row i leaves out column i: with ``queries=None``, leave-one-out.
+
+Results are float64, on the points' device, written on its current stream; none is a view of another or of an argument.
+The host waits for the device where ``extent`` is None, exceeds what the fast formulas hold, or with log weights.
+There are no derivatives: ``backward()`` through an operator is an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from sdkde_core.arrays import c_order
+from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
+from sdkde_core.split import radii, reduce_pass
+
+from .backend import TritonBackend
+from .info import INFO
+
+__all__ = ["laplace", "log_sum", "mean"]
+
+_ARGUMENTS = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str level, bool exclude_self"
+_RESULTS = {
+    Reduction.LOG_SUM: "Tensor",
+    Reduction.MEAN: "(Tensor log_sum, Tensor shift)",
+    Reduction.LAPLACE: "(Tensor log_plus, Tensor sign, Tensor log_magnitude)",
+}
+
+#: Beyond, squares of distances are not finite.
+_LARGEST = 1e149
+
+
+def log_sum(
+    points: torch.Tensor,
+    queries: torch.Tensor | None = None,
+    log_weights: torch.Tensor | None = None,
+    *,
+    extent: float | None = None,
+    level: str = "high",
+    exclude_self: bool = False,
+) -> torch.Tensor:
+    """Return ℓ_i = log Σ_j w_j exp(−½‖u_i − u_j‖²), (m,); arguments as :mod:`sdkde_triton.ops` has them."""
+    return torch.ops.sdkde.log_sum(points, queries, log_weights, extent, level, exclude_self)
+
+
+def mean(
+    points: torch.Tensor,
+    queries: torch.Tensor | None = None,
+    log_weights: torch.Tensor | None = None,
+    *,
+    extent: float | None = None,
+    level: str = "high",
+    exclude_self: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ℓ (m,), and the shifts Σ_j w_j φ_ij (u_j − u_i) / Σ_j w_j φ_ij = ∇ℓ_i, (m, d), in bandwidths.
+
+    Arguments as :mod:`sdkde_triton.ops` has them.
+    """
+    return torch.ops.sdkde.mean(points, queries, log_weights, extent, level, exclude_self)
+
+
+def laplace(
+    points: torch.Tensor,
+    queries: torch.Tensor | None = None,
+    log_weights: torch.Tensor | None = None,
+    *,
+    extent: float | None = None,
+    level: str = "high",
+    exclude_self: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return log M_i, and the signs and log magnitudes of L_i = Σ_j w_j φ_ij (1 + d/2 − ½ r²_ij), each (m,).
+
+    M is L with plus signs throughout, the scale of its error. Arguments as :mod:`sdkde_triton.ops` has them.
+    """
+    return torch.ops.sdkde.laplace(points, queries, log_weights, extent, level, exclude_self)
+
+
+def _register(reduction: Reduction) -> None:
+    """Register an operator, and the shapes of its results."""
+    laplace, mean = reduction is Reduction.LAPLACE, reduction is Reduction.MEAN
+
+    def compute(points: Any, queries: Any, log_weights: Any, extent: Any, level: str, exclude_self: bool) -> Any:
+        _check(points, queries, log_weights, level)
+        sums = _reduce(reduction, points, queries, log_weights, extent, level, exclude_self)
+        if laplace:  # the backend's may be rows of one buffer
+            return sums.log_sum.clone(), sums.sign.clone(), sums.log_magnitude.clone()
+        return (sums.log_sum, sums.shift) if mean else sums.log_sum
+
+    def shapes(points: Any, queries: Any, log_weights: Any, extent: Any, level: str, exclude_self: bool) -> Any:
+        _check(points, queries, log_weights, level)
+        m, d = (points if queries is None else queries).shape
+        if laplace:
+            return points.new_empty(m), points.new_empty(m), points.new_empty(m)
+        return (points.new_empty(m), points.new_empty(m, d)) if mean else points.new_empty(m)
+
+    name, schema = f"sdkde::{reduction.value}", f"({_ARGUMENTS}) -> {_RESULTS[reduction]}"
+    # PyTorch must not record it as part of a CUDA graph by itself: depending on the arguments it reads numbers back.
+    tags = (torch.Tag.cudagraph_unsafe,)
+    torch.library.custom_op(name, compute, mutates_args=(), schema=schema, tags=tags).register_fake(shapes)
+
+
+def _check(points: Any, queries: Any, log_weights: Any, level: str) -> None:
+    """Refuse what cannot be right, as far as that shows without the numbers: also where there are none yet."""
+    if level not in INFO.levels:
+        raise ValueError(f"level is {level!r}; pass one of {INFO.levels}")
+    n, d = points.shape if points.ndim == 2 else (0, 0)
+    for name, x, shape in (("points", points, "n, d"), ("queries", queries, "m, d"), ("log_weights", log_weights, "n")):
+        if x is None:
+            continue
+        if x.dtype != torch.float64 or x.ndim != len(shape.split()) or x.device != points.device:
+            found = f"a {x.dtype} tensor of shape {tuple(x.shape)} on {x.device}"
+            raise ValueError(f"{name} is {found}; pass float64 ({shape}), all on one device")
+    if queries is not None:
+        torch._check_value(queries.shape[1] == d, lambda: f"queries has {queries.shape[1]} dimensions, but points {d}")
+    if log_weights is not None:
+        torch._check_value(log_weights.shape[0] == n, lambda: f"log_weights has {log_weights.shape[0]} numbers for {n}")
+
+
+def _reduce(
+    reduction: Reduction,
+    points: torch.Tensor,
+    queries: torch.Tensor | None,
+    log_weights: torch.Tensor | None,
+    extent: float | None,
+    level: str,
+    exclude_self: bool,
+) -> Partial:
+    (n, d), device = points.shape, str(points.device)
+    if not n or not d:
+        raise ValueError(f"points has shape {(n, d)}; pass at least one point with at least one dimension")
+    extent = _extent(points, queries) if extent is None else extent
+    if not 0.0 <= extent <= _LARGEST:
+        raise ValueError(f"extent is {extent}; pass points and queries within {_LARGEST:g} bandwidths of the origin")
+    requires = {name for name, has in (("weights", log_weights is not None), ("exclude_self", exclude_self)) if has}
+    problem = Problem(
+        reduction,
+        n if queries is None else queries.shape[0],
+        n,
+        d,
+        level=level,
+        device=device,
+        same=queries is None,
+        requires=frozenset(requires),
+        extent=extent,
+    )
+    support = INFO.supports(problem)
+    if not support.ok:
+        raise BackendUnavailable(f"backend 'triton' cannot do this: {support.reason}")
+    if log_weights is None:
+        log_weights = torch.full((n,), -math.log(n), dtype=torch.float64, device=points.device)
+    columns = Columns(c_order(points), c_order(log_weights))
+    return reduce_pass(_backend(device), INFO, problem, columns, None if queries is None else c_order(queries))[0]
+
+
+def _extent(points: torch.Tensor, queries: torch.Tensor | None) -> float:
+    """Measure the extent, that of the others where a point is NaN."""
+    rows = [x for x in (points, queries) if x is not None and x.shape[0]]
+    return float(torch.stack([radii(x).nan_to_num(0.0, math.inf).max() for x in rows]).max())
+
+
+@functools.cache
+def _backend(device: str) -> TritonBackend:
+    backend = TritonBackend()
+    found = backend.probe(device)
+    if not found.ok:
+        raise BackendUnavailable(f"backend 'triton' cannot be used: {found.reason}")
+    return backend
+
+
+for _reduction in Reduction:
+    _register(_reduction)

@@ -1,0 +1,50 @@
+"""The way out of torch.compile: what is public here runs as Python, also where a compiled function calls it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["caller_level", "untraced"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def untraced(function: Callable[P, T]) -> Callable[P, T]:
+    """Break PyTorch's graphs at the call of ``function``: nothing within is traced.
+
+    There is little to trace, and much to stumble over: of an estimate PyTorch would compile some 250 frames, which
+    takes it ten seconds, turn NumPy into tensors, warn of caches, and fail in kernels. PyTorch is not imported for
+    this: as long as its tracer is not either, nobody traces.
+    """
+    outside: Any = None
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        nonlocal outside
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if outside is None:
+            outside = sys.modules["torch"].compiler.disable(function)
+        return outside(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=function.__name__)  # of its own: by it PyTorch counts recompilations
+    return wraps(function)(call)
+
+
+def caller_level() -> int:
+    """Return the ``stacklevel`` of a warning, as from the function that asks, that is about who called this package."""
+    level = 1
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _between(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _between(frame: FrameType) -> bool:
+    """Whether a frame is this package's, or of what torch.compile puts around it."""
+    name = frame.f_globals.get("__name__") or ""
+    return name == "torch._dynamo.eval_frame" or name.partition(".")[0] == __name__.partition(".")[0]

@@ -1,0 +1,95 @@
+"""Calls from a function that PyTorch compiles: they break its graph, and nothing of sdkde is traced."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import sdkde_core
+
+RNG = np.random.default_rng(0)
+X, Y, W = torch.tensor(RNG.normal(size=(60, 3))), torch.tensor(RNG.normal(size=(20, 3))), torch.tensor(RNG.random(60))
+READY = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ready():
+    READY.update(
+        {method: sdkde_core.prepare(X, method=method, bandwidth=0.5) for method in ("kde", "sdkde", "laplace")}
+    )
+
+
+CALLS = {
+    "estimate": lambda x, y: sdkde_core.estimate(x, y),
+    "weights": lambda x, y: sdkde_core.estimate(x, y, bandwidth="scott", weights=W, method="kde"),
+    "laplace": lambda x, y: sdkde_core.estimate(x, y, bandwidth=0.5, method="laplace"),
+    "debias": lambda x, y: sdkde_core.debias(x, bandwidth=0.5),
+    "gradient": lambda x, y: sdkde_core.grad_log_density(x, y, bandwidth=0.5),
+    "prepare": lambda x, y: sdkde_core.prepare(x, bandwidth=0.5).estimate(y, log=True),
+    "prepared": lambda x, y: READY["sdkde"].estimate(y, log=True),
+    "prepared laplace": lambda x, y: READY["laplace"].estimate(y),
+    "prepared gradient": lambda x, y: READY["kde"].grad_log_density(y),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_bits_with_the_graph_broken_at_the_call(name):
+    graphs = []
+
+    def count(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    def whole(x, y):
+        return CALLS[name](x * 2.0, y * 2.0) * 2.0 + 1.0
+
+    torch.compiler.reset()
+    compiled = torch.compile(whole, backend=count)
+    assert torch.equal(compiled(X, Y), whole(X, Y))
+    assert len(graphs) == 2, "what is before the call, and what is after"
+    for y in (Y[:7], Y[:0], Y.float()):
+        assert torch.equal(compiled(X, y), whole(X, y))
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_warnings_are_about_the_caller(prepared):
+    def logs(y):
+        return READY["laplace"].estimate(y, log=True) if prepared else sdkde_core.estimate(X, y, **options)
+
+    options = {"bandwidth": 0.5, "method": "laplace", "log": True}
+    torch.compiler.reset()
+    for call in (logs, torch.compile(logs, backend="eager")):
+        with pytest.warns(RuntimeWarning, match="negative") as record:
+            call(Y)
+        assert [r.filename for r in record] == [__file__]
+
+
+def test_what_says_what_would_be_done():
+    def said(x):
+        return x + len(sdkde_core.explain(x, Y).to_dict()) + len(sdkde_core.backends())
+
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(said, backend="eager")(X), said(X))
+
+
+def test_errors_are_those_of_the_call():
+    torch.compiler.reset()
+    with pytest.raises(ValueError, match="query has 2 dimensions"):
+        torch.compile(sdkde_core.estimate, backend="eager")(X, Y[:, :2])
+
+
+def test_nothing_is_imported_for_it():
+    code = """
+import sys, numpy, sdkde_core
+x = numpy.arange(9.0)
+sdkde_core.estimate(x)
+assert "torch" not in sys.modules
+import torch
+sdkde_core.estimate(torch.tensor(x))
+assert "torch._dynamo" not in sys.modules
+print(torch.compile(lambda x: sdkde_core.estimate(x).sum(), backend="eager")(torch.tensor(x)).item())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == pytest.approx(sdkde_core.estimate(np.arange(9.0)).sum())
