@@ -235,6 +235,7 @@ def test_the_documentations_example_runs(device, capsys):
 # --- on the device only -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @each_reduction
 @pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=needs_gpu)])
 def test_with_an_extent_they_only_enqueue_work(reduction, device):
