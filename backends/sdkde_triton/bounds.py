@@ -41,7 +41,7 @@ MOST_SPAN = 2000.0
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
-#: Extents (bandwidths) up to which packed operands keep a level: twice below where an H200 began to miss it. MEAN ends
+#: Extents (bandwidths) up to which packed operands keep a level, with room to where an H200 began to miss it. MEAN ends
 #: earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small. Rows that are shifted
 #: by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by its product
 #: with their distance.
