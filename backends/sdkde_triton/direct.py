@@ -83,7 +83,7 @@ def direct_kernel(
             e = d0 * d0
             if D == 2:
                 d1 = _differences(rows + m, columns + column_padded, i, inside, j, low_rows, low_columns, DOUBLED)
-                e += d1 * d1
+                e = tl.fma(d1, d1, e)  # left to the compiler, registers of one tile are fused differently
         else:
             # Sixteen squares at a time: one sum of a thousand would lose more digits.
             e = tl.zeros((BLOCK_N, BLOCK_M), real)
