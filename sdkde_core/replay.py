@@ -200,9 +200,10 @@ def _record(
     torch.cuda.current_stream().wait_stream(side)
     graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     largest = torch.empty((), dtype=torch.float64, pin_memory=True)
-    with torch.cuda.graph(graphs[0]):
+    # Other threads may go on meanwhile, with whatever they do on their streams.
+    with torch.cuda.graph(graphs[0], capture_error_mode="thread_local"):
         measured = measure(again, bandwidth)
         largest.copy_(measured.largest, non_blocking=True)
-    with torch.cuda.graph(graphs[1], pool=graphs[0].pool()):
+    with torch.cuda.graph(graphs[1], pool=graphs[0].pool(), capture_error_mode="thread_local"):
         result = second(measured)
     return _Recording(train, query, largest, plan.extent, *graphs, result, torch.cuda.Event())

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -229,3 +230,20 @@ def test_triton_answers_on_another_stream(recordings):
             got = sdkde_core.estimate(_cuda(X).float(), _cuda(Y).float(), **options)
     stream.synchronize()
     assert torch.equal(got, want)
+
+
+def test_threads_that_record_do_not_disturb_the_others(recordings):
+    pytest.importorskip("triton")
+    points = [_cuda(X)[: 100 + 7 * i].float() for i in range(6)]
+    options = {"bandwidth": 0.5, "backend": "triton"}
+    want = [sdkde_core.estimate(x, **options) for x in points]
+
+    def work(i):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            answers = [sdkde_core.estimate(points[i], **options) for _ in range(12)]
+            return all(torch.equal(got, want[i]) for got in answers)
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(len(points)) as pool:
+        assert list(pool.map(work, range(len(points)))) == [True] * len(points)
+    assert len(recordings) == len(points)
