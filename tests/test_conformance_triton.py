@@ -49,11 +49,11 @@ def _duplicates(d, extent):
     return Case("duplicates", points, points[::7].copy(), np.full(len(points), -math.log(len(points))))
 
 
-def _check(case, device):
+def _check(case, device, reductions=tuple(Reduction), rows=(False, True)):
     record = registry.find("triton")
     backend = record.info.load()
-    for reduction in Reduction:
-        for same in (False, True):
+    for reduction in reductions:
+        for same in rows:
             problem = case.problem(reduction, "fast", same=same, device=device)
             points, log_weights, queries = (
                 torch.tensor(x, device=device) for x in (case.points, case.log_weights, case.queries)
@@ -77,6 +77,25 @@ def test_interpreted_duplicates_keep_their_weight(d, extent):
 @pytest.mark.parametrize("extent", [13.0, 18.0, 25.0, 36.0])
 def test_interpreted_formulas_hold_between_the_suites_extents(d, extent):
     _check(problems.make("mixture", 200, 50, d, extent), "cpu")
+
+
+def _pixels(d, spacing, extent):
+    """Black and white images: what two pieces leave out of the spacing counts once for every pixel that differs."""
+    rng = np.random.default_rng(d)
+    images = (rng.random(d) < 0.5) ^ (rng.random((60, d)) < 0.3)
+    log_weights = rng.uniform(-900.0, 0.0, len(images))
+    log_weights -= np.log(np.exp(log_weights).sum())
+    points = spacing * (images - images[0].astype(float))
+    queries = points[:20] + spacing * (rng.random((20, d)) < 0.1)
+    queries[0] *= extent / np.sqrt((queries[0] ** 2).sum())
+    return Case("pixels", points, queries, log_weights)
+
+
+@interpreted
+@pytest.mark.parametrize("share", [0.2, 0.32])  # of the first piece's grid that the second must hold
+def test_interpreted_lattices(share):
+    spacing = (22 + share) * 2.0**-4 / math.sqrt(math.log2(math.e))
+    _check(_pixels(784, spacing, 90.0), "cpu", (Reduction.LOG_SUM, Reduction.LAPLACE), (False,))
 
 
 @interpreted
@@ -165,8 +184,10 @@ class TestTriton(BackendConformance):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("d", [2, 8, 15, 16, 17, 32, 48, 64, 128])
+@pytest.mark.parametrize("d", [2, 8, 15, 16, 17, 32, 48, 64, 128, 384, 784])
 @pytest.mark.parametrize("extent", [6.0, 10.0, 13.0, 17.0, 20.0, 30.0, 60.0])
 def test_duplicates_and_mixtures_between_the_suites_extents(d, extent):
     _check(_duplicates(d, extent), "cuda:0")
+    if d >= 64:
+        _check(_pixels(d, 30.0 / math.sqrt(d), extent), "cuda:0", (Reduction.LOG_SUM, Reduction.LAPLACE), (False,))
     _check(problems.make("mixture", 600, 100, d, extent), "cuda:0")

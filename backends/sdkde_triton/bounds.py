@@ -175,10 +175,16 @@ def form(problem: Problem, extent: float, step: float) -> int:
     δ at most, as columns five bandwidths away would have to number 10⁵ to weigh as much.
 
     PAIRED leaves out c₃, up to g² in an exponent, log2 units, and is taken up to g = 2⁻⁸, as measured.
+
+    Two pieces leave 2⁻¹³ g of a coordinate out. On a lattice (counts, pixels) equal coordinates are off by the same
+    amount, so vectors by up to 2⁻¹³ g √d, and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² for every
+    r while 2⁻¹³ g √d is below 3e-5.
     """
     if problem.level == "high" or shifts_rows(problem):
         return FULL
     if problem.reduction is Reduction.MEAN and 2.0**-13 * step * math.sqrt(2.0 * problem.d / 3.0) > 2e-5:
+        return FULL
+    if problem.reduction is not Reduction.MEAN and 2.0**-13 * step * math.sqrt(problem.d) > 3e-5:
         return FULL
     if problem.d > MOST_FUSED:
         return LONG
