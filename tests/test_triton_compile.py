@@ -64,7 +64,7 @@ def _check(kernel, name, columns, constants, capability, tmp_path, types):
     bound = space.shared_bytes(name, config, columns, pieces, capability)
     assert compiled.metadata.shared <= bound, f"{config} takes {compiled.metadata.shared} bytes of shared memory"
     assert compiled.metadata.shared <= space.SHARED[capability]
-    return usage
+    return compiled
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,10 @@ def test_weighted_sum(width, pieces, exact, capability, tmp_path):
 
     flags = {"D": width, "PIECES": pieces, "EXACT": exact}
     types = _types(weighted_sum_kernel, None) | {"out": "*fp64"}
-    _check(weighted_sum_kernel, "triton.weighted_sum", width, flags, capability, tmp_path, types)
+    compiled = _check(weighted_sum_kernel, "triton.weighted_sum", width, flags, capability, tmp_path, types)
+    # The compiler must not take what is added to a product for the start of its sum: see sdkde_triton.kernels.alone.
+    from_zero = re.findall(r"tt\.dot .*%cst.*maxNumImpreciseAcc = 1", compiled.asm["ttir"])
+    assert len(from_zero) == (2 if exact else 1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .kernels import FLOOR, FULL, accumulated, compensated, leave_out, sized, three_halves, two_halves, wide
+from .kernels import FLOOR, FULL, accumulated, alone, compensated, leave_out, sized, three_halves, two_halves, wide
 from .space import COLUMN_PADDING
 
 #: Columns of stored φ are a multiple of this.
@@ -175,16 +175,18 @@ def weighted_sum_kernel(
         b_lo = tl.load(by + size, mask=exists, other=0.0)
         rest = tl.dot(p_lo, b_lo, rest)
         if PIECES == 3:
-            rest = tl.dot(p_hi, tl.load(by + 2 * size, mask=exists, other=0.0), rest)
+            rest = tl.dot(p_hi + p_lo, tl.load(by + 2 * size, mask=exists, other=0.0), rest)
         if EXACT:
-            rest = tl.dot(tl.load(at + 2 * low), b_hi, rest)
+            p_rest = tl.load(at + 2 * low)
+            rest = tl.dot(p_rest, b_lo, rest)
+            rest = tl.dot(p_rest, b_hi, rest)
             rest = tl.dot(p_hi, b_lo, rest)
-            rest = tl.dot(p_lo, b_hi, rest)
-            mean, rest = compensated(mean, rest, tl.dot(p_hi, b_hi))
+            rest += alone(p_lo, b_hi)
+            mean, rest = compensated(mean, rest, alone(p_hi, b_hi))
         else:
             rest = tl.dot(p_lo, b_hi, rest)
             rest = tl.dot(p_hi, b_lo, rest)
-            mean += tl.dot(p_hi, b_hi)
+            mean += alone(p_hi, b_hi)
     mean += rest
     to = out + wide(m) + wide(top_row) * D + (row * D + c[None, :])
     both = inside[:, None] & exists

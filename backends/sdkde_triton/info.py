@@ -65,7 +65,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         exponent = pieces * width + 16 * ((not merges(d)) + (corrections >= LONG))
         first = (3 * width + 16) if two_passes else 0
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
-        products = 6 if problem.level == "high" else 5 if corrections == FULL else 3
+        exact = 7 if stores(problem, corrections) else 6
+        products = exact if problem.level == "high" else 5 if corrections == FULL else 3
         second = products * (width * mean + 16 * -(-problem.n_values // 16))
         scalar = 6.0 if mean else 4.0
         stored = 4.0 * pairs if stores(problem, corrections) else 0.0  # φ, which the cache of a large card holds

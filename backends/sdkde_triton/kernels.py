@@ -193,6 +193,16 @@ def _load_rows(
 
 
 @triton.jit
+def alone(a, b):
+    """a b, summed from 0.
+
+    What is added to it afterwards the compiler would otherwise take for the start of the sum, and truncate every step
+    next to it. It leaves products alone that ask for another precision of sums, which means something for FP8 only.
+    """
+    return tl.dot(a, b, max_num_imprecise_acc=1)
+
+
+@triton.jit
 def _exponents(
     a_hi,
     a_lo,
@@ -223,7 +233,7 @@ def _exponents(
     b_rest = b_lo
     if PIECES == 3:
         b_rest = tl.load(columns + size * (2 * D) + column * D + k)
-    e = tl.dot(a_hi, tl.trans(b_hi))
+    e = alone(a_hi, tl.trans(b_hi))
     if not MERGE:
         e = tl.dot(a_c, tl.trans(b_c), e)
     if FORM >= LONG:
@@ -415,7 +425,7 @@ def mean_kernel(
                 mean_rest = tl.dot(p_lo, b_lo, mean_rest)
                 mean_rest = tl.dot(p_hi, b_lo, mean_rest)
                 mean_rest = tl.dot(p_lo, b_hi, mean_rest)
-                mean, mean_rest = compensated(mean, mean_rest, tl.dot(p_hi, b_hi))
+                mean, mean_rest = compensated(mean, mean_rest, alone(p_hi, b_hi))
             else:
                 if not SUMMED:
                     total += tl.sum(p, 1)
