@@ -26,6 +26,7 @@ __all__ = [
     "GPU",
     "GPUS",
     "Processor",
+    "card_name",
     "cpu",
     "cpu_cache_file",
     "cpu_threads",
@@ -223,6 +224,12 @@ def gpu(name: str) -> GPU | None:
         return None
     joined = re.sub(r"[^a-z0-9]+", "", name.lower())
     return next((card for card in GPUS if words & set(card.aliases) or joined in card.aliases), None)
+
+
+def card_name(name: str) -> str:
+    """Return the name under which a card is known here: its own in :data:`GPUS`, else the driver's without the vendor."""
+    card = gpu(name)
+    return card.name if card else name.removeprefix("NVIDIA ").strip()
 
 
 def cpu_threads() -> int:

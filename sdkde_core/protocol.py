@@ -46,7 +46,7 @@ __all__ = [
 
 #: (major, minor). A plugin of another major is refused; a new minor only adds names to FEATURES or fields with
 #: defaults.
-PROTOCOL = (1, 1)
+PROTOCOL = (1, 2)
 
 #: Precision levels, least precise first.
 LEVELS = ("fast", "high", "float64")
@@ -323,6 +323,8 @@ class BackendInfo:
         Without weights, LOG_SUM, LAPLACE, and MEAN of the points themselves only enqueue work on the current CUDA
         stream, once they have run: nothing is read back. The core may then record repeated calls as a CUDA graph.
         (Since 1.1.)
+    tuning : str
+        ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing. (Since 1.2.)
     supports : callable
         ``supports(problem) -> Support``: called when device, level and features fit.
     extent_limit : callable
@@ -348,6 +350,7 @@ class BackendInfo:
     extent_limit: Callable[[Problem], float] = _no_limit
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
     capturable: bool = False
+    tuning: str = ""
 
     def missing_modules(self) -> tuple[str, ...]:
         """Return the required modules that cannot be found, without importing any."""

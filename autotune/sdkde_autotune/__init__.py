@@ -1,0 +1,1 @@
+"""The autotuner: searches launch configurations, remembers them in SQLite, and answers backends from there."""
