@@ -227,7 +227,7 @@ def gpu(name: str) -> GPU | None:
 
 
 def card_name(name: str) -> str:
-    """Return the name under which a card is known here: its own in :data:`GPUS`, else the driver's without the vendor."""
+    """Return the name under which a card is known: that in :data:`GPUS`, else the driver's without the vendor."""
     card = gpu(name)
     return card.name if card else name.removeprefix("NVIDIA ").strip()
 

@@ -52,7 +52,7 @@ class Query:
 
 
 class Tuned(NamedTuple):
-    """A launch configuration, and the rung of the look-up ladder that it was found on (``"exact"`` … ``"predicted"``)."""
+    """A launch configuration, and the rung of the ladder that it was found on (``"exact"`` … ``"predicted"``)."""
 
     config: Config
     rung: str

@@ -77,6 +77,17 @@ def test_backends_import_the_core_and_not_each_other():
         assert info <= {"sdkde_core", package.name, *sys.stdlib_module_names}, f"{package.name}: info must be light"
 
 
+def test_the_tuner_imports_the_core_and_no_backend():
+    """And what `estimate` loads of it needs the standard library only, without the extra."""
+    library = {"optuna", "sqlite_utils", "click", "click_default_group", "filelock", "tqdm", "matplotlib", "numpy"}
+    light = {"__init__.py", "key.py", "lookup.py", "provenance.py"}
+    only = {"sqlite_utils": {"schema.py", "store.py"}, "optuna": {"search.py"}}
+    for path in sorted((ROOT / "autotune" / "sdkde_autotune").glob("*.py")):
+        found = {name.partition(".")[0] for name in _imports(path)} - {"sdkde_core", *sys.stdlib_module_names}
+        assert found <= (set() if path.name in light else library), path
+        assert all(path.name in where for name, where in only.items() if name in found), path
+
+
 def test_the_core_names_no_backend():
     names = [p.name for p in (ROOT / "backends").iterdir() if p.is_dir()]
     for path in (ROOT / "sdkde_core").rglob("*.py"):
@@ -98,7 +109,8 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {n.partition("/")[0] for n in archive.namelist()}
-        assert {n for n in names if not n.endswith(".dist-info")} == {"sdkde_core", "sdkde_numpy", "sdkde_triton"}
+        ours = {"sdkde_core", "sdkde_numpy", "sdkde_triton", "sdkde_autotune"}
+        assert {n for n in names if not n.endswith(".dist-info")} == ours
         assert {"sdkde_core/py.typed", "sdkde_numpy/py.typed"} <= set(archive.namelist())
         archive.extractall(tmp_path / "site")
     code = """

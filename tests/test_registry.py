@@ -3,6 +3,7 @@
 import sys
 import textwrap
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import sdkde_core
 from sdkde_core import reference, registry, select, tuning
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+from sdkde_core.testing import problems
 
 
 @pytest.fixture
@@ -18,13 +20,13 @@ def install(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = []
 
-    def install(distribution, entry, source, module=None, group="sdkde.backends"):
+    def install(distribution, entry, source, module=None):
         module = module or f"plugin_{distribution.replace('-', '_')}"
         (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
         info = tmp_path / f"{distribution}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{group}]\n{entry} = {module}:INFO\n")
+        (info / "entry_points.txt").write_text(f"[sdkde.backends]\n{entry} = {module}:INFO\n")
         modules.append(module)
         registry.refresh()
         tuning._lookup.cache_clear()
@@ -118,7 +120,7 @@ def test_a_broken_plugin_is_listed_with_its_cause(install, source, cause):
 
 def test_another_protocol_major_is_refused_with_both_versions(install):
     install("future", "future", good("future", "future", protocol=(99, 2)))
-    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 99\.2, this sdkde 1\.1; update sdkde"):
+    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 99\.2, this sdkde 1\.2; update sdkde"):
         sdkde_core.estimate(X, backend="future")
     install("past", "past", good("past", "past", protocol=(0, 7)))
     assert "update the plugin" in registry.find("past").reason
@@ -292,22 +294,56 @@ def test_devices_in_question():
     assert select._devices(info, "cpu", "cpu") == []
 
 
-def test_tuning_is_silent_while_nothing_is_installed():
-    assert tuning.tuned("kernel", Problem(Reduction.MEAN, 10, 10, 2)) is None
+QUERY = tuning.Query("triton", "mean", 1, 16, "H200 SXM", "sm_90")
 
 
-def test_tuning_asks_the_entry_point(install, monkeypatch, caplog):
-    source = """
-        def INFO(kernel, problem):
-            if kernel == "bad":
-                raise OSError("database is locked")
-            return ({"BLOCK_M": 64}, "exact") if kernel == "score" else None
-    """
-    install("tuner", "sqlite", source, group="sdkde.tuning")
+def _tuners(monkeypatch, *points):
+    """Only these entry points answer, not the package's own."""
+    monkeypatch.setattr(tuning.importlib.metadata, "entry_points", lambda group: points)
+    tuning._lookup.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _ask_again():
+    yield
+    tuning._lookup.cache_clear()
+
+
+def test_tuning_is_silent_while_nothing_is_installed(monkeypatch, caplog):
+    _tuners(monkeypatch)
+    assert tuning.tuned(QUERY, Problem(Reduction.MEAN, 10, 10, 2)) is None
+    assert not caplog.text
+
+
+def test_tuning_asks_the_entry_point(monkeypatch, caplog):
+    def lookup(query, problem, accept):
+        if query.kernel == "bad":
+            raise OSError("database is locked")
+        return next(((c, "exact") for c in ({"BLOCK_M": 64}, {"BLOCK_M": 32}) if accept(c)), None)
+
+    point = SimpleNamespace(name="sqlite", value="tuner:lookup", load=lambda: lookup)
+    _tuners(monkeypatch, point)
+    monkeypatch.setattr(tuning, "_rejected", set())
     problem = Problem(Reduction.MEAN, 10, 10, 2)
-    assert tuning.tuned("score", problem) == ({"BLOCK_M": 64}, "exact")
-    assert tuning.tuned("other", problem) is None
-    assert tuning.tuned("bad", problem) is None
+    found = tuning.tuned(QUERY, problem)
+    assert found == ({"BLOCK_M": 64}, "exact")
+    assert tuning.tuned(QUERY, problem, lambda config: config["BLOCK_M"] < 64) == ({"BLOCK_M": 32}, "exact")
+    assert tuning.tuned(QUERY, problem, lambda config: False) is None
+    assert tuning.tuned(replace(QUERY, kernel="bad"), problem) is None
     assert "database is locked" in caplog.text
+    for _ in range(2):
+        tuning.reject(QUERY, found, RuntimeError("out of resource: shared memory\nmore"))
+    assert caplog.text.count("sdkde-autotune verify") == 1
+    assert tuning.tuned(QUERY, problem) == ({"BLOCK_M": 32}, "exact")
+    assert tuning.tuned(replace(QUERY, dimension=32), problem) == ({"BLOCK_M": 64}, "exact")
+    with tuning.using({"mean": {"BLOCK_M": 1}}):
+        assert tuning.tuned(QUERY, problem) == ({"BLOCK_M": 1}, "forced")
+        assert tuning.tuned(replace(QUERY, kernel="other"), problem).rung == "exact"
     monkeypatch.setenv("SDKDE_TUNING", "off")
-    assert tuning.tuned("score", problem) is None
+    assert tuning.tuned(QUERY, problem) is None
+
+
+def test_what_can_be_tuned_is_found_by_name():
+    assert tuning.space_of(BackendInfo("x", (1, 0), "x:y", ("cpu",), ("high",))) is None
+    info = BackendInfo("x", (1, 2), "x:y", ("cpu",), ("high",), tuning="sdkde_core.testing.problems:CASES")
+    assert tuning.space_of(info) is problems.CASES

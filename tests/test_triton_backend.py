@@ -2,17 +2,22 @@
 
 import logging
 import math
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from sdkde_triton import bounds, compiled, space
+from sdkde_triton import bounds, compiled, launch, space, tunables
+from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import MOST_COLUMNS, PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
+from sdkde_triton.space import Config
 
-from sdkde_core.protocol import Problem, Reduction, Work
+from sdkde_core import tuning
+from sdkde_core.protocol import Columns, Problem, Reduction, Work
+from sdkde_core.tuning import Query, Tuned
 
 
 def problem(reduction="log_sum", m=1000, n=2000, d=16, level="fast", **more):
@@ -136,11 +141,9 @@ def test_a_pass_of_the_usual_size_is_one_slab():
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 103, 120])
 @pytest.mark.parametrize("columns", [16, 32, 64, 128, 832])
 @pytest.mark.parametrize("pieces", [2, 3])
-@pytest.mark.parametrize(
-    "kernel", ["triton.mean", "triton.log_sum", "triton.blocked", "triton.stored", "triton.weighted_sum"]
-)
+@pytest.mark.parametrize("kernel", ["mean", "log_sum", "blocked", "stored", "weighted_sum"])
 def test_defaults_fit_every_architecture(kernel, pieces, columns, capability):
-    if kernel in ("triton.mean", "triton.log_sum") and columns * pieces > 256:
+    if kernel in ("mean", "log_sum") and columns * pieces > 256:
         pytest.skip("comes in blocks")
     for merged in (False, True) if columns == 16 else (False,):
         config = space.default(kernel, columns, capability, merged, pieces)
@@ -152,20 +155,97 @@ def test_defaults_fit_every_architecture(kernel, pieces, columns, capability):
     "config", [{"block_m": 64}, {"block_m": 60, "block_n": 64, "num_warps": 4, "num_stages": 2}, {"colour": 1}]
 )
 def test_a_tuned_configuration_that_is_none_is_ignored(config, monkeypatch, caplog):
-    monkeypatch.setattr(compiled, "tuned", lambda kernel, problem: SimpleNamespace(config=config))
+    monkeypatch.setattr(
+        compiled, "tuned", lambda query, problem, accept: Tuned(config, "exact") if accept(config) else None
+    )
     processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
     with caplog.at_level(logging.WARNING, logger="sdkde"):
-        assert compiled.configuration("triton.mean", problem("mean"), 16, processor) == space.default(
-            "triton.mean", 16, 90
-        )
+        assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
     assert "ignored" in caplog.text
 
 
 def test_a_tuned_configuration_is_used(monkeypatch):
     config = {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 2}
-    monkeypatch.setattr(compiled, "tuned", lambda kernel, problem: SimpleNamespace(config=config))
+    asked = []
+
+    def known(query, problem, accept):
+        asked.append(query)
+        return Tuned(config, "exact") if accept(config) else None
+
+    monkeypatch.setattr(compiled, "tuned", known)
+    processor = Processor(132, 90, 1 << 16, 227 << 10, 2048, "H200 SXM")
+    assert compiled.configuration("mean", problem("mean"), 16, processor).to_dict() == config
+    assert compiled.configuration("mean", problem("mean"), 128, processor, 3).to_dict() != config  # does not fit
+    first, second = asked
+    assert first == Query("triton", "mean", tunables.CONFIG_VERSION, 16, "H200 SXM", "sm_90")
+    assert second.kernel == "mean_full"
+
+
+def test_a_configuration_that_does_not_launch_is_skipped(monkeypatch, caplog):
+    from triton.runtime.errors import OutOfResources
+
+    config = {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 2}
+    monkeypatch.setattr(
+        tuning, "_lookup", lambda: lambda query, problem, accept: (config, "sizes") if accept(config) else None
+    )
+    monkeypatch.setattr(tuning, "_rejected", set())
+    monkeypatch.setattr(compiled, "INTERPRETED", False)
+    monkeypatch.setattr(compiled, "_compiled", {})
     processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
-    assert compiled.configuration("triton.mean", problem("mean"), 16, processor).to_dict() == config
+    found = compiled.configuration("mean", problem("mean"), 16, processor)
+    assert found.to_dict() == config
+
+    class Kernel(NamedTuple):
+        arg_names: tuple[str, ...] = ("out",)
+
+        def warmup(self, *arguments, **options):
+            raise OutOfResources(300000, 232448, "shared memory")
+
+    for _ in range(2):
+        with pytest.raises(compiled.LaunchFailed), caplog.at_level(logging.WARNING, logger="sdkde"):
+            compiled.launch(Kernel(), (1, 1), (torch.zeros(4),), (), found)
+    assert caplog.text.count("sdkde-autotune verify") == 1
+    assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
+    with pytest.raises(OutOfResources):  # nobody's choice but the default
+        compiled.launch(Kernel(), (1, 1), (torch.zeros(4),), (), space.default("mean", 16, 90))
+
+
+def test_what_is_tried_is_launched_or_refused():
+    config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
+    processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
+    with tuning.using({"mean": config}):
+        assert compiled.configuration("mean", problem("mean"), 16, processor).to_dict() == config
+    with (
+        tuning.using({"mean": config | {"block_m": 256, "block_n": 256}}),
+        pytest.raises(ValueError, match="cannot be"),
+    ):
+        compiled.configuration("mean", problem("mean"), 128, processor)
+    assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
+
+
+@pytest.mark.parametrize("d", [1, 2, 8, 16, 64, 128, 384])
+@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("reduction", list(Reduction))
+@pytest.mark.parametrize("same", [False, True])
+def test_what_can_be_tuned_is_what_runs(reduction, level, d, same, monkeypatch):
+    """The names, dimensions and configurations that the tuner sees are those that a reduction asks for."""
+    asked, real = {}, compiled.configuration
+
+    def note(kernel, problem, columns, processor, pieces=2):
+        query = compiled._query(kernel, columns, problem.d, pieces, processor)
+        asked[query.kernel] = query.dimension, real(kernel, problem, columns, processor, pieces).to_dict()
+        return Config(**asked[query.kernel][1])
+
+    monkeypatch.setattr(launch, "configuration", note)
+    for name in ("launch", "copy"):  # kernels need a GPU, or an interpreter
+        monkeypatch.setattr(launch, name, lambda *arguments: None)
+    monkeypatch.setattr(launch, "reduce", lambda *arguments: (torch.zeros(1), 1))
+    given = problem(reduction, m=30, n=30, d=d, level=level, same=same, extent=6.0)
+    x = torch.randn(30, d, dtype=torch.float64) * (3.0 / d**0.5)
+    backend, log_weights = TritonBackend(), torch.full((30,), -math.log(30.0), dtype=torch.float64)
+    backend.reduce(given, None if same else x, backend.prepare(given, Columns(x, log_weights)))
+    space = tunables.SPACE
+    assert asked == {k: (space.dimension(k, given), space.default(k, given, "sm_90")) for k in space.kernels(given)}
 
 
 @pytest.mark.parametrize("d", [1, 2, 8, 16, 100, 784])

@@ -153,6 +153,8 @@ def _in_slabs(problem: Problem, points: torch.Tensor, state: _State, own_offset:
         try:
             found.append(compute(problem, points[start : start + rows], state, own))
             start += rows
+        except launch.LaunchFailed:
+            continue  # with the next best configuration
         except torch.cuda.OutOfMemoryError as error:
             if rows <= FEWEST_ROWS:
                 raise DeviceOutOfMemory(str(error)) from error

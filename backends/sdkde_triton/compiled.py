@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from triton.errors import TritonError
 from triton.runtime.interpreter import InterpretedFunction
 
 from sdkde_core.protocol import Problem
-from sdkde_core.tuning import tuned
+from sdkde_core.tuning import Query, Tuned, reject, tuned
 
 from . import kernels
 from .bounds import merges
 from .grid import Processor, most_parts, resident, slab_rows, splits
 from .space import Config, default, fits
+from .tunables import CONFIG_VERSION, dimension
 
-__all__ = ["INTERPRETED", "configuration", "copy", "launch", "reduce"]
+__all__ = ["INTERPRETED", "LaunchFailed", "configuration", "copy", "launch", "reduce"]
 
 #: Compilation of the kernels that only copy.
 PLAIN = Config(1, 1, 4, 1)
@@ -46,8 +50,12 @@ def _compile(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
     found = _compiled.get(key)
     if found is None:
         named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
-        found = _compiled[key] = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
-        found._init_handles()  # loads it, which tells its registers
+        try:
+            found = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
+            found._init_handles()  # loads it, which tells its registers
+        except TritonError as error:
+            raise _tuned_only(error, config) or error from error
+        _compiled[key] = found
     return found
 
 
@@ -75,16 +83,52 @@ def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[An
 
 def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
     """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
-    found = tuned(kernel, problem)
-    if found is not None:
+    query = _query(kernel, columns, problem.d, pieces, processor)
+
+    def accept(values: Mapping[str, Any]) -> bool:
         try:
-            config = Config.of(found.config)
+            return fits(kernel, Config.of(values), columns, processor.capability, pieces)
         except (TypeError, ValueError) as error:
             _logger.warning("tuned configuration of %s ignored: %s", kernel, error)
-        else:
-            if fits(kernel, config, columns, processor.capability, pieces):
-                return config
+            return False
+
+    found = tuned(query, problem, accept)
+    if found is not None:
+        if found.rung == "forced" and not accept(found.config):
+            raise ValueError(f"{kernel} cannot be launched with {dict(found.config)} on sm_{processor.capability}")
+        config = Config.of(found.config)
+        _in_use.tuned = [*_in_use.tuned[-7:], (query, found, config)]
+        return config
     return default(kernel, columns, processor.capability, merges(problem.d), pieces)
+
+
+class _InUse(threading.local):
+    """What this thread has been told to launch of late, newest last."""
+
+    tuned: list[tuple[Query, Tuned, Config]] = []  # noqa: RUF012, replaced, never changed
+
+
+_in_use = _InUse()
+
+
+@functools.lru_cache(maxsize=4096)
+def _query(kernel: str, columns: int, d: int, pieces: int, processor: Processor) -> Query:
+    name = kernel + ("_full" if pieces == 3 else "")
+    architecture = f"sm_{processor.capability}"
+    return Query("triton", name, CONFIG_VERSION, dimension(kernel, columns, d), processor.name, architecture)
+
+
+class LaunchFailed(RuntimeError):
+    """A kernel did not compile or could not be launched as tuned; that configuration is not used again."""
+
+
+def _tuned_only(error: Exception, config: Config) -> LaunchFailed | None:
+    """What to raise instead of an error if the configuration was a tuned one: the caller then tries another."""
+    for query, found, used in reversed(_in_use.tuned):
+        if used == config and found.rung != "forced":
+            reject(query, found, error)
+            return LaunchFailed(str(error))
+    return None
 
 
 def reduce(

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from sdkde_core.hardware import card_name
+
 from .space import Config
 
 __all__ = ["MOST_COLUMNS", "Processor", "most_parts", "resident", "slab_rows", "splits"]
@@ -31,6 +33,8 @@ class Processor:
         Ten times the compute capability.
     registers, shared, threads : int
         Of one multiprocessor: 32-bit registers, bytes of shared memory, threads.
+    name : str
+        As :func:`sdkde_core.hardware.card_name` has it.
     """
 
     multiprocessors: int
@@ -38,6 +42,7 @@ class Processor:
     registers: int
     shared: int
     threads: int
+    name: str = "CPU"
 
     @staticmethod
     @functools.cache
@@ -52,6 +57,7 @@ class Processor:
             found.regs_per_multiprocessor,
             found.shared_memory_per_multiprocessor,
             found.max_threads_per_multi_processor,
+            card_name(found.name),
         )
 
 

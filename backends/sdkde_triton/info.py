@@ -97,7 +97,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="triton",
-    protocol=(1, 1),
+    protocol=(1, 2),
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     levels=("fast", "high"),
@@ -111,4 +111,5 @@ INFO = BackendInfo(
     extent_limit=extent_limit,
     work=_work,
     capturable=True,
+    tuning="sdkde_triton.tunables:SPACE",
 )

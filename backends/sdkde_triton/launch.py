@@ -12,13 +12,14 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
 from .bounds import in_blocks, merges, packed_dimensions
-from .compiled import INTERPRETED, configuration, copy, launch, reduce
+from .compiled import INTERPRETED, LaunchFailed, configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor
 from .space import COLUMN_PADDING, block_k, tiles_per_sum
 
 __all__ = [
     "INTERPRETED",
+    "LaunchFailed",
     "Operand",
     "Packed",
     "Weights",
@@ -172,7 +173,7 @@ def log_sum(
     laplace, exclude = problem.reduction is Reduction.LAPLACE, own is not None
     per_row, processor = 3 if laplace else 2, Processor.of(rows.buffer.device)
     before, sizes = (rows.buffer, columns.buffer, weights.log), (rows.padded, columns.padded, m, n)
-    name = "triton.blocked" if in_blocks(problem.d, form) else "triton.log_sum"
+    name = "blocked" if in_blocks(problem.d, form) else "log_sum"
     config = configuration(name, problem, width, processor, rows.pieces)
     kernel: Any = kernels.log_sum_kernel
     after: tuple[Any, ...] = (*sizes, problem.d, own or 0)
@@ -212,7 +213,7 @@ def mean(
         (out,) = weighted_sums(problem, rows, columns, [operand], form, own)
         return _finish_mean(problem, out, rows, weights, log_sums, 1)
     processor = Processor.of(rows.buffer.device)
-    config = configuration("triton.mean", problem, width, processor, rows.pieces)
+    config = configuration("mean", problem, width, processor, rows.pieces)
     before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d, own or 0)
     summed = problem.d < width
     tiles = tiles_per_sum(width, form, merges(problem.d), processor.capability) if config.block_n <= 128 else 1
@@ -230,8 +231,8 @@ def weighted_sums(
     """Return Σ φ (m,) and Σ φ b (m, width) for every operand b, in one float64 array each."""
     m, d, device = rows.count, packed_dimensions(problem.d), rows.buffer.device
     processor, exact = Processor.of(device), problem.level == "high"
-    config = configuration("triton.stored", problem, d, processor, rows.pieces)
-    shapes = [configuration("triton.weighted_sum", problem, b.width, processor, b.pieces) for b in operands]
+    config = configuration("stored", problem, d, processor, rows.pieces)
+    shapes = [configuration("weighted_sum", problem, b.width, processor, b.pieces) for b in operands]
     chunk = min(STORED_COLUMNS, columns.padded)
     phi = torch.empty((3 if exact else 2) * m * chunk, dtype=torch.float16, device=device)
     totals = torch.empty(m * (chunk // config.block_n), dtype=torch.float64, device=device)
@@ -319,7 +320,7 @@ def direct(
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
     exclude = own is not None
     anchored = mean and problem.same and not weights.vary and not exclude and arithmetic != "float64"
-    name = "triton.direct_mean" if anchored else "triton.direct"
+    name = "direct_mean" if anchored else "direct"
     config = configuration(name, problem, d, Processor.of(rows.device))
     before, after = (rows, columns, weights.log), (m, n, d, own or 0, columns.shape[1])
     flags = (min(d, 3), arithmetic == "doubled", laplace, mean, weights.vary, exclude, anchored)

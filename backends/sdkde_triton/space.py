@@ -15,22 +15,23 @@ __all__ = [
     "default",
     "fits",
     "shared_bytes",
+    "shared_limit",
     "tiles_per_sum",
 ]
 
-#: The kernels with launch parameters, as the tuning hook knows them.
+#: The kernels with launch parameters.
 KERNELS = (
-    "triton.log_sum",
-    "triton.mean",
-    "triton.blocked",
-    "triton.stored",
-    "triton.weighted_sum",
-    "triton.direct",
-    "triton.direct_mean",
+    "log_sum",
+    "mean",
+    "blocked",
+    "stored",
+    "weighted_sum",
+    "direct",
+    "direct_mean",
 )
 
 #: Those of :mod:`sdkde_triton.blocked`.
-BLOCKED = ("triton.blocked", "triton.stored", "triton.weighted_sum")
+BLOCKED = ("blocked", "stored", "weighted_sum")
 
 #: Values that are worth trying. Tiles are powers of two; a row tile has at least the 64 rows of a warp group's product.
 SPACE: Mapping[str, tuple[int, ...]] = {
@@ -112,28 +113,33 @@ def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, cap
     capability : int
         Ten times the compute capability.
     """
-    if kernel.startswith("triton.direct"):
+    if kernel.startswith("direct"):
         return 4096
     if kernel in BLOCKED:
-        last = kernel == "triton.weighted_sum"
+        last = kernel == "weighted_sum"
         numbers = config.block_m * max(pieces, 3 * last) + config.block_n * pieces
         stage = 2 * numbers * block_k(0 if last else columns, pieces, capability)
-        scratch = 4 * config.block_m * config.block_n if kernel == "triton.stored" else 0
+        scratch = 4 * config.block_m * config.block_n if kernel == "stored" else 0
         return max(2, config.num_stages) * stage + scratch + (config.block_m + config.block_n) * 64 + 12288
     rows = config.block_m * (pieces * columns + 32) * 2
     tile = config.block_n * (pieces * columns + 16) * 2
-    if kernel == "triton.mean" and columns == 16:
+    if kernel == "mean" and columns == 16:
         tile *= 2  # see tiles_per_sum
     return rows + max(2, config.num_stages) * tile + 4096
 
 
+def shared_limit(capability: int) -> int:
+    """Return the shared memory that one program can have, in bytes."""
+    return SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, 80))]
+
+
 def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int = 2) -> bool:
     """Whether a configuration fits a GPU's shared memory and register file."""
-    if not kernel.startswith("triton.direct") and config.block_n < 16:
+    if not kernel.startswith("direct") and config.block_n < 16:
         return False  # the second product's inner dimension
-    limit = SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, 80))]
+    limit = shared_limit(capability)
     accumulators = config.block_m * config.block_n
-    if kernel == "triton.mean":
+    if kernel == "mean":
         accumulators += (3 if pieces == 3 else 2) * config.block_m * columns
     if kernel in BLOCKED:
         accumulators *= 3 if pieces == 3 else 2
@@ -154,14 +160,14 @@ def candidates(kernel: str, columns: int, capability: int, pieces: int = 2) -> I
 
 #: Defaults for compute capability 9.0, by kernel and D (0: 16 with merged constants); measured on an H200.
 HOPPER: Mapping[str, Mapping[int, tuple[int, int, int, int]]] = {
-    "triton.mean": {
+    "mean": {
         0: (64, 64, 4, 3),
         16: (64, 64, 4, 3),
         32: (64, 128, 4, 3),
         64: (64, 64, 4, 2),
         128: (128, 64, 8, 3),
     },
-    "triton.log_sum": {
+    "log_sum": {
         0: (64, 128, 4, 3),
         16: (64, 128, 4, 3),
         32: (128, 128, 8, 2),
@@ -187,19 +193,19 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
     pieces : int
         Of every coordinate: two, or three for FULL.
     """
-    if kernel.startswith("triton.direct"):
-        return Config(1024, 16, 8, 1) if kernel == "triton.direct_mean" else Config(256, 16, 8, 1)
+    if kernel.startswith("direct"):
+        return Config(1024, 16, 8, 1) if kernel == "direct_mean" else Config(256, 16, 8, 1)
     hopper = 90 <= capability < 100
     if kernel in BLOCKED:
-        if kernel == "triton.weighted_sum" and columns == 16:
+        if kernel == "weighted_sum" and columns == 16:
             return Config(64, 16, 4, 2)
         if not hopper:
             return Config(64, 32, 4, 2)
         if pieces == 3:
             return Config(64, 64, 4, 3)
-        return Config(128, 128, 8, 3) if kernel == "triton.blocked" else Config(128, 64, 8, 3)
+        return Config(128, 128, 8, 3) if kernel == "blocked" else Config(128, 64, 8, 3)
     if pieces == 3:
-        if hopper and kernel == "triton.mean":
+        if hopper and kernel == "mean":
             return Config(64, 64, 4, 2 if columns == 32 else 3)
         if hopper:
             return Config(64, 128, 4, 3) if columns <= 32 else Config(128, 64, 8, 2)
@@ -207,10 +213,10 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
     if hopper:
         return Config(*HOPPER[kernel][0 if merged else columns])
     # Elsewhere the rows' operands stay in registers, or (10.0, Triton 3.6) more goes to shared memory: smaller tiles.
-    if merged and kernel == "triton.mean":
+    if merged and kernel == "mean":
         return Config(64, 64, 4, 2)
     if columns >= 128:
-        return Config(64, 16, 8, 2) if kernel == "triton.mean" else Config(64, 16, 4, 2)
+        return Config(64, 16, 8, 2) if kernel == "mean" else Config(64, 16, 4, 2)
     return Config(64, 64, 4, 2) if columns == 32 else Config(64, 32, 4, 3 if columns == 16 else 2)
 
 

@@ -1,0 +1,360 @@
+"""What the autotuner needs of this backend: its kernels, what they may be launched with, and what that should cost."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdkde_core.hardware import GPU
+from sdkde_core.protocol import Problem, Reduction
+from sdkde_core.tuning import Compiled, Config
+
+from . import bounds, space
+from .bounds import FULL, LONG, MOST_FUSED, PAIRED, SHORT
+
+__all__ = [
+    "CONFIG_VERSION",
+    "SPACE",
+    "Launch",
+    "TritonSpace",
+    "capability",
+    "compile_kernel",
+    "compiled_kernel",
+    "dimension",
+    "launches",
+    "usage",
+]
+
+#: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
+CONFIG_VERSION = 1
+
+#: Stands for the dimensions of :func:`sdkde_triton.bounds.merges`.
+MERGED = 12
+
+#: Columns of stored φ at a time, and rows; see :mod:`sdkde_triton.launch`.
+STORED_COLUMNS, STORED_ROWS = 1024, 8192
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as a problem launches it, with all that its compile-time parameters follow from.
+
+    Parameters
+    ----------
+    kernel : str
+        One of :data:`sdkde_triton.space.KERNELS`, with ``_full`` where coordinates are in three pieces.
+    columns : int
+        D, of a packed operand; d for direct differences.
+    pieces, form : int
+        Of coordinates, and of exponents.
+    arithmetic : str
+        Of direct differences.
+    """
+
+    kernel: str
+    columns: int
+    pieces: int = 2
+    form: int = SHORT
+    arithmetic: str = ""
+
+    @property
+    def base(self) -> str:
+        """The kernel's name in :mod:`sdkde_triton.space`."""
+        return self.kernel.removesuffix("_full")
+
+
+def launches(problem: Problem) -> tuple[Launch, ...]:
+    """Return the kernels with launch parameters that a problem runs, those that take longest first.
+
+    As :mod:`sdkde_triton.backend` decides, for equal or mildly varying weights.
+    """
+    extent = problem.extent / min(problem.scales, default=1.0)
+    mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
+    if bounds.formula(problem, extent) != "packed":
+        kind = bounds.arithmetic(problem, extent)
+        anchored = mean and not shifted and kind != "float64"
+        return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
+    step = bounds.grid_step(problem.d, extent, shifted=shifted, full=problem.level == "high" or shifted)
+    form, width = bounds.form(problem, extent, step), bounds.packed_dimensions(problem.d)
+    pieces, suffix = (3, "_full") if form == FULL else (2, "")
+    sums = []
+    if not mean or shifted:
+        plain = form if not shifted or width > MOST_FUSED else SHORT
+        wide = bounds.in_blocks(problem.d, plain)
+        sums = [Launch(("blocked" if wide else "log_sum") + suffix, width, pieces, plain)]
+    if bounds.stores(problem, form):
+        both = [Launch(name + suffix, width, pieces, form) for name in ("weighted_sum", "stored")]
+        return (*both, *sums)
+    return (Launch("mean" + suffix, width, pieces, form), *sums) if mean else tuple(sums)
+
+
+class TritonSpace:
+    """See :class:`sdkde_core.tuning.Space`."""
+
+    config_version = CONFIG_VERSION
+
+    def kernels(self, problem: Problem) -> tuple[str, ...]:
+        return tuple(launch.kernel for launch in launches(problem))
+
+    def dimension(self, kernel: str, problem: Problem) -> int:
+        launch = _find(kernel, problem)
+        return dimension(launch.base, launch.columns, problem.d)
+
+    def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
+        direct = kernel.startswith("direct")
+        kept = {
+            "block_m": lambda x: direct or x <= 256,
+            "block_n": lambda x: x <= 64 if direct else x >= 16,
+            "num_stages": lambda x: not direct or x == 1,  # nothing that is loaded far ahead
+        }
+        return {k: tuple(x for x in v if kept.get(k, lambda x: True)(x)) for k, v in space.SPACE.items()}
+
+    def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
+        launch = _find(kernel, problem)
+        merged = bounds.merges(problem.d)
+        return space.default(launch.base, launch.columns, capability(architecture), merged, launch.pieces).to_dict()
+
+    def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
+        try:
+            given = space.Config.of(config)
+        except ValueError as error:
+            return str(error)
+        launch = _find(kernel, problem)
+        if space.fits(launch.base, given, launch.columns, capability(architecture), launch.pieces):
+            return None
+        return f"exceeds the shared memory or the registers of {architecture}, or has too few columns"
+
+    def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
+        return predicted(_find(kernel, problem), space.Config.of(config), problem, card)
+
+    def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
+        return compile_kernel(_find(kernel, problem), space.Config.of(config), problem, capability(architecture))
+
+    def too_much(self, compiled: Compiled, architecture: str) -> str | None:
+        limit = space.shared_limit(capability(architecture))
+        if compiled.shared > limit:
+            return f"takes {compiled.shared} bytes of shared memory, {architecture} has {limit}"
+        return f"spills {compiled.spills} bytes" if compiled.spills else None
+
+
+SPACE = TritonSpace()
+
+
+def dimension(kernel: str, columns: int, d: int) -> int:
+    """Return the dimension by which configurations are known: D, or what stands for a kernel's variants below it."""
+    if kernel.startswith("direct"):
+        return d if d <= 2 else bounds.packed_dimensions(d)
+    # With the constants in the free columns of hi the products are fewer.
+    return MERGED if bounds.merges(d) and kernel.startswith(("mean", "log_sum")) else columns
+
+
+def capability(architecture: str) -> int:
+    """Ten times the compute capability: 90 of ``"sm_90"``."""
+    return int(architecture.removeprefix("sm_"))
+
+
+def _find(kernel: str, problem: Problem) -> Launch:
+    for launch in launches(problem):
+        if launch.kernel == kernel:
+            return launch
+    raise ValueError(f"the problem does not run {kernel}, but {', '.join(x.kernel for x in launches(problem))}")
+
+
+# --- what it should cost --------------------------------------------------------------------------------------------
+
+#: Share of the Tensor Cores' rate that tiles of these sizes reach, and cycles that a step loses to barriers and to
+#: reductions across threads; fitted by eye to an H200, and only ever used to rank.
+MATRIX_SHARE = 0.6
+STEP_CYCLES = 300.0
+L2_BYTES = 48.0  # per clock and multiprocessor
+
+
+def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU) -> float:
+    """Seconds of a kernel on a card, from what its multiprocessors do in a step: a rough figure, for ranking.
+
+    Products, exponentials with the other arithmetic, and loads from the cache overlap as far as several programs share
+    a multiprocessor; the columns are split as :func:`sdkde_triton.grid.splits` would.
+    """
+    from .grid import splits  # PyTorch comes with it
+
+    pairs, threads = config.block_m * config.block_n, 32 * config.num_warps
+    direct = launch.base.startswith("direct")
+    exps, scalar = pairs / card.exps, _scalar(launch, problem) * pairs / (card.scalar / 2)
+    stored = launch.base in ("stored", "weighted_sum")
+    depth, tensor, loaded = launch.columns, 0.0, 0.0
+    if not direct:
+        steps = _matrix_columns(launch, problem)
+        rate = card.matrix["float16"] * MATRIX_SHARE * min(1.0, config.block_n / 64, threads / 128)
+        tensor = 2.0 * pairs * steps / rate
+        bytes_of = 2.0 * launch.pieces * depth
+        loaded = (
+            config.block_n * bytes_of + (config.block_m * bytes_of if launch.base in space.BLOCKED else 0.0)
+        ) / L2_BYTES
+    accumulators = pairs * (1.5 if direct or launch.base == "log_sum" else 2.0)
+    if launch.base == "mean":
+        accumulators += 2.0 * config.block_m * launch.columns
+    registers = min(255.0, 40.0 + accumulators / threads)
+    spilled = max(1.0, (40.0 + accumulators / threads) / 255.0) ** 2
+    shared = space.shared_bytes(launch.base, config, launch.columns, launch.pieces, capability(card.architecture))
+    resident = max(
+        1,
+        min(
+            65536 // int(registers * threads),
+            space.shared_limit(capability(card.architecture)) // shared,
+            2048 // threads,
+        ),
+    )
+    units = [tensor, exps + scalar, loaded]
+    hidden = 1.0 - 1.0 / (resident * (1 if config.num_stages == 1 else 1.5))
+    step = max(units) + (1.0 - hidden) * (sum(units) - max(units)) + STEP_CYCLES / resident
+    slots = card.sms * resident
+    if stored:
+        # A launch for every chunk of columns and slab of rows.
+        rows, columns = min(problem.m, STORED_ROWS), min(problem.n, STORED_COLUMNS)
+        chunks = math.ceil(problem.m / rows) * math.ceil(problem.n / columns)
+        if launch.base == "stored":
+            tiles = math.ceil(rows / config.block_m) * math.ceil(columns / config.block_n)
+            cycles = math.ceil(tiles / slots) * resident * step * spilled
+        else:
+            tiles = math.ceil(rows / config.block_m) * math.ceil(launch.columns / config.block_n)
+            cycles = math.ceil(tiles / slots) * resident * step * spilled * columns / max(launch.columns, 1)
+        return chunks * (cycles / (card.clock_ghz * 1e9) + 4e-6)
+    parts, length = splits(problem.m, problem.n, config.block_m, config.block_n, slots)
+    programs, count = math.ceil(problem.m / config.block_m) * parts, math.ceil(length / config.block_n)
+    waves = programs / slots
+    rounds = 1.0 if waves <= 1 else float(math.ceil(waves)) if waves < 4 else waves + 0.5
+    busy = min(1.0, waves) if waves <= 1 else 1.0  # a multiprocessor with fewer programs runs them faster
+    cycles = rounds * (count + 2) * step * max(1.0, resident * busy) * spilled
+    return cycles / (card.clock_ghz * 1e9) + 4e-6
+
+
+def _matrix_columns(launch: Launch, problem: Problem) -> float:
+    """Columns of all products of a pair."""
+    width, form, high = launch.columns, launch.form, problem.level == "high"
+    if launch.base == "weighted_sum":
+        return (7 if high else 5 if launch.pieces == 3 else 3) * float(width)
+    exponent = (3 + (form >= PAIRED) + 2 * (form == FULL)) * width + 16.0 * (
+        (not bounds.merges(problem.d)) + (form >= LONG)
+    )
+    second = (6 if high else 5 if launch.pieces == 3 else 3) * width if launch.base == "mean" else 0
+    return exponent + second
+
+
+def _scalar(launch: Launch, problem: Problem) -> float:
+    """Instructions of a pair besides products and exponentials."""
+    if launch.base == "weighted_sum":
+        return 0.1
+    if launch.base.startswith("direct"):
+        per_dimension = {"float32": 2.0, "doubled": 4.0, "float64": 64.0}[launch.arithmetic]
+        return per_dimension * problem.d * (2 if problem.reduction is Reduction.MEAN else 1) + 4.0
+    return (12.0 if problem.level == "high" else 6.0) if launch.base in ("mean", "stored") else 4.0
+
+
+# --- compiling without a GPU ----------------------------------------------------------------------------------------
+
+
+def compile_kernel(launch: Launch, config: space.Config, problem: Problem, capability: int) -> Compiled:
+    """Compile a kernel as a problem launches it.
+
+    Raises
+    ------
+    RuntimeError
+        In a process whose Triton interprets kernels.
+    Exception
+        Whatever the compiler raises.
+    """
+    compiled = compiled_kernel(launch, config, problem, capability)
+    registers, spills = usage(compiled.asm["cubin"])
+    return Compiled(registers, int(compiled.metadata.shared), spills)
+
+
+def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capability: int) -> Any:
+    """Return what Triton's compiler makes of it."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError("TRITON_INTERPRET=1 replaces the compiler; unset it to compile")
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, name = _CODE[launch.base]
+    kernel = getattr(importlib.import_module(f"sdkde_triton.{module}"), name)
+    constants = _constants(launch, config, problem, capability)
+    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+    types = _types(launch, kernel.arg_names)
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=config.options)
+
+
+_CODE = {
+    "mean": ("kernels", "mean_kernel"),
+    "log_sum": ("kernels", "log_sum_kernel"),
+    "blocked": ("blocked", "blocked_kernel"),
+    "stored": ("blocked", "blocked_kernel"),
+    "weighted_sum": ("blocked", "weighted_sum_kernel"),
+    "direct": ("direct", "direct_kernel"),
+    "direct_mean": ("direct", "direct_kernel"),
+}
+
+
+def _constants(launch: Launch, config: space.Config, problem: Problem, capability: int) -> dict[str, Any]:
+    """Every compile-time parameter of all kernels."""
+    base, d, width = launch.base, problem.d, launch.columns
+    laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
+    merged = bounds.merges(d) and base in ("mean", "log_sum")
+    tiles = space.tiles_per_sum(width, launch.form, merged, capability) if config.block_n <= 128 else 1
+    depth = space.block_k(0 if base == "weighted_sum" else width, launch.pieces, capability)
+    direct = base.startswith("direct")
+    return {
+        "D": min(d, 3) if direct else width,
+        "PIECES": launch.pieces,
+        "FORM": launch.form,
+        "MERGE": merged,
+        "LAPLACE": laplace,
+        "MEAN": mean,
+        "STORE": base == "stored",
+        "SUMMED": d < width,
+        "EXACT": problem.level == "high",
+        "WEIGHTED": "weights" in problem.requires and base != "stored",
+        "EXCLUDE": "exclude_self" in problem.requires,
+        "DOUBLED": launch.arithmetic == "doubled",
+        "ANCHORED": base == "direct_mean",
+        "TILES": tiles,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": depth,
+        "STAGES": config.num_stages,
+    }
+
+
+def _types(launch: Launch, names: list[str]) -> dict[str, str]:
+    """Types of a kernel's run-time parameters."""
+    real = {"float64": "*fp64", "float32": "*fp32", "doubled": "*fp32"}.get(launch.arithmetic)
+    pointers = dict.fromkeys(("rows", "columns", "phi"), real or "*fp16")
+    pointers |= {"log_weights": "*fp64", "sums": "*fp64", "out": real or "*fp32"}
+    if launch.base in ("stored", "weighted_sum"):
+        pointers["out"] = "*fp16" if launch.base == "stored" else "*fp64"
+    return {name: pointers.get(name, "i32") for name in names}
+
+
+def usage(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes that spill, as the assembler reports them."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [tool, "--dump-resource-usage", path]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
