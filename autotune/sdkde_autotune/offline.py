@@ -12,15 +12,63 @@ from typing import Any
 
 from sdkde_core import registry
 from sdkde_core.hardware import GPU
-from sdkde_core.tuning import Compiled, Config, space_of
+from sdkde_core.tuning import Compiled, Config, Space, space_of
 
 from .measure import Outcome, Task
 from .provenance import current
 
-__all__ = ["OfflineRunner"]
+__all__ = ["Compilers", "OfflineRunner", "first_line", "space_for"]
 
 #: Seconds after which a compiler is given up.
 PATIENCE = 120.0
+
+
+class Compilers:
+    """Compilers side by side, each a process of its own, which may crash or hang."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = max(1, jobs)
+        self._pool: ProcessPoolExecutor | None = None
+        self._ahead: dict[Any, Future[tuple[Compiled, float]]] = {}
+
+    def submit(self, task: Task, config: Config) -> Future[tuple[Compiled, float]]:
+        """Begin to compile a candidate, unless that was begun before."""
+        name = _name(task, config)
+        if name not in self._ahead:
+            if self._pool is None:
+                # A fresh interpreter: the parent may have PyTorch's threads, or Triton's interpreter, loaded.
+                method = multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(self.jobs, mp_context=method, initializer=_compiler_only)
+            self._ahead[name] = self._pool.submit(_compile, task, dict(config))
+        return self._ahead[name]
+
+    def result(self, task: Task, config: Config) -> tuple[Compiled, float] | Outcome:
+        """What compiling told and how long it took, in seconds; or why there is nothing."""
+        try:
+            return self.submit(task, config).result(PATIENCE)
+        except TimeoutError:
+            self._kill()
+            return Outcome("timeout", error=f"did not compile within {PATIENCE:g} s")
+        except BrokenProcessPool:
+            self._kill()
+            return Outcome("crash", error="the compiler's process died")
+        except Exception as error:  # whatever a compiler raises says that it did not compile
+            return Outcome("compile_error", error=first_line(error))
+        finally:
+            self._ahead.pop(_name(task, config), None)
+
+    def close(self) -> None:
+        """Stop them."""
+        if self._pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool, self._ahead = None, {}
+
+    def _kill(self) -> None:
+        """Replace all; what they had not finished is asked for again when its turn comes."""
+        if self._pool:
+            for process in list((self._pool._processes or {}).values()):
+                process.kill()
+        self.close()
 
 
 class OfflineRunner:
@@ -31,37 +79,26 @@ class OfflineRunner:
     card : GPU
         Whose figures to take.
     jobs : int
-        Compilers side by side; each is a process of its own, which may crash or hang.
+        Compilers side by side.
     """
 
     source = "predicted"
 
     def __init__(self, card: GPU, jobs: int) -> None:
-        self.card, self.jobs = card, max(1, jobs)
-        self._pool: ProcessPoolExecutor | None = None
-        self._ahead: dict[Any, Future[tuple[Compiled, float]]] = {}
+        self.card, self._compilers = card, Compilers(jobs)
 
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
         """Start compiling."""
         for config in configs:
-            self._submit(task, config)
+            self._compilers.submit(task, config)
 
     def run(self, task: Task, config: Config, best: float) -> Outcome:
         """Compile a candidate, and price it."""
-        try:
-            compiled, seconds = self._submit(task, config).result(PATIENCE)
-        except TimeoutError:
-            self._start_again()
-            return Outcome("timeout", error=f"did not compile within {PATIENCE:g} s")
-        except BrokenProcessPool:
-            self._start_again()
-            return Outcome("crash", error="the compiler's process died")
-        except Exception as error:  # whatever a compiler raises says that it did not compile
-            return Outcome("compile_error", error=_line(error))
-        finally:
-            self._ahead.pop(_name(task, config), None)
-        phases = {"compile": seconds}
-        space = _space(task.query.backend)
+        found = self._compilers.result(task, config)
+        if isinstance(found, Outcome):
+            return found
+        compiled, seconds = found
+        phases, space = {"compile": seconds}, space_for(task)
         reason = space.too_much(compiled, task.query.architecture)
         if reason:
             return Outcome("compile_error", error=reason, phases=phases)
@@ -78,26 +115,21 @@ class OfflineRunner:
 
     def close(self) -> None:
         """Stop the compilers."""
-        if self._pool:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool, self._ahead = None, {}
+        self._compilers.close()
 
-    def _submit(self, task: Task, config: Config) -> Future[tuple[Compiled, float]]:
-        name = _name(task, config)
-        if name not in self._ahead:
-            if self._pool is None:
-                # A fresh interpreter: the parent may have PyTorch's threads, or Triton's interpreter, loaded.
-                method = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self.jobs, mp_context=method, initializer=_compiler_only)
-            self._ahead[name] = self._pool.submit(_compile, task, dict(config))
-        return self._ahead[name]
 
-    def _start_again(self) -> None:
-        """Replace all compilers; what they had not finished is asked for again when its turn comes."""
-        if self._pool:
-            for process in list((self._pool._processes or {}).values()):
-                process.kill()
-        self.close()
+def space_for(task: Task) -> Space:
+    """What can be tuned of the task's backend."""
+    record = registry.find(task.query.backend)
+    space = space_of(record.info) if record and record.info else None
+    if space is None:
+        raise ValueError(f"backend {task.query.backend!r} has nothing to tune")
+    return space
+
+
+def first_line(error: BaseException) -> str:
+    """An error as one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _compiler_only() -> None:
@@ -106,22 +138,9 @@ def _compiler_only() -> None:
 
 def _compile(task: Task, config: Config) -> tuple[Compiled, float]:
     start = time.perf_counter()
-    query = task.query
-    compiled = _space(query.backend).compile(query.kernel, config, task.problem, query.architecture)
+    compiled = space_for(task).compile(task.query.kernel, config, task.problem, task.query.architecture)
     return compiled, time.perf_counter() - start
-
-
-def _space(backend: str) -> Any:
-    record = registry.find(backend)
-    space = space_of(record.info) if record and record.info else None
-    if space is None:
-        raise ValueError(f"backend {backend!r} has nothing to tune")
-    return space
 
 
 def _name(task: Task, config: Config) -> Any:
     return task, tuple(sorted(config.items()))
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -354,7 +354,7 @@ def usage(cubin: bytes) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        command = [tool, "--dump-resource-usage", path]
+        command = [str(tool), "--dump-resource-usage", str(path)]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
     return found["REG"], found["STACK"] + found["LOCAL"]

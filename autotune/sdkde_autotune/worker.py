@@ -1,0 +1,204 @@
+"""Measuring on a card: candidates are compiled side by side, then checked and timed in a process of their own.
+
+That process may hang, run out of memory or lose its CUDA context to a candidate; it is then killed and replaced, and
+the tuner goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sdkde_core.tuning import Config
+
+from .measure import Outcome, Task
+from .offline import Compilers, first_line, space_for
+from .provenance import current
+
+__all__ = ["MeasuringRunner"]
+
+#: Seconds after which a check or a timing is given up; the first of a process loads PyTorch and makes the data.
+PATIENCE, FIRST = 60.0, 180.0
+
+#: Timings of a candidate at most, and after how many one that is so many times slower than the best is given up.
+TIMES, EARLY, HOPELESS = 21, 5, 1.5
+
+#: Interleaved rounds of the finalists.
+ROUNDS = 25
+
+
+class MeasuringRunner:
+    """A :class:`~sdkde_autotune.measure.Runner` for a card that is here.
+
+    Parameters
+    ----------
+    device : str
+        ``"cuda:0"``.
+    jobs : int
+        Compilers side by side.
+    """
+
+    source = "measured"
+
+    def __init__(self, device: str = "cuda:0", jobs: int = 1) -> None:
+        self.device, self._compilers = device, Compilers(jobs)
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._clocks: dict[str, Any] = {}
+
+    def prepare(self, task: Task, configs: Sequence[Config]) -> None:
+        """Start compiling."""
+        for config in configs:
+            self._compilers.submit(task, config)
+
+    def run(self, task: Task, config: Config, best: float) -> Outcome:
+        """Compile, check, then time a candidate."""
+        compiled = self._compilers.result(task, config)
+        if isinstance(compiled, Outcome):
+            return compiled
+        resources, seconds = compiled
+        reason = space_for(task).too_much(resources._replace(spills=0), task.query.architecture)
+        if reason:  # what spills may still be fast
+            return Outcome("compile_error", error=reason, phases={"compile": seconds})
+        (outcome,) = self._ask("run", task, [dict(config)], best)
+        return Outcome(outcome.status, outcome.ms, outcome.error, {"compile": seconds, **outcome.phases})
+
+    def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
+        """Time the finalists again, interleaved."""
+        return self._ask("finals", task, [dict(c) for c in configs], math.inf)
+
+    def provenance(self, task: Task) -> dict[str, Any]:
+        """Versions, and the card's clock and load as its driver reports them after a measurement."""
+        return {**current(task.query.backend), **self._clocks}
+
+    def close(self) -> None:
+        """Stop the compilers and the worker."""
+        self._compilers.close()
+        self._stop()
+
+    def _ask(self, what: str, task: Task, configs: list[Config], best: float) -> list[Outcome]:
+        started = self._process is None
+        if self._process is None:
+            method = multiprocessing.get_context("spawn")
+            self._pipe, theirs = method.Pipe()
+            self._process = method.Process(target=_serve, args=(theirs, self.device), daemon=True)
+            self._process.start()
+            theirs.close()
+        assert self._pipe is not None
+        patience = (FIRST if started else PATIENCE) * (1 if what == "run" else len(configs))
+        try:
+            self._pipe.send((what, task, configs, best))
+            if not self._pipe.poll(patience):
+                self._stop()
+                return [Outcome("timeout", error=f"no answer within {patience:g} s")] * len(configs)
+            outcomes, fatal, self._clocks = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            code = self._process.exitcode
+            self._stop()
+            return [Outcome("crash", error=f"the measuring process ended with status {code}")] * len(configs)
+        except KeyboardInterrupt:
+            self._stop()
+            raise
+        if fatal:
+            self._stop()
+        answers: list[Outcome] = outcomes
+        return answers
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+
+# --- in the process that measures -----------------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection, device: str) -> None:
+    """Answer until the parent goes away; Ctrl-C is the parent's business."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    bench: Any = None
+    while True:
+        try:
+            what, task, configs, best = pipe.recv()
+        except EOFError:
+            return
+        from .bench import Bench  # PyTorch
+
+        if bench is None or bench.task.problem != task.problem or bench.task.query.backend != task.query.backend:
+            bench = None  # frees the memory first
+            bench = Bench(task, device)
+        bench.task = task
+        if what == "run":
+            outcomes, fatal = _run(bench, configs[0], best)
+        else:
+            outcomes, fatal = _finals(bench, configs)
+        pipe.send((outcomes, fatal, clocks(device)))
+
+
+def _run(bench: Any, config: Config, best: float) -> tuple[list[Outcome], bool]:
+    start = time.perf_counter()
+    try:
+        worst = bench.check(config)
+        checked = time.perf_counter()
+        phases = {"check": checked - start}
+        if not worst <= 1:
+            error = f"the worst row is off by {worst:.3g} of the tolerance"
+            return [Outcome("wrong", error=error, phases=phases)], False
+        times: list[float] = []
+        for count in range(TIMES):
+            times.append(bench.time(config))
+            if count + 1 == EARLY and statistics.median(times) > HOPELESS * best:
+                break
+        phases["time"] = time.perf_counter() - checked
+        return [Outcome("ok", quantiles(times), phases=phases)], False
+    except Exception as error:
+        return [_failed(bench, error)], bench.lost(error)
+
+
+def _finals(bench: Any, configs: list[Config]) -> tuple[list[Outcome], bool]:
+    times: list[list[float]] = [[] for _ in configs]
+    try:
+        for _ in range(ROUNDS):
+            for config, mine in zip(configs, times):
+                mine.append(bench.time(config))
+    except Exception as error:
+        return [_failed(bench, error)] * len(configs), bench.lost(error)
+    return [Outcome("ok", quantiles(mine)) for mine in times], False
+
+
+def _failed(bench: Any, error: Exception) -> Outcome:
+    if bench.memory(error):
+        return Outcome("oom", error=first_line(error))
+    return Outcome("crash" if bench.lost(error) else "invalid", error=first_line(error))
+
+
+def quantiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """20 %, 50 % and 80 % of some times."""
+    ordered = sorted(times)
+    last = len(ordered) - 1
+    return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
+
+
+def clocks(device: str) -> dict[str, Any]:
+    """Return the card's clock, in MHz, and what else runs there, as its driver reports it; empty where it does not."""
+    index = device.partition(":")[2] or "0"
+    fields = "clocks.sm,clocks.max.sm,utilization.gpu,memory.used"
+    command = ["nvidia-smi", "-i", index, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        clock, most, load, used = (float(x) for x in answer.strip().split(","))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+    return {"sm_mhz": clock, "sm_mhz_most": most, "load_percent": load, "memory_mib": used}
