@@ -1,0 +1,278 @@
+"""The tuner's file: the only place that writes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import filelock
+from sqlite_utils import Database
+
+from sdkde_core.tuning import Config
+
+from . import lookup, rows, schema
+from .key import Key
+from .measure import SOURCES, STATUSES, Outcome
+from .rows import Best, StoreError, Trial
+
+__all__ = ["Best", "Store", "StoreError", "Trial"]
+
+#: How long to wait for other processes that write or open the file.
+BUSY_SECONDS = 30.0
+
+_ANOTHER = "name another file with --db or SDKDE_DB"
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
+_logger = logging.getLogger("sdkde")
+
+
+class Store:
+    """One SQLite file. Several processes may have it open; every write is committed at once.
+
+    A corrupt file is moved aside, with a warning, and a new one begun.
+
+    Parameters
+    ----------
+    path : path, optional
+        Default: :func:`sdkde_autotune.lookup.database`.
+
+    Raises
+    ------
+    StoreError
+        The file is another program's or a newer sdkde's, is locked, or cannot be written. So do all methods.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = Path(path) if path is not None else lookup.database()
+        with _explained(self.path):
+            self._db = _open(self.path)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.conn.close()
+
+    # --- trials ---------------------------------------------------------------------------------------------------
+
+    def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
+        """Keep an attempt; one of the same configuration and source for the key is replaced."""
+        if source not in SOURCES or outcome.status not in STATUSES:
+            raise ValueError(f"source is {source!r} and status {outcome.status!r}; pass of {SOURCES} and {STATUSES}")
+        with self._transaction():
+            self._insert("trial", [rows.row_of_trial(Trial(key, config, outcome, source, provenance, rows.now()))])
+
+    def trials(self, key: Key) -> list[Trial]:
+        """Return what was tried for a key, in order of time."""
+        return self.all_trials(**key._asdict())
+
+    def all_trials(self, **filters: Any) -> list[Trial]:
+        """Return what was tried, in order of time.
+
+        Parameters
+        ----------
+        **filters
+            A value, or several, by column: the key's, ``source``, ``status``. None: any.
+        """
+        with _explained(self.path):
+            return [rows.trial_of(row) for row in rows.select(self._db, "trial", filters)]
+
+    # --- winners --------------------------------------------------------------------------------------------------
+
+    def settle(self, key: Key, default: Config | None = None) -> None:
+        """Derive the winner for a key from its trials; without one that ran there is none.
+
+        What was measured here speaks for a configuration before what was imported, and that before what was predicted;
+        of the configurations that ran, the fastest wins, and predicted ones only where none was ever measured.
+
+        Parameters
+        ----------
+        key : Key
+        default : mapping, optional
+            The default configuration; without it the one that was given before.
+        """
+        with self._transaction():
+            self._settle(key, default)
+        lookup.forget()
+
+    def _settle(self, key: Key, default: Config | None) -> None:
+        before = next(iter(rows.select(self._db, "best", key._asdict())), None)
+        if default is None and before is not None and before["default_config"]:
+            default = json.loads(before["default_config"])
+        first = rows.winner([rows.trial_of(row) for row in rows.select(self._db, "trial", key._asdict())], default)
+        if first is not None:
+            self._insert("best", [rows.row_of_best(first)])
+        elif before is not None:
+            self._db.table("best").delete(tuple(key))
+
+    def best(self, **filters: Any) -> list[Best]:
+        """Return the winners, by key; filters as of :meth:`all_trials`."""
+        with _explained(self.path):
+            return [rows.best_of(row) for row in rows.select(self._db, "best", filters)]
+
+    # --- calibration ----------------------------------------------------------------------------------------------
+
+    def calibrate(self, machine: str, backend: str, values: Mapping[str, float]) -> None:
+        """Keep what was measured of a machine, by name."""
+        now = rows.now()
+        found = [
+            {"machine": machine, "backend": backend, "name": name, "value": float(value), "created": now}
+            for name, value in values.items()
+        ]
+        with self._transaction():
+            self._insert("calibration", found)
+
+    def calibration(self, machine: str, backend: str) -> dict[str, float]:
+        """Return what was measured of a machine, by name."""
+        with _explained(self.path):
+            found = rows.select(self._db, "calibration", {"machine": machine, "backend": backend})
+            return {row["name"]: row["value"] for row in found}
+
+    # --- exchange -------------------------------------------------------------------------------------------------
+
+    def dump(self, **filters: Any) -> dict[str, Any]:
+        """Return trials and winners as JSON can hold them, and all of the calibration where nothing is filtered."""
+        with _explained(self.path):
+            return rows.dump(self._db, filters)
+
+    def load(self, dump: Mapping[str, Any] | Path | str) -> int:
+        """Take in what another machine found, or this one long ago; return how many rows are new.
+
+        Trials become ``"imported"`` unless they were predicted. Of two for one configuration the later counts.
+
+        Parameters
+        ----------
+        dump : mapping or path
+            From :meth:`dump`; a JSON file with that; or another database, which is only read.
+        """
+        given = dump if isinstance(dump, Mapping) else rows.read_dump(Path(dump))
+        name = "what is imported" if isinstance(dump, Mapping) else str(dump)
+        trials, calibration, defaults = rows.checked(given, name)
+        with self._transaction():
+            here: dict[Any, dict[str, str]] = {}
+            for row in rows.select(self._db, "trial", {}):
+                here.setdefault((rows.key_of(row), row["config"]), {})[row["source"]] = row["created"]
+            fresh: dict[Any, dict[str, Any]] = {}
+            for row in sorted(trials, key=lambda row: row["created"]):
+                row["source"] = "predicted" if row["source"] == "predicted" else "imported"
+                known = here.get((rows.key_of(row), row["config"]), {})
+                # Equal times: it began its travels here.
+                if row["created"] not in known.values() and row["created"] > known.get(row["source"], ""):
+                    fresh[(rows.key_of(row), row["config"], row["source"])] = row
+            mine = {rows.calibrated(row): row["created"] for row in rows.select(self._db, "calibration", {})}
+            calibration = [row for row in calibration if row["created"] > mine.get(rows.calibrated(row), "")]
+            self._insert("trial", list(fresh.values()))
+            self._insert("calibration", calibration)
+            told = {rows.key_of(row) for row in rows.select(self._db, "best", {}) if row["default_config"]}
+            for key in dict.fromkeys(map(rows.key_of, trials)):
+                self._settle(key, None if key in told else defaults.get(key))
+        lookup.forget()
+        return len(fresh) + len(calibration)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing. The write lock is taken at once: SQLite waits for it here, but not once we have read."""
+        connection = self._db.conn
+        with _explained(self.path):
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                yield
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
+
+    def _insert(self, table: str, found: Sequence[Mapping[str, Any]]) -> None:
+        if found:
+            self._db.table(table).insert_all(found, replace=True)
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say which file, why, and what to do."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:  # ours
+        raise
+    except (filelock.Timeout, sqlite3.Error, OSError, schema.Refused) as error:
+        raise StoreError(_why(path, error)) from error
+
+
+def _why(path: Path, error: Exception) -> str:
+    code = _code(error)
+    if isinstance(error, schema.Refused):
+        return f"{path} is not used: {error}"
+    if isinstance(error, filelock.Timeout) or code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return f"{path} is locked by another process; wait for it or end it, or {_ANOTHER}"
+    if code in _CORRUPT:
+        return f"{path} is corrupt ({error}); run the tuner again, which moves it aside, or {_ANOTHER}"
+    if isinstance(error, OSError) or code in _DENIED:
+        return f"{path} cannot be written ({getattr(error, 'strerror', None) or error}); make it so, or {_ANOTHER}"
+    return f"{path} cannot be used ({error}); {_ANOTHER}"
+
+
+def _code(error: Exception) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _open(path: Path) -> Database:
+    """Open, create or migrate: one process at a time, or they would find the file locked, or half made."""
+    with suppress(sqlite3.Error, OSError):
+        lookup.read(path, lambda connection: None)  # what is not ours is refused with no trace left
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{path}.lock", timeout=BUSY_SECONDS):
+        try:
+            return _connect(path)
+        except sqlite3.DatabaseError as error:
+            if _code(error) not in _CORRUPT:
+                raise
+            aside = _move_aside(path)
+            _logger.warning("%s is corrupt (%s): moved to %s, and a new one begun", path, error, aside)
+            return _connect(path)
+
+
+def _connect(path: Path) -> Database:
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
+    try:
+        if schema.begun(connection):
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                error = sqlite3.DatabaseError(found.splitlines()[-1])
+                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+                raise error
+        # In WAL mode readers and a writer do not wait for each other, and what is committed outlives the process; to
+        # outlive the machine it would take an fsync a row.
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        db = Database(connection)
+        schema.migrate(db)
+        return db
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _move_aside(path: Path) -> Path:
+    real = Path(os.path.realpath(path))
+    aside = real.with_name(f"{real.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}")
+    for suffix in ("-wal", "-shm", ""):
+        part = Path(f"{real}{suffix}")
+        if part.exists():
+            part.rename(f"{aside}{suffix}")
+    return aside
