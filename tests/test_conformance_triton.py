@@ -49,18 +49,18 @@ def _duplicates(d, extent):
     return Case("duplicates", points, points[::7].copy(), np.full(len(points), -math.log(len(points))))
 
 
-def _check(case, device, reductions=tuple(Reduction), rows=(False, True)):
+def _check(case, device, reductions=tuple(Reduction), rows=(False, True), level="fast", most=0.9):
     record = registry.find("triton")
     backend = record.info.load()
     for reduction in reductions:
         for same in rows:
-            problem = case.problem(reduction, "fast", same=same, device=device)
+            problem = case.problem(reduction, level, same=same, device=device)
             points, log_weights, queries = (
                 torch.tensor(x, device=device) for x in (case.points, case.log_weights, case.queries)
             )
             got, _ = reduce_pass(backend, record.info, problem, Columns(points, log_weights), None if same else queries)
             error = problems.errors(problem, each(got, to_host), problems.truth(case, same=same))
-            assert error.max() < 0.9, (reduction, same, error.max())
+            assert error.max() < most, (reduction, same, error.max())
 
 
 @interpreted
@@ -96,6 +96,28 @@ def _pixels(d, spacing, extent):
 def test_interpreted_lattices(share):
     spacing = (22 + share) * 2.0**-4 / math.sqrt(math.log2(math.e))
     _check(_pixels(784, spacing, 90.0), "cpu", (Reduction.LOG_SUM, Reduction.LAPLACE), (False,))
+
+
+def _between_corners(d, extent):
+    """Corners of a lattice, two opposite ones heavy, and rows about midway between these.
+
+    All coordinates of a row have the same magnitude, so what its pieces leave out adds up along the way from one corner
+    to the other.
+    """
+    rng = np.random.default_rng(d)
+    corners = rng.choice([-1.0, 1.0], size=(60, d))
+    corners[1] = -corners[0]
+    log_weights = rng.uniform(-30.0, -10.0, len(corners))
+    log_weights[:2] = -0.5, -1.0
+    log_weights -= np.log(np.exp(log_weights).sum())
+    queries = rng.uniform(-2e-3, 2e-3, (50, 1)) * corners[0]
+    return Case("between corners", extent / math.sqrt(d) * corners, queries, log_weights)
+
+
+@interpreted
+@pytest.mark.parametrize("extent", [12.0, 14.0])
+def test_interpreted_rows_midway_between_corners_of_a_lattice(extent):
+    _check(_between_corners(48, extent), "cpu", (Reduction.MEAN,), (False,), level="high", most=0.5)
 
 
 @interpreted
@@ -190,4 +212,7 @@ def test_duplicates_and_mixtures_between_the_suites_extents(d, extent):
     _check(_duplicates(d, extent), "cuda:0")
     if d >= 64:
         _check(_pixels(d, 30.0 / math.sqrt(d), extent), "cuda:0", (Reduction.LOG_SUM, Reduction.LAPLACE), (False,))
+        for level, within in (("fast", 36.0), ("high", 15.0)):
+            if extent < within:
+                _check(_between_corners(d, extent), "cuda:0", (Reduction.MEAN,), (False,), level=level)
     _check(problems.make("mixture", 600, 100, d, extent), "cuda:0")

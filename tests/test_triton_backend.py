@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from sdkde_triton import bounds, compiled, launch, space, tunables
+from sdkde_triton import bounds, compiled, kernels, launch, space, tunables
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import MOST_COLUMNS, PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
@@ -49,6 +49,12 @@ def test_what_a_row_shares_with_its_duplicates_is_left_out_only_where_it_is_smal
     assert form("log_sum", 16, 5.0, level="high") == bounds.FULL
     assert [form("log_sum", d, 13.0) for d in (16, 128)] == [bounds.SHORT, bounds.LONG]
     assert form("laplace", 64, 13.0) >= form("log_sum", 64, 13.0)
+
+
+def test_three_pieces_stay_in_half_precision():
+    extent = max(limit for limits in bounds.PACKED_LIMIT.values() for limit in limits.values())
+    assert kernels.UNITS.value * 1.2012 * extent < 65504
+    assert kernels.UNITS.value**2 < 65504
 
 
 def test_small_data_get_a_finer_grid():

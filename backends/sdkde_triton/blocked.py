@@ -9,7 +9,20 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .kernels import FLOOR, FULL, accumulated, alone, compensated, leave_out, sized, three_halves, two_halves, wide
+from .kernels import (
+    FLOOR,
+    FULL,
+    SCALE_BITS,
+    UNITS,
+    accumulated,
+    alone,
+    compensated,
+    leave_out,
+    sized,
+    three_halves,
+    two_halves,
+    wide,
+)
 from .space import COLUMN_PADDING
 
 #: Columns of stored φ are a multiple of this.
@@ -44,7 +57,7 @@ def blocked_kernel(
 ):
     """As :func:`sdkde_triton.kernels.log_sum_kernel`, with LONG's or FULL's exponents.
 
-    ``STORE``: instead φ, scaled by the rows' constants, as two half-precision pieces, with ``EXACT`` three, (2 or 3, m,
+    ``STORE``: instead φ, scaled by 2**SCALE_BITS, as two half-precision pieces, with ``EXACT`` three, (2 or 3, m,
     columns_per_split) of the one split that begins at column ``first``; and to ``log_weights``, which the columns
     carry already, its sums over tiles (tiles, m).
     """
@@ -96,10 +109,14 @@ def blocked_kernel(
         e = tl.dot(tl.load(constants), b_c, e)
         small = tl.dot(tl.load(constants + 16), b_c, small)
         e += small
+        if PIECES == 3:
+            e *= 1.0 / (UNITS * UNITS)
         if EXCLUDE:
             e = leave_out(e, index, j, own, n)
         if STORE:
             p = tl.exp2(e)
+            if PIECES == 3:
+                p *= 2.0**SCALE_BITS
             if EXACT:
                 p_hi, p_lo, p_rest, sum_hi, sum_rest = three_halves(p)
             else:

@@ -167,6 +167,7 @@ def form(problem: Problem, extent: float, step: float) -> int:
     "high" takes FULL, and so do rows that are shifted by their log sums: of a row at distance r from the columns that
     matter to it, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. A shift of many
     dimensions takes it too: two pieces hold a coordinate to 2⁻¹³ g, at random, and it is a mean of differences of d.
+    Three hold it to 2⁻²⁵ g, or to 2⁻³², where half precision ends.
 
     SHORT leaves out lo_i·lo_j: at random between unrelated points, but ‖lo‖² > 0 between a row and its own column,
     duplicates of it, or columns that it was placed on. No coordinate's lo is above g/2, nor above 2⁻¹¹ of the

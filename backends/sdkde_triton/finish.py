@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import FLOOR64, LN2, SCALE_BITS, SQRT_LOG2E, f64, sized, wide
+from .kernels import FLOOR64, LN2, SCALE_BITS, SQRT_LOG2E, UNITS, f64, sized, wide
 
 
 @triton.jit
@@ -91,9 +91,10 @@ def finish_mean_kernel(
     """Merge the splits in order, float64: ℓ, and the shift in bandwidths.
 
     WIDTH is a power of two ≥ D. ``DIRECT``: maxima, sums, and means (splits, d, m) of differences. Otherwise sums (with
-    ``SUMMED`` they are column d of the means) and means (splits, m, D) of the packed columns; the packed row is
-    subtracted, so that a row's own term cancels exactly.
+    ``SUMMED`` they are column d of the means) and means (splits, m, D) of the packed columns, in their units; the
+    packed row is subtracted, so that a row's own term cancels exactly.
     """
+    units: tl.constexpr = UNITS if PIECES == 3 else 1.0
     size = wide(m) * splits
     if DIRECT:
         totals = partial + size
@@ -138,6 +139,8 @@ def finish_mean_kernel(
         total += part
         mean += some
         at += m
+    if SUMMED:
+        total /= units * units  # of the columns' ones
     none = total == 0  # a row without columns (its own left out): ℓ = −∞ and no shift
     v = mean / tl.where(none, 1.0, total)[:, None]
     if not DIRECT:
@@ -145,7 +148,7 @@ def finish_mean_kernel(
         for piece in tl.static_range(PIECES):
             v -= tl.load(rows + wide(row_padded) * (piece * D) + packed, mask=both, other=0.0).to(tl.float64)
         top -= SCALE_BITS
-    tl.store(shift + row * d + k[None, :], tl.where(none[:, None], 0.0, v / f64(SQRT_LOG2E)), mask=both)
+    tl.store(shift + row * d + k[None, :], tl.where(none[:, None], 0.0, v / f64(SQRT_LOG2E * units)), mask=both)
     result = _log(total) + top * f64(LN2)
     if SHIFTED:  # the exponents had the log sums, with their weights, taken off
         given = tl.load(log_sums + i, mask=inside, other=0.0)

@@ -19,7 +19,12 @@ A packed array is one half-precision buffer for ``padded`` points: their PIECES,
 :func:`sdkde_triton.bounds.packed_dimensions` has it; the points' constants as rows, (padded, 32) = [c₁, c₂, 1, 1, 0 … |
 c₃, 0, 0, 0, 1, 0 …]; and for columns theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, 0 …], the first of these in hi
 from its column d on too, as far as there is room. Columns are padded to a multiple of every tile with c₁ = −60000,
-whose φ is 0. The rest is a subnormal number in half precision: it ends at 2⁻²⁴.
+whose φ is 0.
+
+Half precision ends at 2⁻²⁴, which would cut the rest short: on a lattice that adds up, and moves the shift of a row
+midway between columns beyond "high". So three pieces are of 128 v, and end at 2⁻³¹ of v. The constants, which would
+overflow, stay as they are; their ones are 128² instead. A sum of products is then 128² times the exponent, and what a
+column of ones sums is 128² Σφ. These are powers of two: what is exact stays so.
 
 Partial results of the splits of the columns are consecutive (splits, m) arrays in one buffer, which
 :mod:`sdkde_triton.finish` merges in a fixed order.
@@ -40,7 +45,11 @@ PAIRED = tl.constexpr(1)
 LONG = tl.constexpr(2)
 FULL = tl.constexpr(3)
 
-#: MEAN on Tensor Cores scales φ by 2**SCALE_BITS: φ ≤ 1 then uses the whole range of half precision.
+#: Units of a coordinate in three pieces to one of v; fp16 then ends at 426 bandwidths, beyond any packed extent.
+UNITS = tl.constexpr(128.0)
+
+#: MEAN on Tensor Cores scales φ by 2**SCALE_BITS: φ ≤ 1 then uses the whole range of half precision. With two pieces
+#: the rows' constants do that; with three it follows exp2, as exponents near 14 are rounded to 2⁻²¹.
 SCALE_BITS = tl.constexpr(14)
 
 #: Where running maxima start, in log2 units: finite, below any exponent; in the direct kernel above any
@@ -108,16 +117,18 @@ def pack_kernel(
     """Pack float64 points (n, d) as rows, or as columns and rows; the grid of hi is ``step``, WIDTH a power of two ≥ D.
 
     ``WEIGHTED``: the columns' weights vary, and log2 of them is in their constants. ``SHIFTED`` subtracts log2 of the
-    rows' sums, so that the exponents are those of φ / Σφ; ``SCALED`` adds SCALE_BITS to the rows.
+    rows' sums, so that the exponents are those of φ / Σφ; ``SCALED`` adds SCALE_BITS to rows of two pieces.
     """
+    units: tl.constexpr = UNITS if PIECES == 3 else 1.0
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, WIDTH)
     row = index[:, None].to(tl.int64)
     inside = index < n
-    v = tl.load(points + row * d + k[None, :], mask=inside[:, None] & (k[None, :] < d), other=0.0) * f64(SQRT_LOG2E)
+    v = tl.load(points + row * d + k[None, :], mask=inside[:, None] & (k[None, :] < d), other=0.0)
+    v *= f64(SQRT_LOG2E * units)
     g = tl.zeros((), tl.float64) + step
     # Beyond 2048 g, half precision rounds to a coarser multiple of g: still exact, with a larger lo.
-    v_hi = _nearest(v, g).to(tl.float32).to(tl.float16)
+    v_hi = _nearest(v, g * units).to(tl.float32).to(tl.float16)
     v_lo = (v - v_hi.to(tl.float64)).to(tl.float32).to(tl.float16)
     packed = v_hi.to(tl.float64) + v_lo.to(tl.float64)
     written = index[:, None] < padded
@@ -128,8 +139,8 @@ def pack_kernel(
         v_rest = (v - packed).to(tl.float32).to(tl.float16)
         packed += v_rest.to(tl.float64)
         tl.store(out + (2 * size + row) * D + k[None, :], v_rest, mask=stored)
-    c = tl.sum(packed * packed, 1) * -0.5
-    one = tl.full((BLOCK, 1), 1.0, tl.float16)
+    c = tl.sum(packed * packed, 1) * (-0.5 / (units * units))
+    one = tl.full((BLOCK, 1), units * units, tl.float16)
     zero = tl.full((BLOCK, 1), 0.0, tl.float16)
     if COLUMNS:
         weighted = c
@@ -150,7 +161,7 @@ def pack_kernel(
         if not WEIGHTED:  # then the columns' constants are without their weight
             log_sum -= tl.load(log_weights)
         c -= log_sum * f64(LOG2E)
-    if SCALED:
+    if SCALED and PIECES == 2:
         c += SCALE_BITS
     c1, c2, c3 = _three_pieces(c, g)
     f = tl.arange(0, 32)[None, :]
@@ -250,6 +261,8 @@ def _exponents(
         e = tl.dot(a_hi, tl.trans(b_lo), e)
         if FORM == PAIRED:
             e = tl.dot(a_lo, tl.trans(b_lo), e)
+    if PIECES == 3:
+        e *= 1.0 / (UNITS * UNITS)
     return e, b_hi, b_lo, b_rest
 
 
@@ -385,9 +398,9 @@ def mean_kernel(
 ):
     """Σ φ (m,) and Σ φ v (m, D) of every row over one split of the columns, φ scaled by 2**SCALE_BITS.
 
-    ``SUMMED``: column d of the means, of ones, is the sum. ``EXCLUDE``: row i leaves out column i + own.
-    ``EXACT``, for "high" with three PIECES: φ in three pieces too, all products that weigh, and tiles added with their
-    rounding errors (Kahan).
+    v is in the columns' units. ``SUMMED``: column d of the means, of ones, is the sum. ``EXCLUDE``: row i leaves out
+    column i + own. ``EXACT``, for "high" with three PIECES: φ in three pieces too, all products that weigh, and tiles
+    added with their rounding errors (Kahan).
 
     No running maximum: the rows' constants see to it that the largest φ of a row is near 1 (a point among the columns,
     or rows shifted by their log sums). φ enters the second product in two pieces: one alone misses the shift's
@@ -415,6 +428,8 @@ def mean_kernel(
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
+            if PIECES == 3:
+                p *= 2.0**SCALE_BITS
             # The largest products last: every step after them is truncated next to them.
             if EXACT:
                 p_hi, p_lo, p_rest, sum_hi, sum_rest = three_halves(p)
