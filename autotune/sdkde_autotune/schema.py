@@ -1,0 +1,95 @@
+"""The tables, and how a database of an older sdkde becomes one of this.
+
+``trial`` has a row per attempt, ``best`` the winner per key, derived from it, and ``calibration`` what was measured of
+a machine. The version is SQLite's ``user_version``; the ``application_id`` tells our files from others'.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import TYPE_CHECKING, get_type_hints
+
+from .key import Key
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+__all__ = ["APPLICATION_ID", "KEY", "MIGRATIONS", "TABLES", "Refused", "begun", "migrate"]
+
+#: "SDKE".
+APPLICATION_ID = 0x53444B45
+
+TABLES = ("trial", "best", "calibration")
+
+#: The key's columns and their kinds.
+KEY: dict[str, type] = {name: kind for name, kind in get_type_hints(Key).items() if name in Key._fields}
+
+
+class Refused(ValueError):
+    """A file that is no database of ours, or of a newer sdkde: why, and what to do."""
+
+
+def begun(connection: sqlite3.Connection) -> bool:
+    """Whether a database has tables; False if it is empty.
+
+    Raises
+    ------
+    Refused
+        It is another program's, or a newer sdkde's.
+    """
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    if not (application or version or tables):
+        return False
+    if application != APPLICATION_ID:
+        raise Refused("it is another program's SQLite file; name another with --db or SDKDE_DB")
+    if version > len(MIGRATIONS):
+        raise Refused(
+            f"a newer sdkde wrote it (schema {version}, this one knows {len(MIGRATIONS)}); "
+            "update sdkde, or name another file with --db or SDKDE_DB"
+        )
+    missing = [name for name in TABLES if name not in tables]
+    if version == len(MIGRATIONS) and missing:
+        raise Refused(f"it lacks {', '.join(missing)}; move it away, or name another file with --db or SDKDE_DB")
+    return True
+
+
+def migrate(db: Database) -> None:
+    """Bring a database to this version, every step in a transaction of its own."""
+    for number, step in enumerate(MIGRATIONS, start=1):
+        db.conn.execute("BEGIN IMMEDIATE")
+        try:
+            if db.conn.execute("PRAGMA user_version").fetchone()[0] < number:
+                step(db)
+                db.conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.conn.execute(f"PRAGMA user_version = {number}")
+            db.conn.commit()
+        except BaseException:
+            db.conn.rollback()
+            raise
+
+
+def _first(db: Database) -> None:
+    result = {"source": str, "provenance": str, "created": str}
+    quantiles = {"q20": float, "q50": float, "q80": float}
+    db["trial"].create(
+        {**KEY, "config": str, "status": str, "error": str, **quantiles, "phases": str, **result},
+        pk=(*KEY, "config", "source"),
+        not_null={*KEY, "config", "status", "error", "phases", *result},
+    )
+    db["best"].create(
+        {**KEY, "config": str, "ms": float, "default_config": str, "default_ms": float, "noise": float, **result},
+        pk=tuple(KEY),
+        not_null={*KEY, "config", "ms", "noise", *result},
+    )
+    db["calibration"].create(
+        {"machine": str, "backend": str, "name": str, "value": float, "created": str},
+        pk=("machine", "backend", "name"),
+        not_null={"machine", "backend", "name", "value", "created"},
+    )
+
+
+#: Step i takes a database from version i to i + 1. Steps that have been published never change.
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first,)
