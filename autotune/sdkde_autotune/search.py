@@ -156,9 +156,10 @@ def search(
     key = Key.of(task.query, task.problem)
     default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
     version = runner.provenance(task).get("source")
-    trial_list = [t for t in store.trials(key) if t.source == runner.source and t.provenance.get("source") == version]
-    known: dict[str, Outcome] = {_name(trial.config): trial.outcome for trial in trial_list}
-    configs: dict[str, Config] = {_name(trial.config): trial.config for trial in trial_list}
+    before = store.trials(key)
+    same = [t for t in before if t.source == runner.source and t.provenance.get("source") == version]
+    known: dict[str, Outcome] = {_name(trial.config): trial.outcome for trial in same}
+    configs: dict[str, Config] = {_name(trial.config): trial.config for trial in same}
     replayed = len(known)
 
     valid = candidates(task, space)
@@ -169,7 +170,7 @@ def search(
         proposals = _Ordered(_order(sampler, task, space, valid, seed))
     early = [default] if _limit(task, space, default) is None else []
     if sampler != "priced":
-        early += _fitting([*first, *_neighbours(store, key), PAPER], task, space, default)
+        early += _fitting([*first, *_earlier(before), *_neighbours(store, key), PAPER], task, space, default)
     queue = list({_name(config): config for config in early if _name(config) not in known}.values())
     expected = len({_name(config) for config in (*valid, *early)} | set(known))
     if trials is not None:
@@ -209,8 +210,10 @@ def search(
             began = time.monotonic()
             outcomes = runner.finals(task, [configs[name] for name in final])
             share = (time.monotonic() - began) / len(final)
-            for name, outcome in zip(final, outcomes):
-                learn(configs[name], replace(outcome, phases={**known[name].phases, **outcome.phases, _FINALS: share}))
+            if any(outcome.status == "ok" for outcome in outcomes):  # else one took all down, and nobody knows which
+                for name, outcome in zip(final, outcomes):
+                    phases = {**known[name].phases, **outcome.phases, _FINALS: share}
+                    learn(configs[name], replace(outcome, phases=phases))
     finally:
         store.settle(key, default)
 
@@ -248,6 +251,12 @@ def _fitting(configs: Iterable[Config], task: Task, space: Space, default: Confi
         for config in known
         if all(config[name] in values for name, values in parameters.items()) and _limit(task, space, config) is None
     ]
+
+
+def _earlier(trials: Sequence[Any]) -> list[Config]:
+    """Finalists of the same problem under other code or elsewhere: their times are renewed, or replaced, by ours."""
+    final = [t for t in trials if t.outcome.status == "ok" and _FINALS in t.outcome.phases]
+    return [trial.config for trial in sorted(final, key=lambda trial: trial.outcome.median)][: FINALISTS + 2]
 
 
 def _neighbours(store: Memory, key: Key) -> list[Config]:

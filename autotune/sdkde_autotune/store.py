@@ -419,7 +419,9 @@ def _winner(trials: Iterable[Trial], default: Config | None) -> Best | None:
     ran = [trial for trial in ran if trial.source != "predicted"] or ran
     if not ran:
         return None
-    winner = min(ran, key=lambda trial: (trial.outcome.median, _text(trial.config)))
+    # Finalists were timed side by side: a lucky time of another does not beat them.
+    final = [trial for trial in ran if "finals" in trial.outcome.phases] or ran
+    winner = min(final, key=lambda trial: (trial.outcome.median, _text(trial.config)))
     of_default = [trial.outcome.median for trial in ran if default is not None and trial.config == dict(default)]
     low, median, high = winner.outcome.ms or (math.nan,) * 3
     return Best(
