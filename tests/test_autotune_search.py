@@ -21,6 +21,7 @@ from sdkde_autotune.measure import Outcome, Task  # noqa: E402
 from sdkde_autotune.search import PAPER, candidates, search, size  # noqa: E402
 from sdkde_autotune.simulate import RecordedSpace, simulate, task_of  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
+
 from sdkde_core.protocol import Problem, Reduction  # noqa: E402
 from sdkde_core.tuning import Compiled, Query  # noqa: E402
 

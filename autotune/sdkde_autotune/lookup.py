@@ -22,7 +22,6 @@ import os
 import sqlite3
 import stat
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -66,10 +65,17 @@ class _Row(NamedTuple):
 
 _Rows = dict[tuple[object, ...], list[_Row]]  # by family
 
-_lock = threading.Lock()
-_known: dict[str | None, _Rows] = {}  # by SDKDE_DB
-_answers: dict[tuple[Any, ...], tuple[tuple[Config, str], ...]] = {}
-_warned: set[str] = set()
+
+class _Memory:
+    """What this process has read. Threads may read the same at the same time: they find the same."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str | None, _Rows] = {}  # by SDKDE_DB
+        self.answers: dict[tuple[Any, ...], list[tuple[Config, str]]] = {}
+
+
+_memory = _Memory()
+_warned: dict[str, object] = {}
 
 
 def lookup(
@@ -84,7 +90,7 @@ def lookup(
     accept : callable, optional
         ``accept(config)``: whether the kernel can be launched so. Asked on every call.
     """
-    answers = _answers  # forget() begins another: what is found in what was read before must not go there
+    memory = _memory
     try:
         # What of the problem the key has: see Key.of. To make a Key takes longer than all the rest.
         asked = (
@@ -98,9 +104,9 @@ def lookup(
             octave(problem.m),
             os.environ.get("SDKDE_DB"),
         )
-        found = answers.get(asked)
+        found = memory.answers.get(asked)
         if found is None:
-            found = answers[asked] = tuple(candidates(query, problem))
+            found = memory.answers[asked] = _ranked(memory, query, problem)
     except Exception as error:  # an estimate must not fail for what could have made it faster
         _warn(f"what is tuned for {query.kernel}", repr(error))
         return None
@@ -115,10 +121,15 @@ def lookup(
 
 def candidates(query: Query, problem: Problem) -> list[tuple[Config, str]]:
     """Return every configuration that could serve, the most trusted first, each with its rung."""
+    return _ranked(_memory, query, problem)
+
+
+def _ranked(memory: _Memory, query: Query, problem: Problem) -> list[tuple[Config, str]]:
     key = Key.of(query, problem)
-    now = current(query.backend)
+    rows = _rows(memory).get(key.family, ())
+    now = current(query.backend) if rows else {}
     ranked = []
-    for row in _rows().get(key.family, ()):
+    for row in rows:
         off = abs(row.key.n_octave - key.n_octave), abs(row.key.m_octave - key.m_octave)
         config, versions = _parsed(row.config), _parsed(row.provenance)
         if max(off) > OCTAVES or not _plain(config):
@@ -157,10 +168,8 @@ def _rung(row: _Row, key: Key, fresh: bool) -> str | None:
 
 def forget() -> None:
     """Read the file anew at the next look-up: something was written, or ``SDKDE_DB`` names it no longer."""
-    global _answers
-    with _lock:
-        _known.clear()
-        _answers = {}
+    global _memory
+    _memory = _Memory()
 
 
 def database() -> Path:
@@ -180,17 +189,16 @@ def database() -> Path:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _rows() -> _Rows:
+def _rows(memory: _Memory) -> _Rows:
     """Everything known, by family; read once."""
     named = os.environ.get("SDKDE_DB")
-    with _lock:
-        if named not in _known:
-            rows: _Rows = {}
-            for found in (*_stored(), *_shipped()):
-                if type(found.key.n_octave) is type(found.key.m_octave) is int:
-                    rows.setdefault(found.key.family, []).append(found)
-            _known[named] = rows
-        return _known[named]
+    if named not in memory.rows:
+        rows: _Rows = {}
+        for found in (*_stored(), *_shipped()):
+            if type(found.key.n_octave) is type(found.key.m_octave) is int:
+                rows.setdefault(found.key.family, []).append(found)
+        memory.rows[named] = rows
+    return memory.rows[named]
 
 
 def _stored() -> list[_Row]:
@@ -226,9 +234,10 @@ def _shipped() -> list[_Row]:
 def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
     """Return ``work(connection)`` on a read-only connection; None where there is no file, or nothing in it yet.
 
-    Nothing is created, no -wal and no -shm beside the file either, as SQLite would for a reader of a database in WAL
-    mode. While a -wal is there, so is the writer's -shm, which serves us too. Without one the file is at rest, and read
-    as if it could not change; should it change after all, it is read again.
+    Nothing is created, no -wal and no -shm beside the file either, as SQLite would for a reader in WAL mode. While a
+    -wal is there, so is the writer's -shm, which serves us too. Without one the file is at rest, and read as if it
+    could not change; should it change after all, it is read again. It is opened by SQLite only: to close it would take
+    the locks from a connection that this process may have.
 
     Raises
     ------
@@ -240,7 +249,7 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
         before = _stamp(path)
         if before is None:
             return None
-        at_rest = attempt < 3 and not before[2] and _in_wal_mode(path)
+        at_rest = attempt < 3 and not any(before.unwritten)
         how = "immutable=1" if at_rest else "readonly_shm=1"
         try:
             uri = f"{path.as_uri()}?mode=ro&{how}"
@@ -255,24 +264,30 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
     return found
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Time of change and size of a database, and the size of its -wal; None for one that is not there, or empty."""
+class _Stamp(NamedTuple):
+    """Time of change and size of a database, and the sizes of its -wal and -journal."""
+
+    changed: int
+    size: int
+    unwritten: tuple[int, ...]
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """None for a database that is not there, or empty."""
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
-        raise Refused(f"it is {'a directory' if path.is_dir() else 'no regular file'}; name a file with SDKDE_DB")
-    try:
-        wal = Path(f"{path}-wal").stat().st_size
-    except OSError:
-        wal = 0
-    return (found.st_mtime_ns, found.st_size, wal) if found.st_size else None
-
-
-def _in_wal_mode(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(20)[18:] == b"\2\2"
+        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
+        raise Refused(f"it is {kind}; name another with --db or SDKDE_DB")
+    beside = []
+    for suffix in ("-wal", "-journal"):
+        try:
+            beside.append(os.stat(f"{path}{suffix}").st_size)
+        except OSError:
+            beside.append(0)
+    return _Stamp(found.st_mtime_ns, found.st_size, tuple(beside)) if found.st_size else None
 
 
 def _parsed(value: Any) -> Mapping[str, Any]:
@@ -289,6 +304,6 @@ def _plain(config: Mapping[str, Any]) -> bool:
 
 
 def _warn(path: str, reason: str) -> None:
-    if path not in _warned:
-        _warned.add(path)
+    mine = object()
+    if _warned.setdefault(path, mine) is mine:
         _logger.warning("%s is not used: %s (`sdkde-autotune show` says more)", path, reason)
