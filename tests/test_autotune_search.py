@@ -130,7 +130,7 @@ def store(tmp_path):
     lookup.forget()
 
 
-# --- finding the best ------------------------------------------------------------------------------------------------
+# --- finding the best ---------------------------------------------------------------------------------------------
 
 
 def test_the_synthetic_space_is_as_described():
@@ -191,7 +191,7 @@ def test_an_unknown_sampler_is_named(store):
         search(TASK, Hills(), Played(), store, sampler="best")
 
 
-# --- the order ---------------------------------------------------------------------------------------------------------
+# --- the order ----------------------------------------------------------------------------------------------------
 
 
 def test_the_default_then_what_is_given_then_neighbours_then_the_papers(store):
@@ -257,7 +257,7 @@ def test_the_best_priced_come_first(store):
     assert not again.ran
 
 
-# --- remembering -------------------------------------------------------------------------------------------------------
+# --- remembering --------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_search_runs_nothing_again(store):
@@ -353,7 +353,7 @@ def test_a_killed_process_loses_the_trial_in_flight_only(tmp_path):
         assert not {json.dumps(config, sort_keys=True) for config in runner.ran} & set(kept)
 
 
-# --- what candidates do --------------------------------------------------------------------------------------------------
+# --- what candidates do -------------------------------------------------------------------------------------------
 
 
 def test_failures_are_outcomes_and_do_not_win(store):
@@ -445,7 +445,7 @@ def test_progress_tells_how_far_and_the_best(store):
     assert bests == sorted(bests, reverse=True)
 
 
-# --- finals --------------------------------------------------------------------------------------------------------------
+# --- finals -------------------------------------------------------------------------------------------------------
 
 
 def test_interleaved_finals_decide(store):
