@@ -240,7 +240,7 @@ def read_dump(path: Path) -> Mapping[str, Any]:
         try:
             found = lookup.read(path, _dump_of)
         except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_NOTADB:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_NOTADB:
                 raise
             return cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
         if found is None and not path.exists():

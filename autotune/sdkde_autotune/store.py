@@ -28,9 +28,8 @@ __all__ = ["Best", "Store", "StoreError", "Trial"]
 BUSY_SECONDS = 30.0
 
 _ANOTHER = "name another file with --db or SDKDE_DB"
-_FORMAT = "sdkde-tuning"
-_JSON = ("config", "default_config", "phases", "provenance")
-_QUANTILES = ("q20", "q50", "q80")
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
 _logger = logging.getLogger("sdkde")
 
 
@@ -104,15 +103,18 @@ class Store:
             The default configuration; without it the one that was given before.
         """
         with self._transaction():
-            before = next(iter(rows.select(self._db, "best", key._asdict())), None)
-            if default is None and before is not None and before["default_config"]:
-                default = json.loads(before["default_config"])
-            winner = rows.winner([rows.trial_of(row) for row in rows.select(self._db, "trial", key._asdict())], default)
-            if winner is not None:
-                self._insert("best", [rows.row_of_best(winner)])
-            elif before is not None:
-                self._db.table("best").delete(tuple(key))
+            self._settle(key, default)
         lookup.forget()
+
+    def _settle(self, key: Key, default: Config | None) -> None:
+        before = next(iter(rows.select(self._db, "best", key._asdict())), None)
+        if default is None and before is not None and before["default_config"]:
+            default = json.loads(before["default_config"])
+        first = rows.winner([rows.trial_of(row) for row in rows.select(self._db, "trial", key._asdict())], default)
+        if first is not None:
+            self._insert("best", [rows.row_of_best(first)])
+        elif before is not None:
+            self._db.table("best").delete(tuple(key))
 
     def best(self, **filters: Any) -> list[Best]:
         """Return the winners, by key; filters as of :meth:`all_trials`."""
@@ -172,9 +174,10 @@ class Store:
             calibration = [row for row in calibration if row["created"] > mine.get(rows.calibrated(row), "")]
             self._insert("trial", list(fresh.values()))
             self._insert("calibration", calibration)
-        known_defaults = {best.key: best.default_config for best in self.best()}
-        for key in dict.fromkeys(rows.key_of(row) for row in fresh.values()):
-            self.settle(key, known_defaults.get(key) or defaults.get(key))
+            told = {rows.key_of(row) for row in rows.select(self._db, "best", {}) if row["default_config"]}
+            for key in dict.fromkeys(map(rows.key_of, trials)):
+                self._settle(key, None if key in told else defaults.get(key))
+        lookup.forget()
         return len(fresh) + len(calibration)
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -212,16 +215,20 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _why(path: Path, error: Exception) -> str:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = _code(error)
     if isinstance(error, schema.Refused):
         return f"{path} is not used: {error}"
     if isinstance(error, filelock.Timeout) or code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"{path} is locked by another process; wait for it or end it, or {_ANOTHER}"
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    if code in _CORRUPT:
         return f"{path} is corrupt ({error}); run the tuner again, which moves it aside, or {_ANOTHER}"
-    if code == sqlite3.SQLITE_FULL:
-        return f"{path} cannot grow ({error}); make room, or {_ANOTHER}"
-    return f"{path} cannot be written ({getattr(error, 'strerror', None) or error}); make it writable, or {_ANOTHER}"
+    if isinstance(error, OSError) or code in _DENIED:
+        return f"{path} cannot be written ({getattr(error, 'strerror', None) or error}); make it so, or {_ANOTHER}"
+    return f"{path} cannot be used ({error}); {_ANOTHER}"
+
+
+def _code(error: Exception) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _open(path: Path) -> Database:
@@ -233,7 +240,7 @@ def _open(path: Path) -> Database:
         try:
             return _connect(path)
         except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            if _code(error) not in _CORRUPT:
                 raise
             aside = _move_aside(path)
             _logger.warning("%s is corrupt (%s): moved to %s, and a new one begun", path, error, aside)
@@ -246,7 +253,7 @@ def _connect(path: Path) -> Database:
         if schema.begun(connection):
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
-                error = sqlite3.DatabaseError(found.partition("\n")[0])
+                error = sqlite3.DatabaseError(found.splitlines()[-1])
                 error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
                 raise error
         # In WAL mode readers and a writer do not wait for each other, and what is committed outlives the process; to
@@ -255,6 +262,8 @@ def _connect(path: Path) -> Database:
         connection.execute("PRAGMA synchronous = NORMAL")
         db = Database(connection)
         schema.migrate(db)
+        connection.execute("DELETE FROM calibration WHERE 0")  # what may only be read lets a transaction begin
+        connection.commit()
         return db
     except BaseException:
         connection.close()

@@ -1,0 +1,701 @@
+"""The look-up of tuned configurations: the ladder, bad files, and what it costs."""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sqlite_utils")
+pytest.importorskip("filelock")
+
+from sdkde_autotune import lookup, provenance, schema
+from sdkde_autotune.key import Key
+from sdkde_autotune.measure import Outcome
+from sdkde_autotune.store import Store
+
+from sdkde_core import tuning
+from sdkde_core.protocol import Problem, Reduction
+from sdkde_core.tuning import Query
+
+QUERY = Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86")
+PROBLEM = Problem(Reduction.MEAN, 2**12, 2**15, 16, "float32", "fast", "cuda:0")
+KEY = Key.of(QUERY, PROBLEM)
+NOW = {"source": "abc", "sdkde": "1", "triton": "3", "torch": "2", "cuda": "12", "driver": "535"}
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path, monkeypatch):
+    """An absent file, the one that is looked up; known versions; no shipped tables."""
+    path = tmp_path / "home" / "tuning.sqlite"
+    path.parent.mkdir()
+    monkeypatch.setenv("SDKDE_DB", str(path))
+    monkeypatch.setattr(lookup, "current", lambda backend: NOW)
+    monkeypatch.setattr(lookup, "TABLES", tmp_path / "tables")
+    lookup.forget()
+    yield path
+    lookup.forget()
+
+
+def fill(path, *rows):
+    """Write winners: (name of the configuration, what differs of the key, source, what differs of the versions)."""
+    with Store(path) as store:
+        for name, changes, source, versions in rows:
+            key = KEY._replace(**changes)
+            store.add(key, {"name": name}, Outcome("ok", (1.0, 1.0, 1.0)), source, {**NOW, **versions})
+            store.settle(key)
+
+
+def ask(accept=None, query=QUERY, problem=PROBLEM):
+    found = lookup.lookup(query, problem, accept)
+    return None if found is None else (found[0]["name"], found[1])
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "sdkde"]
+
+
+A100 = {"gpu": "A100 SXM 80GB", "architecture": "sm_80"}
+A40 = {"gpu": "A40"}  # of the A6000's architecture
+
+
+# --- the ladder ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rung", "row"),
+    [
+        ("exact", ({}, "measured", {})),
+        ("exact", ({}, "imported", {})),
+        ("provenance", ({}, "measured", {"driver": "999"})),
+        ("sizes", ({"n_octave": 12, "m_octave": 9}, "measured", {})),
+        ("sizes", ({"n_octave": 18, "m_octave": 15}, "imported", {"torch": "1"})),
+        ("architecture", (A40, "measured", {})),
+        ("architecture", ({**A40, "n_octave": 18}, "measured", {"driver": "999"})),
+        ("predicted", ({}, "predicted", {})),
+        ("predicted", ({"m_octave": 10}, "predicted", {})),
+        (None, (A100, "measured", {})),
+        (None, ({"n_octave": 19}, "measured", {})),
+        (None, ({"m_octave": 8}, "measured", {})),
+        (None, (A40, "predicted", {})),
+        (None, ({"n_octave": 11}, "predicted", {})),
+    ],
+)
+def test_every_rung(path, rung, row):
+    fill(path, ("x", *row))
+    assert ask() == (rung and ("x", rung))
+
+
+def test_what_is_not_accepted_moves_down_the_ladder(path, tmp_path):
+    with Store(tmp_path / "shipped.sqlite") as store:
+        store.add(KEY, {"name": "shipped"}, Outcome("ok", (1.0, 1.0, 1.0)), "measured", NOW)
+        store.settle(KEY)
+        lookup.TABLES.mkdir()
+        (lookup.TABLES / "a6000.json").write_text(json.dumps(store.dump()))
+    fill(
+        path,
+        ("predicted", {"m_octave": 13}, "predicted", {}),
+        ("architecture", A40, "measured", {}),
+        ("sizes", {"m_octave": 11}, "measured", {}),
+        ("exact", {}, "measured", {}),
+    )
+    refused = []
+    for rung in ("exact", "sizes", "architecture", "shipped", "predicted"):
+        assert ask(lambda config: config["name"] not in refused) == (rung, rung)
+        refused.append(rung)
+    assert ask(lambda config: False) is None
+    assert ask() == ("exact", "exact")  # nothing of that is remembered
+    assert [rung for _, rung in lookup.candidates(QUERY, PROBLEM)] == refused
+
+
+def test_a_configuration_that_failed_to_launch_is_passed_over(path, monkeypatch):
+    monkeypatch.setattr(tuning, "_lookup", lambda: lookup.lookup)
+    monkeypatch.setattr(tuning, "_rejected", set())
+    fill(path, ("x", {}, "measured", {}), ("y", {"m_octave": 11}, "measured", {}))
+    found = tuning.tuned(QUERY, PROBLEM)
+    assert found == ({"name": "x"}, "exact")
+    tuning.reject(QUERY, found, RuntimeError("out of resources"))
+    assert tuning.tuned(QUERY, PROBLEM) == ({"name": "y"}, "sizes")
+
+
+@pytest.mark.parametrize("name", provenance.NAMES)
+def test_other_versions_lower_the_rung_and_discard_nothing(path, name):
+    fill(path, ("x", {}, "measured", {name: "other"}))
+    assert ask() == ("x", "provenance")
+
+
+def test_what_else_the_tuner_noted_is_not_compared(path):
+    fill(path, ("x", {}, "measured", {"clock_mhz": 1410}))
+    assert ask() == ("x", "exact")
+
+
+@pytest.mark.parametrize("column", Key._fields[:9])
+def test_another_family_never_answers(path, column):
+    other = {str: "other", int: 7}[type(getattr(KEY, column))]
+    fill(path, ("x", {column: other}, "measured", {}), ("x", {column: other}, "predicted", {}))
+    assert ask() is None
+
+
+def test_the_nearest_sizes_answer(path):
+    fill(
+        path,
+        ("far", {"n_octave": 17, "m_octave": 13}, "measured", {}),
+        ("near", {"n_octave": 16, "m_octave": 11}, "measured", {}),
+        ("uneven", {"n_octave": 17}, "measured", {}),
+    )
+    assert [config["name"] for config, _ in lookup.candidates(QUERY, PROBLEM)] == ["near", "uneven", "far"]
+
+
+def test_ties_are_settled_alike_in_any_order(tmp_path, monkeypatch):
+    rows = [(f"{n}{m}", {"n_octave": 15 + n, "m_octave": 12 + m}, "measured", {}) for n in (-1, 1) for m in (-1, 1)]
+    answers = set()
+    for i in range(4):
+        monkeypatch.setenv("SDKDE_DB", str(tmp_path / f"{i}.sqlite"))
+        fill(tmp_path / f"{i}.sqlite", *rows[i:], *rows[:i])
+        answers.add(tuple(config["name"] for config, _ in lookup.candidates(QUERY, PROBLEM)))
+    assert len(answers) == 1
+
+
+def test_of_equally_near_ones_that_of_these_versions_answers(path):
+    fill(path, ("a", {"m_octave": 11}, "measured", {"source": "old"}), ("b", {"m_octave": 13}, "measured", {}))
+    assert ask() == ("b", "sizes")
+    fill(path, ("a", {"m_octave": 11}, "measured", {}), ("b", {"m_octave": 13}, "measured", {"source": "old"}))
+    assert ask() == ("a", "sizes")
+
+
+def test_a_measured_neighbour_beats_a_prediction_for_the_very_key(path):
+    fill(path, ("guess", {}, "predicted", {}), ("far", {**A40, "n_octave": 18}, "measured", {}))
+    assert ask() == ("far", "architecture")
+
+
+def test_requires_and_octaves(path):
+    fill(path, ("x", {"requires": "exclude_self,weights"}, "measured", {}))
+    assert ask() is None
+    asked = replace(PROBLEM, requires=frozenset({"weights", "exclude_self"}))
+    assert ask(problem=asked) == ("x", "exact")
+    assert ask(problem=replace(asked, n=2**15 + 2**13, m=3500)) == ("x", "exact")  # rounded
+    assert ask(problem=replace(asked, n=2**16)) == ("x", "sizes")
+    assert ask(problem=replace(asked, m=0)) is None
+
+
+# --- shipped tables -----------------------------------------------------------------------------------------------
+
+
+def ship(name, *rows):
+    lookup.TABLES.mkdir(exist_ok=True)
+    best = [
+        {**KEY._replace(**changes)._asdict(), "config": {"name": row}, "ms": 1, "source": source, "provenance": {}}
+        for row, changes, source in rows
+    ]
+    (lookup.TABLES / name).write_text(json.dumps({"best": best}))
+
+
+def test_shipped_tables_answer_by_card_then_architecture_then_size():
+    ship("b.json", ("kin", A40, "measured"), ("other", A100, "measured"), ("far", {"n_octave": 19}, "measured"))
+    ship("a.json", ("card", {"n_octave": 12}, "measured"), ("guess", {}, "predicted"))
+    found = [(config["name"], rung) for config, rung in lookup.candidates(QUERY, PROBLEM)]
+    assert found == [("card", "shipped"), ("kin", "shipped"), ("guess", "predicted")]
+
+
+def test_a_broken_shipped_table_does_not_hide_the_others(caplog):
+    ship("b.json", ("x", {}, "measured"))
+    (lookup.TABLES / "a.json").write_text("{")
+    (lookup.TABLES / "c.json").write_text('{"best": [{"backend": "triton"}]}')
+    for _ in range(2):
+        assert ask() == ("x", "shipped")
+        lookup.forget()
+    assert ["a.json" in text or "c.json" in text for text in warnings(caplog)] == [True, True]
+
+
+# --- odd rows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", ["", "nonsense", "[1]", "{}", '{"a": [1]}', '{"a": null}', '{"a": {}}'])
+def test_a_row_without_a_configuration_is_passed_over(path, config):
+    fill(path, ("bad", {}, "measured", {}), ("good", {"m_octave": 11}, "measured", {}))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE best SET config = ? WHERE m_octave = 12", [config])
+        connection.commit()
+    assert ask() == ("good", "sizes")
+
+
+def test_rows_with_odd_columns_are_passed_over(path):
+    fill(path, ("good", {}, "measured", {}), ("bad", {"m_octave": 11}, "measured", {}))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE best SET n_octave = 'many', provenance = 'x' WHERE m_octave = 11")
+        connection.execute("UPDATE best SET provenance = '[1' WHERE m_octave = 12")
+        connection.commit()
+    assert ask() == ("good", "provenance")
+
+
+def test_an_accept_that_raises_refuses(path, caplog):
+    fill(path, ("bad", {}, "measured", {}), ("good", {"m_octave": 11}, "measured", {}))
+
+    def accept(config):
+        if config["name"] == "bad":
+            raise ValueError("a configuration has block_m, not name")
+        return True
+
+    for _ in range(3):
+        assert ask(accept) == ("good", "sizes")
+    assert len(warnings(caplog)) == 1
+
+
+def test_never_raises_whatever_happens(path, caplog, monkeypatch):
+    fill(path, ("x", {}, "measured", {}))
+
+    def current(backend):
+        raise OSError("no")
+
+    monkeypatch.setattr(lookup, "current", current)
+    assert ask() is None
+    assert ask() is None
+    assert len(warnings(caplog)) == 1
+
+
+def test_what_is_returned_may_be_changed(path):
+    fill(path, ("x", {}, "measured", {}))
+    lookup.lookup(QUERY, PROBLEM, None)[0]["name"] = "y"
+    assert ask() == ("x", "exact")
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def corrupt(path):
+    path.write_bytes(os.urandom(4096))
+
+
+def text(path):
+    path.write_text("not a database, just a few lines of text\n")
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:6000])
+
+
+def no_pages(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def rotten(path):
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+
+
+def foreign(path):
+    path.unlink()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE best (bookmark)")
+        connection.commit()
+
+
+def edit(*statements):
+    def change(path):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+
+    return change
+
+
+def directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def without_shm(path):
+    wal = Path(f"{path}-wal")
+    with Store(path) as store:
+        store.calibrate("here", "triton", {"clock": 1.0})
+        kept = wal.read_bytes()
+    wal.write_bytes(kept)
+
+
+BAD = {
+    "random": corrupt,
+    "text": text,
+    "truncated": truncated,
+    "no pages": no_pages,
+    "rotten": rotten,
+    "foreign": foreign,
+    "foreign id": edit("PRAGMA application_id = 1"),
+    "newer": edit(f"PRAGMA user_version = {len(schema.MIGRATIONS) + 1}"),
+    "no table": edit("DROP TABLE best"),
+    "no column": edit("ALTER TABLE best DROP COLUMN provenance"),
+    "directory": directory,
+    "fifo": fifo,
+    "-wal without -shm": without_shm,
+}
+
+
+@pytest.mark.parametrize("spoil", BAD.values(), ids=BAD)
+def test_a_bad_file_counts_as_empty_and_is_reported_once(path, caplog, spoil):
+    fill(path, ("x", {}, "measured", {}))
+    ship("a.json", ("shipped", {}, "measured"))
+    spoil(path)
+    lookup.forget()
+    before = sorted(path.parent.iterdir())
+    for _ in range(3):
+        assert ask() == ("shipped", "shipped")
+        assert ask() == ("shipped", "shipped")
+        lookup.forget()
+    (warning,) = warnings(caplog)
+    assert str(path) in warning
+    assert "sdkde-autotune" in warning
+    assert "\n" not in warning
+    assert sorted(path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("absent", ["nothing", "no folder", "empty file", "a file for a folder"])
+def test_a_missing_file_is_no_news(path, caplog, monkeypatch, absent):
+    if absent == "no folder":
+        path.parent.rmdir()
+    elif absent == "empty file":
+        path.touch()
+    elif absent == "a file for a folder":
+        path.write_text("x")
+        monkeypatch.setenv("SDKDE_DB", str(path / "tuning.sqlite"))
+    before = sorted(path.parent.parent.rglob("*"))
+    assert ask() is None
+    assert sorted(path.parent.parent.rglob("*")) == before
+    assert len(warnings(caplog)) == (absent == "a file for a folder")
+
+
+def _other(code, *arguments, **options):
+    """Another process, after its first line."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+HOLD = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in sys.argv[2:]:
+    connection.execute(statement).fetchall()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("statements", "readable"),
+    [
+        (["BEGIN EXCLUSIVE", "DELETE FROM best"], True),  # readers of a WAL do not wait
+        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM best WHERE 0", "DELETE FROM best"], False),
+        (["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM best"], False),
+    ],
+)
+def test_a_locked_file(path, caplog, statements, readable):
+    fill(path, ("x", {}, "measured", {}))
+    process = _other(HOLD, path, *statements)
+    before = sorted(path.parent.iterdir())
+    start = time.perf_counter()
+    for _ in range(2):
+        assert ask() == (("x", "exact") if readable else None)
+        lookup.forget()
+    assert time.perf_counter() - start < 2
+    assert len(warnings(caplog)) == (not readable)
+    assert sorted(path.parent.iterdir()) == before
+    process.communicate()
+
+
+def test_what_a_running_tuner_has_written_is_found_and_what_a_killed_one_left(path, caplog):
+    fill(path, ("old", {"m_octave": 11}, "measured", {}))
+    code = """
+import sys
+from sdkde_autotune.store import Store, Outcome, Key
+store = Store()
+key = Key(*eval(sys.argv[1]))
+store.add(key, {"name": "x"}, Outcome("ok", (1., 1., 1.)), "measured", eval(sys.argv[2]))
+store.settle(key)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    process = _other(code, tuple(KEY), NOW)
+    before = sorted(path.parent.iterdir())
+    assert Path(f"{path}-wal") in before
+    assert ask() == ("x", "exact")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    lookup.forget()
+    assert ask() == ("x", "exact")
+    assert sorted(path.parent.iterdir()) == before
+    assert not warnings(caplog)
+    with Store(path) as store:  # and the tuner that comes next tidies up
+        assert len(store.best()) == 2
+    assert not Path(f"{path}-wal").exists()
+
+
+def test_read_while_tuners_come_and_go(path, caplog):
+    fill(path, ("x", {}, "measured", {}))
+    code = """
+from sdkde_autotune.store import Store
+print("ready", flush=True)
+while True:
+    with Store() as store:
+        for i in range(50):
+            store.calibrate("machine", "triton", {str(i): float(i)})
+        store._db.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+"""
+    process = _other(code)
+    until, count = time.monotonic() + 1.0, 0
+    while time.monotonic() < until:
+        assert ask() == ("x", "exact")
+        lookup.forget()
+        count += 1
+    process.kill()
+    process.communicate()
+    assert not warnings(caplog)
+    assert count > 20
+
+
+def test_a_reader_here_leaves_the_locks_of_a_writer_here_alone(path):
+    """POSIX locks are lost when any descriptor of the file is closed: then the last of others would drop the -wal."""
+    fill(path, ("x", {}, "measured", {}))
+    with Store(path) as store:
+        store.settle(KEY)
+        lookup.forget()
+        assert ask() == ("x", "exact")
+        store._db.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        lookup.forget()
+        assert ask() == ("x", "exact")  # now from the file alone
+        code = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM best').fetchall()"
+        subprocess.run([sys.executable, "-c", code, path], check=True)
+        assert Path(f"{path}-wal").exists()
+        store.add(KEY, {"name": "y"}, Outcome("ok", (0.5, 0.5, 0.5)), "measured", NOW)
+        store.settle(KEY)
+    assert ask() == ("y", "exact")
+
+
+def test_another_users_files(path, caplog):
+    """In a folder that one may not write to the file is read; one that may not be read is reported."""
+    fill(path, ("x", {}, "measured", {}))
+    code = """
+import logging, os, sys
+from pathlib import Path
+from sdkde_autotune import lookup, schema
+folder = Path(sys.argv[1])
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for name in "open", "closed":
+    print(lookup.read(folder / "open", lambda c: c.execute("SELECT count(*) FROM best").fetchone()) if name == "open"
+          else os.environ.update(SDKDE_DB=str(folder / name)) or lookup._stored())
+"""
+    import tempfile  # pytest's folders cannot be entered by others
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for kind, mode in ("open", 0o444), ("closed", 0o000):
+            (folder / kind).write_bytes(path.read_bytes())
+            (folder / kind).chmod(mode)
+        folder.chmod(0o555)
+        found = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True)
+        folder.chmod(0o755)
+        assert sorted(p.name for p in folder.iterdir()) == ["closed", "open"]
+    first, warning, last = found.stdout.splitlines()
+    assert (first, last) == ("(1,)", "[]")
+    assert "closed is not used" in warning
+
+
+# --- where, when, and at what cost --------------------------------------------------------------------------------
+
+
+def test_where_the_database_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDKDE_DB", "~/x.sqlite")
+    assert lookup.database() == Path.home() / "x.sqlite"
+    monkeypatch.setenv("SDKDE_DB", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert lookup.database() == tmp_path / "sdkde" / "tuning.sqlite"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert lookup.database() == Path.home() / ".cache" / "sdkde" / "tuning.sqlite"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert lookup.database() == Path.home() / "Library" / "Caches" / "sdkde" / "tuning.sqlite"
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert lookup.database() == tmp_path / "local" / "sdkde" / "tuning.sqlite"
+
+
+def test_no_home_is_no_reason_to_fail(monkeypatch, caplog):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SDKDE_DB")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert ask() is None
+    assert len(warnings(caplog)) == 1
+
+
+def test_read_once_until_told_to_forget(path, tmp_path, monkeypatch):
+    fill(path, ("x", {}, "measured", {}))
+    assert ask() == ("x", "exact")
+    path.unlink()
+    assert ask() == ("x", "exact")
+    assert ask(problem=replace(PROBLEM, m=2**11)) == ("x", "sizes")
+    fill(tmp_path / "other.sqlite", ("y", {}, "measured", {}))  # the tuner forgets by itself
+    assert ask() is None
+    monkeypatch.setenv("SDKDE_DB", str(tmp_path / "other.sqlite"))
+    assert ask() == ("y", "exact")
+
+
+def test_threads(path):
+    fill(path, ("x", {}, "measured", {}))
+    found, start = [], threading.Barrier(8)
+
+    def work(i):
+        start.wait()
+        for j in range(200):
+            found.append(ask(problem=replace(PROBLEM, m=2 ** (9 + j % 7))))
+            if i == 0 and j % 20 == 0:
+                lookup.forget()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 1600
+    assert set(found) == {("x", "exact"), ("x", "sizes")}
+
+
+def test_without_what_only_the_tuner_needs(path):
+    fill(path, ("x", {}, "measured", provenance.current("triton")))
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("sqlite_utils", "optuna", "filelock", "click", "click_default_group", "tqdm"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+from sdkde_autotune.lookup import lookup
+from sdkde_core.protocol import Problem
+from sdkde_core.tuning import Query
+problem = Problem("mean", 2**12, 2**15, 16, "float32", "fast", "cuda:0")
+print(lookup(Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86"), problem, None))
+print({"torch", "triton"} & set(sys.modules))
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "({'name': 'x'}, 'exact')\nset()\n"
+
+
+def test_the_cost(path, monkeypatch, capsys):
+    """Generous bounds: machines are shared."""
+    fill(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        config = json.dumps({"block_m": 64, "block_n": 128, "num_warps": 4, "num_stages": 3, "name": "x"})
+        rest = config, 1.0, None, None, 0.01, "measured", json.dumps(NOW), "2026-01-01T00:00:00+00:00"
+        rows = [
+            (*KEY._replace(kernel=f"k{i % 10}", n_octave=10 + i // 10 % 10, m_octave=8 + i // 100), *rest)
+            for i in range(1000)
+        ]
+        connection.executemany(f"INSERT INTO best VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        connection.commit()
+    query = replace(QUERY, kernel="k3")
+    cold = []
+    for _ in range(5):
+        lookup.forget()
+        start = time.perf_counter()
+        assert ask(query=query) == ("x", "exact")
+        cold.append(time.perf_counter() - start)
+
+    def accept(config):
+        return True
+
+    warm = []
+    for _ in range(5000):
+        start = time.perf_counter()
+        lookup.lookup(query, PROBLEM, accept)
+        warm.append(time.perf_counter() - start)
+    with capsys.disabled():
+        print(f" [cold {1e3 * statistics.median(cold):.1f} ms, warm {1e6 * statistics.median(warm):.1f} µs] ", end="")
+    assert statistics.median(cold) < 0.1
+    assert statistics.median(warm) < 50e-6
+
+
+# --- provenance ---------------------------------------------------------------------------------------------------
+
+
+def test_provenance_of_what_is_here(monkeypatch):
+    found = provenance.current("numpy")
+    assert found is provenance.current("numpy")
+    assert set(found) <= set(provenance.NAMES)
+    assert {"source", "cuda", "driver"} <= set(found)
+    assert all(isinstance(value, str) for value in found.values())
+    assert provenance.same(found, found)
+    assert not provenance.same({**found, "source": ""}, found)
+    assert provenance.current("no such backend")["source"] == ""
+
+
+def test_provenance_changes_with_the_source_and_imports_nothing(tmp_path, monkeypatch):
+    package = tmp_path / "stranger" / "kernels"
+    package.mkdir(parents=True)
+    (tmp_path / "stranger" / "__init__.py").write_text("raise ImportError('imported')")
+    (package / "__init__.py").write_text("raise ImportError('imported')")
+    (package / "backend.py").write_text("x = 1")
+    (tmp_path / "single.py").write_text("raise ImportError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(provenance._files("stranger.kernels.backend")) == {"__init__.py", "backend.py"}
+    assert set(provenance._files("single")) == {"single.py"}
+    assert provenance._files("nowhere.at.all") == {}
+
+    class Record:
+        class info:
+            implementation = "stranger.kernels.backend:Backend"
+
+    monkeypatch.setattr(provenance.registry, "find", lambda name: Record)
+    before = provenance._source("stranger")
+    assert before == provenance._source("stranger")
+    (package / "backend.py").write_text("x = 2")
+    assert provenance._source("stranger") not in ("", before)
+    assert not {"stranger", "single"} & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC 12.2.0",
+            "535.104.05",
+        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build", "560.35.03"),
+        ("nothing", ""),
+    ],
+)
+def test_driver(tmp_path, monkeypatch, line, version):
+    (tmp_path / "version").write_text(line)
+    monkeypatch.setattr(provenance, "_DRIVER", tmp_path / "version")
+    assert provenance._quietly(provenance._driver) == version
+    monkeypatch.setattr(provenance, "_DRIVER", tmp_path / "absent")
+    assert provenance._quietly(provenance._driver) == ""
+
+
+def test_cuda_is_read_without_importing_torch(tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.9'\ncuda: Optional[str] = '12.8'\nhip = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert provenance._cuda() == "12.8"
+    (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = None\nhip = '6'\n")
+    assert provenance._quietly(provenance._cuda) == ""
