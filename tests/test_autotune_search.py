@@ -116,6 +116,7 @@ def task(n=32768, m=4096, gpu="RTX A6000", architecture="sm_86"):
     return Task(query, Problem(Reduction.LOG_SUM, m, n, 16, "float32", "fast", "cuda:0"))
 
 
+HILLS = Hills()
 TASK = task()
 KEY = Key.of(TASK.query, TASK.problem)
 ALL = candidates(TASK, Hills())

@@ -145,7 +145,7 @@ def main(ctx: click.Context) -> None:
 @click.option(
     "--trials",
     type=_POSITIVE,
-    help=f"Configurations of a problem to try. Default: {TRIALS}, with grid all; {PREDICTED} where nothing is measured.",
+    help=f"Configurations of a problem to try. Default: {TRIALS}; grid: all; where nothing is measured: {PREDICTED}.",
 )
 @click.option("--budget", type=_Duration(), help="Time for the whole run: 90s, 10m, 1h. Default: no limit.")
 @click.option(

@@ -205,7 +205,7 @@ def explanation_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return explanations as a table, with what was passed over below."""
     cells = [(*_task(_key(row)), row["rung"], config_text(row["config"]), row["why"]) for row in rows]
     notes = [
-        f"{row['kernel']}, d {row['dimension']}: passed over {over['rung']} ({config_text(over['config'])}): {over['why']}"
+        f"{row['kernel']}, d {row['dimension']}: not {over['rung']} ({config_text(over['config'])}): {over['why']}"
         for row in rows
         for over in row["passed_over"]
     ]
