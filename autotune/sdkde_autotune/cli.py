@@ -7,10 +7,9 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
@@ -20,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdkde_core import __version__, hardware
-from sdkde_core.cli import _Argument, _json, _stopped_by_signals, _together
+from sdkde_core.cli import _Argument, _json, _stopped_by_signals
 from sdkde_core.cli import _Group as _OneLine
 from sdkde_core.hardware import GPU
-from sdkde_core.protocol import LEVELS, Reduction
 
-from . import lookup
-from .measure import SOURCES, Runner
-from .problems import card_named, problems, tunables
+from . import lookup, options
+from .measure import Runner
+from .problems import tunables
 from .search import SAMPLERS, Result, search
 
 if TYPE_CHECKING:
@@ -58,71 +56,6 @@ class _Commands(_OneLine, DefaultGroup):
         return super().get_command(ctx, cmd_name)
 
 
-class _Duration(click.ParamType):
-    """Seconds, from ``90s``, ``10m``, ``1h`` or a number of seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(value).strip())
-        if not found or not float(found[1]):
-            self.fail(f"{value!r} is no time; pass 90s, 10m or 1h", param, ctx)
-        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
-
-
-def _several(name: str, kind: click.ParamType, **extra: Any) -> Callable[[Any], Any]:
-    """An option that takes values with commas, or that can be repeated."""
-
-    def split(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[Any, ...]:
-        words = [word.strip() for text in given for word in text.split(",") if word.strip()]
-        return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
-
-    return click.option(name, multiple=True, callback=split, **extra)
-
-
-_REDUCTIONS, _POSITIVE = click.Choice([str(reduction) for reduction in Reduction]), click.IntRange(min=1)
-
-_db = click.option(
-    "--db",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The tuner's file. Default: SDKDE_DB, else in the user's cache folder.",
-)
-_gpu = click.option(
-    "--gpu",
-    metavar="NAME",
-    default="auto",
-    show_default=True,
-    help="A GPU's name or alias, or auto: the first one here.",
-)
-_what = _together(
-    _gpu,
-    click.option("--backend", help="A backend's name. Default: all that can be tuned."),
-    _several(
-        "--reduction",
-        _REDUCTIONS,
-        metavar="NAMES",
-        help="log_sum, mean, laplace; with commas, or repeated. Default: all.",
-    ),
-    _several("--dim", _POSITIVE, metavar="D", help="Dimensions, likewise. Default: 2,16,64."),
-    _several("--n-train", _POSITIVE, metavar="N", help="Training points, likewise. Default: 32768."),
-    _several("--n-query", _POSITIVE, metavar="M", help="Query points, likewise, mean aside. Default: an eighth of N."),
-    _several(
-        "--precision", click.Choice(LEVELS), metavar="LEVELS", help=f"{', '.join(LEVELS)}, likewise. Default: fast."
-    ),
-)
-_filters = _together(
-    click.option("--gpu", metavar="NAME", help="Only of this GPU."),
-    click.option("--backend", help="Only of this backend."),
-    click.option("--kernel", help="Only of this kernel."),
-    _several("--reduction", _REDUCTIONS, metavar="NAMES", help="Only of these reductions."),
-    _several("--dim", _POSITIVE, metavar="D", help="Only of these dimensions, as the kernel pads them."),
-    _several("--precision", click.Choice(LEVELS), metavar="LEVELS", help="Only of these levels."),
-    _several("--source", click.Choice(SOURCES), metavar="NAMES", help=f"Only of these origins: {', '.join(SOURCES)}."),
-)
-
-
 @click.group(
     cls=_Commands,
     default="tune",
@@ -141,13 +74,13 @@ def main(ctx: click.Context) -> None:
 
 
 @main.command()
-@_what
+@options.problem_options
 @click.option(
     "--trials",
-    type=_POSITIVE,
+    type=options.POSITIVE,
     help=f"Configurations of a problem to try. Default: {TRIALS}; grid: all; where nothing is measured: {PREDICTED}.",
 )
-@click.option("--budget", type=_Duration(), help="Time for the whole run: 90s, 10m, 1h. Default: no limit.")
+@click.option("--budget", type=options.Duration(), help="Time for the whole run: 90s, 10m, 1h. Default: no limit.")
 @click.option(
     "--sampler",
     type=click.Choice(SAMPLERS),
@@ -156,8 +89,8 @@ def main(ctx: click.Context) -> None:
     help="What chooses the next configuration; where nothing is measured it is always priced.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler's random numbers.")
-@click.option("--jobs", type=_POSITIVE, help="Compilers side by side. Default: one per core.")
-@_db
+@click.option("--jobs", type=options.POSITIVE, help="Compilers side by side. Default: one per core.")
+@options.db_option
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @_json
 @click.pass_context
@@ -183,8 +116,8 @@ def tune(
     """
     from . import report
 
-    card, device = _card(gpu)
-    tasks = tunables(_problems(what, device), card, what["backend"])
+    card, device = options.card_here(gpu)
+    tasks = tunables(options.problems_of(what, device), card, what["backend"])
     if device is None:
         sampler, trials = "priced", trials or PREDICTED
         doing = f"ranking by the cost model and compiling for {card.architecture}"
@@ -240,15 +173,15 @@ def tune(
 
 
 @main.command()
-@_filters
+@options.filter_options
 @click.option("--trials", is_flag=True, help="Every configuration that was tried, not only the best.")
-@_db
+@options.db_option
 @_json
 def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
     from . import report
 
-    wanted, where = _columns(filters), db or lookup.database()
+    wanted, where = options.columns(filters), db or lookup.database()
     if not where.exists():
         click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
         return
@@ -263,15 +196,15 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 
 
 @main.command()
-@_what
-@_db
+@options.problem_options
+@options.db_option
 @_json
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration every kernel of a problem would get, and why."""
     from . import report, rows
 
-    card, device = _card(gpu)
-    tasks = tunables(_problems(what, device), card, what["backend"])
+    card, device = options.card_here(gpu)
+    tasks = tunables(options.problems_of(what, device), card, what["backend"])
     if os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no"):
         click.echo("SDKDE_TUNING is off: backends use their defaults, whatever is said here", err=True)
     with _reading(db) as where:
@@ -282,12 +215,12 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 
 @main.command()
 @click.argument("file", cls=_Argument, help="Where to write JSON; - is standard output.")
-@_filters
-@_db
+@options.filter_options
+@options.db_option
 def export(file: str, db: Path | None, **filters: Any) -> None:
     """Write what is known as JSON, to be imported elsewhere."""
-    with _store(_there(db)) as store:
-        dump = store.dump(**_columns(filters))
+    with _store(options.there(db)) as store:
+        dump = store.dump(**options.columns(filters))
     text = json.dumps(dump, indent=1)
     if file == "-":
         click.echo(text)
@@ -298,7 +231,7 @@ def export(file: str, db: Path | None, **filters: Any) -> None:
 
 @main.command("import")
 @click.argument("file", cls=_Argument, help="What export wrote, or another database of the tuner.")
-@_db
+@options.db_option
 def import_(file: str, db: Path | None) -> None:
     """Take in what was tuned elsewhere."""
     if not Path(file).is_file():
@@ -309,9 +242,15 @@ def import_(file: str, db: Path | None) -> None:
 
 @main.command()
 @click.argument("file", cls=_Argument, help="What export wrote, or a database: a recorded space.")
-@_several("--sampler", click.Choice(SAMPLERS[:3]), metavar="NAMES", help="tpe, random, grid. Default: tpe,random.")
-@click.option("--trials", type=_POSITIVE, default=TRIALS, show_default=True, help="Configurations that a search tries.")
-@click.option("--repeats", type=_POSITIVE, default=20, show_default=True, help="Searches, each with another seed.")
+@options.several(
+    "--sampler", click.Choice(SAMPLERS[:3]), metavar="NAMES", help="tpe, random, grid. Default: tpe,random."
+)
+@click.option(
+    "--trials", type=options.POSITIVE, default=TRIALS, show_default=True, help="Configurations that a search tries."
+)
+@click.option(
+    "--repeats", type=options.POSITIVE, default=20, show_default=True, help="Searches, each with another seed."
+)
 @_json
 def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_json: bool) -> None:
     """Search recorded configurations again: how far samplers end from the best of them, without a GPU.
@@ -335,7 +274,7 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
 
 
 @main.command()
-@_filters
+@options.filter_options
 @click.option("-x", "x", metavar="PARAMETER", help="Across. Default: the parameter with the most values.")
 @click.option("-y", "y", metavar="PARAMETER", help="Upwards. Default: the next one.")
 @click.option(
@@ -346,7 +285,7 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
     show_default=True,
     help="Where to write the picture.",
 )
-@_db
+@options.db_option
 def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters: Any) -> None:
     """Draw one problem's search: best times over two parameters, and the times in order.
 
@@ -354,8 +293,8 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
     """
     from . import report
 
-    with _store(_there(db)) as store:
-        trials = store.all_trials(**_columns(filters))
+    with _store(options.there(db)) as store:
+        trials = store.all_trials(**options.columns(filters))
     by_search: dict[Any, list[Any]] = {}
     for trial in trials:
         by_search.setdefault((trial.key, trial.source), []).append(trial)
@@ -368,51 +307,7 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
     click.echo(f"{output}: {len(chosen)} configurations of {what}{rest}")
 
 
-# --- what the user wrote ---------------------------------------------------------------------------------------------
-
-
-def _card(name: str) -> tuple[GPU, str | None]:
-    """The GPU that is named, and the device that it is here; None: it is not here."""
-    here = hardware.local_gpus()
-    if name == "auto":
-        if not here:
-            raise ValueError("no NVIDIA GPU is visible here; name the one to predict for, such as --gpu a6000")
-        name = here[0]
-    card = card_named(name)
-    matches = [i for i, found in enumerate(here) if hardware.gpu(found) is card]
-    if len(matches) > 1:
-        click.echo(f"{len(matches)} GPUs here are {card.name}: taking the first, cuda:{matches[0]}", err=True)
-    return card, f"cuda:{matches[0]}" if matches else None
-
-
-def _problems(what: Mapping[str, Any], device: str | None) -> list[Any]:
-    names = {
-        "reduction": "reductions",
-        "dim": "dims",
-        "n_train": "n_train",
-        "n_query": "n_query",
-        "precision": "precisions",
-    }
-    given = {names[name]: values for name, values in what.items() if name in names and values}
-    return problems(**given, device=device or "cuda:0")
-
-
-def _columns(filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Filters by the store's columns."""
-    names = {"dim": "dimension", "precision": "level"}
-    wanted = {names.get(name, name): value for name, value in filters.items() if value}
-    if "gpu" in wanted:
-        wanted["gpu"] = hardware.card_name(wanted["gpu"])
-    return wanted
-
-
-def _there(db: Path | None) -> Path:
-    where = db or lookup.database()
-    if not where.exists():
-        raise ValueError(
-            f"nothing is tuned yet: there is no {where}; run sdkde-autotune --gpu auto, or name another --db"
-        )
-    return where
+# --- records ---------------------------------------------------------------------------------------------
 
 
 def _recorded(path: Path) -> Iterator[tuple[Any, ...]]:
