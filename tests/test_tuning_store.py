@@ -38,9 +38,20 @@ def ok(ms):
     return Outcome("ok", (0.9 * ms, ms, 1.2 * ms), phases={"compile": 1.5, "time": 0.5})
 
 
-def python(code, *arguments):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+@pytest.fixture
+def python():
+    """Start other processes; they end with the test at the latest."""
+    with contextlib.ExitStack() as stack:
+
+        def start(code, *arguments):
+            command = [sys.executable, "-c", code, *map(str, arguments)]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 # --- what is kept -------------------------------------------------------------------------------------------------
@@ -500,7 +511,7 @@ sys.stdin.read()
         ["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM best"],
     ],
 )
-def test_a_locked_file_is_said_to_be(path, statements):
+def test_a_locked_file_is_said_to_be(path, statements, python):
     filled(path)
     process = python(HOLD, path, *statements)
     assert process.stdout.readline() == "ready\n"
@@ -512,7 +523,7 @@ def test_a_locked_file_is_said_to_be(path, statements):
         assert len(s.all_trials()) == 4
 
 
-def test_a_writer_waits_for_another(path, monkeypatch):
+def test_a_writer_waits_for_another(path, monkeypatch, python):
     monkeypatch.setattr(store, "BUSY_SECONDS", 10.0)
     filled(path)
     with Store() as s:
@@ -609,7 +620,7 @@ print(sum(os.waitpid(child, 0)[1] != 0 for child in children))
 
 
 @pytest.mark.parametrize("beginning", ["absent", "corrupt"])
-def test_sixteen_that_start_cold_lose_nothing(path, beginning):
+def test_sixteen_that_start_cold_lose_nothing(path, beginning, python):
     if beginning == "corrupt":
         path.parent.mkdir()
         path.write_bytes(os.urandom(9000))
@@ -638,7 +649,7 @@ with Store() as store:
 """
 
 
-def test_kill_9_loses_the_row_in_flight_at_most(path, caplog):
+def test_kill_9_loses_the_row_in_flight_at_most(path, caplog, python):
     for rows in (1, 40, 90):
         path.unlink(missing_ok=True)
         process = python(KILLED, tuple(KEY))
@@ -654,7 +665,7 @@ def test_kill_9_loses_the_row_in_flight_at_most(path, caplog):
     assert not caplog.records
 
 
-def test_killed_while_it_begins(path, caplog):
+def test_killed_while_it_begins(path, caplog, python):
     """At every statement of creation: the next process finds nothing, or everything."""
     code = """
 import os, sys
