@@ -262,10 +262,9 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
             if not at_rest or _stamp(path) == before:
                 break
         except sqlite3.Error as error:
-            vanished = (
-                getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN
-            )  # the -shm before the -wal
-            if attempt == ATTEMPTS or not (vanished or _stamp(path) != before):
+            # A -shm that is not there yet, or no more, or not yet filled.
+            passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+            if attempt == ATTEMPTS or not (passing or _stamp(path) != before):
                 raise
         time.sleep(0.002 * attempt)
     return found
