@@ -22,6 +22,7 @@ import os
 import sqlite3
 import stat
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -47,6 +48,9 @@ TABLES = Path(__file__).parent / "tables"
 
 #: How long a look-up waits for a file that is locked.
 TIMEOUT_SECONDS = 0.2
+
+#: How often a file is read that changes meanwhile.
+ATTEMPTS = 6
 
 _T = TypeVar("_T")
 _COLUMNS = (*Key._fields, "config", "source", "provenance")
@@ -236,8 +240,8 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
 
     Nothing is created, no -wal and no -shm beside the file either, as SQLite would for a reader in WAL mode. While a
     -wal is there, so is the writer's -shm, which serves us too. Without one the file is at rest, and read as if it
-    could not change; should it change after all, it is read again. It is opened by SQLite only: to close it would take
-    the locks from a connection that this process may have.
+    could not change; should it change after all, it is read again, as it is when the writer tidies up under us. It is
+    opened by SQLite only: to close it would take the locks from a connection that this process may have.
 
     Raises
     ------
@@ -245,22 +249,24 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
         It cannot be read, or is not ours.
     """
     path = Path(os.path.realpath(path))
-    for attempt in range(4):
+    found = None
+    for attempt in range(1, ATTEMPTS + 1):
         before = _stamp(path)
         if before is None:
             return None
-        at_rest = attempt < 3 and not any(before.unwritten)
-        how = "immutable=1" if at_rest else "readonly_shm=1"
+        at_rest = not any(before.unwritten)
+        uri = f"{path.as_uri()}?mode=ro&{'immutable' if at_rest else 'readonly_shm'}=1"
         try:
-            uri = f"{path.as_uri()}?mode=ro&{how}"
             with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_SECONDS)) as connection:
                 found = work(connection) if begun(connection) else None
-        except sqlite3.Error:
-            if at_rest and _stamp(path) != before:
-                continue
-            raise
-        if not at_rest or _stamp(path) == before:
-            break
+            if not at_rest or _stamp(path) == before:
+                break
+        except sqlite3.Error as error:
+            # A -shm that is not there yet, or no more, or not yet filled.
+            passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+            if attempt == ATTEMPTS or not (passing or _stamp(path) != before):
+                raise
+        time.sleep(0.002 * attempt)
     return found
 
 

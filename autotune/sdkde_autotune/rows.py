@@ -189,7 +189,9 @@ def winner(trials: Iterable[Trial], default: Config | None) -> Best | None:
     ran = [trial for trial in ran if trial.source != "predicted"] or ran
     if not ran:
         return None
-    first = min(ran, key=lambda trial: (trial.outcome.median, _text(trial.config)))
+    # Finalists were timed side by side: a lucky time of another does not beat them.
+    final = [trial for trial in ran if "finals" in trial.outcome.phases] or ran
+    first = min(final, key=lambda trial: (trial.outcome.median, _text(trial.config)))
     of_default = [
         trial.outcome.median for trial in ran if default is not None and _text(trial.config) == _text(default)
     ]

@@ -57,13 +57,16 @@ def begun(connection: sqlite3.Connection) -> bool:
 
 
 def migrate(db: Database) -> None:
-    """Bring a database to this version, every step in a transaction of its own."""
+    """Bring a database to this version, every step in a transaction of its own.
+
+    sqlite-utils before 4 commits with every table: a step that was cut short must be one that can be taken again.
+    """
     for number, step in enumerate(MIGRATIONS, start=1):
         db.conn.execute("BEGIN IMMEDIATE")
         try:
             if db.conn.execute("PRAGMA user_version").fetchone()[0] < number:
-                step(db)
                 db.conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                step(db)
                 db.conn.execute(f"PRAGMA user_version = {number}")
             db.conn.commit()
         except BaseException:
@@ -78,16 +81,19 @@ def _first(db: Database) -> None:
         {**KEY, "config": str, "status": str, "error": str, **quantiles, "phases": str, **result},
         pk=(*KEY, "config", "source"),
         not_null={*KEY, "config", "status", "error", "phases", *result},
+        if_not_exists=True,
     )
     db["best"].create(
         {**KEY, "config": str, "ms": float, "default_config": str, "default_ms": float, "noise": float, **result},
         pk=tuple(KEY),
         not_null={*KEY, "config", "ms", "noise", *result},
+        if_not_exists=True,
     )
     db["calibration"].create(
         {"machine": str, "backend": str, "name": str, "value": float, "created": str},
         pk=("machine", "backend", "name"),
         not_null={"machine", "backend", "name", "value", "created"},
+        if_not_exists=True,
     )
 
 

@@ -262,6 +262,8 @@ def _connect(path: Path) -> Database:
         connection.execute("PRAGMA synchronous = NORMAL")
         db = Database(connection)
         schema.migrate(db)
+        connection.execute("DELETE FROM calibration WHERE 0")  # what may only be read lets a transaction begin
+        connection.commit()
         return db
     except BaseException:
         connection.close()

@@ -1,0 +1,387 @@
+"""The command ``sdkde-autotune``; imported by the console script only."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sdkde_core import __version__, hardware
+from sdkde_core.cli import _Argument, _json, _stopped_by_signals
+from sdkde_core.cli import _Group as _OneLine
+from sdkde_core.hardware import GPU
+
+from . import lookup, options
+from .measure import Runner
+from .problems import tunables
+from .search import SAMPLERS, Result, search
+
+if TYPE_CHECKING:
+    from .store import Store
+
+try:
+    from click_default_group import DefaultGroup
+except ImportError:
+    click.echo("Error: the tuner needs more packages: pip install 'sdkde[autotune]'", err=True)
+    raise SystemExit(2) from None
+
+__all__ = ["main"]
+
+#: Configurations of a problem that are tried: measured, and predicted.
+TRIALS, PREDICTED = 60, 16
+
+
+class _Commands(_OneLine, DefaultGroup):
+    """Options without a command are those of ``tune``; a word that is no command is a mistake."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and not cmd_name.startswith("-"):
+            close = difflib.get_close_matches(cmd_name, self.commands, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}? " if close else ""
+            if hardware.gpu(cmd_name):
+                hint = f"did you mean --gpu {cmd_name}? "
+            raise click.UsageError(f"there is no command {cmd_name!r}; {hint}There are {', '.join(self.commands)}")
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(
+    cls=_Commands,
+    default="tune",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="sdkde-autotune")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Find fast launch configurations for backends, and remember them.
+
+    Options without a command are those of tune: sdkde-autotune --gpu a6000
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@main.command()
+@options.problem_options
+@click.option(
+    "--trials",
+    type=options.POSITIVE,
+    help=f"Configurations of a problem to try. Default: {TRIALS}; grid: all; where nothing is measured: {PREDICTED}.",
+)
+@click.option("--budget", type=options.Duration(), help="Time for the whole run: 90s, 10m, 1h. Default: no limit.")
+@click.option(
+    "--sampler",
+    type=click.Choice(SAMPLERS),
+    default="tpe",
+    show_default=True,
+    help="What chooses the next configuration; where nothing is measured it is always priced.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler's random numbers.")
+@click.option("--jobs", type=options.POSITIVE, help="Compilers side by side. Default: one per core.")
+@options.db_option
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@_json
+@click.pass_context
+def tune(
+    ctx: click.Context,
+    gpu: str,
+    trials: int | None,
+    budget: float | None,
+    sampler: str,
+    seed: int,
+    jobs: int | None,
+    db: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    **what: Any,
+) -> None:
+    """Search launch configurations for a GPU, and keep the best.
+
+    On the GPU if it is here. If not, nothing is measured: configurations are ranked by the cost model, the best-priced
+    ones compiled for its architecture, and the result is kept as predicted.
+
+    Ctrl-C keeps everything; the same command again goes on where it ended.
+    """
+    from . import report
+
+    card, device = options.card_here(gpu)
+    tasks = tunables(options.problems_of(what, device), card, what["backend"])
+    if device is None:
+        sampler, trials = "priced", trials or PREDICTED
+        doing = f"ranking by the cost model and compiling for {card.architecture}"
+        click.echo(f"no {card.name} here: nothing is measured; {doing}", err=True)
+    elif trials is None and sampler != "grid":
+        trials = TRIALS
+    if dry_run:
+        rows = report.plan(tasks, trials)
+        click.echo(json.dumps(rows, indent=2) if as_json else report.plan_table(rows))
+        return
+    runner = _runner(card, device, jobs or hardware.cpu_threads())
+    results: list[Result] = []
+    start = time.monotonic()
+    stopped = ""
+    try:
+        with _stopped_by_signals(), _store(db) as store:
+            for i, (task, space) in enumerate(tasks):
+                left = None if budget is None else budget - (time.monotonic() - start)
+                if left is not None and left <= 0:
+                    stopped = f"the budget is spent: {len(tasks) - i} of {len(tasks)} problems were not begun"
+                    break
+                share = None if left is None else left / (len(tasks) - i)
+                label = f"{i + 1}/{len(tasks)} {task.query.kernel} {task.problem.reduction} d={task.problem.d}"
+                with _progress(label) as progress:
+                    found = search(
+                        task,
+                        space,
+                        runner,
+                        store,
+                        sampler=sampler,
+                        trials=trials,
+                        budget=share,
+                        seed=seed,
+                        progress=progress,
+                    )
+                results.append(found)
+    except KeyboardInterrupt:
+        stopped = "stopped: what was tried is kept, and the same command goes on from there"
+    finally:
+        runner.close()
+    where = db or lookup.database()
+    if as_json:
+        told = {"gpu": card.name, "source": runner.source, "db": str(where)}
+        click.echo(json.dumps({**told, "tasks": [report.result_row(result) for result in results]}, indent=2))
+    elif results:
+        click.echo(report.summary(results))
+        seconds = time.monotonic() - start
+        click.echo(f"{runner.source} for {card.name} in {seconds:.0f} s; kept in {where}")
+    if stopped:
+        click.echo(stopped, err=True)
+    if stopped.startswith("stopped"):
+        ctx.exit(130)
+
+
+@main.command()
+@options.filter_options
+@click.option("--trials", is_flag=True, help="Every configuration that was tried, not only the best.")
+@options.db_option
+@_json
+def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
+    """List the best configurations."""
+    from . import report
+
+    wanted, where = options.columns(filters), db or lookup.database()
+    if not where.exists():
+        click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
+        return
+    with _store(db) as store:
+        if as_json:
+            dump = store.dump(**wanted)
+            click.echo(json.dumps(dump["trial" if trials else "best"], indent=2))
+        elif trials:
+            _table_or(report.trial_table, store.all_trials(**wanted))
+        else:
+            _table_or(report.winner_table, store.best(**wanted))
+
+
+@main.command()
+@options.problem_options
+@options.db_option
+@_json
+def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
+    """Say which configuration every kernel of a problem would get, and why."""
+    from . import report, rows
+
+    card, device = options.card_here(gpu)
+    tasks = tunables(options.problems_of(what, device), card, what["backend"])
+    if os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no"):
+        click.echo("SDKDE_TUNING is off: backends use their defaults, whatever is said here", err=True)
+    with _reading(db) as where:
+        winners = rows.read_dump(where).get("best", ()) if where.exists() else ()
+        found = [report.explanation(tunable, winners) for tunable in tasks]
+    click.echo(json.dumps(found, indent=2) if as_json else report.explanation_table(found))
+
+
+@main.command()
+@click.argument("file", cls=_Argument, help="Where to write JSON; - is standard output.")
+@options.filter_options
+@options.db_option
+def export(file: str, db: Path | None, **filters: Any) -> None:
+    """Write what is known as JSON, to be imported elsewhere."""
+    with _store(options.there(db)) as store:
+        dump = store.dump(**options.columns(filters))
+    text = json.dumps(dump, indent=1)
+    if file == "-":
+        click.echo(text)
+        return
+    Path(file).write_text(text + "\n", encoding="utf-8")
+    click.echo(f"{file}: {len(dump['trial'])} trials, {len(dump['best'])} winners", err=True)
+
+
+@main.command("import")
+@click.argument("file", cls=_Argument, help="What export wrote, or another database of the tuner.")
+@options.db_option
+def import_(file: str, db: Path | None) -> None:
+    """Take in what was tuned elsewhere."""
+    if not Path(file).is_file():
+        raise ValueError(f"{file} is no file; pass what `sdkde-autotune export` wrote, or another database")
+    with _store(db) as store:
+        click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")
+
+
+@main.command()
+@click.argument("file", cls=_Argument, help="What export wrote, or a database: a recorded space.")
+@options.several(
+    "--sampler", click.Choice(SAMPLERS[:3]), metavar="NAMES", help="tpe, random, grid. Default: tpe,random."
+)
+@click.option(
+    "--trials", type=options.POSITIVE, default=TRIALS, show_default=True, help="Configurations that a search tries."
+)
+@click.option(
+    "--repeats", type=options.POSITIVE, default=20, show_default=True, help="Searches, each with another seed."
+)
+@_json
+def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_json: bool) -> None:
+    """Search recorded configurations again: how far samplers end from the best of them, without a GPU.
+
+    The loss is how much slower the best found is than the best recorded.
+    """
+    from . import report
+    from .simulate import simulate as replay
+
+    if not Path(file).is_file():
+        raise ValueError(f"{file} is no file; pass what `sdkde-autotune export` wrote, or a database")
+    found = []
+    for key, records, task, space in _recorded(Path(file)):
+        for name in sampler or ("tpe", "random"):
+            losses = [replay(records, task, space, name, trials, seed) for seed in range(repeats)]
+            told = {"recorded": len(records), "sampler": name, "trials": trials, "repeats": repeats}
+            found.append({**key._asdict(), **told, "mean_loss": mean(losses), "worst_loss": max(losses)})
+    if not found:
+        raise ValueError(f"{file} has no problem of which a configuration ran: there is nothing to search again")
+    click.echo(json.dumps(found, indent=2) if as_json else report.simulation_table(found))
+
+
+@main.command()
+@options.filter_options
+@click.option("-x", "x", metavar="PARAMETER", help="Across. Default: the parameter with the most values.")
+@click.option("-y", "y", metavar="PARAMETER", help="Upwards. Default: the next one.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("sdkde-tuning.png"),
+    show_default=True,
+    help="Where to write the picture.",
+)
+@options.db_option
+def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters: Any) -> None:
+    """Draw one problem's search: best times over two parameters, and the times in order.
+
+    Of several problems that match, the one with the most configurations tried.
+    """
+    from . import report
+
+    with _store(options.there(db)) as store:
+        trials = store.all_trials(**options.columns(filters))
+    by_search: dict[Any, list[Any]] = {}
+    for trial in trials:
+        by_search.setdefault((trial.key, trial.source), []).append(trial)
+    if not by_search:
+        raise ValueError("nothing that was tried matches; see `sdkde-autotune show --trials`")
+    (key, source), chosen = max(by_search.items(), key=lambda item: len(item[1]))
+    report.plot(chosen, output, x, y)
+    rest = f", the largest of {len(by_search)} searches that match" if len(by_search) > 1 else ""
+    what = f"{key.kernel}, {key.reduction}, d {key.dimension}, {key.gpu}, {source}"
+    click.echo(f"{output}: {len(chosen)} configurations of {what}{rest}")
+
+
+# --- records ---------------------------------------------------------------------------------------------
+
+
+def _recorded(path: Path) -> Iterator[tuple[Any, ...]]:
+    """Recorded spaces: key, records, task and space."""
+    from .simulate import RecordedSpace, task_of
+
+    with TemporaryDirectory() as folder, _store(Path(folder) / "recorded.sqlite") as store:
+        store.load(path)
+        winners = store.best()
+        recorded = {row.key: store.trials(row.key) for row in winners}
+    for row in winners:
+        measured = [trial for trial in recorded[row.key] if trial.source != "predicted"] or recorded[row.key]
+        names = row.config.keys()
+        records = [(trial.config, trial.outcome.median) for trial in measured if trial.config.keys() == names]
+        default = next((config for config, _ in records if config == row.default_config), records[0][0])
+        yield row.key, records, task_of(row.key), RecordedSpace(records, default)
+
+
+# --- what there is to work with --------------------------------------------------------------------------------------
+
+
+def _store(path: Path | None) -> Store:
+    from .store import Store  # sqlite-utils takes a while to import
+
+    return Store(path)
+
+
+@contextmanager
+def _reading(db: Path | None) -> Iterator[Path]:
+    """Let look-ups read the file that is named."""
+    before = os.environ.get("SDKDE_DB")
+    if db is not None:
+        os.environ["SDKDE_DB"] = str(db)
+    lookup.forget()
+    try:
+        yield lookup.database()
+    finally:
+        if db is not None:
+            os.environ.pop("SDKDE_DB")
+            if before is not None:
+                os.environ["SDKDE_DB"] = before
+        lookup.forget()
+
+
+def _runner(card: GPU, device: str | None, jobs: int) -> Runner:
+    runner: Runner
+    if device is None:
+        runner = importlib.import_module("sdkde_autotune.offline").OfflineRunner(card, jobs)
+        return runner
+    if importlib.util.find_spec("sdkde_autotune.worker") is None:
+        raise ValueError("measuring on a card is not there yet; --gpu of a card that is not visible predicts")
+    runner = importlib.import_module("sdkde_autotune.worker").MeasuringRunner(device=device, jobs=jobs)
+    return runner
+
+
+# --- what the user sees ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int, float], None] | None]:
+    """Yield what draws a bar with the best so far, on a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=label, leave=False, file=sys.stderr, unit="") as bar:
+
+        def advance(known: int, expected: int, best: float) -> None:
+            bar.total, bar.n = expected, known
+            bar.set_postfix_str(f"best {best:.4g} ms")
+
+        yield advance
+
+
+def _table_or(draw: Callable[[Any], str], rows: Sequence[Any]) -> None:
+    click.echo(draw(rows) if rows else "nothing matches")

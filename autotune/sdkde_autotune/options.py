@@ -1,0 +1,144 @@
+"""What a user writes on the command line: options, and what they stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sdkde_core import hardware
+from sdkde_core.cli import _together
+from sdkde_core.hardware import GPU
+from sdkde_core.protocol import LEVELS, Problem, Reduction
+
+from . import lookup
+from .measure import SOURCES
+from .problems import card_named, problems
+
+__all__ = [
+    "POSITIVE",
+    "Duration",
+    "card_here",
+    "columns",
+    "db_option",
+    "filter_options",
+    "problem_options",
+    "problems_of",
+    "several",
+    "there",
+]
+
+
+class Duration(click.ParamType):
+    """Seconds, from ``90s``, ``10m``, ``1h`` or a number of seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(value).strip())
+        if not found or not float(found[1]):
+            self.fail(f"{value!r} is no time; pass 90s, 10m or 1h", param, ctx)
+        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def several(name: str, kind: click.ParamType, **extra: Any) -> Callable[[Any], Any]:
+    """An option that takes values with commas, or that can be repeated."""
+
+    def split(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[Any, ...]:
+        words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+        return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
+
+    return click.option(name, multiple=True, callback=split, **extra)
+
+
+REDUCTIONS, POSITIVE = click.Choice([str(reduction) for reduction in Reduction]), click.IntRange(min=1)
+
+db_option = click.option(
+    "--db",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The tuner's file. Default: SDKDE_DB, else in the user's cache folder.",
+)
+_gpu = click.option(
+    "--gpu",
+    metavar="NAME",
+    default="auto",
+    show_default=True,
+    help="A GPU's name or alias, or auto: the first one here.",
+)
+problem_options = _together(
+    _gpu,
+    click.option("--backend", help="A backend's name. Default: all that can be tuned."),
+    several(
+        "--reduction",
+        REDUCTIONS,
+        metavar="NAMES",
+        help="log_sum, mean, laplace; with commas, or repeated. Default: all.",
+    ),
+    several("--dim", POSITIVE, metavar="D", help="Dimensions, likewise. Default: 2,16,64."),
+    several("--n-train", POSITIVE, metavar="N", help="Training points, likewise. Default: 32768."),
+    several("--n-query", POSITIVE, metavar="M", help="Query points, likewise, mean aside. Default: an eighth of N."),
+    several(
+        "--precision", click.Choice(LEVELS), metavar="LEVELS", help=f"{', '.join(LEVELS)}, likewise. Default: fast."
+    ),
+)
+filter_options = _together(
+    click.option("--gpu", metavar="NAME", help="Only of this GPU."),
+    click.option("--backend", help="Only of this backend."),
+    click.option("--kernel", help="Only of this kernel."),
+    several("--reduction", REDUCTIONS, metavar="NAMES", help="Only of these reductions."),
+    several("--dim", POSITIVE, metavar="D", help="Only of these dimensions, as the kernel pads them."),
+    several("--precision", click.Choice(LEVELS), metavar="LEVELS", help="Only of these levels."),
+    several("--source", click.Choice(SOURCES), metavar="NAMES", help=f"Only of these origins: {', '.join(SOURCES)}."),
+)
+
+
+# --- what they stand for ---------------------------------------------------------------------------------------------
+
+
+def card_here(name: str) -> tuple[GPU, str | None]:
+    """The GPU that is named, and the device that it is here; None: it is not here."""
+    here = hardware.local_gpus()
+    if name == "auto":
+        if not here:
+            raise ValueError("no NVIDIA GPU is visible here; name the one to predict for, such as --gpu a6000")
+        name = here[0]
+    card = card_named(name)
+    matches = [i for i, found in enumerate(here) if hardware.gpu(found) is card]
+    if len(matches) > 1:
+        click.echo(f"{len(matches)} GPUs here are {card.name}: taking the first, cuda:{matches[0]}", err=True)
+    return card, f"cuda:{matches[0]}" if matches else None
+
+
+def problems_of(what: Mapping[str, Any], device: str | None) -> list[Problem]:
+    names = {
+        "reduction": "reductions",
+        "dim": "dims",
+        "n_train": "n_train",
+        "n_query": "n_query",
+        "precision": "precisions",
+    }
+    given = {names[name]: values for name, values in what.items() if name in names and values}
+    return problems(**given, device=device or "cuda:0")
+
+
+def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Filters by the store's columns."""
+    names = {"dim": "dimension", "precision": "level"}
+    wanted = {names.get(name, name): value for name, value in filters.items() if value}
+    if "gpu" in wanted:
+        wanted["gpu"] = hardware.card_name(wanted["gpu"])
+    return wanted
+
+
+def there(db: Path | None) -> Path:
+    where = db or lookup.database()
+    if not where.exists():
+        raise ValueError(
+            f"nothing is tuned yet: there is no {where}; run sdkde-autotune --gpu auto, or name another --db"
+        )
+    return where

@@ -1,0 +1,146 @@
+"""From what a user names on the command line to what there is to tune."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from sdkde_core import registry
+from sdkde_core.hardware import GPU, GPUS, gpu
+from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
+from sdkde_core.tuning import Query, Space, space_of
+
+from .key import Key, octave
+from .measure import Task
+
+__all__ = ["Tunable", "card_named", "problems", "tunable", "tunables"]
+
+
+class Tunable(NamedTuple):
+    """A kernel to tune for a problem, and what of it can be."""
+
+    task: Task
+    space: Space
+
+
+def card_named(name: str) -> GPU:
+    """Return the GPU that a user names.
+
+    Raises
+    ------
+    ValueError
+        None is known by that name.
+    """
+    card = gpu(name)
+    if card is None:
+        known = ", ".join(f"{card.aliases[0]} ({card.name})" for card in GPUS)
+        raise ValueError(f"no GPU is known as {name!r}; pass one of {known}")
+    return card
+
+
+def problems(
+    reductions: Iterable[str] = tuple(Reduction),
+    dims: Iterable[int] = (2, 16, 64),
+    n_train: Iterable[int] = (32768,),
+    n_query: Sequence[int] = (),
+    precisions: Iterable[str] = ("fast",),
+    device: str = "cuda:0",
+) -> list[Problem]:
+    """Return the cross product, as typical calls have it: sizes are powers of two, the nearest.
+
+    Parameters
+    ----------
+    reductions : iterable of str
+    dims, n_train : iterable of int
+    n_query : sequence of int
+        None: an eighth of the training points. MEAN is of the points themselves.
+    precisions : iterable of str
+    device : str
+    """
+    found = []
+    for reduction, d, n, level in itertools.product(map(Reduction, reductions), dims, n_train, precisions):
+        same = reduction is Reduction.MEAN
+        for m in (n,) if same else n_query or (max(1, n // 8),):
+            problem = Problem(
+                reduction=reduction,
+                m=2 ** octave(m),
+                n=2 ** octave(n),
+                d=d,
+                dtype="float32" if level == "fast" else "float64",
+                level=level,
+                device=device,
+                same=same,
+                extent=1.2 * math.sqrt(d) + 6,  # normal samples under Silverman's bandwidth, tails included
+            )
+            found.append(problem)
+    return list(dict.fromkeys(found))
+
+
+def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -> list[Tunable]:
+    """Return what there is to tune for the problems on a card, one task a key.
+
+    Parameters
+    ----------
+    wanted : iterable of Problem
+    card : GPU
+    backend : str, optional
+        None: every backend that is installed and says what can be tuned of it.
+
+    Raises
+    ------
+    BackendUnavailable, ValueError
+        A named backend cannot be had, or has nothing to tune; or nothing has.
+    """
+    found: dict[Key, Tunable] = {}
+    named = (
+        [_named(backend)] if backend else [record.info for record in registry.records() if record.ok and record.info]
+    )
+    refusals = []
+    for info in named:
+        space = space_of(info)
+        if space is None:
+            continue
+        for problem in wanted:
+            reason = _refusal(info, problem)
+            if reason:
+                refusals.append(f"{info.name}: {reason}")
+                continue
+            for kernel in space.kernels(problem):
+                dimension = space.dimension(kernel, problem)
+                query = Query(info.name, kernel, space.config_version, dimension, card.name, card.architecture)
+                found.setdefault(Key.of(query, problem), Tunable(Task(query, problem), space))
+    if not found:
+        names = ", ".join(info.name for info in named if info.tuning)
+        why = "; ".join(dict.fromkeys(refusals)) if names else "no backend that is installed can be tuned"
+        raise ValueError(f"nothing to tune: {why or f'{names} has no kernels for these problems'}")
+    return list(found.values())
+
+
+def tunable(info: BackendInfo | None) -> bool:
+    """Whether a backend says what can be tuned of it."""
+    return info is not None and bool(info.tuning)
+
+
+def _named(name: str) -> BackendInfo:
+    record = registry.find(name)
+    able = [record.name for record in registry.records() if record.ok and tunable(record.info)]
+    rest = f"; backends that can be tuned: {', '.join(able) or 'none is installed'}"
+    if record is None:
+        raise BackendUnavailable(f"backend {name!r} is unknown{rest}")
+    if not record.ok or record.info is None:
+        raise BackendUnavailable(f"backend {name!r} is {record.status}: {record.reason}")
+    if not tunable(record.info):
+        raise ValueError(f"backend {name!r} has nothing to tune{rest}")
+    return record.info
+
+
+def _refusal(info: BackendInfo, problem: Problem) -> str | None:
+    kind = problem.device.partition(":")[0]
+    if kind not in info.devices:
+        return f"does not run on {kind}"
+    if problem.level not in info.levels:
+        return f"has no precision {problem.level}"
+    support = info.supports(problem)
+    return None if support.ok else support.reason

@@ -1,0 +1,391 @@
+"""Which configurations of a kernel to try, in what order, and which is best. Only here Optuna is spoken to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from typing import Protocol as TypingProtocol
+
+import numpy as np
+
+from sdkde_core.hardware import gpu
+from sdkde_core.tuning import Config, Space
+
+from .key import Key
+from .measure import Outcome, Runner, Task
+
+__all__ = ["PAPER", "SAMPLERS", "Memory", "Result", "candidates", "search", "size"]
+
+#: What chooses the next candidate. ``grid``: all in order; ``priced``: those that the cost model prices best, first.
+SAMPLERS = ("tpe", "random", "grid", "priced")
+
+#: The configuration of the paper's kernels.
+PAPER: Config = {"block_m": 64, "block_n": 1024, "num_warps": 2, "num_stages": 2}
+
+#: How many are timed again, interleaved, besides the default.
+FINALISTS = 3
+
+#: Winners of other problems that are tried.
+NEIGHBOURS = 4
+
+#: The phase that a finalist's outcome carries: an interrupted search shows thereby whether it came so far.
+_FINALS = "finals"
+
+
+class Memory(TypingProtocol):
+    """What a search needs of :class:`sdkde_autotune.store.Store`."""
+
+    def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
+        """Keep an outcome, at once."""
+
+    def trials(self, key: Key) -> Sequence[Any]:
+        """What is known of a key."""
+
+    def best(self, **filters: Any) -> Sequence[Any]:
+        """Winners."""
+
+    def settle(self, key: Key, default: Config | None = None) -> None:
+        """Derive the winner of a key."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search found.
+
+    Parameters
+    ----------
+    task : Task
+    key : Key
+    best : mapping or None
+        The best configuration; None: none ran.
+    outcome, default : Outcome or None
+        Of the best configuration and of the default one.
+    counts : mapping of str to int
+        Configurations by status, replayed ones included.
+    tried, replayed : int
+        Configurations that were run, and that the store knew.
+    seconds : float
+    reason : str
+        The most frequent error, for the user whose candidates are all rejected.
+    """
+
+    task: Task
+    key: Key
+    best: Config | None
+    outcome: Outcome | None
+    default: Outcome | None
+    counts: Mapping[str, int]
+    tried: int
+    replayed: int
+    seconds: float
+    reason: str = ""
+
+    @property
+    def rejected(self) -> int:
+        """Configurations that did not run."""
+        return sum(self.counts.values()) - self.counts.get("ok", 0)
+
+
+def size(task: Task, space: Space) -> int:
+    """Count the configurations of a space, those that cannot run included."""
+    return int(np.prod([len(values) for values in space.parameters(task.query.kernel).values()], dtype=float))
+
+
+def candidates(task: Task, space: Space) -> list[dict[str, Any]]:
+    """Return every configuration that can run by its parameters alone, in order."""
+    parameters = space.parameters(task.query.kernel)
+    every = (dict(zip(parameters, values)) for values in itertools.product(*parameters.values()))
+    return [config for config in every if _limit(task, space, config) is None]
+
+
+def search(
+    task: Task,
+    space: Space,
+    runner: Runner,
+    store: Memory,
+    *,
+    sampler: str = "tpe",
+    trials: int | None = 60,
+    budget: float | None = None,
+    seed: int = 0,
+    first: Iterable[Config] = (),
+    progress: Callable[[int, int, float], None] | None = None,
+) -> Result:
+    """Try configurations of one kernel for one problem, keep every outcome, and settle which is best.
+
+    The default comes first, then ``first``, winners of neighbouring problems and the paper's configuration, then what
+    the sampler asks for. What cannot run by its parameters is never run, and nothing is run twice: outcomes that the
+    store knows from the same kind of runner and the same source code are replayed to the sampler. That is how an
+    interrupted search resumes. Measured finalists are timed again, interleaved, and that decides.
+
+    Parameters
+    ----------
+    task : Task
+    space : Space
+    runner : Runner
+    store : Memory
+    sampler : str
+        One of :data:`SAMPLERS`.
+    trials : int, optional
+        Outcomes to have at the end, replayed ones included; None: of every configuration. With ``"priced"`` the
+        default comes on top, if it is not among them.
+    budget : float, optional
+        Seconds after which no other candidate is begun.
+    seed : int
+    first : iterable of mapping
+        Configurations to try early; dropped where the space does not have them. Parameters that one lacks are the
+        default's.
+    progress : callable, optional
+        ``progress(known, expected, best)`` after every outcome; ``best`` in milliseconds, inf without any.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After what is known has been settled.
+    """
+    start = time.monotonic()
+    key = Key.of(task.query, task.problem)
+    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
+    version = runner.provenance(task).get("source")
+    before = store.trials(key)
+    same = [t for t in before if t.source == runner.source and t.provenance.get("source") == version]
+    known: dict[str, Outcome] = {_name(trial.config): trial.outcome for trial in same}
+    configs: dict[str, Config] = {_name(trial.config): trial.config for trial in same}
+    replayed = len(known)
+
+    valid = candidates(task, space)
+    proposals: _Proposals
+    if sampler == "tpe":
+        proposals = _Tpe(space.parameters(task.query.kernel), valid, seed)
+    else:
+        proposals = _Ordered(_order(sampler, task, space, valid, seed))
+    early = [default] if _limit(task, space, default) is None else []
+    if sampler != "priced":
+        early += _fitting([*first, *_earlier(before), *_neighbours(store, key), PAPER], task, space, default)
+    queue = list({_name(config): config for config in early if _name(config) not in known}.values())
+    expected = len({_name(config) for config in (*valid, *early)} | set(known))
+    if trials is not None:
+        extra = sampler == "priced" and _name(default) not in map(_name, proposals.ask(trials))
+        expected = min(expected, trials + extra)
+    for name, outcome in known.items():
+        proposals.tell(configs[name], outcome)
+
+    def learn(config: Config, outcome: Outcome) -> None:
+        store.add(key, config, outcome, runner.source, runner.provenance(task))
+        known[_name(config)], configs[_name(config)] = outcome, config
+
+    def best() -> float:
+        return min((outcome.median for outcome in known.values()), default=float("inf"))
+
+    def spent() -> bool:
+        return budget is not None and len(known) > replayed and time.monotonic() - start >= budget
+
+    try:
+        while len(known) < expected and not spent():
+            batch = (queue or proposals.ask(proposals.ahead))[: expected - len(known)]
+            if not batch:
+                break
+            runner.prepare(task, batch)
+            for config in batch:
+                if spent():
+                    break
+                outcome = runner.run(task, config, best())
+                learn(config, outcome)
+                proposals.tell(config, outcome)
+                if progress is not None:
+                    progress(len(known), expected, best())
+            queue = []
+        tried = len(known) - replayed
+        final = _finalists(known, _name(default)) if runner.source == "measured" else []
+        if len(final) > 1 and (tried or not any(_FINALS in known[name].phases for name in final)):
+            began = time.monotonic()
+            outcomes = runner.finals(task, [configs[name] for name in final])
+            share = (time.monotonic() - began) / len(final)
+            if any(outcome.status == "ok" for outcome in outcomes):  # else one took all down, and nobody knows which
+                for name, outcome in zip(final, outcomes):
+                    phases = {**known[name].phases, **outcome.phases, _FINALS: share}
+                    learn(configs[name], replace(outcome, phases=phases))
+    finally:
+        store.settle(key, default)
+
+    winner = _winner(known)
+    errors = Counter(outcome.error for outcome in known.values() if outcome.status != "ok")
+    return Result(
+        task,
+        key,
+        configs[winner] if winner else None,
+        known[winner] if winner else None,
+        known.get(_name(default)),
+        Counter(outcome.status for outcome in known.values()),
+        tried,
+        replayed,
+        time.monotonic() - start,
+        errors.most_common(1)[0][0] if errors else "",
+    )
+
+
+def _name(config: Config) -> str:
+    """A configuration as text: the same whether it comes from a space or from the store's JSON."""
+    return json.dumps(dict(config), sort_keys=True)
+
+
+def _limit(task: Task, space: Space, config: Config) -> str | None:
+    return space.limit(task.query.kernel, config, task.problem, task.query.architecture)
+
+
+def _fitting(configs: Iterable[Config], task: Task, space: Space, default: Config) -> list[dict[str, Any]]:
+    """Those of the configurations that the space has and that can run."""
+    parameters = space.parameters(task.query.kernel)
+    known = [{**default, **config} for config in configs if config.keys() <= parameters.keys()]
+    return [
+        config
+        for config in known
+        if all(config[name] in values for name, values in parameters.items()) and _limit(task, space, config) is None
+    ]
+
+
+def _earlier(trials: Sequence[Any]) -> list[Config]:
+    """Finalists of the same problem under other code or elsewhere: their times are renewed, or replaced, by ours."""
+    final = [t for t in trials if t.outcome.status == "ok" and _FINALS in t.outcome.phases]
+    return [trial.config for trial in sorted(final, key=lambda trial: trial.outcome.median)][: FINALISTS + 2]
+
+
+def _neighbours(store: Memory, key: Key) -> list[Config]:
+    """Winners of the same family: those of the same card first, then of its architecture, nearest sizes first."""
+
+    def distance(other: Key) -> tuple[Any, ...]:
+        octaves = abs(other.n_octave - key.n_octave) + abs(other.m_octave - key.m_octave)
+        return other.gpu != key.gpu, other.architecture != key.architecture, octaves, other
+
+    found = store.best(backend=key.backend, kernel=key.kernel, config_version=key.config_version)
+    near = sorted((row for row in found if row.key.family == key.family), key=lambda row: distance(row.key))
+    return list({_name(row.config): row.config for row in near}.values())[:NEIGHBOURS]
+
+
+def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
+    """The fastest, the winner of earlier finals, and the default, as far as they ran."""
+    ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
+    earlier = [name for name in ran if _FINALS in known[name].phases]
+    return list(dict.fromkeys([*ran[:FINALISTS], *earlier[:1], *(name for name in ran if name == default)]))
+
+
+def _winner(known: Mapping[str, Outcome]) -> str | None:
+    """The fastest of the finalists if there were finals: a lucky time of another candidate does not beat them."""
+    ran = [name for name in known if known[name].status == "ok"]
+    final = [name for name in ran if _FINALS in known[name].phases]
+    return min(final or ran, key=lambda name: known[name].median, default=None)
+
+
+# --- what comes next ---------------------------------------------------------------------------------------------
+
+
+class _Proposals(TypingProtocol):
+    """Candidates that have not been told about, each at most once."""
+
+    #: How many are asked for at a time, so that they can be compiled side by side.
+    ahead: int
+
+    def ask(self, count: int) -> list[Config]: ...
+
+    def tell(self, config: Config, outcome: Outcome) -> None: ...
+
+
+def _order(sampler: str, task: Task, space: Space, valid: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    if sampler == "grid":
+        return valid
+    if sampler == "random":
+        return [valid[i] for i in np.random.default_rng(seed).permutation(len(valid))]
+    if sampler == "priced":
+        card = gpu(task.query.gpu)
+        if card is None:
+            raise ValueError(f"{task.query.gpu!r} has no known rates to price with; measure on it instead")
+        return sorted(valid, key=lambda config: space.seconds(task.query.kernel, config, task.problem, card))
+    raise ValueError(f"sampler is {sampler!r}; pass one of {', '.join(SAMPLERS)}")
+
+
+class _Ordered:
+    """Candidates in an order that outcomes do not change."""
+
+    ahead = 16
+
+    def __init__(self, order: Sequence[Config]) -> None:
+        self._left = {_name(config): config for config in order}
+
+    def ask(self, count: int) -> list[Config]:
+        return list(itertools.islice(self._left.values(), count))
+
+    def tell(self, config: Config, outcome: Outcome) -> None:
+        self._left.pop(_name(config), None)
+
+
+class _Tpe:
+    """Optuna's tree-structured Parzen estimator, over the places of the values in their order.
+
+    Spaces have holes, and Optuna proposes the same thing twice: what is run is the valid candidate nearest to its
+    proposal, in steps, that has not been tried. So every proposal counts, and the search ends when the space does.
+    """
+
+    ahead = 4
+
+    def __init__(self, parameters: Mapping[str, Sequence[Any]], valid: Sequence[Config], seed: int) -> None:
+        import warnings
+
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna, self._names = optuna, list(parameters)
+        self._places = {name: {json.dumps(v): i for i, v in enumerate(vs)} for name, vs in parameters.items()}
+        self._range = {
+            name: optuna.distributions.IntDistribution(0, max(0, len(values) - 1))
+            for name, values in parameters.items()
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `multivariate` was called experimental up to Optuna 4
+            sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed)
+        self._study = optuna.create_study(sampler=sampler)
+        shuffled = np.random.default_rng(seed).permutation(len(valid))  # so that ties favour no corner
+        self._left = {_name(valid[i]): (self._place(valid[i]), valid[i]) for i in shuffled}
+
+    def _place(self, config: Config) -> list[int] | None:
+        try:
+            return [self._places[name][json.dumps(config[name])] for name in self._names]
+        except KeyError:  # a default outside the values worth trying
+            return None
+
+    def ask(self, count: int) -> list[Config]:
+        asked = [self._study.ask(self._range) for _ in range(min(count, len(self._left)))]
+        chosen: dict[str, Config] = {}
+        for trial in asked:
+            names = [name for name in self._left if name not in chosen]
+            places = np.array([self._left[name][0] for name in names])
+            steps = np.abs(places - [trial.params[name] for name in self._names]).sum(axis=1)
+            nearest = names[int(steps.argmin())]
+            chosen[nearest] = self._left[nearest][1]
+            # What is run is told on its own; a failed trial is none to the sampler.
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        return list(chosen.values())
+
+    def tell(self, config: Config, outcome: Outcome) -> None:
+        self._left.pop(_name(config), None)
+        place = self._place(config)
+        if place is None:
+            return
+        state = self._optuna.trial.TrialState
+        ran = outcome.status == "ok"
+        self._study.add_trial(
+            self._optuna.create_trial(
+                params=dict(zip(self._names, place)),
+                distributions=self._range,
+                value=outcome.median if ran else None,
+                state=state.COMPLETE if ran else state.PRUNED,  # pruned: worse than all that ran
+            )
+        )

@@ -1,0 +1,171 @@
+"""A recorded space, searched again: how good a sampler is, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdkde_core.hardware import GPU
+from sdkde_core.protocol import Problem, Reduction
+from sdkde_core.tuning import Compiled, Config, Query, Space
+
+from .key import Key
+from .measure import Outcome, Task
+from .search import search
+
+__all__ = ["Record", "RecordedSpace", "simulate", "task_of"]
+
+#: A configuration and its milliseconds; inf: it did not run.
+Record = tuple[Config, float]
+
+
+def simulate(
+    records: Sequence[Record], task: Task, space: Space, sampler: str = "tpe", trials: int = 60, seed: int = 0
+) -> float:
+    """Search a recorded space and return the loss: how much slower than the best recorded time, as a fraction.
+
+    Parameters
+    ----------
+    records : sequence of (mapping, float)
+    task : Task
+    space : Space
+        Usually :class:`RecordedSpace`.
+    sampler : str
+    trials, seed : int
+
+    Returns
+    -------
+    float
+        0: the best was found; inf: nothing that runs was found.
+
+    Raises
+    ------
+    ValueError
+        No record ran.
+    """
+    fastest = min((ms for _, ms in records), default=float("inf"))
+    if fastest == float("inf"):
+        raise ValueError("no recorded configuration ran; there is nothing to compare with")
+    replay = _Replay({_name(config): ms for config, ms in records})
+    result = search(task, space, replay, _Forgetful(), sampler=sampler, trials=trials, seed=seed)
+    return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
+
+
+def task_of(key: Key) -> Task:
+    """Return a task that has the key: what a record was made for, as far as the key says."""
+    query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
+    problem = Problem(
+        Reduction(key.reduction),
+        2**key.m_octave,
+        2**key.n_octave,
+        key.dimension,
+        key.dtype,
+        key.level,
+        "cuda:0",
+        deterministic=bool(key.deterministic),
+    )
+    return Task(query, problem)
+
+
+@dataclass(frozen=True)
+class RecordedSpace:
+    """The space that records span: what was not recorded cannot run.
+
+    Parameters
+    ----------
+    records : sequence of (mapping, float)
+        With one set of parameters.
+    start : mapping
+        The default configuration.
+    """
+
+    records: Sequence[Record]
+    start: Config
+    config_version: int = 1
+    _names: frozenset[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_names", frozenset(_name(config) for config, _ in self.records))
+
+    def kernels(self, problem: Problem) -> tuple[str, ...]:
+        return ()
+
+    def dimension(self, kernel: str, problem: Problem) -> int:
+        return problem.d
+
+    def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
+        values: dict[str, dict[str, Any]] = {}
+        for config, _ in self.records:
+            for name, value in config.items():
+                values.setdefault(name, {})[json.dumps(value)] = value
+        return {name: tuple(sorted(found.values(), key=_order)) for name, found in values.items()}
+
+    def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
+        return self.start
+
+    def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
+        return None if _name(config) in self._names else "not recorded"
+
+    def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
+        raise ValueError("a record has no cost model")
+
+    def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
+        raise ValueError("a record cannot be compiled")
+
+    def too_much(self, compiled: Compiled, architecture: str) -> str | None:
+        return None
+
+
+def _name(config: Config) -> str:
+    return json.dumps(dict(config), sort_keys=True)
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    """Numbers by size, whatever else by its text."""
+    number = isinstance(value, int | float)
+    return not number, value if number else json.dumps(value)
+
+
+class _Replay:
+    """A runner that answers from a record."""
+
+    source = "measured"
+
+    def __init__(self, times: Mapping[str, float]) -> None:
+        self._times = times
+
+    def prepare(self, task: Task, configs: Sequence[Config]) -> None:
+        pass
+
+    def run(self, task: Task, config: Config, best: float) -> Outcome:
+        ms = self._times.get(_name(config))
+        if ms is None:
+            return Outcome("invalid", error="not recorded")
+        return Outcome("ok", (ms, ms, ms)) if ms < float("inf") else Outcome("crash", error="did not run")
+
+    def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
+        return [self.run(task, config, 0.0) for config in configs]
+
+    def provenance(self, task: Task) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class _Forgetful:
+    """A store that keeps nothing: the search knows what it has seen."""
+
+    def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
+        pass
+
+    def trials(self, key: Key) -> Sequence[Any]:
+        return ()
+
+    def best(self, **filters: Any) -> Sequence[Any]:
+        return ()
+
+    def settle(self, key: Key, default: Config | None = None) -> None:
+        pass

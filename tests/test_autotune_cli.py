@@ -1,0 +1,460 @@
+"""``sdkde-autotune``, on a stranger's backend and without a GPU."""
+
+import itertools
+import json
+import os
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna")
+pytest.importorskip("click_default_group")
+
+from click.testing import CliRunner
+from sdkde_autotune import lookup, provenance
+from sdkde_autotune.cli import main
+from sdkde_autotune.key import Key
+from sdkde_autotune.measure import Outcome
+from sdkde_autotune.problems import problems, tunables
+from sdkde_autotune.store import Store
+from test_autotune_search import ALL, BEST, HILLS, PAPER, Played, ms
+
+from sdkde_core import hardware, registry
+from sdkde_core.protocol import BackendInfo, Reduction, Support
+
+PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
+STRANGER = BackendInfo(
+    name="stranger",
+    protocol=(1, 2),
+    implementation="test_autotune_search:Backend",
+    devices=("cuda",),
+    levels=("fast", "high"),
+    supports=lambda problem: Support(problem.d <= 100, "takes up to 100 dimensions"),
+    tuning="test_autotune_search:HILLS",
+)
+PLAIN = BackendInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
+ONE = ("--reduction", "log_sum", "--dim", "16")
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch):
+    """Two strangers' backends, no GPU, and files of our own."""
+    records = [registry.Record(i.name, "ok", "installed", "x", "1", "x:INFO", i) for i in (PLAIN, STRANGER)]
+    gone = registry.Record("gone", "missing", "needs torch; install with: pip install torch", "x", "1", "x:INFO", PLAIN)
+    monkeypatch.setattr(registry, "records", lambda: (*records, gone))
+    monkeypatch.setenv("SDKDE_DB", str(tmp_path / "tuning.sqlite"))
+    monkeypatch.chdir(tmp_path)
+    cards(monkeypatch)
+    lookup.forget()
+    yield
+    lookup.forget()
+
+
+def cards(monkeypatch, *names):
+    monkeypatch.setattr(hardware, "local_gpus", lambda: names)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    return _runners(monkeypatch, "offline", "OfflineRunner", "predicted")
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    return _runners(monkeypatch, "worker", "MeasuringRunner", "measured")
+
+
+class Made(list):
+    """Runners, and how they answer."""
+
+    answer = None
+
+
+def _runners(monkeypatch, module, name, source):
+    """Stand in for a module with a runner; returns those that are made of it."""
+    made = Made()
+
+    def make(*arguments, **named):
+        runner = Played(made.answer, source=source)
+        runner.made_with = (*arguments, *named.values())
+        runner.provenance = lambda task: dict(provenance.current(task.query.backend))
+        made.append(runner)
+        return runner
+
+    fake = types.ModuleType(f"sdkde_autotune.{module}")
+    fake.__spec__ = types.SimpleNamespace()
+    setattr(fake, name, make)
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    return made
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result
+
+
+def refused(*arguments):
+    """The one line that is told, with exit status 2."""
+    result = run(*arguments, code=2)
+    lines = [line for line in result.output.splitlines() if not line.startswith("no RTX")]
+    assert len(lines) == 1, result.output
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def test_no_arguments_print_help():
+    output = run().output
+    assert output == run("--help").output
+    for name in main.commands:
+        assert re.search(rf"^  {name}", output, re.M), name
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_every_command_and_option_has_help_and_is_documented(name):
+    command = main.commands[name]
+    assert command.help
+    assert f"sdkde-autotune {name}" in PAGE
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+        for option in parameter.opts:
+            if option.startswith("--"):
+                assert f"`{option}" in PAGE, option
+    assert run(name, "--help").output.startswith("Usage: ")
+
+
+def test_the_page_is_short_and_names_no_option_that_is_not_there():
+    assert len(PAGE.splitlines()) < 120
+    known = {o for c in main.commands.values() for p in c.params for o in p.opts} | {"--help", "--version"}
+    assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
+
+
+@pytest.mark.parametrize(("word", "meant"), [("tuen", "tune"), ("shwo", "show"), ("exprot", "export"), ("plt", "plot")])
+def test_a_mistyped_command_is_named_and_a_close_one_suggested(word, meant):
+    line = refused(word, "--gpu", "a6000")
+    assert f"no command '{word}'" in line
+    assert f"did you mean {meant}?" in line
+
+
+def test_a_strange_word():
+    assert "did you mean --gpu a6000?" in refused("a6000")
+    line = refused("xyzzy")
+    assert "did you mean" not in line
+    assert "There are tune, show" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--gpu", "gtx9000"), r"no GPU is known as 'gtx9000'; pass one of a6000 \(RTX A6000\), a100 .*b200"),
+        (("--gpu", "auto"), "no NVIDIA GPU is visible here; name the one to predict for, such as --gpu a6000"),
+        (("tune",), "no NVIDIA GPU is visible here"),
+        (("--gpu", "a6000", "--reduction", "sum"), "'sum' is not one of"),
+        (("--gpu", "a6000", "--dim", "0"), "0 is not in the range"),
+        (("--gpu", "a6000", "--n-train", "many"), "'many' is not a valid integer"),
+        (("--gpu", "a6000", "--precision", "float64"), "nothing to tune: stranger: has no precision float64"),
+        (("--gpu", "a6000", "--dim", "101"), "stranger: takes up to 100 dimensions"),
+        (("--gpu", "a6000", "--backend", "plain"), "'plain' has nothing to tune; backends that can be tuned: stranger"),
+        (("--gpu", "a6000", "--backend", "nope"), "'nope' is unknown; backends that can be tuned: stranger"),
+        (("--gpu", "a6000", "--backend", "gone"), "'gone' is missing: needs torch"),
+        (("--gpu", "a6000", "--budget", "soon"), "'soon' is no time; pass 90s, 10m or 1h"),
+        (("--gpu", "a6000", "--budget", "0"), "'0' is no time"),
+        (("--gpu", "a6000", "--sampler", "best"), "'best' is not one of"),
+        (("--gpu", "a6000", "--trials", "0"), "0 is not in the range"),
+        (("--gpu", "a6000", "show"), "unexpected extra argument"),
+        (("--frobnicate",), "No such option"),
+        (("import", "absent.json"), "absent.json is no file"),
+        (("simulate", "absent.json"), "absent.json is no file"),
+        (("export", "out.json"), "nothing is tuned yet"),
+        (("plot",), "nothing is tuned yet"),
+    ],
+)
+def test_errors_are_one_line(arguments, told):
+    assert re.search(told, refused(*arguments))
+
+
+def test_a_file_that_is_not_ours_is_refused_in_one_line(offline, tmp_path):
+    (tmp_path / "tuning.sqlite").mkdir()
+    assert "directory" in refused("--gpu", "a6000", *ONE)
+    (tmp_path / "text.json").write_text("[1, 2]")
+    assert "no export" in refused("import", "text.json", "--db", "new.sqlite")
+
+
+# --- what there is to tune -------------------------------------------------------------------------------------------
+
+
+def test_problems_are_typical_calls():
+    found = problems()
+    assert len(found) == 9
+    assert {p.d for p in found} == {2, 16, 64}
+    for problem in found:
+        mean = problem.reduction is Reduction.MEAN
+        assert (problem.n, problem.m, problem.same) == (32768, 32768 if mean else 4096, mean)
+        assert (problem.dtype, problem.level, problem.device) == ("float32", "fast", "cuda:0")
+        assert problem.extent == pytest.approx(1.2 * problem.d**0.5 + 6)
+    (high,) = problems(["log_sum"], [3], [1000], [100], ["high"])
+    assert (high.n, high.m, high.dtype) == (1024, 128, "float64")
+
+
+def test_a_key_is_tuned_once():
+    card = hardware.gpu("a6000")
+    found = tunables(problems(dims=(2, 5, 16, 17), n_train=(32768, 33000)), card)
+    keys = [Key.of(t.task.query, t.task.problem) for t in found]
+    assert len(keys) == len(set(keys)) == 6  # dimensions of 16 and less are one kernel's
+    assert {key.architecture for key in keys} == {"sm_86"}
+
+
+def test_commas_and_repetition_are_the_same(offline):
+    one = run("--gpu", "a6000", "--dry-run", "--reduction", "log_sum,mean", "--dim", "2,64", "--json").stdout
+    assert one == run(
+        *("--gpu", "a6000", "--dry-run", "--reduction", "log_sum", "--reduction", "mean"),
+        *("--dim", "2", "--dim", "64", "--json"),
+    ).stdout  # fmt: skip
+    assert len(json.loads(one)) == 4
+
+
+def test_a_dry_run_does_nothing(offline, tmp_path):
+    result = run("--gpu", "a6000", "--dry-run")
+    assert "configurations  can run  would try" in result.output
+    assert re.search(r"stranger +sum +log_sum +fast +16 +2\^15 +2\^12 +420 +217 +16", result.output)
+    assert not offline
+    assert not list(tmp_path.iterdir())
+    (row, *_) = json.loads(run("tune", "--gpu", "a6000", "--dry-run", "--json", "--trials", "999").stdout)
+    assert (row["configurations"], row["can_run"], row["would_try"]) == (420, 217, 217)
+
+
+# --- tuning ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_that_gpu_the_best_priced_are_compiled_and_kept_as_predicted(offline, tmp_path):
+    result = run("--gpu", "a6000", *ONE)
+    told = "no RTX A6000 here: nothing is measured; ranking by the cost model and compiling for sm_86"
+    assert result.stderr.splitlines() == [told]
+    (runner,) = offline
+    assert runner.made_with == (hardware.gpu("a6000"), hardware.cpu_threads())
+    assert len(runner.ran) == 17
+    assert re.search(r"log_sum +fast +16 .*block_m=.* 17 +0 +0$", result.stdout, re.M)
+    assert result.stdout.splitlines()[-1].startswith("predicted for RTX A6000 in ")
+    with Store(tmp_path / "tuning.sqlite") as store:
+        assert {trial.source for trial in store.all_trials()} == {"predicted"}
+        (best,) = store.best()
+        assert best.default_config == HILLS.start
+    again = json.loads(run("--gpu", "A6000", *ONE, "--json", "--jobs", "3").stdout)
+    assert (again["gpu"], again["source"]) == ("RTX A6000", "predicted")
+    assert (again["tasks"][0]["tried"], again["tasks"][0]["replayed"]) == (0, 17)
+    assert offline[1].made_with[1] == 3
+
+
+def test_another_card_than_the_one_here_is_predicted(offline, monkeypatch):
+    cards(monkeypatch, "NVIDIA H100 80GB HBM3")
+    result = run("--gpu", "a6000", *ONE)
+    assert "no RTX A6000 here" in result.stderr
+
+
+def test_a_card_that_is_here_is_measured(worker, monkeypatch, tmp_path):
+    cards(monkeypatch, "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000")
+    db = tmp_path / "other.sqlite"
+    result = run("--gpu", "a6000", *ONE, "--db", db, "--seed", "1")
+    assert result.stderr == ""
+    (runner,) = worker
+    assert runner.made_with[0] == "cuda:1"
+    assert len(runner.ran) == 60
+    assert runner.ran[1] == PAPER
+    assert "measured for RTX A6000" in result.stdout
+    assert str(db) in result.stdout
+    with Store(db) as store:
+        (best,) = store.best()
+        assert best.source == "measured"
+        assert best.ms <= 1.06 * ms(BEST)
+    assert not (tmp_path / "tuning.sqlite").exists()
+
+
+def test_a_grid_tries_all(worker, monkeypatch):
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    (task,) = json.loads(run(*ONE, "--sampler", "grid", "--json").stdout)["tasks"]
+    assert (task["tried"], task["config"]) == (len(ALL), BEST)
+
+
+def test_several_matches_take_the_first_aloud(worker, monkeypatch):
+    cards(monkeypatch, "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000", "NVIDIA RTX A6000")
+    result = run("--gpu", "a6000", *ONE, "--trials", "3")
+    assert result.stderr == "2 GPUs here are RTX A6000: taking the first, cuda:1\n"
+    assert worker[0].made_with[0] == "cuda:1"
+    result = run("--gpu", "auto", *ONE, "--trials", "3")
+    assert result.stderr == ""
+    assert worker[1].made_with[0] == "cuda:0"
+    assert "for H100 SXM" in result.stdout
+
+
+def test_a_card_here_that_nobody_knows(monkeypatch):
+    cards(monkeypatch, "NVIDIA GeForce GT 710")
+    assert "'NVIDIA GeForce GT 710'" in refused("--gpu", "auto")
+
+
+def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    clock = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    result = run("--dim", "16,64", "--budget", "10s")
+    assert re.search("the budget is spent: [1-5] of 6 problems were not begun", result.stderr)
+    assert "best configuration" in result.stdout
+
+
+def test_ctrl_c_keeps_what_was_tried(worker, monkeypatch, tmp_path):
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    count = itertools.count()
+
+    def interrupted(config):
+        if next(count) == 70:
+            raise KeyboardInterrupt
+        return ms(config)
+
+    worker.answer = interrupted
+    result = run("--dim", "16", code=130)
+    assert "stopped: what was tried is kept, and the same command goes on from there" in result.stderr
+    assert "Traceback" not in result.output
+    assert re.search(r"sum +log_sum", result.stdout)
+    with Store(tmp_path / "tuning.sqlite") as store:
+        assert len(store.all_trials()) == 70
+        assert len(store.best()) == 2
+    worker.answer = None
+    told = json.loads(run("--dim", "16", "--json").stdout)
+    assert [task["tried"] for task in told["tasks"]] == [0, 50, 60]
+
+
+def test_when_nothing_runs_the_reason_is_told(offline):
+    offline.answer = lambda config: Outcome("compile_error", error="spills 512 bytes")
+    result = run("--gpu", "a6000", *ONE)
+    assert "sum, d 16: nothing ran; most often: spills 512 bytes" in result.stdout
+
+
+def test_progress_shows_on_a_terminal_only(offline, monkeypatch):
+    from sdkde_autotune import cli
+
+    with cli._progress("x") as advance:
+        assert advance is None
+    shown = types.SimpleNamespace(isatty=lambda: True, text="", flush=lambda: None)
+    shown.write = lambda text: setattr(shown, "text", shown.text + text)
+    monkeypatch.setattr(sys, "stderr", shown)
+    with cli._progress("1/3 sum d=16") as advance:
+        advance(3, 16, 1.23456)
+    assert "1/3 sum d=16" in shown.text
+    assert "3/16" in shown.text
+    assert "best 1.235 ms" in shown.text
+
+
+# --- what is known ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tuned(worker, monkeypatch):
+    """A tuned database: log_sum and mean in 16 dimensions."""
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    run("--reduction", "log_sum,mean", "--dim", "16", "--trials", "30")
+    cards(monkeypatch)
+
+
+def test_show(tuned):
+    output = run("show").stdout
+    assert len(output.splitlines()) == 3
+    assert "RTX A6000" in output
+    assert "measured" in output
+    assert len(run("show", "--reduction", "mean", "--gpu", "a6000").stdout.splitlines()) == 2
+    assert run("show", "--gpu", "h100").stdout == "nothing matches\n"
+    assert run("show", "--source", "predicted").stdout == "nothing matches\n"
+    rows = json.loads(run("show", "--json", "--dim", "16", "--precision", "fast").stdout)
+    assert {row["reduction"] for row in rows} == {"log_sum", "mean"}
+    assert set(rows[0]["config"]) == set(HILLS.values)
+    trials = run("show", "--trials", "--reduction", "mean", "--backend", "stranger", "--kernel", "sum").stdout
+    assert len(trials.splitlines()) == 31
+    assert len(json.loads(run("show", "--trials", "--json").stdout)) == 60
+
+
+def test_show_without_a_file(tmp_path):
+    assert "nothing is tuned yet" in run("show").stdout
+    assert json.loads(run("show", "--json").stdout) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_explain(tuned, monkeypatch):
+    arguments = ("explain", "--gpu", "a6000", "--reduction", "log_sum")
+    exact = r"exact +block_m=.*tuned for this problem under these versions"
+    assert re.search(exact, run(*arguments, "--dim", 16).stdout)
+    other = run(*arguments, "--dim", 16, "--n-train", 131072).stdout
+    assert re.search(r" sizes .*tuned on this card for other sizes; n 2\^15, m 2\^12; 2\d\d\d-", other)
+    assert re.search(r"heuristic .*the backend's default", run(*arguments, "--dim", 64).stdout)
+    (row,) = json.loads(run(*arguments, "--dim", 16, "--json").stdout)
+    assert (row["rung"], row["passed_over"]) == ("exact", [])
+
+    winner = row["config"]
+    limit = type(HILLS).limit
+
+    def refuse(self, kernel, config, *rest):
+        return "too large" if config == winner else limit(self, kernel, config, *rest)
+
+    monkeypatch.setattr(type(HILLS), "limit", refuse)
+    output = run(*arguments, "--dim", 16).stdout
+    assert "heuristic" in output
+    assert re.search(r"not exact \(block_m=.*\): too large", output)
+
+
+def test_explain_says_what_has_changed(tmp_path):
+    (tunable, *_) = tunables(problems(["log_sum"], [16]), hardware.gpu("a6000"))
+    key = Key.of(tunable.task.query, tunable.task.problem)
+    with Store(tmp_path / "there.sqlite") as store:
+        store.add(key, BEST, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {"source": "a", "triton": "2.0"})
+        store.settle(key)
+    output = run("explain", "--gpu", "a6000", *ONE, "--db", "there.sqlite").stdout
+    assert re.search(r"provenance .*under other versions; .*triton 2.0, now ", output)
+    assert "there" not in os.environ["SDKDE_DB"]
+    assert "heuristic" in run("explain", "--gpu", "a6000", *ONE).stdout
+
+
+def test_explain_when_tuning_is_off(tuned, monkeypatch):
+    monkeypatch.setenv("SDKDE_TUNING", "off")
+    assert "SDKDE_TUNING is off" in run("explain", "--gpu", "a6000", *ONE).stderr
+
+
+def test_export_and_import(tuned, tmp_path):
+    assert "out.json: 60 trials, 2 winners" in run("export", "out.json").stderr
+    assert json.loads(run("export", "-", "--reduction", "mean").stdout)["trial"][0]["reduction"] == "mean"
+    assert "60 new rows" in run("import", "out.json", "--db", "new.sqlite").stdout
+    assert " 0 new rows" in run("import", "out.json", "--db", "new.sqlite").stdout
+    assert "60 new rows" in run("import", "tuning.sqlite", "--db", "newer.sqlite").stdout
+    output = run("show", "--db", "new.sqlite").stdout
+    assert output.count("imported") == 2
+
+
+def test_simulate(worker, monkeypatch):
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    run(*ONE, "--sampler", "grid")
+    run("export", "out.json")
+    output = run("simulate", "out.json", "--repeats", "2", "--trials", "40").stdout
+    assert re.search(r"log_sum .* 217 +tpe +40 +2 +\d+\.\d% +\d+\.\d%", output)
+    assert re.search(r"217 +random +40", output)
+    (row,) = json.loads(run("simulate", "out.json", "--sampler", "grid", "--trials", "999", "--json").stdout)
+    assert (row["mean_loss"], row["worst_loss"], row["recorded"]) == (0, 0, 217)
+    assert run("simulate", "tuning.sqlite", "--repeats", "1", "--sampler", "random").exit_code == 0
+    run("export", "none.json", "--reduction", "mean")
+    assert "nothing to search again" in refused("simulate", "none.json")
+
+
+def test_plot(tuned, tmp_path):
+    pytest.importorskip("matplotlib")
+    output = run("plot").stdout
+    assert "sdkde-tuning.png: 30 configurations of sum," in output
+    assert "the largest of 2 searches that match" in output
+    picture = (tmp_path / "sdkde-tuning.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 20_000
+    line = run("plot", "--reduction", "mean", "-x", "num_warps", "-y", "num_stages", "-o", "a/b.png").stdout
+    assert "match" not in line
+    assert (tmp_path / "a" / "b.png").exists()
+    assert "'colour' is no parameter" in refused("plot", "-x", "colour")
+    assert "nothing that was tried matches" in refused("plot", "--gpu", "h100")
