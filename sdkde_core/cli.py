@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,78 +15,16 @@ import click
 
 from . import __version__, api, diagnosis, hardware, registry
 from .bandwidth import RULES
+from .console import Argument, Group, json_option, stopped_by_signals, together
 from .files import EXTENSIONS, same_file, source, writing
-from .protocol import LEVELS, BackendUnavailable
+from .protocol import LEVELS
 from .spec import METHODS
 from .stream import Stream
 
 __all__ = ["main"]
 
-#: What a user can mend: bad input, a missing file or package, too little memory.
-EXPECTED = (ValueError, TypeError, BackendUnavailable, OSError, ImportError, MemoryError)
-
-
-class _Refused(click.ClickException):
-    """One line on standard error, and exit status 2."""
-
-    exit_code = 2
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """Turn every expected error, click's own included, into one line; others are bugs and keep their traceback."""
-    try:
-        yield
-    except BrokenPipeError:  # the reader of a pipe has left: click ends quietly
-        raise
-    except click.ClickException as error:
-        raise _Refused(_flat(error.format_message())) from error
-    except OSError as error:
-        where = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        raise _Refused(_flat(where)) from error
-    except EXPECTED as error:
-        raise _Refused(_flat(str(error)) or type(error).__name__) from error
-
-
-def _flat(text: str) -> str:
-    return re.sub(r"\s*\n\s*", "; ", re.sub(r":\s*\n\s*", ": ", text.strip()))
-
-
-class _Group(click.Group):
-    """The one place where errors of all commands are turned into a line."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        with _one_line():
-            return super().make_context(*args, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _one_line():
-            return super().invoke(ctx)
-
-
-class _Argument(click.Argument):
-    """An argument with a help text, which click has only of late."""
-
-    def __init__(self, declarations: Sequence[str], help: str, **extra: Any) -> None:
-        super().__init__(declarations, **extra)
-        self.help = help
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        return self.human_readable_name, self.help or ""
-
-
-def _together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def decorate(command: Any) -> Any:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
-
-
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_estimator = _together(
+_estimator = together(
     click.option(
         "--method", type=click.Choice(METHODS), default="sdkde", show_default=True, help="Which density estimate."
     ),
@@ -112,7 +48,7 @@ _estimator = _together(
 )
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, prog_name="sdkde")
 @click.pass_context
 def main(ctx: click.Context) -> None:
@@ -122,8 +58,8 @@ def main(ctx: click.Context) -> None:
 
 
 @main.command()
-@click.argument("train", cls=_Argument, help=f"A file of samples, a row each: {', '.join(EXTENSIONS)}.")
-@click.argument("query", cls=_Argument, required=False, help="A file of points. Default: the training points.")
+@click.argument("train", cls=Argument, help=f"A file of samples, a row each: {', '.join(EXTENSIONS)}.")
+@click.argument("query", cls=Argument, required=False, help="A file of points. Default: the training points.")
 @click.option(
     "-o",
     "--output",
@@ -161,7 +97,7 @@ def estimate(
     )
     name = "log_density" if options["log"] else "density"
     with (
-        _stopped_by_signals(),
+        stopped_by_signals(),
         writing(output, job.query.rows, job.dtype, name) as write,
         _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,
     ):
@@ -180,11 +116,11 @@ def estimate(
 
 
 @main.command()
-@click.argument("train", cls=_Argument, help="A file of samples, or its shape, such as 100000x16.")
-@click.argument("query", cls=_Argument, required=False, help="The same of the points. Default: the training points.")
+@click.argument("train", cls=Argument, help="A file of samples, or its shape, such as 100000x16.")
+@click.argument("query", cls=Argument, required=False, help="The same of the points. Default: the training points.")
 @_estimator
 @click.option("--measure", is_flag=True, help="Run it too, and report the time of each pass. Needs files.")
-@_json
+@json_option
 def explain(
     train: str,
     query: str | None,
@@ -203,7 +139,7 @@ def explain(
 
 
 @main.command()
-@_json
+@json_option
 def backends(as_json: bool) -> None:
     """List the backends: what is installed, what each can do, and what is missing."""
     header = ("name", "status", "devices", "levels", "features", "from", "reason")
@@ -296,23 +232,6 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 # --- what the user sees -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Let a batch scheduler or a closed terminal stop the work as an interrupt does: nothing half-written stays."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

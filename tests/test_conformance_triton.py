@@ -212,7 +212,7 @@ def test_duplicates_and_mixtures_between_the_suites_extents(d, extent):
     _check(_duplicates(d, extent), "cuda:0")
     if d >= 64:
         _check(_pixels(d, 30.0 / math.sqrt(d), extent), "cuda:0", (Reduction.LOG_SUM, Reduction.LAPLACE), (False,))
-        for level, within in (("fast", 36.0), ("high", 15.0)):
+        for level, within in (("fast", 36.0), ("high", 15.0 if d <= 128 else 8.0)):
             if extent < within:
                 _check(_between_corners(d, extent), "cuda:0", (Reduction.MEAN,), (False,), level=level)
     _check(problems.make("mixture", 600, 100, d, extent), "cuda:0")

@@ -58,13 +58,18 @@ def _imports(path):
 
 def test_the_core_imports_numpy_array_api_compat_and_the_standard_library_only():
     allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
-    # The first two are imported by the console script only, the third by plugins' tests.
-    own = {"cli.py": {"click"}, "demo.py": {"sklearn", "matplotlib"}, "conformance.py": {"pytest"}}
+    # The first three are imported by the console scripts only, the last by plugins' tests.
+    own = {
+        "cli.py": {"click"},
+        "console.py": {"click"},
+        "demo.py": {"sklearn", "matplotlib"},
+        "conformance.py": {"pytest"},
+    }
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         found = {name.partition(".")[0] for name in _imports(path)}
         assert found <= allowed | own.get(path.name, set()), path
     outside = {name for path in (ROOT / "sdkde_core").glob("*.py") if path.name not in own for name in _imports(path)}
-    assert not {"sdkde_core.cli", "sdkde_core.demo"} & outside
+    assert not {"sdkde_core.cli", "sdkde_core.console", "sdkde_core.demo"} & outside
 
 
 def test_backends_import_the_core_and_not_each_other():
@@ -79,9 +84,19 @@ def test_backends_import_the_core_and_not_each_other():
 
 def test_the_tuner_imports_the_core_and_no_backend():
     """And what `estimate` loads of it needs the standard library only, without the extra."""
-    library = {"optuna", "sqlite_utils", "click", "click_default_group", "filelock", "tqdm", "matplotlib", "numpy"}
+    library = {
+        "optuna",
+        "sqlite_utils",
+        "click",
+        "click_default_group",
+        "filelock",
+        "tqdm",
+        "matplotlib",
+        "numpy",
+        "torch",
+    }
     light = {"__init__.py", "key.py", "lookup.py", "provenance.py"}
-    only = {"sqlite_utils": {"schema.py", "store.py"}, "optuna": {"search.py"}}
+    only = {"sqlite_utils": {"rows.py", "schema.py", "store.py"}, "optuna": {"search.py"}, "torch": {"bench.py"}}
     for path in sorted((ROOT / "autotune" / "sdkde_autotune").glob("*.py")):
         found = {name.partition(".")[0] for name in _imports(path)} - {"sdkde_core", *sys.stdlib_module_names}
         assert found <= (set() if path.name in light else library), path

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdkde_core import __version__, hardware
-from sdkde_core.cli import _Argument, _json, _stopped_by_signals
-from sdkde_core.cli import _Group as _OneLine
+from sdkde_core.console import Argument, json_option, stopped_by_signals
+from sdkde_core.console import Group as OneLine
 from sdkde_core.hardware import GPU
 
 from . import lookup, options
@@ -43,7 +43,7 @@ __all__ = ["main"]
 TRIALS, PREDICTED = 60, 16
 
 
-class _Commands(_OneLine, DefaultGroup):
+class _Commands(OneLine, DefaultGroup):
     """Options without a command are those of ``tune``; a word that is no command is a mistake."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
@@ -92,7 +92,7 @@ def main(ctx: click.Context) -> None:
 @click.option("--jobs", type=options.POSITIVE, help="Compilers side by side. Default: one per core.")
 @options.db_option
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
-@_json
+@json_option
 @click.pass_context
 def tune(
     ctx: click.Context,
@@ -133,7 +133,7 @@ def tune(
     start = time.monotonic()
     stopped = ""
     try:
-        with _stopped_by_signals(), _store(db) as store:
+        with stopped_by_signals(), _store(db) as store:
             for i, (task, space) in enumerate(tasks):
                 left = None if budget is None else budget - (time.monotonic() - start)
                 if left is not None and left <= 0:
@@ -176,7 +176,7 @@ def tune(
 @options.filter_options
 @click.option("--trials", is_flag=True, help="Every configuration that was tried, not only the best.")
 @options.db_option
-@_json
+@json_option
 def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
     from . import report
@@ -198,7 +198,7 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 @main.command()
 @options.problem_options
 @options.db_option
-@_json
+@json_option
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration every kernel of a problem would get, and why."""
     from . import report, rows
@@ -214,7 +214,7 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 
 
 @main.command()
-@click.argument("file", cls=_Argument, help="Where to write JSON; - is standard output.")
+@click.argument("file", cls=Argument, help="Where to write JSON; - is standard output.")
 @options.filter_options
 @options.db_option
 def export(file: str, db: Path | None, **filters: Any) -> None:
@@ -230,7 +230,7 @@ def export(file: str, db: Path | None, **filters: Any) -> None:
 
 
 @main.command("import")
-@click.argument("file", cls=_Argument, help="What export wrote, or another database of the tuner.")
+@click.argument("file", cls=Argument, help="What export wrote, or another database of the tuner.")
 @options.db_option
 def import_(file: str, db: Path | None) -> None:
     """Take in what was tuned elsewhere."""
@@ -241,7 +241,7 @@ def import_(file: str, db: Path | None) -> None:
 
 
 @main.command()
-@click.argument("file", cls=_Argument, help="What export wrote, or a database: a recorded space.")
+@click.argument("file", cls=Argument, help="What export wrote, or a database: a recorded space.")
 @options.several(
     "--sampler", click.Choice(SAMPLERS[:3]), metavar="NAMES", help="tpe, random, grid. Default: tpe,random."
 )
@@ -251,7 +251,7 @@ def import_(file: str, db: Path | None) -> None:
 @click.option(
     "--repeats", type=options.POSITIVE, default=20, show_default=True, help="Searches, each with another seed."
 )
-@_json
+@json_option
 def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_json: bool) -> None:
     """Search recorded configurations again: how far samplers end from the best of them, without a GPU.
 

@@ -41,7 +41,7 @@ class Outcome:
     error : str
         Otherwise: why, one line.
     phases : mapping of str to float
-        Seconds spent on it, by phase: ``"compile"``, ``"check"``, ``"time"``.
+        Seconds spent on it, by phase: ``"compile"``, ``"check"``, ``"time"``, ``"finals"``.
     """
 
     status: str

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sdkde_core import hardware
-from sdkde_core.cli import _together
+from sdkde_core.console import together
 from sdkde_core.hardware import GPU
 from sdkde_core.protocol import LEVELS, Problem, Reduction
 
@@ -70,7 +70,7 @@ _gpu = click.option(
     show_default=True,
     help="A GPU's name or alias, or auto: the first one here.",
 )
-problem_options = _together(
+problem_options = together(
     _gpu,
     click.option("--backend", help="A backend's name. Default: all that can be tuned."),
     several(
@@ -86,7 +86,7 @@ problem_options = _together(
         "--precision", click.Choice(LEVELS), metavar="LEVELS", help=f"{', '.join(LEVELS)}, likewise. Default: fast."
     ),
 )
-filter_options = _together(
+filter_options = together(
     click.option("--gpu", metavar="NAME", help="Only of this GPU."),
     click.option("--backend", help="Only of this backend."),
     click.option("--kernel", help="Only of this kernel."),

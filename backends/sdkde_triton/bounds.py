@@ -79,7 +79,11 @@ def prefers_direct(problem: Problem) -> bool:
 
 def packed_limit(problem: Problem) -> float:
     """Return the extent up to which packed operands keep the level."""
-    return PACKED_LIMIT[problem.level]["shifted" if shifts_rows(problem) else problem.reduction]
+    if not shifts_rows(problem):
+        return PACKED_LIMIT[problem.level][problem.reduction]
+    # Between opposite corners of a lattice all products of many dimensions add up, and fp32 rounds their sum.
+    wide = problem.level == "high" and problem.d > MOST_FUSED
+    return 8.0 if wide else PACKED_LIMIT[problem.level]["shifted"]
 
 
 def extent_limit(problem: Problem) -> float:

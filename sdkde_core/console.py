@@ -1,0 +1,99 @@
+"""What the project's commands share: errors in one line, arguments with help, signals that stop the work."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from .protocol import BackendUnavailable
+
+__all__ = ["Argument", "Group", "json_option", "stopped_by_signals", "together"]
+
+#: What a user can mend: bad input, a missing file or package, too little memory.
+EXPECTED = (ValueError, TypeError, BackendUnavailable, OSError, ImportError, MemoryError)
+
+
+class _Refused(click.ClickException):
+    """One line on standard error, and exit status 2."""
+
+    exit_code = 2
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn every expected error, click's own included, into one line; others are bugs and keep their traceback."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of a pipe has left: click ends quietly
+        raise
+    except click.ClickException as error:
+        raise _Refused(_flat(error.format_message())) from error
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        raise _Refused(_flat(where)) from error
+    except EXPECTED as error:
+        raise _Refused(_flat(str(error)) or type(error).__name__) from error
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"\s*\n\s*", "; ", re.sub(r":\s*\n\s*", ": ", text.strip()))
+
+
+class Group(click.Group):
+    """The one place where errors of all commands are turned into a line."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _one_line():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_line():
+            return super().invoke(ctx)
+
+
+class Argument(click.Argument):
+    """An argument with a help text, which click has only of late."""
+
+    def __init__(self, declarations: Sequence[str], help: str, **extra: Any) -> None:
+        super().__init__(declarations, **extra)
+        self.help = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        return self.human_readable_name, self.help or ""
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one decorator, in the order in which help lists them."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Let a batch scheduler or a closed terminal stop the work as an interrupt does: nothing half-written stays."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
