@@ -234,5 +234,5 @@ def test_the_pages_table_is_the_contracts():
 def test_the_page_names_every_field_and_every_kind_of_block():
     for field in fields(BackendInfo):
         assert re.search(rf"\b{field.name}\b", PAGE), field.name
-    assert len(SCRIPTS) == 3
+    assert len(SCRIPTS) == 4
     assert {language for language, _ in BLOCKS} == {"python", "toml", "sh"}
