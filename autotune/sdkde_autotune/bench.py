@@ -30,6 +30,8 @@ class Bench:
     def __init__(self, task: Task, device: str) -> None:
         self.task, self.device = task, torch.device(device)
         torch.cuda.set_device(self.device)
+        # What a state packs belongs to the stream on which it was first asked for, and recording may wait for no other.
+        torch.cuda.set_stream(torch.cuda.Stream(self.device))
         given = task.problem
         points, queries = _data(given, self.device)
         extent = float(max(x.norm(dim=1).max() for x in (points, queries)))
@@ -109,7 +111,7 @@ class Bench:
                 self._reduce(config)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
                 self._reduce(config)
             graph.replay()  # a first time, not measured
             self.graphs[key] = graph
