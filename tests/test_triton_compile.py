@@ -1,5 +1,6 @@
 """Every default launch configuration compiles for the architectures that matter, without spilling, on any machine."""
 
+import json
 import os
 import re
 from itertools import product
@@ -8,6 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from sdkde_autotune.lookup import TABLES
 from sdkde_triton import bounds, space, tunables
 from sdkde_triton.bounds import merges, packed_dimensions
 from sdkde_triton.tunables import Launch
@@ -112,3 +114,41 @@ def test_direct(d, arithmetic, reduction, capability):
     requires = () if anchored else ("weights", "exclude_self") if arithmetic == "float64" else ("weights",)
     problem = Problem(Reduction("mean" if anchored else reduction), 1000, 1000, d, requires=frozenset(requires))
     _check(Launch("direct_mean" if anchored else "direct", d, arithmetic=arithmetic), problem, capability)
+
+
+def _shipped():
+    """The winners of all tables that ship with sdkde, for this backend."""
+    for path in sorted(TABLES.glob("*.json")):
+        for row in json.loads(path.read_text())["best"]:
+            if row["backend"] == "triton":
+                yield pytest.param(
+                    row, id=f"{path.stem}-{row['kernel']}-{row['level']}-{row['dimension']}-{row['n_octave']}"
+                )
+
+
+@pytest.mark.parametrize("row", list(_shipped()))
+def test_shipped_winners(row):
+    """Every shipped configuration is one of this backend's, fits its card by our own bounds, and compiles for it."""
+    assert row["config_version"] == tunables.CONFIG_VERSION
+    assert row["source"] == "measured"
+    assert row["provenance"]["triton"]
+    given = Problem(
+        Reduction(row["reduction"]),
+        2 ** row["m_octave"],
+        2 ** row["n_octave"],
+        {tunables.MERGED: 8}.get(row["dimension"], row["dimension"]),
+        level=row["level"],
+        same=row["reduction"] == "mean",
+        requires=frozenset(filter(None, row["requires"].split(","))),
+        device="cuda:0",
+        extent=10.0,
+    )
+    space, kernel, architecture = tunables.SPACE, row["kernel"], row["architecture"]
+    assert space.dimension(kernel, given) == row["dimension"]
+    assert space.limit(kernel, row["config"], given, architecture) is None
+    compiled = space.compile(kernel, row["config"], given, architecture)
+    assert compiled.shared <= tunables.space.shared_limit(tunables.capability(architecture))
+
+
+def test_a_table_ships_for_the_card_that_the_defaults_were_measured_on():
+    assert len(list(_shipped())) > 50

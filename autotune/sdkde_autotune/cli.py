@@ -215,12 +215,15 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 
 @main.command()
 @click.argument("file", cls=Argument, help="Where to write JSON; - is standard output.")
+@click.option("--winners", is_flag=True, help="Without what was tried: for a table that ships with sdkde.")
 @options.filter_options
 @options.db_option
-def export(file: str, db: Path | None, **filters: Any) -> None:
+def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write what is known as JSON, to be imported elsewhere."""
     with _store(options.there(db)) as store:
         dump = store.dump(**options.columns(filters))
+    if winners:
+        dump |= {"trial": [], "calibration": []}
     text = json.dumps(dump, indent=1)
     if file == "-":
         click.echo(text)

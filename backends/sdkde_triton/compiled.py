@@ -18,7 +18,7 @@ from sdkde_core.tuning import Query, Tuned, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import Processor, most_parts, resident, slab_rows, splits
+from .grid import INTERPRETER, Processor, most_parts, resident, slab_rows, splits
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -115,7 +115,7 @@ _in_use = _InUse()
 @functools.lru_cache(maxsize=4096)
 def _query(kernel: str, columns: int, d: int, pieces: int, processor: Processor) -> Query:
     name = kernel + ("_full" if pieces == 3 else "")
-    architecture = f"sm_{processor.capability}"
+    architecture = f"sm_{processor.capability}" if processor.name != INTERPRETER else "interpreted"
     return Query("triton", name, CONFIG_VERSION, dimension(kernel, columns, d), processor.name, architecture)
 
 

@@ -13,10 +13,13 @@ from sdkde_core.hardware import card_name
 
 from .space import Config
 
-__all__ = ["MOST_COLUMNS", "Processor", "most_parts", "resident", "slab_rows", "splits"]
+__all__ = ["INTERPRETER", "MOST_COLUMNS", "Processor", "most_parts", "resident", "slab_rows", "splits"]
 
 #: Columns that one program sums at most: fp32 sums of more would lose digits.
 MOST_COLUMNS = 1 << 16
+
+#: The name of a device that interprets kernels.
+INTERPRETER = "CPU"
 
 #: Bytes of partial results that may exist at once; more rows come in slabs.
 PARTIAL_BYTES = 256 << 20
@@ -42,7 +45,7 @@ class Processor:
     registers: int
     shared: int
     threads: int
-    name: str = "CPU"
+    name: str = INTERPRETER
 
     @staticmethod
     @functools.cache
