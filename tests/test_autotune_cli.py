@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -23,7 +24,7 @@ from sdkde_autotune.store import Store
 from test_autotune_search import ALL, BEST, HILLS, PAPER, Played, ms
 
 from sdkde_core import hardware, registry
-from sdkde_core.protocol import BackendInfo, Reduction, Support
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
 STRANGER = BackendInfo(
@@ -458,3 +459,30 @@ def test_plot(tuned, tmp_path):
     assert (tmp_path / "a" / "b.png").exists()
     assert "'colour' is no parameter" in refused("plot", "-x", "colour")
     assert "nothing that was tried matches" in refused("plot", "--gpu", "h100")
+
+
+def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
+    """As users run it: the cost model ranks, Triton compiles, the file keeps, and a look-up on that card finds it."""
+    pytest.importorskip("triton")
+    from sdkde_triton.compiled import configuration
+    from sdkde_triton.grid import Processor
+
+    db = tmp_path / "tuning.sqlite"
+    command = [sys.executable, "-c", "from sdkde_autotune.cli import main; main()", "--gpu", "a6000", "--db", str(db)]
+    command += ["--dim", "64", "--reduction", "log_sum", "--trials", "3", "--json"]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "no RTX A6000 here: nothing is measured" in done.stderr
+    with Store(db) as store:
+        (best,) = store.best(source="predicted")
+        statuses = {trial.outcome.status for trial in store.all_trials()}
+    assert "ok" in statuses <= {"ok", "compile_error"}
+    assert best.key.architecture == "sm_86"
+    assert best.ms <= best.default_ms
+    monkeypatch.setenv("SDKDE_DB", str(db))
+    lookup.forget()
+    problem = Problem(Reduction.LOG_SUM, 4096, 32768, 64, level="fast", device="cuda:0", extent=15.0)
+    card = Processor(84, 86, 1 << 16, 100 << 10, 1536, "RTX A6000")
+    assert configuration("log_sum", problem, 64, card).to_dict() == best.config
+    lookup.forget()

@@ -247,3 +247,18 @@ def test_threads_that_record_do_not_disturb_the_others(recordings):
     with ThreadPoolExecutor(len(points)) as pool:
         assert list(pool.map(work, range(len(points)))) == [True] * len(points)
     assert len(recordings) == len(points)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_every_device_has_recordings_of_its_own(recordings):
+    pytest.importorskip("triton")
+    options = {"bandwidth": 0.5, "backend": "triton"}
+    other = X[::-1].copy()
+    want = {id(x): sdkde_core.estimate(_cuda(x).float(), **options).cpu() for x in (X, other)}
+    for device in ("cuda:0", "cuda:1"):
+        with torch.cuda.device(device):
+            for x in [X] * 10 + [other] * 3 + [X]:
+                got = sdkde_core.estimate(torch.from_numpy(x).float().to(device), **options)
+                assert str(got.device) == device
+                assert torch.equal(got.cpu(), want[id(x)])
+    assert len(recordings) == 2
