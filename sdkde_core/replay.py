@@ -200,8 +200,8 @@ def _record(
     torch.cuda.current_stream().wait_stream(side)
     graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     largest = torch.empty((), dtype=torch.float64, pin_memory=True)
-    # Other threads may go on meanwhile, with whatever they do on their streams. PyTorch's own stream for recording is on
-    # the device of the first recording ever made: on another, nothing would be recorded.
+    # Other threads may go on meanwhile, with whatever they do on their streams. PyTorch's own stream for recording is
+    # on the device of the first recording ever made: on another, nothing would be recorded.
     how = {"stream": side, "capture_error_mode": "thread_local"}
     with torch.cuda.graph(graphs[0], **how):
         measured = measure(again, bandwidth)
