@@ -486,3 +486,32 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
     card = Processor(84, 86, 1 << 16, 100 << 10, 1536, "RTX A6000")
     assert configuration("log_sum", problem, 64, card).to_dict() == best.config
     lookup.forget()
+
+
+def test_verify_measures_winners_again(worker, tmp_path, monkeypatch):
+    db, made = tmp_path / "tuning.sqlite", worker
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    run("--gpu", "auto", *ONE, "--trials", 30, "--db", db)
+    with Store(db) as store:
+        (before,) = store.best()
+    assert run("verify", "--db", db).output.count("holds") == 1
+    assert made[-1].ran[0] == before.config  # alone first, then beside the default
+    assert made[-1].final[0] == before.config
+    made.answer = lambda config: Outcome("wrong", error="off") if config == before.config else ms(config)
+    result = run("verify", "--db", db, code=1)
+    assert "wrong: off" in result.output
+    with Store(db) as store:
+        (after,) = store.best()
+    assert after.config != before.config
+    key = before.key._replace(config_version=99)
+    with Store(db) as store:
+        store.add(key, before.config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
+        store.settle(key)
+    assert "has become another" in run("verify", "--db", db, "--backend", "stranger").output
+
+
+def test_verify_needs_the_gpu(tmp_path, monkeypatch):
+    db = tmp_path / "tuning.sqlite"
+    Store(db).close()
+    assert "no NVIDIA GPU is visible" in refused("verify", "--db", db)
+    assert "winners are measured again where they run" in refused("verify", "--gpu", "a6000", "--db", db)

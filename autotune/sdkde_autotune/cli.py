@@ -174,6 +174,38 @@ def tune(
 
 @main.command()
 @options.filter_options
+@click.option("--jobs", type=options.POSITIVE, help="Compilers side by side. Default: one per core.")
+@options.db_option
+@click.pass_context
+def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any) -> None:
+    """Measure stored winners again, beside the defaults.
+
+    On the GPU that is here. What does not run, is wrong, or is slower than the default no longer wins: the next best
+    takes its place. The exit status is 1 if any did not hold.
+    """
+    from . import report
+    from .verify import verify as measured_again
+
+    card, device = options.card_here(filters["gpu"] or "auto")
+    if device is None:
+        raise ValueError(f"no {card.name} here; winners are measured again where they run")
+    wanted = {**options.columns({**filters, "gpu": card.name}), "source": ("measured", "imported", "predicted")}
+    runner = _runner(card, device, jobs or hardware.cpu_threads())
+    rows: list[Any] = []
+    held = True
+    try:
+        with stopped_by_signals(), _store(options.there(db)) as store:
+            for found in measured_again(store.best(**wanted), runner, store):
+                rows.append(found)
+                held &= isinstance(found, tuple) or found.holds
+    finally:
+        runner.close()
+    _table_or(report.verdict_table, rows)
+    ctx.exit(0 if held else 1)
+
+
+@main.command()
+@options.filter_options
 @click.option("--trials", is_flag=True, help="Every configuration that was tried, not only the best.")
 @options.db_option
 @json_option

@@ -14,6 +14,7 @@ from .key import Key
 from .problems import Tunable
 from .rows import Best, Trial
 from .search import Result, candidates, size
+from .verify import Verdict
 
 __all__ = [
     "config_text",
@@ -144,6 +145,21 @@ def winner_table(winners: Sequence[Best]) -> str:
         for row in winners
     ]
     return table([("gpu", *_HEADER, "default ms", "best ms", "noise", "source", "day", "configuration"), *rows])
+
+
+def verdict_table(found: Sequence[Verdict | tuple[Best, str]]) -> str:
+    """Return what became of winners that were measured again, as a table."""
+    rows = []
+    for verdict in found:
+        if isinstance(verdict, tuple):
+            best, reason = verdict
+            rows.append((*_task(best.key), _ms(best.ms), "", "", reason, config_text(best.config)))
+        else:
+            best, now, default = verdict.before, verdict.now.median, verdict.default.median
+            rows.append(
+                (*_task(best.key), _ms(best.ms), _ms(now), _ms(default), verdict.reason, config_text(best.config))
+            )
+    return table([(*_HEADER, "stored ms", "now ms", "default ms", "", "configuration"), *rows])
 
 
 def trial_table(trials: Sequence[Trial]) -> str:
