@@ -14,7 +14,7 @@ from .problems import problems
 from .rows import Best
 from .store import Store
 
-__all__ = ["Verdict", "task_of", "verify"]
+__all__ = ["Verdict", "verify"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Verdict:
         return "the default is faster now" if self.default.median < self.now.median else "another is faster now"
 
 
-def task_of(key: Key) -> tuple[Task, Space]:
+def _task_of(key: Key) -> tuple[Task, Space]:
     """Return a problem that has this key, and what can be tuned of its backend.
 
     Raises
@@ -82,7 +82,7 @@ def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Ver
     """
     for best in stored:
         try:
-            task, space = task_of(best.key)
+            task, space = _task_of(best.key)
         except ValueError as error:
             yield best, str(error)
             continue
