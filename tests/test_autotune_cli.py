@@ -49,9 +49,11 @@ def _place(tmp_path, monkeypatch):
     monkeypatch.setenv("SDKDE_DB", str(tmp_path / "tuning.sqlite"))
     monkeypatch.chdir(tmp_path)
     cards(monkeypatch)
-    lookup.forget()
+    for forget in (lookup.forget, provenance.current.cache_clear):  # versions of backends that only these tests have
+        forget()
     yield
-    lookup.forget()
+    for forget in (lookup.forget, provenance.current.cache_clear):
+        forget()
 
 
 def cards(monkeypatch, *names):
@@ -147,7 +149,7 @@ def test_a_strange_word():
     assert "did you mean --gpu a6000?" in refused("a6000")
     line = refused("xyzzy")
     assert "did you mean" not in line
-    assert "There are tune, show" in line
+    assert "There are tune, " in line
 
 
 @pytest.mark.parametrize(
