@@ -27,8 +27,8 @@ from .bounds import (
     stores,
 )
 from .grid import slab_rows
-from .launch import STORED_ROWS, Operand, Packed, Weights
-from .space import COLUMN_PADDING
+from .launch import Operand, Packed, Weights
+from .space import COLUMN_PADDING, STORED_ROWS
 
 #: Rows that are not cut further where memory does not suffice.
 FEWEST_ROWS = 256

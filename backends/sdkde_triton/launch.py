@@ -15,7 +15,7 @@ from .bounds import in_blocks, merges, packed_dimensions
 from .compiled import INTERPRETED, LaunchFailed, configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor
-from .space import COLUMN_PADDING, block_k, tiles_per_sum
+from .space import COLUMN_PADDING, STORED_COLUMNS, block_k, tiles_per_sum
 
 __all__ = [
     "INTERPRETED",
@@ -33,10 +33,6 @@ __all__ = [
     "values",
     "weighted_sums",
 ]
-
-#: Columns whose φ is stored at a time; with :data:`STORED_ROWS` rows 32 MiB or 48, which a large card's cache holds.
-STORED_COLUMNS = 1024
-STORED_ROWS = 8192
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 

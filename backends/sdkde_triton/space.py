@@ -45,6 +45,10 @@ SPACE: Mapping[str, tuple[int, ...]] = {
 #: specifications per compute capability).
 SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
+#: Columns whose φ is stored at a time; with :data:`STORED_ROWS` rows 32 MiB or 48, which a large card's cache holds.
+STORED_COLUMNS = 1024
+STORED_ROWS = 8192
+
 #: What packed columns are padded to: a multiple of every BLOCK_N.
 COLUMN_PADDING = 256
 

@@ -39,9 +39,6 @@ CONFIG_VERSION = 1
 #: Stands for the dimensions of :func:`sdkde_triton.bounds.merges`.
 MERGED = 12
 
-#: Columns of stored φ at a time, and rows; see :mod:`sdkde_triton.launch`.
-STORED_COLUMNS, STORED_ROWS = 1024, 8192
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -218,7 +215,7 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
     slots = card.sms * resident
     if stored:
         # A launch for every chunk of columns and slab of rows.
-        rows, columns = min(problem.m, STORED_ROWS), min(problem.n, STORED_COLUMNS)
+        rows, columns = min(problem.m, space.STORED_ROWS), min(problem.n, space.STORED_COLUMNS)
         chunks = math.ceil(problem.m / rows) * math.ceil(problem.n / columns)
         if launch.base == "stored":
             tiles = math.ceil(rows / config.block_m) * math.ceil(columns / config.block_n)
