@@ -351,17 +351,38 @@ def _measured_core() -> Processor | None:
         return None
 
 
-@functools.cache
 def local_gpus(root: str = "/proc/driver/nvidia/gpus") -> tuple[str, ...]:
-    """Return the driver's names of this machine's NVIDIA GPUs, in bus order; empty where the driver does not list them.
+    """Return the driver's names of the NVIDIA GPUs that this process may use, in bus order; empty where none is listed.
 
-    Reads what the Linux driver publishes as text, once: nothing is imported and no device is woken.
+    Reads what the Linux driver publishes as text, once: nothing is imported and no device is woken. Of those listed,
+    ``CUDA_VISIBLE_DEVICES`` names the ones that count, and their order, as CUDA has it: by number or by the beginning
+    of a UUID, up to the first that there is not.
     """
-    names = []
+    cards, chosen = _listed_gpus(root), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return tuple(name for name, _ in cards)
+    visible = []
+    for word in chosen.split(","):
+        word = word.strip()
+        if word.isdecimal():
+            found = [int(word)] if int(word) < len(cards) else []
+        else:
+            found = [i for i, (_, uuid) in enumerate(cards) if word and uuid.startswith(word)]
+        if len(found) != 1 or found[0] in visible:
+            break
+        visible += found
+    return tuple(cards[i][0] for i in visible)
+
+
+@functools.cache
+def _listed_gpus(root: str) -> tuple[tuple[str, str], ...]:
+    """Names and UUIDs."""
+    cards = []
     for path in sorted(Path(root).glob("*/information")):
-        found = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(), re.MULTILINE)
-        names.append(found[1] if found else "unknown")
-    return tuple(names)
+        text = path.read_text()
+        name, uuid = (re.search(rf"^{field}:\s*(.+?)\s*$", text, re.MULTILINE) for field in ("Model", "GPU UUID"))
+        cards.append((name[1] if name else "unknown", uuid[1] if uuid else ""))
+    return tuple(cards)
 
 
 def processor(device: str) -> Processor | None:

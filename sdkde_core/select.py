@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import cost, registry
+from .calibration import calibration_of
 from .hardware import Processor, processor
 from .protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
 from .split import within_limit
@@ -256,10 +257,15 @@ def _judge(
 ) -> Candidate:
     device = problems[0].device
 
-    def no(reason: str) -> Candidate:
-        return Candidate(info.name, device, False, reason, startup_seconds=info.startup_seconds)
-
     on = processor(device) if priced else None
+    measured = calibration_of(info.name, on) if on is not None else None
+    startup = info.startup_seconds
+    if measured and measured.startup is not None:
+        startup = measured.startup
+
+    def no(reason: str) -> Candidate:
+        return Candidate(info.name, device, False, reason, startup_seconds=startup)
+
     reasons, passes, transfer = [], [], transfer_seconds(problems, data_device, on)
     for step, problem in enumerate(problems):
         if problem.level not in info.levels:
@@ -284,12 +290,14 @@ def _judge(
             if failure:
                 return no(f"broken: its work fails on this problem: {failure}")
             predicted = (1.0 - far) * predicted + far * beyond
-        passes.append(predicted)
+        passes.append(measured.seconds(problem, predicted) if measured and predicted is not None else predicted)
     known = tuple(p for p in passes if p is not None)
+    if measured:
+        reasons.append("priced as measured on this machine")
     if transfer is None or len(known) < len(passes):
-        return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), None, info.startup_seconds)
+        return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), None, startup)
     total = transfer + sum(known)
-    return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), total, info.startup_seconds, known)
+    return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), total, startup, known)
 
 
 def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, float, Support]:

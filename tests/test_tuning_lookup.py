@@ -508,7 +508,7 @@ if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 for name in "open", "closed":
     print(lookup.read(folder / "open", lambda c: c.execute("SELECT count(*) FROM best").fetchone()) if name == "open"
-          else os.environ.update(SDKDE_DB=str(folder / name)) or lookup._stored())
+          else os.environ.update(SDKDE_DB=str(folder / name)) or lookup._stored(lookup._select))
 """
     import tempfile  # pytest's folders cannot be entered by others
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -19,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdkde_core import __version__, hardware
+from sdkde_core.calibration import machine_of
 from sdkde_core.console import Argument, json_option, stopped_by_signals
 from sdkde_core.console import Group as OneLine
 from sdkde_core.hardware import GPU
 
-from . import lookup, options
+from . import lookup, options, provenance
 from .measure import Runner
-from .problems import tunables
+from .problems import by_value, tunables
 from .search import SAMPLERS, Result, search
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ __all__ = ["main"]
 
 #: Configurations of a problem that are tried: measured, and predicted.
 TRIALS, PREDICTED = 60, 16
+
+#: Seconds for a run that names no problems: measured, and predicted. Of a budget, a problem that is begun has so many.
+BUDGET, PREDICTED_BUDGET, SHARE = 600.0, 60.0, 10.0
+
+#: Percent of its time that a card is busy beforehand, from which on times are not to be trusted.
+BUSY = 5
 
 
 class _Commands(OneLine, DefaultGroup):
@@ -80,7 +86,11 @@ def main(ctx: click.Context) -> None:
     type=options.POSITIVE,
     help=f"Configurations of a problem to try. Default: {TRIALS}; grid: all; where nothing is measured: {PREDICTED}.",
 )
-@click.option("--budget", type=options.Duration(), help="Time for the whole run: 90s, 10m, 1h. Default: no limit.")
+@click.option(
+    "--budget",
+    type=options.Duration(),
+    help="Time for the whole run: 90s, 10m, 1h. Default: no limit, but 10m where no problem is named, 1m predicted.",
+)
 @click.option(
     "--sampler",
     type=click.Choice(SAMPLERS),
@@ -117,7 +127,10 @@ def tune(
     from . import report
 
     card, device = options.card_here(gpu)
-    tasks = tunables(options.problems_of(what, device), card, what["backend"])
+    grid = options.whole_grid(what, device)
+    tasks = by_value(tunables(grid or options.problems_of(what, device), card, what["backend"]))
+    if grid and budget is None:
+        budget = PREDICTED_BUDGET if device is None else BUDGET
     if device is None:
         sampler, trials = "priced", trials or PREDICTED
         doing = f"ranking by the cost model and compiling for {card.architecture}"
@@ -128,6 +141,7 @@ def tune(
         rows = report.plan(tasks, trials)
         click.echo(json.dumps(rows, indent=2) if as_json else report.plan_table(rows))
         return
+    _warn_if_busy(device)
     runner = _runner(card, device, jobs or hardware.cpu_threads())
     results: list[Result] = []
     start = time.monotonic()
@@ -139,7 +153,7 @@ def tune(
                 if left is not None and left <= 0:
                     stopped = f"the budget is spent: {len(tasks) - i} of {len(tasks)} problems were not begun"
                     break
-                share = None if left is None else left / (len(tasks) - i)
+                share = None if left is None else min(left, max(SHARE, left / (len(tasks) - i)))
                 label = f"{i + 1}/{len(tasks)} {task.query.kernel} {task.problem.reduction} d={task.problem.d}"
                 with _progress(label) as progress:
                     found = search(
@@ -190,6 +204,7 @@ def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any
     if device is None:
         raise ValueError(f"no {card.name} here; winners are measured again where they run")
     wanted = {**options.columns({**filters, "gpu": card.name}), "source": ("measured", "imported", "predicted")}
+    _warn_if_busy(device)
     runner = _runner(card, device, jobs or hardware.cpu_threads())
     rows: list[Any] = []
     held = True
@@ -202,6 +217,38 @@ def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any
         runner.close()
     _table_or(report.verdict_table, rows)
     ctx.exit(0 if held else 1)
+
+
+@main.command()
+@options.several("--backend", click.STRING, metavar="NAMES", help="With commas, or repeated. Default: all.")
+@options.several("--device", click.STRING, metavar="NAMES", help="Likewise: cpu, cuda:0. Default: the CPU and a GPU.")
+@options.db_option
+@json_option
+def calibrate(backend: tuple[str, ...], device: tuple[str, ...], db: Path | None, as_json: bool) -> None:
+    """Measure backends on this machine, so that backend="auto" prices them as they are here.
+
+    Minutes: every backend, reduction, precision and some dimensions, and a start-up in a fresh process.
+    """
+    from . import report
+    from .calibrate import calibrate as measured
+
+    todo = options.places(backend, device)
+    found = []
+    try:
+        with stopped_by_signals(), _store(db) as store, _telling() as tell:
+            for info, place in todo:
+                done = measured(info, place, tell)
+                on = hardware.processor(place)
+                if done.values and on is not None:
+                    store.calibrate(machine_of(on), info.name, done.values)
+                found.append(done)
+    finally:
+        lookup.forget()
+    if as_json:
+        click.echo(json.dumps([done._asdict() for done in found], indent=2))
+    else:
+        click.echo(report.calibration_table(found))
+        click.echo(f"kept in {db or lookup.database()}")
 
 
 @main.command()
@@ -392,10 +439,17 @@ def _runner(card: GPU, device: str | None, jobs: int) -> Runner:
     if device is None:
         runner = importlib.import_module("sdkde_autotune.offline").OfflineRunner(card, jobs)
         return runner
-    if importlib.util.find_spec("sdkde_autotune.worker") is None:
-        raise ValueError("measuring on a card is not there yet; --gpu of a card that is not visible predicts")
     runner = importlib.import_module("sdkde_autotune.worker").MeasuringRunner(device=device, jobs=jobs)
     return runner
+
+
+def _warn_if_busy(device: str | None) -> None:
+    """Say so where something else computes on the card: before anything of ours does."""
+    if device is None:
+        return
+    load = provenance.clocks(device).get("load_percent", 0)
+    if load >= BUSY:
+        click.echo(f"{device} is busy ({load:.0f} % of its time): what is measured meanwhile is not reliable", err=True)
 
 
 # --- what the user sees ----------------------------------------------------------------------------------------------
@@ -416,6 +470,18 @@ def _progress(label: str) -> Iterator[Callable[[int, int, float], None] | None]:
             bar.set_postfix_str(f"best {best:.4g} ms")
 
         yield advance
+
+
+@contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """Yield what says on a terminal what is being done."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(bar_format="{desc}", leave=False, file=sys.stderr) as line:
+        yield line.set_description_str
 
 
 def _table_or(draw: Callable[[Any], str], rows: Sequence[Any]) -> None:

@@ -35,7 +35,7 @@ from .key import Key, octave
 from .provenance import current, same
 from .schema import Refused, begun
 
-__all__ = ["RUNGS", "candidates", "database", "forget", "lookup", "read"]
+__all__ = ["RUNGS", "calibration", "candidates", "database", "forget", "lookup", "read"]
 
 #: From the most to the least trusted.
 RUNGS = ("exact", "provenance", "sizes", "architecture", "shipped", "predicted")
@@ -76,6 +76,7 @@ class _Memory:
     def __init__(self) -> None:
         self.rows: dict[str | None, _Rows] = {}  # by SDKDE_DB
         self.answers: dict[tuple[Any, ...], list[tuple[Config, str]]] = {}
+        self.calibration: dict[str | None, dict[tuple[str, str], dict[str, float]]] = {}  # by SDKDE_DB
 
 
 _memory = _Memory()
@@ -126,6 +127,17 @@ def lookup(
 def candidates(query: Query, problem: Problem) -> list[tuple[Config, str]]:
     """Return every configuration that could serve, the most trusted first, each with its rung."""
     return _ranked(_memory, query, problem)
+
+
+def calibration(backend: str, machine: str) -> Mapping[str, float]:
+    """Return what ``sdkde-autotune calibrate`` measured of a backend on a machine, by name; read once."""
+    memory, named = _memory, os.environ.get("SDKDE_DB")
+    if named not in memory.calibration:
+        found: dict[tuple[str, str], dict[str, float]] = {}
+        for of_machine, of_backend, name, value in _stored(_select_calibration):
+            found.setdefault((of_machine, of_backend), {})[name] = float(value)
+        memory.calibration[named] = found
+    return memory.calibration[named].get((machine, backend), {})
 
 
 def _ranked(memory: _Memory, query: Query, problem: Problem) -> list[tuple[Config, str]]:
@@ -198,18 +210,19 @@ def _rows(memory: _Memory) -> _Rows:
     named = os.environ.get("SDKDE_DB")
     if named not in memory.rows:
         rows: _Rows = {}
-        for found in (*_stored(), *_shipped()):
+        for found in (*_stored(_select), *_shipped()):
             if type(found.key.n_octave) is type(found.key.m_octave) is int:
                 rows.setdefault(found.key.family, []).append(found)
         memory.rows[named] = rows
     return memory.rows[named]
 
 
-def _stored() -> list[_Row]:
+def _stored(select: Callable[[sqlite3.Connection], list[_T]]) -> list[_T]:
+    """Rows of the user's file; none where it cannot be read, with a warning."""
     path: Path | str = "the tuner's database"
     try:
         path = database()
-        return read(path, _select) or []
+        return read(path, select) or []
     except Exception as error:
         _warn(str(path), str(error))
         return []
@@ -222,6 +235,10 @@ def _row(values: Sequence[Any], shipped: bool) -> _Row:
 
 def _select(connection: sqlite3.Connection) -> list[_Row]:
     return [_row(values, False) for values in connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM best")]
+
+
+def _select_calibration(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    return connection.execute("SELECT machine, backend, name, value FROM calibration").fetchall()
 
 
 def _shipped() -> list[_Row]:

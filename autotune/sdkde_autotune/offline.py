@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import multiprocessing
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
-from sdkde_core import registry
+from sdkde_core import cost, hardware, registry
 from sdkde_core.hardware import GPU
 from sdkde_core.tuning import Compiled, Config, Space, space_of
 
@@ -111,11 +114,18 @@ class OfflineRunner:
 
     def provenance(self, task: Task) -> dict[str, Any]:
         """Versions of what compiled, and on whose figures the times rest."""
-        return {**current(task.query.backend), "driver": "", "card": self.card.source}
+        return {**current(task.query.backend), "driver": "", "card": self.card.source, "model": _cost_model()}
 
     def close(self) -> None:
         """Stop the compilers."""
         self._compilers.close()
+
+
+@functools.cache
+def _cost_model() -> str:
+    """A hash of what prices candidates besides the backend itself: under another one they are priced anew."""
+    text = b"".join(Path(str(module.__file__)).read_bytes() for module in (cost, hardware))
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def space_for(task: Task) -> Space:

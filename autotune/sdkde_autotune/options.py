@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from sdkde_core import hardware
+from sdkde_core import hardware, registry
 from sdkde_core.console import together
 from sdkde_core.hardware import GPU
-from sdkde_core.protocol import LEVELS, Problem, Reduction
+from sdkde_core.protocol import LEVELS, BackendInfo, BackendUnavailable, Problem, Reduction
 
 from . import lookup
 from .measure import SOURCES
-from .problems import card_named, problems
+from .problems import GRID, card_named, problems
 
 __all__ = [
     "POSITIVE",
@@ -25,10 +25,12 @@ __all__ = [
     "columns",
     "db_option",
     "filter_options",
+    "places",
     "problem_options",
     "problems_of",
     "several",
     "there",
+    "whole_grid",
 ]
 
 
@@ -126,6 +128,12 @@ def problems_of(what: Mapping[str, Any], device: str | None) -> list[Problem]:
     return problems(**given, device=device or "cuda:0")
 
 
+def whole_grid(what: Mapping[str, Any], device: str | None) -> list[Problem]:
+    """The problems that are tuned where nothing is named of a problem; otherwise none."""
+    names = ("reduction", "dim", "n_train", "n_query", "precision")
+    return [] if any(what[name] for name in names) else problems(**GRID, device=device or "cuda:0")
+
+
 def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     """Filters by the store's columns."""
     names = {"dim": "dimension", "precision": "level"}
@@ -133,6 +141,29 @@ def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     if "gpu" in wanted:
         wanted["gpu"] = hardware.card_name(wanted["gpu"])
     return wanted
+
+
+def places(backends: Sequence[str], devices: Sequence[str]) -> list[tuple[BackendInfo, str]]:
+    """Backends on the devices that they run on, of those that are here and whose rates are known."""
+    here = ["cpu"] + ["cuda:0"] * bool(hardware.local_gpus())
+    for device in devices:
+        if hardware.processor(device) is None:
+            raise ValueError(f"device {device!r} is not here, or its rates are not known; here are {', '.join(here)}")
+    for name in backends:
+        record = registry.find(name)
+        if record is None or not record.ok:
+            why = f"{record.status}: {record.reason}" if record else "unknown"
+            raise BackendUnavailable(f"backend {name!r} is {why}")
+    found = [
+        (record.info, device)
+        for record in registry.records()
+        if record.ok and record.info is not None and record.name in (backends or (record.name,))
+        for device in devices or here
+        if device.partition(":")[0] in record.info.devices and hardware.processor(device) is not None
+    ]
+    if not found:
+        raise ValueError("nothing to measure: none of the backends runs on these devices")
+    return found
 
 
 def there(db: Path | None) -> Path:

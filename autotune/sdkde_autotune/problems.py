@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sdkde_core import registry
 from sdkde_core.hardware import GPU, GPUS, gpu
@@ -15,7 +15,16 @@ from sdkde_core.tuning import Query, Space, space_of
 from .key import Key, octave
 from .measure import Task
 
-__all__ = ["Tunable", "card_named", "problems", "tunable", "tunables"]
+__all__ = ["GRID", "Tunable", "by_value", "card_named", "problems", "tunable", "tunables"]
+
+#: What is tuned where nothing is named, the most valuable first. Levels and dimensions: how common they are. Sizes:
+#: each serves those within three octaves, so the first one serves most of the others too. Reductions: SD-KDE's.
+GRID: dict[str, tuple[Any, ...]] = {
+    "n_train": (32768, 131072, 8192, 1048576),
+    "precisions": ("fast", "high"),
+    "dims": (16, 2, 64, 1, 8, 32, 128, 3, 4),
+    "reductions": (Reduction.MEAN, Reduction.LOG_SUM, Reduction.LAPLACE),
+}
 
 
 class Tunable(NamedTuple):
@@ -76,6 +85,20 @@ def problems(
             )
             found.append(problem)
     return list(dict.fromkeys(found))
+
+
+def by_value(found: Iterable[Tunable]) -> list[Tunable]:
+    """Sort what there is to tune by what a result is worth: in the order of :data:`GRID`, sizes first."""
+
+    def place(values: Sequence[Any], value: Any) -> int:
+        return values.index(value) if value in values else len(values)
+
+    def worth(tunable: Tunable) -> tuple[int, ...]:
+        problem = tunable.task.problem
+        each = (problem.n, problem.level, problem.d, problem.reduction)
+        return tuple(place(values, value) for values, value in zip(GRID.values(), each))
+
+    return sorted(found, key=worth)
 
 
 def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -> list[Tunable]:

@@ -1,4 +1,7 @@
-"""Under which versions a result came about. A mismatch lowers a stored result's rung; it never discards it."""
+"""Under which versions and circumstances a result came about.
+
+A mismatch of versions lowers a stored result's rung; it never discards it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +18,7 @@ from typing import Any
 
 from sdkde_core import registry
 
-__all__ = ["NAMES", "current", "same"]
+__all__ = ["NAMES", "clocks", "current", "same"]
 
 #: What is compared; a result may carry more.
 NAMES = ("source", "sdkde", "triton", "torch", "cuda", "driver")
@@ -48,6 +52,19 @@ def current(backend: str) -> Mapping[str, str]:
 def same(stored: Mapping[str, Any], now: Mapping[str, str]) -> bool:
     """Whether a result came about under these versions."""
     return all(stored.get(name) == now.get(name) for name in NAMES)
+
+
+def clocks(device: str) -> dict[str, Any]:
+    """Return the card's clock, in MHz, and what else runs there, as its driver reports it; empty where it does not."""
+    index = device.partition(":")[2] or "0"
+    fields = "clocks.sm,clocks.max.sm,utilization.gpu,memory.used"
+    command = ["nvidia-smi", "-i", index, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        clock, most, load, used = (float(x) for x in answer.strip().split(","))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+    return {"sm_mhz": clock, "sm_mhz_most": most, "load_percent": load, "memory_mib": used}
 
 
 def _quietly(ask: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from sdkde_core.tuning import Config
 
 from . import lookup, provenance
+from .calibrate import Calibrated
 from .key import Key
 from .problems import Tunable
 from .rows import Best, Trial
@@ -17,6 +19,7 @@ from .search import Result, candidates, size
 from .verify import Verdict
 
 __all__ = [
+    "calibration_table",
     "config_text",
     "explanation",
     "explanation_table",
@@ -124,6 +127,23 @@ def simulation_table(rows: Iterable[Mapping[str, Any]]) -> str:
         for row in rows
     ]
     return table([(*_HEADER, "recorded", "sampler", "trials", "repeats", "mean loss", "worst loss"), *cells])
+
+
+# --- calibrate -------------------------------------------------------------------------------------------------------
+
+
+def calibration_table(found: Sequence[Calibrated]) -> str:
+    """Return what was measured of backends as a table: measured over predicted times, least to largest."""
+    rows: list[tuple[str, ...]] = [("backend", "device", "start-up s", "pass ms", "factors", "median", "")]
+    for done in found:
+        factors = [value for name, value in done.values.items() if " " in name]
+        cells = ["-"] * 4
+        if done.values:
+            cells[:2] = f"{done.values['startup']:.3g}", f"{1e3 * done.values['overhead']:.3g}"
+        if factors:
+            cells[2:] = f"{min(factors):.2g} to {max(factors):.2g}", f"{statistics.median(factors):.2g}"
+        rows.append((done.backend, done.device, *cells, done.declined))
+    return table(rows)
 
 
 # --- show ------------------------------------------------------------------------------------------------------------

@@ -155,9 +155,9 @@ def search(
     start = time.monotonic()
     key = Key.of(task.query, task.problem)
     default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
-    version = runner.provenance(task).get("source")
+    version = _version(runner.provenance(task))
     before = store.trials(key)
-    same = [t for t in before if t.source == runner.source and t.provenance.get("source") == version]
+    same = [t for t in before if t.source == runner.source and _version(t.provenance) == version]
     known: dict[str, Outcome] = {_name(trial.config): trial.outcome for trial in same}
     configs: dict[str, Config] = {_name(trial.config): trial.config for trial in same}
     replayed = len(known)
@@ -231,6 +231,11 @@ def search(
         time.monotonic() - start,
         errors.most_common(1)[0][0] if errors else "",
     )
+
+
+def _version(provenance: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Under which code an outcome came about: the backend's, and for predictions the cost model's."""
+    return provenance.get("source"), provenance.get("model")
 
 
 def _name(config: Config) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import statistics
-import subprocess
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -19,7 +18,7 @@ from sdkde_core.tuning import Config
 
 from .measure import Outcome, Task
 from .offline import Compilers, first_line, space_for
-from .provenance import current
+from .provenance import clocks, current
 
 __all__ = ["MeasuringRunner"]
 
@@ -189,16 +188,3 @@ def quantiles(times: Sequence[float]) -> tuple[float, float, float]:
     ordered = sorted(times)
     last = len(ordered) - 1
     return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
-
-
-def clocks(device: str) -> dict[str, Any]:
-    """Return the card's clock, in MHz, and what else runs there, as its driver reports it; empty where it does not."""
-    index = device.partition(":")[2] or "0"
-    fields = "clocks.sm,clocks.max.sm,utilization.gpu,memory.used"
-    command = ["nvidia-smi", "-i", index, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        clock, most, load, used = (float(x) for x in answer.strip().split(","))
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return {}
-    return {"sm_mhz": clock, "sm_mhz_most": most, "load_percent": load, "memory_mib": used}

@@ -1,0 +1,226 @@
+"""What tuning gives, what pruning costs, and how well the cost model ranks.
+
+    python benchmarks/tuning.py compare                  # on a GPU: tuned, default and the paper's configuration
+    python benchmarks/tuning.py record --db space.sqlite # on a GPU: whole spaces, what is pruned included
+    python benchmarks/tuning.py judge space.json         # anywhere: of such a record, after `sdkde-autotune export`
+    sdkde-autotune simulate benchmarks/recorded/h200.json
+
+``compare`` checks every configuration against float64 before it is timed; times are in turns, 25 rounds, CUDA graphs,
+caches flushed, with the 20 % and 80 % quantiles. ``judge --write FILE`` keeps what ``simulate`` needs: the
+configurations that are not pruned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sdkde_autotune.key import Key
+from sdkde_autotune.measure import Task
+from sdkde_autotune.problems import Tunable, problems, tunables
+from sdkde_autotune.provenance import clocks
+from sdkde_autotune.search import PAPER, candidates
+from sdkde_autotune.simulate import task_of
+from sdkde_autotune.store import Store
+from sdkde_autotune.worker import ROUNDS, MeasuringRunner, quantiles
+
+from sdkde_core import hardware, tuning
+from sdkde_core.protocol import Reduction
+
+DEVICE, PATIENCE = "cuda:0", 60.0
+
+#: Problems whose whole spaces are recorded: reductions, dimensions, training points, level.
+RECORDED = [
+    (("mean",), (2, 16, 64), (32768,), ("fast",)),
+    (("mean",), (16,), (32768,), ("high",)),
+    (("log_sum",), (16, 64), (32768,), ("fast",)),
+    (("laplace",), (32,), (32768,), ("fast",)),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    compare_parser = commands.add_parser("compare")
+    compare_parser.add_argument("--jobs", type=int, default=hardware.cpu_threads())
+    paper_parser = commands.add_parser("paper", help="used by compare")
+    for name in ("reduction", "d", "n"):
+        paper_parser.add_argument(name)
+    record_parser = commands.add_parser("record")
+    record_parser.add_argument("--db", type=Path, required=True)
+    record_parser.add_argument("--jobs", type=int, default=hardware.cpu_threads())
+    judge_parser = commands.add_parser("judge")
+    judge_parser.add_argument("file", type=Path)
+    judge_parser.add_argument("--write", type=Path)
+    arguments = vars(parser.parse_args())
+    {"compare": compare, "paper": paper, "record": record, "judge": judge}[arguments.pop("command")](**arguments)
+
+
+def card() -> hardware.GPU:
+    found = hardware.gpu(hardware.local_gpus()[0])
+    assert found is not None, "a GPU that nobody knows"
+    return found
+
+
+def of(reductions: Any, dims: Any, n_train: Any, levels: Any = ("fast",)) -> Tunable:
+    """The kernel that takes longest of a problem."""
+    return next(iter(tunables(problems(reductions, dims, n_train, (), levels), card())))
+
+
+# --- tuned, default, the paper's -------------------------------------------------------------------------------------
+
+
+def compare(jobs: int) -> None:
+    print(card().name, clocks(DEVICE))
+    print(f"{'':34}default ms              tuned ms                ratio  rung       paper's configuration")
+    runner = MeasuringRunner(DEVICE, jobs)
+    try:
+        for reduction, d, n in itertools.product(Reduction, (2, 16, 64), (8192, 32768, 131072)):
+            print(line(runner, reduction, d, n), flush=True)
+    finally:
+        runner.close()
+
+
+def line(runner: MeasuringRunner, reduction: Reduction, d: int, n: int) -> str:
+    task, space = of((reduction,), (d,), (n,))
+    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
+    found = tuning.tuned(task.query, task.problem)
+    tuned = dict(found.config) if found else default
+    configs = [default] + ([tuned] if tuned != default else [])
+    runner.prepare(task, configs)
+    first = [runner.run(task, config, math.inf) for config in configs]
+    bad = [outcome for outcome in first if outcome.status != "ok"]
+    what = f"{reduction:8}d = {d:<3} n = {n:<7} "
+    if bad:
+        return f"{what}{bad[0].status}: {bad[0].error}"
+    times = runner.finals(task, configs)
+    cells = [f"{o.ms[1]:.4f} ({o.ms[0]:.4f}–{o.ms[2]:.4f})" for o in times if o.ms]
+    ratio = times[-1].median / times[0].median
+    rung = found.rung if found else "heuristic"
+    same = "" if tuned != default else " = default"
+    text = f"{cells[0]:24}{cells[-1]:24}{ratio:.3f}  {rung}{same}"
+    return f"{what}{text:60}  {_paper(reduction, d, n) if n == 32768 else ''}".rstrip()
+
+
+def _paper(reduction: Reduction, d: int, n: int) -> str:
+    """The paper's configuration beside the default, in a process of its own: it is not in our space."""
+    command = [sys.executable, __file__, "paper", str(reduction), str(d), str(n)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"no result within {PATIENCE:g} s"
+    return (done.stdout.strip() or done.stderr.strip() or "?").splitlines()[-1][:150]
+
+
+def paper(reduction: str, d: str, n: str) -> None:
+    from sdkde_autotune.bench import Bench
+
+    task, space = of((reduction,), (int(d),), (int(n),))
+    module = sys.modules[type(space).__module__]
+    module.space.SPACE = {name: (*values, PAPER[name]) for name, values in module.space.SPACE.items()}
+    bench = Bench(task, DEVICE)
+    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
+    worst = bench.check(PAPER)
+    times: list[list[float]] = [[], []]
+    for _ in range(ROUNDS):
+        for config, mine in zip((default, PAPER), times):
+            mine.append(bench.time(dict(config)))
+    ours, theirs = (quantiles(mine) for mine in times)
+    print(f"{theirs[1]:.4f} ms, {theirs[1] / ours[1]:.2f} of the default, worst row {worst:.2g} of the tolerance")
+
+
+# --- whole spaces ----------------------------------------------------------------------------------------------------
+
+
+def whole(task: Task, space: tuning.Space) -> Iterator[dict[str, Any]]:
+    parameters = space.parameters(task.query.kernel)
+    for values in itertools.product(*parameters.values()):
+        yield dict(zip(parameters, values))
+
+
+def record(db: Path, jobs: int) -> None:
+    """Run everything, what the parameters alone rule out included."""
+    runner = MeasuringRunner(DEVICE, jobs)
+    try:
+        with Store(db) as store:
+            for what in RECORDED:
+                for task, space in tunables(problems(*what[:3], (), what[3]), card()):
+                    every = list(whole(task, space))
+                    runner.prepare(task, every)
+                    key, best = Key.of(task.query, task.problem), math.inf
+                    for config in every:
+                        outcome = runner.run(task, config, best)
+                        best = min(best, outcome.median)
+                        store.add(key, config, outcome, runner.source, runner.provenance(task))
+                    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
+                    store.settle(key, default)
+                    print(key.kernel, key.reduction, key.level, key.dimension, key.n_octave, len(every), best)
+    finally:
+        runner.close()
+
+
+def judge(file: Path, write: Path | None) -> None:
+    """Print what pruning removes and how the cost model ranks; of ``record``'s file, or what export made of it."""
+    from scipy.stats import spearmanr
+
+    dump = json.loads(file.read_text())
+    by_key: dict[Key, list[dict[str, Any]]] = {}
+    for row in dump["trial"]:
+        by_key.setdefault(Key._make(row[name] for name in Key._fields), []).append(row)
+    kept: list[dict[str, Any]] = []
+    print("kernel       reduction level d    n     all pruned  of these ran  best ms  best pruned  rank corr.  best 16")
+    for key, rows in by_key.items():
+        task, space = _task(key)
+        left = {json.dumps(config, sort_keys=True) for config in candidates(task, space)}
+        ours = [row for row in rows if json.dumps(_config(row), sort_keys=True) in left]
+        pruned = [row for row in rows if json.dumps(_config(row), sort_keys=True) not in left]
+        kept += ours
+        best = min(row["q50"] for row in ours if row["status"] == "ok")
+        ran = [row["q50"] for row in pruned if row["status"] == "ok"]
+        timed = [row for row in ours if row["status"] == "ok"]
+        on = hardware.gpu(key.gpu)
+        assert on is not None
+        priced = [space.seconds(key.kernel, _config(row), task.problem, on) for row in timed]
+        order = sorted(range(len(timed)), key=lambda i: priced[i])
+        loss = min(timed[i]["q50"] for i in order[:16]) / best - 1
+        print(
+            f"{key.kernel:13}{key.reduction:10}{key.level:6}{key.dimension:<5}2^{key.n_octave:<4}{len(rows):4}"
+            f"{len(pruned):7}{len(ran):14}{best:9.4f}{(f'{min(ran) / best:.2f} ×' if ran else '-'):>13}"
+            f"{spearmanr(priced, [row['q50'] for row in timed])[0]:12.2f}{loss:9.1%}"
+        )
+    if write:
+        for row in kept:
+            row |= {"phases": {}, "provenance": {}}
+        winners = [{**row, "provenance": {}} for row in dump["best"]]
+        write.write_text(json.dumps({**dump, "trial": kept, "best": winners, "calibration": []}) + "\n")
+
+
+def _task(key: Key) -> tuple[Task, tuning.Space]:
+    """A problem of the tuner's that has this key."""
+    n, m = 2**key.n_octave, 2**key.m_octave
+    for d in dict.fromkeys((key.dimension, 2, *range(1, 17))):
+        for task, space in tunables(problems((key.reduction,), (d,), (n,), (m,), (key.level,)), _named(key)):
+            if Key.of(task.query, task.problem) == key:
+                return task, space
+    return task_of(key), space
+
+
+def _named(key: Key) -> hardware.GPU:
+    found = hardware.gpu(key.gpu)
+    assert found is not None
+    return found
+
+
+def _config(row: dict[str, Any]) -> dict[str, Any]:
+    return row["config"] if isinstance(row["config"], dict) else json.loads(row["config"])
+
+
+if __name__ == "__main__":
+    main()

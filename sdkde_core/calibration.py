@@ -1,0 +1,129 @@
+"""What was measured of a backend on this machine, and corrects its predicted times: ``sdkde-autotune calibrate``."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+import math
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from .hardware import Processor
+from .protocol import Problem
+
+__all__ = ["GROUP", "Calibration", "calibration_of", "ignored", "machine_of"]
+
+GROUP = "sdkde.calibration"
+_logger = logging.getLogger("sdkde")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A backend's times on a machine, against the cost model's.
+
+    Parameters
+    ----------
+    startup : float or None
+        Seconds from nothing imported to the first result; None: not measured.
+    overhead : float
+        Seconds that a pass takes besides what the model prices.
+    factors : mapping of (str, str) to tuple of (float, float)
+        By reduction and level: log2 d, and log of the measured over the predicted time; by ascending d.
+    """
+
+    startup: float | None = None
+    overhead: float = 0.0
+    factors: Mapping[tuple[str, str], tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, float]) -> Calibration:
+        """From names and values as they are stored: ``startup``, ``overhead``, and ``"mean fast 16"`` for d = 16.
+
+        Names that it does not know are left out, and so are values that no measurement gives.
+        """
+        factors: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for name, value in values.items():
+            words = name.split(" ")
+            if len(words) == 3 and words[2].isdecimal() and int(words[2]) and 0 < value < math.inf:
+                factors.setdefault((words[0], words[1]), []).append((math.log2(int(words[2])), math.log(value)))
+        found = {key: tuple(sorted(points)) for key, points in factors.items()}
+        startup, overhead = values.get("startup"), values.get("overhead", 0.0)
+        return cls(startup, overhead if 0 <= overhead < math.inf else 0.0, found)
+
+    def factor(self, problem: Problem) -> float:
+        """Measured over predicted time of a pass: between the dimensions measured by interpolation; 1 if none was."""
+        points = self.factors.get((str(problem.reduction), problem.level), ())
+        if not points:
+            return 1.0
+        x = math.log2(problem.d)
+        below = max((p for p in points if p[0] <= x), default=points[0])
+        above = min((p for p in points if p[0] >= x), default=points[-1])
+        share = (x - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
+        return math.exp(below[1] + share * (above[1] - below[1]))
+
+    def seconds(self, problem: Problem, predicted: float) -> float:
+        """Return the time of a pass that the model gives ``predicted`` seconds."""
+        return self.overhead + self.factor(problem) * predicted
+
+    def __bool__(self) -> bool:
+        return self != _NOTHING
+
+
+_NOTHING = Calibration()
+
+
+def machine_of(on: Processor) -> str:
+    """Return the name under which a processor's calibration is stored: a GPU's own, a CPU's with the host's."""
+    return on.name if on.threads == 1 and on.overlaps else f"{platform.node() or 'host'}: {on.name}"
+
+
+def calibration_of(backend: str, on: Processor) -> Calibration:
+    """Return what was measured of a backend on a processor; nothing where nothing was, or ``SDKDE_TUNING`` is ``off``.
+
+    The answer comes from the first entry point of group ``sdkde.calibration``, a callable
+    ``calibration(backend, machine)`` that returns values by name. Never raises, never measures.
+    """
+    if _ignored.get() or os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no"):
+        return _NOTHING
+    lookup = _lookup()
+    if lookup is None:
+        return _NOTHING
+    try:
+        return _parsed(frozenset(lookup(backend, machine_of(on)).items()))
+    except Exception as error:
+        _logger.warning("the calibration of %s is not used: %r", backend, error)
+        return _NOTHING
+
+
+@contextmanager
+def ignored() -> Iterator[None]:
+    """Let the cost model alone speak, in this thread."""
+    token = _ignored.set(True)
+    try:
+        yield
+    finally:
+        _ignored.reset(token)
+
+
+_ignored: ContextVar[bool] = ContextVar("sdkde_calibration_ignored", default=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(values: frozenset[tuple[str, float]]) -> Calibration:
+    return Calibration.of(dict(values))
+
+
+@functools.cache
+def _lookup() -> Callable[[str, str], Mapping[str, Any]] | None:
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
+    try:
+        return points[0].load() if points else None
+    except Exception as error:
+        _logger.warning("%s does not load, so nothing is calibrated: %r", points[0].value, error)
+        return None
