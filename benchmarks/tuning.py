@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sdkde_autotune.key import Key
-from sdkde_autotune.measure import Task
+from sdkde_autotune.measure import Outcome, Task
 from sdkde_autotune.problems import Tunable, problems, tunables
 from sdkde_autotune.provenance import clocks
 from sdkde_autotune.search import PAPER, candidates
@@ -53,6 +53,9 @@ def main() -> None:
     paper_parser = commands.add_parser("paper", help="used by compare")
     for name in ("reduction", "d", "n"):
         paper_parser.add_argument(name)
+    pruned_parser = commands.add_parser("pruned", help="used by record")
+    for name in ("reduction", "d", "n", "level"):
+        pruned_parser.add_argument(name)
     record_parser = commands.add_parser("record")
     record_parser.add_argument("--db", type=Path, required=True)
     record_parser.add_argument("--jobs", type=int, default=hardware.cpu_threads())
@@ -60,7 +63,8 @@ def main() -> None:
     judge_parser.add_argument("file", type=Path)
     judge_parser.add_argument("--write", type=Path)
     arguments = vars(parser.parse_args())
-    {"compare": compare, "paper": paper, "record": record, "judge": judge}[arguments.pop("command")](**arguments)
+    calls = {"compare": compare, "paper": paper, "record": record, "pruned": pruned, "judge": judge}
+    calls[arguments.pop("command")](**arguments)
 
 
 def card() -> hardware.GPU:
@@ -123,9 +127,8 @@ def paper(reduction: str, d: str, n: str) -> None:
     from sdkde_autotune.bench import Bench
 
     task, space = of((reduction,), (int(d),), (int(n),))
-    module = sys.modules[type(space).__module__]
-    module.space.SPACE = {name: (*values, PAPER[name]) for name, values in module.space.SPACE.items()}
     bench = Bench(task, DEVICE)
+    take_anything()
     default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
     worst = bench.check(PAPER)
     times: list[list[float]] = [[], []]
@@ -134,6 +137,14 @@ def paper(reduction: str, d: str, n: str) -> None:
             mine.append(bench.time(dict(config)))
     ours, theirs = (quantiles(mine) for mine in times)
     print(f"{theirs[1]:.4f} ms, {theirs[1] / ours[1]:.2f} of the default, worst row {worst:.2g} of the tolerance")
+
+
+def take_anything() -> None:
+    """Let the backend launch what it would not: in this process only."""
+    from sdkde_triton import compiled, space
+
+    space.SPACE = {name: (*values, PAPER[name]) for name, values in space.SPACE.items()}
+    compiled.fits = lambda *arguments: True
 
 
 # --- whole spaces ----------------------------------------------------------------------------------------------------
@@ -155,15 +166,55 @@ def record(db: Path, jobs: int) -> None:
                     every = list(whole(task, space))
                     runner.prepare(task, every)
                     key, best = Key.of(task.query, task.problem), math.inf
-                    for config in every:
+                    left = candidates(task, space)
+                    for config in left:
                         outcome = runner.run(task, config, best)
                         best = min(best, outcome.median)
+                        store.add(key, config, outcome, runner.source, runner.provenance(task))
+                    rest = [config for config in every if config not in left]
+                    for config, outcome in zip(rest, _pruned(runner, task, space, rest)):
                         store.add(key, config, outcome, runner.source, runner.provenance(task))
                     default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
                     store.settle(key, default)
                     print(key.kernel, key.reduction, key.level, key.dimension, key.n_octave, len(every), best)
     finally:
         runner.close()
+
+
+def _pruned(runner: MeasuringRunner, task: Task, space: tuning.Space, configs: list[Any]) -> list[Outcome]:
+    """What pruned configurations take, if the card runs them at all: in a process without the limits."""
+    problem, able, outcomes = task.problem, [], {}
+    for i, config in enumerate(configs):
+        compiled = runner._compilers.result(task, config)
+        if isinstance(compiled, Outcome):
+            outcomes[i] = compiled
+        elif compiled[0].shared > 232448:
+            outcomes[i] = Outcome("compile_error", error=f"takes {compiled[0].shared} bytes of shared memory")
+        else:
+            able.append(i)
+    which = [str(x) for x in (problem.reduction, problem.d, problem.n, problem.level)]
+    command = [sys.executable, __file__, "pruned", *which]
+    given = json.dumps([configs[i] for i in able])
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=300)
+    for i, line in itertools.zip_longest(able, done.stdout.splitlines()):
+        told = json.loads(line) if line else {"status": "crash", "error": done.stderr[-200:]}
+        outcomes[i] = Outcome(told["status"], told.get("ms") and tuple(told["ms"]), told.get("error", ""))
+    return [outcomes[i] for i in range(len(configs))]
+
+
+def pruned(reduction: str, d: str, n: str, level: str) -> None:
+    from sdkde_autotune.bench import Bench
+    from sdkde_autotune.worker import _run
+
+    configs = json.load(sys.stdin)
+    task, _ = of((reduction,), (int(d),), (int(n),), (level,))
+    bench = Bench(task, DEVICE)
+    take_anything()
+    for config in configs:
+        (outcome,), lost = _run(bench, config, 0.0)  # hopeless after five timings, unless they are the best
+        print(json.dumps({"status": outcome.status, "ms": outcome.ms, "error": outcome.error}), flush=True)
+        if lost:
+            break
 
 
 def judge(file: Path, write: Path | None) -> None:

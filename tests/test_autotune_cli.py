@@ -74,6 +74,7 @@ class Made(list):
     """Runners, and how they answer."""
 
     answer = None
+    again = None
 
 
 def _runners(monkeypatch, module, name, source):
@@ -81,7 +82,7 @@ def _runners(monkeypatch, module, name, source):
     made = Made()
 
     def make(*arguments, **named):
-        runner = Played(made.answer, source=source)
+        runner = Played(made.answer, made.again, source=source)
         runner.made_with = (*arguments, *named.values())
         runner.provenance = lambda task: dict(provenance.current(task.query.backend))
         made.append(runner)
@@ -510,6 +511,20 @@ def test_verify_measures_winners_again(worker, tmp_path, monkeypatch):
         store.add(key, before.config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
         store.settle(key)
     assert "has become another" in run("verify", "--db", db, "--backend", "stranger").output
+
+
+def test_verify_lets_no_time_of_another_day_win(worker, tmp_path, monkeypatch):
+    """The default is best, as measured then in turns with others; now everything takes ten times longer."""
+    db = tmp_path / "tuning.sqlite"
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    default = HILLS.default("", None, "")
+    worker.answer = worker.again = lambda config: 0.5 if config == default else ms(config)
+    run("--gpu", "auto", *ONE, "--trials", 20, "--db", db)
+    worker.answer = worker.again = lambda config: 5.0 if config == default else 10 * ms(config)
+    assert run("verify", "--db", db).output.count("holds") == 1
+    with Store(db) as store:
+        (best,) = store.best()
+    assert (best.config, best.ms) == (default, 5.0)
 
 
 def test_verify_needs_the_gpu(tmp_path, monkeypatch):

@@ -81,6 +81,7 @@ class Played:
     """A runner that answers from a function, and remembers what it was asked."""
 
     answer: object = None
+    again: object = None  # what finals give
     drift: float = 1.0
     source: str = "measured"
     version: str = "a"
@@ -101,7 +102,7 @@ class Played:
 
     def finals(self, task, configs):
         self.final += map(dict, configs)
-        times = [ms(config) * self.drift for config in configs]
+        times = [(self.again or ms)(config) * self.drift for config in configs]
         return [Outcome("ok", (t, t, t)) for t in times]
 
     def provenance(self, task):

@@ -124,7 +124,10 @@ def test_calibration(path):
         ([], None, None),
         ([(A, Outcome("crash"), "measured")], None, None),
         ([(A, ok(2.0), "measured"), (B, ok(1.0), "measured"), (C, Outcome("oom"), "measured")], (B, "measured"), 2.0),
-        ([(A, ok(1.0), "measured"), (B, ok(1.0), "measured")], (B, "measured"), 1.0),  # by name: "128" before "64"
+        # What gains less than one percent does not beat the default, A; otherwise by name: "128" before "64".
+        ([(A, ok(1.0), "measured"), (B, ok(0.995), "measured")], (A, "measured"), 1.0),
+        ([(A, ok(1.0), "measured"), (B, ok(0.98), "measured")], (B, "measured"), 1.0),
+        ([(C, ok(1.0), "measured"), (B, ok(1.0), "measured")], (B, "measured"), None),
         ([(A, ok(2.0), "measured"), (B, ok(1.0), "predicted")], (A, "measured"), 2.0),
         ([(A, ok(2.0), "measured"), (B, ok(1.0), "imported")], (B, "imported"), 2.0),
         ([(A, ok(2.0), "imported"), (B, ok(1.0), "predicted")], (A, "imported"), 2.0),

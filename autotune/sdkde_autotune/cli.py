@@ -42,8 +42,8 @@ __all__ = ["main"]
 #: Configurations of a problem that are tried: measured, and predicted.
 TRIALS, PREDICTED = 60, 16
 
-#: Seconds for a run that names no problems: measured, and predicted. Of a budget, a problem that is begun has so many.
-BUDGET, PREDICTED_BUDGET, SHARE = 600.0, 60.0, 10.0
+#: Seconds for a run that names no problems: measured, and predicted.
+BUDGET, PREDICTED_BUDGET = 600.0, 60.0
 
 #: Percent of its time that a card is busy beforehand, from which on times are not to be trusted.
 BUSY = 5
@@ -153,7 +153,7 @@ def tune(
                 if left is not None and left <= 0:
                     stopped = f"the budget is spent: {len(tasks) - i} of {len(tasks)} problems were not begun"
                     break
-                share = None if left is None else min(left, max(SHARE, left / (len(tasks) - i)))
+                share = left if left is None or grid else left / (len(tasks) - i)
                 label = f"{i + 1}/{len(tasks)} {task.query.kernel} {task.problem.reduction} d={task.problem.d}"
                 with _progress(label) as progress:
                     found = search(

@@ -10,7 +10,7 @@ from typing import Protocol as TypingProtocol
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
-__all__ = ["SOURCES", "STATUSES", "Outcome", "Runner", "Task"]
+__all__ = ["FINALS", "MARGIN", "SOURCES", "STATUSES", "Outcome", "Runner", "Task", "fastest"]
 
 #: What can become of a candidate: it ran; its parameters rule it out; it did not compile, or spills; it took too long;
 #: memory did not suffice; it killed its process; its answer was wrong.
@@ -18,6 +18,13 @@ STATUSES = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong"
 
 #: Where a row comes from.
 SOURCES = ("measured", "predicted", "imported")
+
+
+#: The phase that a finalist's outcome carries: it was timed in turns with the others.
+FINALS = "finals"
+
+#: A gain below this, as a fraction, is no reason to leave the default: it is within what clocks drift.
+MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,20 @@ class Outcome:
     def median(self) -> float:
         """Milliseconds; inf unless it ran."""
         return self.ms[1] if self.ms else float("inf")
+
+
+def fastest(outcomes: Mapping[str, Outcome], default: str | None) -> str | None:
+    """Return which of some configurations is to be used, by name; None if none ran.
+
+    Finalists were timed side by side: a lucky time of another does not beat them. The default is left for what is
+    faster by more than :data:`MARGIN`.
+    """
+    ran = {name: outcome for name, outcome in outcomes.items() if outcome.status == "ok"}
+    final = {name: outcome for name, outcome in ran.items() if FINALS in outcome.phases} or ran
+    best = min(final, key=lambda name: (final[name].median, name), default=None)
+    if best is not None and default in final and final[best].median >= (1 - MARGIN) * final[default].median:
+        return default
+    return best
 
 
 class Runner(TypingProtocol):

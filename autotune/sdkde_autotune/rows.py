@@ -21,7 +21,7 @@ from sdkde_core.tuning import Config
 
 from . import lookup, schema
 from .key import Key
-from .measure import SOURCES, STATUSES, Outcome
+from .measure import SOURCES, STATUSES, Outcome, fastest
 
 __all__ = ["Best", "StoreError", "Trial", "checked", "dump", "read_dump", "select", "winner"]
 
@@ -189,18 +189,15 @@ def winner(trials: Iterable[Trial], default: Config | None) -> Best | None:
     ran = [trial for trial in ran if trial.source != "predicted"] or ran
     if not ran:
         return None
-    # Finalists were timed side by side: a lucky time of another does not beat them.
-    final = [trial for trial in ran if "finals" in trial.outcome.phases] or ran
-    first = min(final, key=lambda trial: (trial.outcome.median, _text(trial.config)))
-    of_default = [
-        trial.outcome.median for trial in ran if default is not None and _text(trial.config) == _text(default)
-    ]
+    known = {_text(trial.config): trial for trial in ran}
+    usual = None if default is None else _text(default)
+    first = known[str(fastest({name: trial.outcome for name, trial in known.items()}, usual))]
     low, median, high = first.outcome.ms or (math.nan,) * 3
     return Best(
         key=first.key,
         config=first.config,
         ms=median,
-        default_ms=of_default[0] if of_default else None,
+        default_ms=known[usual].outcome.median if usual in known else None,
         noise=(high - low) / median if median else 0.0,
         source=first.source,
         provenance=first.provenance,

@@ -17,7 +17,7 @@ from sdkde_core.hardware import gpu
 from sdkde_core.tuning import Config, Space
 
 from .key import Key
-from .measure import Outcome, Runner, Task
+from .measure import FINALS, Outcome, Runner, Task, fastest
 
 __all__ = ["PAPER", "SAMPLERS", "Memory", "Result", "candidates", "search", "size"]
 
@@ -32,9 +32,6 @@ FINALISTS = 3
 
 #: Winners of other problems that are tried.
 NEIGHBOURS = 4
-
-#: The phase that a finalist's outcome carries: an interrupted search shows thereby whether it came so far.
-_FINALS = "finals"
 
 
 class Memory(TypingProtocol):
@@ -206,18 +203,18 @@ def search(
             queue = []
         tried = len(known) - replayed
         final = _finalists(known, _name(default)) if runner.source == "measured" else []
-        if len(final) > 1 and (tried or not any(_FINALS in known[name].phases for name in final)):
+        if len(final) > 1 and (tried or not any(FINALS in known[name].phases for name in final)):
             began = time.monotonic()
             outcomes = runner.finals(task, [configs[name] for name in final])
             share = (time.monotonic() - began) / len(final)
             if any(outcome.status == "ok" for outcome in outcomes):  # else one took all down, and nobody knows which
                 for name, outcome in zip(final, outcomes):
-                    phases = {**known[name].phases, **outcome.phases, _FINALS: share}
+                    phases = {**known[name].phases, **outcome.phases, FINALS: share}
                     learn(configs[name], replace(outcome, phases=phases))
     finally:
         store.settle(key, default)
 
-    winner = _winner(known)
+    winner = fastest(known, _name(default))
     errors = Counter(outcome.error for outcome in known.values() if outcome.status != "ok")
     return Result(
         task,
@@ -260,7 +257,7 @@ def _fitting(configs: Iterable[Config], task: Task, space: Space, default: Confi
 
 def _earlier(trials: Sequence[Any]) -> list[Config]:
     """Finalists of the same problem under other code or elsewhere: their times are renewed, or replaced, by ours."""
-    final = [t for t in trials if t.outcome.status == "ok" and _FINALS in t.outcome.phases]
+    final = [t for t in trials if t.outcome.status == "ok" and FINALS in t.outcome.phases]
     return [trial.config for trial in sorted(final, key=lambda trial: trial.outcome.median)][: FINALISTS + 2]
 
 
@@ -279,15 +276,8 @@ def _neighbours(store: Memory, key: Key) -> list[Config]:
 def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
     """The fastest, the winner of earlier finals, and the default, as far as they ran."""
     ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
-    earlier = [name for name in ran if _FINALS in known[name].phases]
+    earlier = [name for name in ran if FINALS in known[name].phases]
     return list(dict.fromkeys([*ran[:FINALISTS], *earlier[:1], *(name for name in ran if name == default)]))
-
-
-def _winner(known: Mapping[str, Outcome]) -> str | None:
-    """The fastest of the finalists if there were finals: a lucky time of another candidate does not beat them."""
-    ran = [name for name in known if known[name].status == "ok"]
-    final = [name for name in ran if _FINALS in known[name].phases]
-    return min(final or ran, key=lambda name: known[name].median, default=None)
 
 
 # --- what comes next ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from sdkde_core import registry
 from sdkde_core.tuning import Query, Space, space_of
 
 from .key import Key
-from .measure import Outcome, Runner, Task
+from .measure import FINALS, MARGIN, Outcome, Runner, Task
 from .problems import problems
 from .rows import Best
 from .store import Store
@@ -38,8 +38,8 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it still is the winner."""
-        return self.after is not None and self.after.config == self.before.config
+        """Whether it still is the winner, or as fast as that one within :data:`MARGIN`."""
+        return self.after is not None and self.now.median <= (1 + MARGIN) * self.after.ms
 
     @property
     def reason(self) -> str:
@@ -48,7 +48,8 @@ class Verdict:
             return f"{self.now.status}: {self.now.error}"
         if self.holds:
             return "holds"
-        return "the default is faster now" if self.default.median < self.now.median else "another is faster now"
+        best = self.after is not None and self.after.config == self.after.default_config
+        return "the default is as fast now" if best else "another is faster now"
 
 
 def _task_of(key: Key) -> tuple[Task, Space]:
@@ -74,7 +75,7 @@ def _task_of(key: Key) -> tuple[Task, Space]:
 
 
 def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:
-    """Measure winners again, each beside the default, and settle anew who wins.
+    """Measure winners again, each beside the default and the other finalists, and settle anew who wins.
 
     Yields
     ------
@@ -87,17 +88,19 @@ def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Ver
             yield best, str(error)
             continue
         default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
-        configs = [dict(best.config)] + ([default] if default != dict(best.config) else [])
+        # The finalists of then too: no time of another day is to win.
+        final = [dict(t.config) for t in store.trials(best.key) if FINALS in t.outcome.phases]
+        configs = [dict(best.config)]
+        configs += [config for config in (default, *final) if config not in configs]
         runner.prepare(task, configs)
         # First each by itself: checked, and in a process that it may take down.
         outcomes = [runner.run(task, config, float("inf")) for config in configs]
         ran = [i for i, outcome in enumerate(outcomes) if outcome.status == "ok"]
-        if len(ran) > 1:
-            for i, outcome in zip(ran, runner.finals(task, [configs[i] for i in ran])):
-                phases = {**outcomes[i].phases, **outcome.phases, "finals": 0.0}
-                outcomes[i] = Outcome(outcome.status, outcome.ms, outcome.error, phases)
+        for i, outcome in zip(ran, runner.finals(task, [configs[i] for i in ran]) if ran else ()):
+            phases = {**outcomes[i].phases, **outcome.phases, FINALS: 0.0}
+            outcomes[i] = Outcome(outcome.status, outcome.ms, outcome.error, phases)
         for config, outcome in zip(configs, outcomes):
             store.add(best.key, config, outcome, runner.source, runner.provenance(task))
         store.settle(best.key, default)
         after = next(iter(store.best(**best.key._asdict())), None)
-        yield Verdict(best, after, outcomes[0], outcomes[-1])
+        yield Verdict(best, after, outcomes[0], outcomes[configs.index(default)])
