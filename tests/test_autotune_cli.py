@@ -310,6 +310,30 @@ def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):
     assert "best configuration" in result.stdout
 
 
+def test_where_nothing_is_named_a_grid_is_tuned_the_most_valuable_first(worker, monkeypatch):
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    clock = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: 0.3 * next(clock))
+    told = run("--gpu", "auto", "--json")
+    tasks = json.loads(told.stdout)["tasks"]
+    assert [(t["reduction"], t["dimension"], t["n_octave"]) for t in tasks[:3]] == [
+        ("mean", 16, 15),
+        ("log_sum", 16, 15),
+        ("laplace", 16, 15),
+    ]
+    sizes = [t["n_octave"] for t in tasks]
+    assert sizes == sorted(sizes, key=(15, 17, 13, 20).index)
+    assert all(t["tried"] == 60 for t in tasks[:-1])  # no share of a budget: what they need
+    assert "the budget is spent" in told.stderr
+
+
+def test_a_busy_card_is_said(worker, monkeypatch):
+    cards(monkeypatch, "NVIDIA RTX A6000")
+    for load, said in ((0.0, False), (93.0, True)):
+        monkeypatch.setattr(provenance, "clocks", lambda device, load=load: {"load_percent": load})
+        assert ("cuda:0 is busy (93 % of its time)" in run(*ONE, "--trials", 3).stderr) is said
+
+
 def test_ctrl_c_keeps_what_was_tried(worker, monkeypatch, tmp_path):
     cards(monkeypatch, "NVIDIA RTX A6000")
     count = itertools.count()

@@ -181,10 +181,35 @@ def test_the_cpu_is_nominal_until_measured(monkeypatch, tmp_path):
     hardware._measured_core.cache_clear()
 
 
+def test_visible_gpus_are_those_that_cuda_would_show(tmp_path, monkeypatch):
+    for i, model in enumerate(("NVIDIA H200", "NVIDIA RTX A6000", "NVIDIA L4")):
+        (tmp_path / f"0000:{i}1:00.0").mkdir()
+        text = f"Model: \t\t {model}\nGPU UUID: \t GPU-{i}7c5-aa\n"
+        (tmp_path / f"0000:{i}1:00.0" / "information").write_text(text)
+    everything = ("NVIDIA H200", "NVIDIA RTX A6000", "NVIDIA L4")
+    cases = {
+        None: everything,
+        "0,1,2": everything,
+        "2,0": ("NVIDIA L4", "NVIDIA H200"),
+        "1": ("NVIDIA RTX A6000",),
+        "GPU-27c5": ("NVIDIA L4",),
+        "": (),
+        "-1": (),
+        "0,7,1": ("NVIDIA H200",),  # up to the first that there is not
+        "GPU-": (),  # of several
+    }
+    for given, names in cases.items():
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if given is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert hardware.local_gpus(str(tmp_path)) == names, given
+
+
 def test_gpus_are_found_without_importing_anything(tmp_path, monkeypatch):
     for bus, model in (("0000:81:00.0", "NVIDIA RTX A6000"), ("0000:01:00.0", "NVIDIA H200")):
         (tmp_path / bus).mkdir()
         (tmp_path / bus / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 1\n")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     names = hardware.local_gpus(str(tmp_path))
     assert names == ("NVIDIA H200", "NVIDIA RTX A6000")
     assert hardware.local_gpus(str(tmp_path / "absent")) == ()

@@ -332,8 +332,10 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
     left.set_xlabel(x)
     left.set_ylabel(y)
     left.set_title("best time over the other parameters")
+    dark = 0.5 * (min(best.values()) + max(best.values()))
     for (row, column), ms in best.items():
-        left.text(ticks[x].index(column), ticks[y].index(row), _ms(ms), ha="center", va="center", fontsize=7)
+        style = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if ms > dark else "black"}
+        left.text(ticks[x].index(column), ticks[y].index(row), _ms(ms), **style)
     source = ran[0].source
     figure.colorbar(image, ax=left, label=f"{source} ms")
 

@@ -1,0 +1,133 @@
+"""Calibration: what was measured of backends decides what ``auto`` takes, and cannot break an estimate."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core import calibration, hardware, registry, select
+from sdkde_core.calibration import Calibration, calibration_of, ignored, machine_of
+from sdkde_core.hardware import NOMINAL_CORE, Processor
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Work
+
+PROBLEM = Problem(Reduction.MEAN, 100, 100, 16, level="fast")
+
+
+def test_factors_are_interpolated_between_dimensions():
+    found = Calibration.of({"mean fast 4": 2.0, "mean fast 64": 8.0, "overhead": 0.5, "startup": 3.0})
+    assert (found.startup, found.overhead) == (3.0, 0.5)
+    at = {d: found.factor(replace(PROBLEM, d=d)) for d in (1, 4, 16, 64, 1000)}
+    assert at == pytest.approx({1: 2.0, 4: 2.0, 16: 4.0, 64: 8.0, 1000: 8.0})
+    assert found.seconds(PROBLEM, 0.25) == pytest.approx(0.5 + 4.0 * 0.25)
+    other = replace(PROBLEM, level="high")
+    assert found.factor(other) == 1.0  # nothing known
+    assert found and not Calibration()
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_what_no_measurement_gives_is_left_out(value):
+    found = Calibration.of({"mean fast 16": value, "overhead": value, "mean fast x": 2.0, "of a later sdkde": 1.0})
+    assert found.factor(PROBLEM) == 1.0
+    assert found.overhead == 0.0
+
+
+def test_a_cpu_is_known_by_its_host_and_a_card_by_its_name():
+    assert machine_of(hardware.gpu("h200").at()) == "H200 SXM"
+    assert machine_of(replace(NOMINAL_CORE, threads=2)).endswith(": CPU core, nominal")
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """What is stored, by (backend, machine)."""
+    values = {}
+    monkeypatch.setattr(calibration, "_lookup", lambda: lambda backend, machine: values.get((backend, machine), {}))
+    return values
+
+
+def _info(name, flops):
+    work = Work(scalar_flops=flops)
+    return BackendInfo(
+        name, (1, 2), "sdkde_numpy.backend:NumpyBackend", ("cpu",), ("fast", "high"), work=lambda problem, config: work
+    )
+
+
+def test_auto_takes_what_is_faster_here(known, monkeypatch):
+    on = Processor("p", {"float64": 1e9}, 1e9, 1e9, 1e9, 0.0, threads=2, overlaps=False)
+    records = [
+        registry.Record(name, "ok", "installed", "x", "1", "x:INFO", _info(name, flops))
+        for name, flops in (("one", 1e9), ("two", 2e9))
+    ]
+    monkeypatch.setattr(registry, "records", lambda: tuple(records))
+    monkeypatch.setattr(select, "processor", lambda device: on)
+    problem = replace(PROBLEM, deterministic=False)
+
+    def ranked():
+        return [(c.name, c.seconds, c.startup_seconds) for c in select.rank([problem])]
+
+    assert [name for name, *_ in ranked()] == ["one", "two"]
+    before = {name: seconds for name, seconds, _ in ranked()}
+    known["one", machine_of(on)] = {"mean fast 16": 10.0, "overhead": 0.25, "startup": 1.5}
+    found = {name: (seconds, startup) for name, seconds, startup in ranked()}
+    assert found["one"] == (pytest.approx(10 * before["one"] + 0.25), 1.5)
+    assert found["two"] == (before["two"], 0.0)
+    assert ranked()[0][0] == "two"
+    (told,) = [c.reason for c in select.rank([problem]) if c.name == "one"]
+    assert "priced as measured on this machine" in told
+    with ignored():
+        assert ranked()[0][0] == "one"
+    monkeypatch.setenv("SDKDE_TUNING", "off")
+    assert ranked()[0][0] == "one"
+
+
+def test_a_look_up_that_fails_is_no_calibration(monkeypatch, caplog):
+    def broken(backend, machine):
+        raise RuntimeError("no such table")
+
+    monkeypatch.setattr(calibration, "_lookup", lambda: broken)
+    assert not calibration_of("numpy", NOMINAL_CORE)
+    assert "no such table" in caplog.text
+
+
+def test_the_command_end_to_end(tmp_path, monkeypatch):
+    """NumPy measured on this machine, small; then explain says so, in this process and from the file alone."""
+    pytest.importorskip("click_default_group")
+    from click.testing import CliRunner
+    from sdkde_autotune import calibrate, lookup
+    from sdkde_autotune.cli import main
+
+    db = tmp_path / "tuning.sqlite"
+    monkeypatch.setenv("SDKDE_DB", str(db))
+    monkeypatch.setattr(calibrate, "DIMENSIONS", (1, 16))
+    monkeypatch.setattr(calibrate, "TARGET", {"cpu": 0.0})
+    lookup.forget()
+    try:
+        result = CliRunner().invoke(main, ["calibrate", "--backend", "numpy", "--device", "cpu", "--json"])
+        assert result.exit_code == 0, result.output
+        (found,) = json.loads(result.stdout)
+        values = found["values"]
+        names = {f"{r} {level} {d}" for r in Reduction for level in ("fast", "high", "float64") for d in (1, 16)}
+        assert values.keys() == names | {"startup", "overhead"}
+        assert all(0 < value < 1e4 for value in values.values())
+        explained = sdkde_core.explain((1000, 4), backend="numpy")
+        (mine,) = [c for c in explained.candidates if c.chosen]
+        assert "priced as measured on this machine" in mine.reason
+        assert mine.startup_seconds == values["startup"]
+        x = np.random.default_rng(0).normal(size=(50, 2))
+        with ignored():
+            plain = sdkde_core.estimate(x)
+        np.testing.assert_array_equal(sdkde_core.estimate(x), plain)
+        assert "numpy" in CliRunner().invoke(main, ["calibrate", "--backend", "numpy", "--device", "cpu"]).stdout
+        for arguments, told in (
+            (["--backend", "nonesuch"], "backend 'nonesuch' is unknown"),
+            (["--device", "mps"], "device 'mps' is not here"),
+            (["--backend", "numpy", "--device", "cuda:63"], "device 'cuda:63' is not here"),
+        ):
+            result = CliRunner().invoke(main, ["calibrate", *arguments])
+            assert result.exit_code == 2
+            assert told in result.output
+    finally:
+        monkeypatch.delenv("SDKDE_DB")
+        lookup.forget()
