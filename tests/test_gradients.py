@@ -2,7 +2,9 @@
 
 import logging
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import plain_torch
@@ -466,3 +468,31 @@ def test_a_bandwidth_by_gradient_descent():
     h = log_h.detach().exp()
     assert 6.0 < float(h[1] / h[0]) < 16.0
     assert float(loss.detach()) < -float(sdkde_core.estimate(x, y, bandwidth=1.0, log=True).mean())
+
+
+def test_the_pages_example_runs(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "gradients.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names = {}
+    exec(compile(example, "gradients.md", "exec"), names)
+    assert "tensor(" in capsys.readouterr().out
+    h = names["log_h"].detach().exp()
+    assert 5.0 < float(h[1] / h[0]) < 20.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize(
+    "places", ["cuda cuda cuda cuda", "cuda cuda cpu cpu", "cpu cuda cpu cuda", "cuda cpu cuda cpu"]
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_on_a_device(method, places, device):
+    leaves = inputs(3, 40, 11, "columns")
+    x, y, w, h = (v.detach().to(place).requires_grad_() for v, place in zip(leaves, places.split()))
+    got = sdkde_core.estimate(x, y, weights=w, bandwidth=h, method=method, precision="float64", device=device)
+    assert got.device == y.device
+    mine = torch.autograd.grad(got.sum(), (x, y, w, h))
+    assert all(a.device == v.device for a, v in zip(mine, (x, y, w, h)))
+    for a, b in zip(mine, torch.autograd.grad(textbook(*leaves, method).sum(), leaves)):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-8, atol=1e-12)
