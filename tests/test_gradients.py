@@ -454,23 +454,8 @@ def test_a_compiled_caller():
         assert torch.equal(a, b)
 
 
-def test_a_bandwidth_by_gradient_descent():
-    """What gradients are for: the held-out likelihood chooses the bandwidth."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(k, 2, dtype=torch.float64, generator=generator) * torch.tensor([1.0, 10.0]) for k in (300, 200))
-    log_h = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.Adam([log_h], lr=0.1)
-    for _ in range(60):
-        optimiser.zero_grad()
-        loss = -sdkde_core.estimate(x, y, bandwidth=log_h.exp(), log=True, precision="float64").mean()
-        loss.backward()
-        optimiser.step()
-    h = log_h.detach().exp()
-    assert 6.0 < float(h[1] / h[0]) < 16.0
-    assert float(loss.detach()) < -float(sdkde_core.estimate(x, y, bandwidth=1.0, log=True).mean())
-
-
 def test_the_pages_example_runs(capsys):
+    """What gradients are for: the held-out likelihood chooses the bandwidth."""
     page = (Path(__file__).parent.parent / "docs" / "gradients.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
     names = {}

@@ -235,7 +235,8 @@ MUTANTS = {
 def test_the_suite_catches(name):
     factory, info, expected = MUTANTS[name]
     profile = Profile((784,), (30.0,)) if "784" in name else SMALL
-    caught = {key.partition("[")[0] for key in failures(Target(info, factory(), "cpu"), profile)}
+    only = sorted(expected) if issubclass(factory, PlainTorch) else ()  # whose other answers are right, and slow
+    caught = {key.partition("[")[0] for key in failures(Target(info, factory(), "cpu"), profile, only)}
     print(f"{name:36} {', '.join(sorted(caught))}")
     assert expected <= caught
 
