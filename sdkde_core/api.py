@@ -15,6 +15,7 @@ from .bandwidth import RULES, Bandwidth, resolve
 from .density import density
 from .execute import Plan, plan, run
 from .explanation import Explanation, rows_of, shape_of
+from .gradients import AttachedBandwidth, Given, accepted, attach
 from .prepared import Prepared
 from .protocol import Partial
 from .spec import EstimatorSpec, Goal, asked_precision, typical_extent
@@ -45,7 +46,7 @@ def estimate(
     ----------
     train : (n, d) or (n,) array_like
         Samples, in any units. One-dimensional: n samples in one dimension. NumPy, lists, and arrays of any library
-        with the array API or DLPack (torch, CuPy, JAX), on any device.
+        with the array API or DLPack (torch, CuPy, JAX), on any device. Torch tensors may require grad, see Notes.
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
         (resubstitution).
@@ -91,6 +92,12 @@ def estimate(
 
     Notes
     -----
+    Where ``train``, ``query``, ``weights`` or ``bandwidth`` is a torch tensor that requires grad, the result is
+    attached to autograd: for every method, by backends with the feature ``"grad"`` only, first derivatives, and not
+    within ``torch.no_grad()``. The query (else ``train``) must be a tensor then, as the result is. A bandwidth that a
+    rule has chosen is a constant to autograd; the derivative by a matrix H is that by its symmetric part.
+    :func:`debias` and :func:`grad_log_density` differentiate too; :func:`prepare` refuses what requires grad.
+
     Source: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores". One bandwidth
     serves score, shift and evaluation.
 
@@ -112,14 +119,14 @@ def estimate(
             return result
     ready = _planned(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
     if ready.plan is None:
-        return ready.data.origin.restore(np.empty(0), ready.data.dtype)
+        return ready.empty(0)
 
     def finish(sums: Partial) -> Any:
         values = density(sums, ready.bandwidth.log_constant, log)
         return ready.data.origin.restore(values, ready.data.dtype)
 
     result = finish(run(ready.plan).result)
-    if key is not None:
+    if key is not None and isinstance(ready.bandwidth, Bandwidth):  # it is: what requires grad has no key
         replay.record(key, train, query, ready.data, ready.bandwidth, ready.plan, finish)
     return result
 
@@ -142,6 +149,8 @@ def prepare(
 
     Parameters as for :func:`estimate`. What follows from them is decided here, for all queries: the bandwidth, the
     backend (as for as many queries as samples), and with ``precision="auto"`` the level, by the dtype of ``train``.
+    It keeps numbers, not what autograd knows of them: tensors that require grad are refused, but within
+    ``torch.no_grad()``.
 
     Returns
     -------
@@ -216,12 +225,13 @@ def grad_log_density(
     Returns
     -------
     (m, d) array
-        Per data unit; of the kind and on the device of ``query`` (else ``train``).
+        Per data unit; of the kind and on the device of ``query`` (else ``train``). Attached to autograd where something
+        requires grad, so that a loss of the score can be minimised.
     """
     spec = EstimatorSpec(method, Goal.GRADIENT, asked_precision(precision), deterministic)
     ready = _planned(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
     if ready.plan is None:
-        return ready.data.origin.restore(np.empty((0, ready.data.d)), ready.data.dtype)
+        return ready.empty(0, ready.data.d)
     shift = ready.at_home(run(ready.plan).result.shift)
     return ready.data.origin.restore(ready.bandwidth.pull_back(shift), ready.data.dtype)
 
@@ -305,8 +315,14 @@ class _Ready(NamedTuple):
     """Validated data, the bandwidth, and the plan: None where there is no query row to compute."""
 
     data: Data
-    bandwidth: Bandwidth
+    bandwidth: Bandwidth | AttachedBandwidth
     plan: Plan | None
+    given: Given | None = None  # what requires grad is in here: data, bandwidth and plan are attached to it
+
+    def empty(self, *shape: int) -> Any:
+        """Return a result without entries."""
+        result = self.data.origin.restore(np.empty(shape), self.data.dtype)
+        return result if self.given is None else self.given.tie(result)
 
     def at_home(self, x: Any) -> Any:
         """Bring a backend's float64 result to where the data are."""
@@ -348,12 +364,17 @@ def _planned(
     options: Mapping[str, Any] | None,
     explained: bool = False,
 ) -> _Ready:
-    place = select.parse_device(device)
+    place, given = select.parse_device(device), Given(train, query, weights, bandwidth)
+    grad = given.attached
+    if grad:
+        train, query, weights, bandwidth = given.detached()
     data, resolved = _read(train, query, bandwidth, weights, place, check_finite)
+    if grad:
+        data = accepted(given, data)
     if data.m == 0:  # nothing to compute, but what is wrong is wrong all the same
         data.check_finite()
-        problems = spec.problems(0, data.n, data.d, data.dtype, data.device, 0.0, weights is not None)
+        problems = spec.problems(0, data.n, data.d, data.dtype, data.device, 0.0, weights is not None, grad)
         select.choose(problems, backend=backend, device=place, data_device=data.device, options=options)
-        return _Ready(data, resolved, None)
-    planned = plan(spec, data, resolved, backend=backend, device=place, options=options, explained=explained)
-    return _Ready(data, resolved, planned)
+        return _Ready(data, resolved, None, given if grad else None)
+    planned = plan(spec, data, resolved, backend=backend, device=place, options=options, explained=explained, grad=grad)
+    return _Ready(*attach(given, data, resolved, planned), given) if grad else _Ready(data, resolved, planned)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,9 +34,12 @@ __all__ = [
     "Query",
     "c_order",
     "convert",
+    "detached",
     "device_name",
+    "grad_enabled",
     "ingest",
     "ingest_query",
+    "is_attached",
     "to_host",
 ]
 
@@ -54,7 +58,7 @@ class Origin:
             return self._restore(x, dtype)
 
     def _restore(self, x: Any, dtype: str) -> Any:
-        if self.xp is None or isinstance(x, np.ndarray) or self.on_host:
+        if self.xp is None or isinstance(x, np.ndarray) or (self.on_host and not is_attached(x)):
             x = np.ascontiguousarray(to_host(x), dtype=dtype)
             return x if self.xp is None else self.xp.asarray(x, device=self.device)
         if array_namespace(x) is not self.xp:
@@ -83,7 +87,12 @@ class Argument:
     def of(cls, name: str, value: Any) -> Argument:
         """Recognise ``value``; TypeError or ValueError for what cannot be an array of real numbers."""
         if getattr(value, "requires_grad", False):
-            raise TypeError(f"{name} requires grad, but sdkde does not differentiate yet; pass {name}.detach()")
+            if grad_enabled() or not is_attached(value):  # who differentiates has detached what comes here
+                raise TypeError(
+                    f"{name} requires grad, and only estimate, debias and grad_log_density differentiate; "
+                    f"pass {name}.detach(), or call within torch.no_grad()"
+                )
+            value = detached(value)
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
         try:
@@ -217,7 +226,7 @@ def ingest(
     Raises
     ------
     TypeError
-        Complex, object or string dtype, a masked array, a tensor that requires grad.
+        Complex, object or string dtype, a masked array, a tensor that requires grad in grad mode.
     ValueError
         An empty train, wrong or mismatched shapes, NaN or inf, weights that are negative or all zero.
     """
@@ -282,6 +291,22 @@ def convert(x: Any, library: str, device: str) -> Any:
     if array_namespace(x) is not xp:
         x = xp.from_dlpack(x)
     return x if device_name(x) == device else to_device(x, device)
+
+
+def grad_enabled() -> bool:
+    """Whether PyTorch records what is done with tensors that require grad; it is not imported for this."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.is_grad_enabled()
+
+
+def is_attached(x: Any) -> bool:
+    """Whether ``x`` is a tensor that requires grad."""
+    return getattr(x, "requires_grad", False) is True and is_torch_array(x)
+
+
+def detached(x: Any) -> Any:
+    """Return ``x`` without what autograd knows of it; itself where that is nothing."""
+    return x.detach() if is_attached(x) else x
 
 
 def c_order(x: Any) -> Any:

@@ -18,7 +18,7 @@ from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
 from . import select
-from .arrays import Data, convert, to_host
+from .arrays import Data, convert, detached, to_host
 from .bandwidth import Bandwidth
 from .protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .spec import EstimatorSpec
@@ -58,6 +58,7 @@ class Plan:
     choice: select.Choice
     extent: float  # of the data as they came, in bandwidths, rounded up
     timed: bool = False  # report each pass, waiting for the device after it
+    weights: Any = None  # (n,), where problems require grad and weights
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,12 @@ def plan(
     device: str | None = None,
     options: Mapping[str, Any] | None = None,
     explained: bool = False,
+    grad: bool = False,
 ) -> Plan:
-    """Whiten the data and choose the backend; ``explained``: with every candidate's reason and price.
+    """Whiten the data and choose the backend.
+
+    ``explained``: with every candidate's reason and price. ``grad``: one whose results can be attached to autograd; the
+    points of the plan are not, until :func:`sdkde_core.gradients.attach` has replaced them.
 
     Raises
     ------
@@ -165,7 +170,7 @@ def plan(
     if any(step.moves for step in spec.passes):
         extent = _moved_extent(extent)
     m = None if query is None else data.m
-    problems = spec.problems(m, n, data.d, data.dtype, data_device, extent, data.log_weights is not None)
+    problems = spec.problems(m, n, data.d, data.dtype, data_device, extent, data.log_weights is not None, grad)
 
     def share(step: int, limit: float) -> float:
         rows = train_radii if spec.passes[step].rows == "train" else query_radii
@@ -190,7 +195,7 @@ def plan(
 
 def run(plan: Plan) -> Outcome:
     """Run the passes of ``plan`` in order."""
-    columns, query = Columns(plan.train, plan.log_weights), plan.query
+    columns, query = Columns(plan.train, plan.log_weights, weights=plan.weights), plan.query
     backend, info = plan.choice.backend, plan.choice.info
     reports: list[PassReport] = []
     result: Partial | None = None
@@ -221,7 +226,7 @@ def _moved(columns: Columns, first: Partial) -> Columns:
 
 def report(problem: Problem, result: Partial, start: float, far_points: int) -> PassReport:
     """Wait for the result of a pass that began at ``start``, and log the time."""
-    to_host(result.log_sum[:1])  # waits for the device
+    to_host(detached(result.log_sum[:1]))  # waits for the device
     seconds, size = time.perf_counter() - start, (problem.m, problem.n, problem.d)
     _logger.debug("%s %d × %d, d = %d: %.4f s", problem.reduction, *size, seconds)
     return PassReport(problem, seconds, far_points)

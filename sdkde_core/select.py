@@ -170,9 +170,20 @@ def choose(
         return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
-        raise BackendUnavailable(f"backend {named!r} cannot do this: " + "; ".join(c.reason for c in failures))
+        reasons = "; ".join(c.reason for c in failures)
+        raise BackendUnavailable(f"backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
-    raise BackendUnavailable(f"no backend can do this:\n{details}")
+    raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
+
+
+def _mend(problems: Sequence[Problem], how: str) -> str:
+    """What to do about input that requires grad, where there is some."""
+    if "grad" not in problems[0].requires:
+        return ""
+    return (
+        f"\nthe input requires grad: {how} a backend with the feature 'grad' (pip install 'sdkde[torch]' has one), "
+        "or pass detached tensors, or call within torch.no_grad()"
+    )
 
 
 def _foremost(

@@ -83,7 +83,15 @@ class EstimatorSpec:
         return "high" if dtype == "float64" else "fast"
 
     def problems(
-        self, m: int | None, n: int, d: int, dtype: str, device: str, extent: float, weighted: bool
+        self,
+        m: int | None,
+        n: int,
+        d: int,
+        dtype: str,
+        device: str,
+        extent: float,
+        weighted: bool,
+        grad: bool = False,
     ) -> tuple[Problem, ...]:
         """Describe each pass.
 
@@ -99,8 +107,10 @@ class EstimatorSpec:
             In bandwidths, over train and query.
         weighted : bool
             The weights differ.
+        grad : bool
+            The results are to be attached to autograd.
         """
-        moved = False
+        moved, requires = False, frozenset({"weights"} if weighted else ()) | ({"grad"} if grad else set())
         result = []
         for step in self.passes:
             same = step.rows == "train" or (m is None and not moved)
@@ -113,7 +123,7 @@ class EstimatorSpec:
                 level=self.level(dtype),
                 device=device,
                 same=same,
-                requires=frozenset({"weights"} if weighted else ()),
+                requires=requires,
                 deterministic=self.deterministic,
                 extent=extent,
             )

@@ -3,6 +3,8 @@
 Columns of weight zero are dropped (and kept as rows). Points beyond the extent at which the backend's fast formula
 holds are taken off, as a few outliers must not slow the rest: the backend sums them apart by its slower formula, or the
 core by direct differences where it has none. Where the device's memory does not suffice, the query rows are cut.
+
+Of problems that require ``"grad"`` nothing is dropped or taken off: a backend with that feature holds at any extent.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def within_limit(info: BackendInfo, problem: Problem, far_share: float) -> Probl
         Share of the pairs with a point beyond ``info.extent_limit(problem)``.
     """
     limit = info.extent_limit(problem)
-    if problem.extent <= limit:
+    if problem.extent <= limit or "grad" in problem.requires:
         return problem
     if far_share <= SPLIT_SHARE or not info.supports(problem).ok:
         return replace(problem, extent=limit)
@@ -108,6 +110,8 @@ def _reduce_pass(
     backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any
 ) -> tuple[Partial, int, int]:
     """Drop the columns of weight zero; return the result, and how many columns and rows were taken off."""
+    if "grad" in problem.requires:  # the derivative by a weight that is zero is not, and no point is split off
+        return _sum(backend, problem, columns, queries), 0, 0
     if "weights" not in problem.requires:
         return _split(backend, info, problem, columns, queries)
     xp = array_namespace(columns.points)

@@ -6,7 +6,9 @@ The reports of `CAUGHT` are what a plugin's author would see; run this file with
 from dataclasses import replace
 
 import numpy as np
+import plain_torch
 import pytest
+from plain_torch import PlainTorch
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.formulas import Expanded
 from sdkde_numpy.info import INFO
@@ -16,6 +18,7 @@ from sdkde_core.protocol import FEATURES, Reduction
 from sdkde_core.testing.checks import CHECKS, Profile, Target, cases, failures
 
 SMALL = Profile((1, 3, 17), (10.0, 100.0))
+ALL = replace(INFO, features=INFO.features | {"grad"})
 
 
 class Zeros(NumpyBackend):
@@ -144,8 +147,47 @@ class AnyOption(NumpyBackend):
         super().__init__()
 
 
-def _declares(features):
-    return replace(INFO, features=frozenset(features))
+class Unattached(PlainTorch):
+    """Declares derivatives, and gives results without."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return each(super().reduce(problem, queries, state, own_offset), lambda x: x.detach())
+
+
+class RowsForgotten(PlainTorch):
+    """Differentiates by the points as columns only, where they are the rows too."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return super().reduce(problem, state.points.detach() if queries is None else queries, state, own_offset)
+
+
+class ZeroWeightsDropped(PlainTorch):
+    """The derivative by a weight that is zero is not."""
+
+    def prepare(self, problem, columns):
+        if columns.weights is None:
+            return columns
+        return replace(columns, weights=columns.weights * (columns.weights > 0))
+
+
+class SharesConstant(PlainTorch):
+    """The shift with its shares p_ij as constants: their derivatives are forgotten."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        if got.shift is None:
+            return got
+        rows = state.points if queries is None else queries
+        shares = (-0.5 * (state.points - rows[:, None, :]).pow(2).sum(-1) + state.log_weights).softmax(1)
+        return replace(got, shift=shares.detach() @ state.points - rows)
+
+
+class SingleDerivatives(PlainTorch):
+    """Sums in float64, derivatives in float32."""
+
+    def prepare(self, problem, columns):
+        columns.points.requires_grad and columns.points.register_hook(lambda g: g.float().double())
+        return columns
 
 
 # mutant, its BackendInfo, and the checks of which at least one parameter must fail
@@ -175,6 +217,12 @@ MUTANTS = {
     "not deterministic": (Unsteady, INFO, {"repeat"}),
     "any option taken": (AnyOption, replace(INFO, implementation=f"{__name__}:AnyOption"), {"options"}),
     "no level": (NumpyBackend, replace(INFO, levels=()), {"declaration"}),
+    "grad in NumPy": (NumpyBackend, replace(INFO, features=INFO.features | {"grad"}), {"declaration"}),
+    "results not attached": (Unattached, plain_torch.INFO, {"grad"}),
+    "points are no rows to autograd": (RowsForgotten, plain_torch.INFO, {"grad"}),
+    "no derivative by weights of zero": (ZeroWeightsDropped, plain_torch.INFO, {"grad"}),
+    "shares are constants to autograd": (SharesConstant, plain_torch.INFO, {"grad"}),
+    "derivatives in float32": (SingleDerivatives, plain_torch.INFO, {"grad"}),
     "declines everything": (
         NumpyBackend,
         replace(INFO, supports=lambda problem: INFO.supports(problem)._replace(ok=False)),
@@ -187,7 +235,8 @@ MUTANTS = {
 def test_the_suite_catches(name):
     factory, info, expected = MUTANTS[name]
     profile = Profile((784,), (30.0,)) if "784" in name else SMALL
-    caught = {key.partition("[")[0] for key in failures(Target(info, factory(), "cpu"), profile)}
+    only = sorted(expected) if issubclass(factory, PlainTorch) else ()  # whose other answers are right, and slow
+    caught = {key.partition("[")[0] for key in failures(Target(info, factory(), "cpu"), profile, only)}
     print(f"{name:36} {', '.join(sorted(caught))}")
     assert expected <= caught
 
@@ -204,15 +253,20 @@ def test_a_right_backend_passes():
     assert failures(Target(INFO, NumpyBackend(), "cpu"), SMALL) == {}
 
 
+def test_a_right_backend_with_derivatives_passes():
+    target = Target(plain_torch.INFO, PlainTorch(), "cpu")
+    assert failures(target, SMALL, only=["declaration", "grad", "sizes"]) == {}
+
+
 def test_every_check_is_needed_or_guards_a_format():
     """No check is dead weight: each has parameters for a backend that declares everything."""
-    seen = {name for name, _ in cases(INFO, SMALL)}
+    seen = {name for name, _ in cases(ALL, SMALL)}
     assert seen == set(CHECKS)
 
 
 def test_names_are_stable():
     """Plugins name checks in their lists of expected failures."""
-    names = [f"{name}[{parameter}]" for name, parameter in cases(INFO, SMALL)]
+    names = [f"{name}[{parameter}]" for name, parameter in cases(ALL, SMALL)]
     assert len(names) == len(set(names))
     assert {
         "declaration[backend]",
@@ -221,11 +275,12 @@ def test_names_are_stable():
         "sizes[float64-laplace-n129-m1]",
         "exclude_self[high-mean]",
         "multi_scale[float64-laplace]",
+        "grad[high-mean]",
     } <= set(names)
     assert set(CHECKS) == {
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched"),
-        *("exclude_self", "values", "multi_scale"),
+        *("exclude_self", "values", "multi_scale", "grad"),
     }
 
 

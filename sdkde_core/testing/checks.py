@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdkde_core.arrays import convert, device_name, to_host
+from sdkde_core.arrays import convert, detached, device_name, to_host
 from sdkde_core.merge import each, merge
 from sdkde_core.protocol import (
     FEATURES,
     LEVELS,
     PROTOCOL,
+    TOLERANCES,
     Backend,
     BackendInfo,
     Columns,
@@ -30,7 +31,7 @@ from sdkde_core.protocol import (
 )
 from sdkde_core.split import reduce_pass, within_limit
 
-from . import problems
+from . import derivatives, problems
 from .problems import Case, Truth, errors
 
 __all__ = ["CHECKS", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -53,7 +54,11 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 #: Features that a check of this suite proves; a backend that declares another cannot be believed.
-PROVEN = frozenset({"weights", "exclude_self", "values", "multi_scale"})
+PROVEN = frozenset({"weights", "exclude_self", "values", "multi_scale", "grad"})
+
+#: What an error of a derivative may be relative to the largest one, in tolerances of a log sum: like that it is a sum
+#: of terms with the errors of their φ_ij, if of several with different signs.
+OF_DERIVATIVES = 10.0
 
 
 @dataclass(frozen=True)
@@ -209,6 +214,7 @@ def declaration(target: Target, parameter: str) -> None:
     assert not unknown, f"features {unknown} are none of the protocol's {sorted(FEATURES)}"
     reserved = sorted(info.features - PROVEN)
     assert not reserved, f"features {reserved} are reserved: nothing asks for them yet, and no check proves them"
+    assert "grad" not in info.features or info.arrays == "torch", f"grad is a feature of tensors, not of {info.arrays}"
     assert info.startup_seconds >= 0
 
 
@@ -431,6 +437,36 @@ def multi_scale(target: Target, parameter: str) -> None:
             within(problem, each(got, lambda x, s=s: x[:, s]), problems.truth(case, scale=scale))  # type: ignore[misc]
 
 
+def grad(target: Target, parameter: str) -> None:
+    """Derivatives by queries, points and weights, of zero weights too, whichever of them require grad."""
+    level, reduction = _parse(parameter)
+    allowed = OF_DERIVATIVES * TOLERANCES[level][Reduction.LOG_SUM].absolute
+    for kind in derivatives.KINDS:
+        case = derivatives.make(kind)
+        weighted = kind == "weights"
+        if weighted and "weights" not in target.info.features:
+            continue
+        for same in (False, True):
+            problem = target.problem(case, reduction, level, same=same, requires={"grad"})
+            truth = problems.truth(case, same=same)
+            leaves = ["points"] + ["queries"] * (not same) + ["weights"] * weighted
+
+            def reduce(columns: Columns, queries: Any, problem: Problem = problem) -> Partial:
+                return reduce_pass(target.backend, target.info, problem, columns, queries)[0]
+
+            for of in derivatives.OF[reduction]:
+                want = derivatives.closed_form(case, of, same)
+                for chosen in dict.fromkeys([(*leaves,), *((name,) for name in leaves)]):
+                    partial, got = derivatives.answered(reduce, target.give, problem, case, of, chosen)
+                    within(problem, each(partial, lambda x: to_host(detached(x))), truth)
+                    for name in chosen:
+                        off = abs(got[name] - want[name]).max() / abs(want[name]).max()
+                        assert off <= allowed, (
+                            f"{kind}{', same' * same}: {of} by {name}, with grad of {', '.join(chosen)}: off by "
+                            f"{off:.3g} of the largest derivative, allowed {allowed:.3g}"
+                        )
+
+
 def options(target: Target, parameter: str) -> None:
     """An option that the backend does not have is refused, not ignored."""
     try:
@@ -466,6 +502,7 @@ CHECKS: Mapping[str, Check] = {
         Check(exclude_self, _featured("exclude_self")),
         Check(values, _featured("values")),
         Check(multi_scale, _featured("multi_scale")),
+        Check(grad, _featured("grad")),
     )
 }
 
