@@ -72,7 +72,9 @@ class Space(TypingProtocol):
     Nothing in it needs a GPU; ``architecture`` is ``"sm_86"``. Only :meth:`compile` may import what is heavy.
     """
 
-    config_version: int
+    @property
+    def config_version(self) -> int:
+        """Raised when a parameter changes its meaning."""
 
     def kernels(self, problem: Problem) -> tuple[str, ...]:
         """The kernels with launch parameters that a problem runs, those that take longest first."""

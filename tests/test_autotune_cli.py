@@ -363,14 +363,14 @@ def test_when_nothing_runs_the_reason_is_told(offline):
 
 
 def test_progress_shows_on_a_terminal_only(offline, monkeypatch):
-    from sdkde_autotune import cli
+    from sdkde_autotune import terminal
 
-    with cli._progress("x") as advance:
+    with terminal.progress("x") as advance:
         assert advance is None
     shown = types.SimpleNamespace(isatty=lambda: True, text="", flush=lambda: None)
     shown.write = lambda text: setattr(shown, "text", shown.text + text)
     monkeypatch.setattr(sys, "stderr", shown)
-    with cli._progress("1/3 sum d=16") as advance:
+    with terminal.progress("1/3 sum d=16") as advance:
         advance(3, 16, 1.23456)
     assert "1/3 sum d=16" in shown.text
     assert "3/16" in shown.text

@@ -6,13 +6,11 @@ import difflib
 import importlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,10 +21,10 @@ from sdkde_core.console import Argument, json_option, stopped_by_signals
 from sdkde_core.console import Group as OneLine
 from sdkde_core.hardware import GPU
 
-from . import lookup, options, provenance
+from . import lookup, options, terminal
 from .measure import Runner
 from .problems import by_value, tunables
-from .search import SAMPLERS, Result, search
+from .search import SAMPLERS, Result
 
 if TYPE_CHECKING:
     from .store import Store
@@ -44,9 +42,6 @@ TRIALS, PREDICTED = 60, 16
 
 #: Seconds for a run that names no problems: measured, and predicted.
 BUDGET, PREDICTED_BUDGET = 600.0, 60.0
-
-#: Percent of its time that a card is busy beforehand, from which on times are not to be trusted.
-BUSY = 5
 
 
 class _Commands(OneLine, DefaultGroup):
@@ -125,6 +120,7 @@ def tune(
     Ctrl-C keeps everything; the same command again goes on where it ended.
     """
     from . import report
+    from .tune import tune as search_all
 
     card, device = options.card_here(gpu)
     grid = options.whole_grid(what, device)
@@ -141,33 +137,28 @@ def tune(
         rows = report.plan(tasks, trials)
         click.echo(json.dumps(rows, indent=2) if as_json else report.plan_table(rows))
         return
-    _warn_if_busy(device)
+    terminal.warn_if_busy(device)
     runner = _runner(card, device, jobs or hardware.cpu_threads())
     results: list[Result] = []
     start = time.monotonic()
     stopped = ""
     try:
         with stopped_by_signals(), _store(db) as store:
-            for i, (task, space) in enumerate(tasks):
-                left = None if budget is None else budget - (time.monotonic() - start)
-                if left is not None and left <= 0:
-                    stopped = f"the budget is spent: {len(tasks) - i} of {len(tasks)} problems were not begun"
-                    break
-                share = left if left is None or grid else left / (len(tasks) - i)
-                label = f"{i + 1}/{len(tasks)} {task.query.kernel} {task.problem.reduction} d={task.problem.d}"
-                with _progress(label) as progress:
-                    found = search(
-                        task,
-                        space,
-                        runner,
-                        store,
-                        sampler=sampler,
-                        trials=trials,
-                        budget=share,
-                        seed=seed,
-                        progress=progress,
-                    )
+            searches = search_all(
+                tasks,
+                runner,
+                store,
+                budget=budget,
+                shared=not grid,
+                progress=terminal.progress,
+                sampler=sampler,
+                trials=trials,
+                seed=seed,
+            )
+            for found in searches:  # one by one: those before Ctrl-C are told
                 results.append(found)
+        if len(results) < len(tasks):
+            stopped = f"the budget is spent: {len(tasks) - len(results)} of {len(tasks)} problems were not begun"
     except KeyboardInterrupt:
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
     finally:
@@ -204,7 +195,7 @@ def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any
     if device is None:
         raise ValueError(f"no {card.name} here; winners are measured again where they run")
     wanted = {**options.columns({**filters, "gpu": card.name}), "source": ("measured", "imported", "predicted")}
-    _warn_if_busy(device)
+    terminal.warn_if_busy(device)
     runner = _runner(card, device, jobs or hardware.cpu_threads())
     rows: list[Any] = []
     held = True
@@ -235,7 +226,7 @@ def calibrate(backend: tuple[str, ...], device: tuple[str, ...], db: Path | None
     todo = options.places(backend, device)
     found = []
     try:
-        with stopped_by_signals(), _store(db) as store, _telling() as tell:
+        with stopped_by_signals(), _store(db) as store, terminal.telling() as tell:
             for info, place in todo:
                 done = measured(info, place, tell)
                 on = hardware.processor(place)
@@ -340,12 +331,13 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
     The loss is how much slower the best found is than the best recorded.
     """
     from . import report
+    from .simulate import recorded
     from .simulate import simulate as replay
 
     if not Path(file).is_file():
         raise ValueError(f"{file} is no file; pass what `sdkde-autotune export` wrote, or a database")
     found = []
-    for key, records, task, space in _recorded(Path(file)):
+    for key, records, task, space in recorded(Path(file)):
         for name in sampler or ("tpe", "random"):
             losses = [replay(records, task, space, name, trials, seed) for seed in range(repeats)]
             told = {"recorded": len(records), "sampler": name, "trials": trials, "repeats": repeats}
@@ -389,25 +381,6 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
     click.echo(f"{output}: {len(chosen)} configurations of {what}{rest}")
 
 
-# --- records ---------------------------------------------------------------------------------------------
-
-
-def _recorded(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Recorded spaces: key, records, task and space."""
-    from .simulate import RecordedSpace, task_of
-
-    with TemporaryDirectory() as folder, _store(Path(folder) / "recorded.sqlite") as store:
-        store.load(path)
-        winners = store.best()
-        recorded = {row.key: store.trials(row.key) for row in winners}
-    for row in winners:
-        measured = [trial for trial in recorded[row.key] if trial.source != "predicted"] or recorded[row.key]
-        names = row.config.keys()
-        records = [(trial.config, trial.outcome.median) for trial in measured if trial.config.keys() == names]
-        default = next((config for config, _ in records if config == row.default_config), records[0][0])
-        yield row.key, records, task_of(row.key), RecordedSpace(records, default)
-
-
 # --- what there is to work with --------------------------------------------------------------------------------------
 
 
@@ -443,45 +416,7 @@ def _runner(card: GPU, device: str | None, jobs: int) -> Runner:
     return runner
 
 
-def _warn_if_busy(device: str | None) -> None:
-    """Say so where something else computes on the card: before anything of ours does."""
-    if device is None:
-        return
-    load = provenance.clocks(device).get("load_percent", 0)
-    if load >= BUSY:
-        click.echo(f"{device} is busy ({load:.0f} % of its time): what is measured meanwhile is not reliable", err=True)
-
-
 # --- what the user sees ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int, float], None] | None]:
-    """Yield what draws a bar with the best so far, on a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(desc=label, leave=False, file=sys.stderr, unit="") as bar:
-
-        def advance(known: int, expected: int, best: float) -> None:
-            bar.total, bar.n = expected, known
-            bar.set_postfix_str(f"best {best:.4g} ms")
-
-        yield advance
-
-
-@contextmanager
-def _telling() -> Iterator[Callable[[str], None]]:
-    """Yield what says on a terminal what is being done."""
-    if not sys.stderr.isatty():
-        yield lambda what: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(bar_format="{desc}", leave=False, file=sys.stderr) as line:
-        yield line.set_description_str
 
 
 def _table_or(draw: Callable[[Any], str], rows: Sequence[Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sdkde_core.hardware import GPU
@@ -14,8 +16,9 @@ from sdkde_core.tuning import Compiled, Config, Query, Space
 from .key import Key
 from .measure import Outcome, Task
 from .search import search
+from .store import Store
 
-__all__ = ["Record", "RecordedSpace", "simulate", "task_of"]
+__all__ = ["Record", "RecordedSpace", "recorded", "simulate", "task_of"]
 
 #: A configuration and its milliseconds; inf: it did not run.
 Record = tuple[Config, float]
@@ -51,6 +54,20 @@ def simulate(
     replay = _Replay({_name(config): ms for config, ms in records})
     result = search(task, space, replay, _Forgetful(), sampler=sampler, trials=trials, seed=seed)
     return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
+
+
+def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpace]]:
+    """Yield the searches that a file has: of an export, or of a database; what was measured, if anything was."""
+    with TemporaryDirectory() as folder, Store(Path(folder) / "recorded.sqlite") as store:
+        store.load(path)
+        winners = store.best()
+        trials = {row.key: store.trials(row.key) for row in winners}
+    for row in winners:
+        measured = [trial for trial in trials[row.key] if trial.source != "predicted"] or trials[row.key]
+        names = row.config.keys()
+        records = [(trial.config, trial.outcome.median) for trial in measured if trial.config.keys() == names]
+        default = next((config for config, _ in records if config == row.default_config), records[0][0])
+        yield row.key, records, task_of(row.key), RecordedSpace(records, default)
 
 
 def task_of(key: Key) -> Task:

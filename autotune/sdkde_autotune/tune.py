@@ -1,0 +1,62 @@
+"""A run of the tuner: one search after another, within a budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from .measure import Runner
+from .problems import Tunable
+from .search import Memory, Result, search
+
+__all__ = ["tune"]
+
+_Progress = Callable[[int, int, float], None]
+
+
+def _untold(label: str) -> AbstractContextManager[_Progress | None]:
+    return nullcontext()
+
+
+def tune(
+    tasks: Sequence[Tunable],
+    runner: Runner,
+    store: Memory,
+    *,
+    budget: float | None = None,
+    shared: bool = True,
+    progress: Callable[[str], AbstractContextManager[_Progress | None]] = _untold,
+    **options: Any,
+) -> Iterator[Result]:
+    """Search what there is to tune in turn; ends early where the budget is spent.
+
+    Parameters
+    ----------
+    tasks : sequence of Tunable
+    runner : Runner
+    store : Memory
+    budget : float, optional
+        Seconds for all.
+    shared : bool
+        Every search has its share of what is left, so that all are begun; else each takes what it needs.
+    progress : callable
+        ``progress(label)`` yields what :func:`sdkde_autotune.search.search` tells its progress.
+    **options
+        For each search.
+
+    Yields
+    ------
+    Result
+    """
+    start = time.monotonic()
+    for i, (task, space) in enumerate(tasks):
+        left = None if budget is None else budget - (time.monotonic() - start)
+        if left is not None and left <= 0:
+            return
+        share = left / (len(tasks) - i) if left is not None and shared else left
+        label = f"{i + 1}/{len(tasks)} {task.query.kernel} {task.problem.reduction} d={task.problem.d}"
+        with progress(label) as advance:
+            found = search(task, space, runner, store, budget=share, progress=advance, **options)
+        yield found
