@@ -46,7 +46,7 @@ __all__ = [
 
 #: (major, minor). A plugin of another major is refused; a new minor only adds names to FEATURES or fields with
 #: defaults.
-PROTOCOL = (1, 2)
+PROTOCOL = (1, 3)
 
 #: Precision levels, least precise first.
 LEVELS = ("fast", "high", "float64")
@@ -58,7 +58,7 @@ FEATURES: Mapping[str, str] = {
     "values": "LOG_SUM, MEAN: also Σ_j w_j φ_ij v_j / Σ_j w_j φ_ij for the (n, c) values given to prepare",
     "multi_scale": "φ_ij = exp(−½ r²_ij / s²) for every s in Problem.scales; results gain an axis after the first",
     "column_scale": "reserved: a bandwidth factor of its own for every column",
-    "grad": "reserved: derivatives of the results",
+    "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
 }
 
 
@@ -241,11 +241,15 @@ class Columns:
         Finite and at most 0. Without the feature ``"weights"`` in ``problem.requires`` all are equal.
     values : (n, c) float64 array, optional
         With ``"values"``.
+    weights : (n,) float64 array, optional
+        With ``"grad"`` and ``"weights"``: the weights themselves, of which log_weights are the logs; zeros included.
+        (Since 1.3.)
     """
 
     points: Any
     log_weights: Any
     values: Any = None
+    weights: Any = None
 
 
 class Backend(TypingProtocol):

@@ -53,7 +53,7 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 #: Features that a check of this suite proves; a backend that declares another cannot be believed.
-PROVEN = frozenset({"weights", "exclude_self", "values", "multi_scale"})
+PROVEN = frozenset({"weights", "exclude_self", "values", "multi_scale", "grad"})
 
 
 @dataclass(frozen=True)

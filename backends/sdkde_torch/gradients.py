@@ -1,0 +1,1 @@
+def reduce(*a): raise NotImplementedError
