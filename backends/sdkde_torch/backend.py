@@ -16,7 +16,7 @@ from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Re
 
 from . import gradients
 from .bounds import formula, refines
-from .devices import Place, computes_float32_exactly, intra_op_threads, place
+from .devices import Place, computes_float32_exactly, place, workers
 from .formulas import NOTHING, Direct, Packed, high_low, make
 from .tiles import Prepared, Summed, tile_sums
 
@@ -73,7 +73,7 @@ class TorchBackend:
                 scaled.append(self.prepare(_at(problem, scale), at_scale))
             return replace(state, scaled=tuple(scaled))
         single = computes_float32_exactly(where.device)
-        with torch.no_grad(), intra_op_threads(where.device):
+        with torch.no_grad():
             return replace(state, prepared=self._packed(problem, columns, where, single), single=single)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
@@ -99,15 +99,17 @@ class TorchBackend:
             prepared = self._packed(state.problem, state.columns, state.place, single=False)
         own_is_there = queries is None and not problem.requires & {"weights", "exclude_self"}
         uniform = None if "weights" in problem.requires else state.columns.log_weights[0]
-        blocks = []
-        height = prepared.height
-        with _memory_errors(), intra_op_threads(state.place.device):
-            for start in range(0, max(len(points), 1), height):
-                rows = points[start : start + height]
-                own = own_offset + start if "exclude_self" in problem.requires else None
-                summed = prepared.sums(rows, own, own_is_there)
-                blocks.append(_partial(problem, prepared, rows, summed, uniform))
-            return concatenate(blocks)
+        height = prepared.height(len(points))
+        starts = range(0, max(len(points), 1), height)
+
+        def block(start: int) -> Partial:
+            rows = points[start : start + height]
+            own = own_offset + start if "exclude_self" in problem.requires else None
+            return _partial(problem, prepared, rows, prepared.sums(rows, own, own_is_there), uniform)
+
+        with _memory_errors(), workers(prepared.formula.device, len(starts)) as each:
+            blocks = each(block, starts)
+        return concatenate(blocks)
 
     def _packed(self, problem: Problem, columns: Columns, where: Place, single: bool) -> Prepared:
         points, log_weights = columns.points.detach(), columns.log_weights.detach()
@@ -118,8 +120,8 @@ class TorchBackend:
             span = float(-torch.where(carries, log_weights, 0.0).min())
             log_weights = log_weights.clamp(min=lowest)  # with "grad" some are −inf
         name = formula(problem, span, single=single, double=where.double)
-        if not name:
-            raise ValueError(f"no formula keeps {problem.level!r} at {problem.extent:.3g} bandwidths; see supports")
+        if not name:  # log weights that span more than float32 has room for: the points are on the host, as float64
+            return self._packed(problem, columns, Place(points.device, True), single)
         how = make(name, problem, where.device, span)
         laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         added = log_weights if "weights" in problem.requires else None

@@ -23,6 +23,9 @@ BITS = {"float32": 24, "float64": 53}
 #: Share of the tolerance that exponents may use; the rest is for exponentials and sums.
 BUDGET = 0.5
 
+#: Nats that log weights may span where squares are split: weights of 1e±200 do 921.
+SPAN = 1000.0
+
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
 
@@ -57,23 +60,26 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     return math.sqrt(budget / per_square)
 
 
-def split_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
+def split_limit(problem: Problem, dtype: str) -> float:
     """Return the extent up to which split squares keep the level, the shift by differences if :func:`refines`.
 
-    The grid g is at most 2 · 2^(1 − bits/2) R (see :func:`grid`), what it leaves of a coordinate uniform below g/2, so
-    the products that are rounded sum to some R g √d / 3, with 2 d terms of both signs.
+    The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats (see :func:`grid`); weights may
+    span :data:`SPAN`. What it leaves of a coordinate is uniform below g/2, so the products that are rounded, 2 d terms
+    of both signs, sum to some 0.3 R g.
     """
     if problem.level == "float64" and dtype == "float32":
         return -math.inf
-    radius_share = 2.0 ** (2 - BITS[dtype] // 2)
-    per_square = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * radius_share
-    limit = math.sqrt(_budget(problem) / per_square)
+    half = 0.5 * SPAN if "weights" in problem.requires else 0.0
+    share = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * 2.0 ** (2 - BITS[dtype] // 2)
+    most = _budget(problem) / share  # R √(R² + half), and for MEAN that times R, at most
+    limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
-        limit = min(limit, (_budget(problem) / per_square) ** (1 / 3))
-        if dtype == "float64":
-            limit = min(limit, _shift_limit(problem, dtype))
-    # Log weights take grid lines too: as many as an extent of √(span/2).
-    return math.sqrt(max(limit**2 - 0.5 * span, 0.0)) if span else limit
+        low, high = 0.0, limit
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if middle**2 * math.sqrt(middle**2 + half) <= most else (low, middle)
+        limit = min(low, _shift_limit(problem, dtype)) if dtype == "float64" else low
+    return limit
 
 
 def _shift_limit(problem: Problem, dtype: str) -> float:
@@ -129,13 +135,14 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
     if single and extent <= expanded_limit(problem, "float32", span):
         return "expanded float32"
     # On a CPU float64 costs twice float32, and split squares cost more than that.
-    if single and not (double and problem.device == "cpu") and extent <= split_limit(problem, "float32", span):
+    wide = span > SPAN
+    if single and not wide and not (double and problem.device == "cpu") and extent <= split_limit(problem, "float32"):
         if not (double and refines(problem, extent)):
             return "split float32"
     if double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"
-        return "split float64" if extent <= split_limit(problem, "float64", span) else "direct float64"
+        return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
     if problem.level != "float64" and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf) and not problem.n_values:
         return "direct pairs"
     return ""

@@ -1,18 +1,18 @@
-"""What PyTorch's devices can do, and the process's settings that matter."""
+"""What PyTorch's devices can do, how they are set, and the threads of a CPU."""
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sdkde_core.hardware import cpu_threads
 
-__all__ = ["Place", "computes_float32_exactly", "intra_op_threads", "place"]
+__all__ = ["Place", "computes_float32_exactly", "place", "workers"]
 
 
 class Place(NamedTuple):
@@ -60,29 +60,34 @@ def computes_float32_exactly(device: torch.device) -> bool:
 
 
 _lock = threading.Lock()
-_users = 0
-_before = 0
 
 
 @contextmanager
-def intra_op_threads(device: torch.device) -> Iterator[None]:
-    """Keep PyTorch to ``SDKDE_NUM_THREADS``, where that is set, while any call is running on the CPU.
+def workers(device: torch.device, tasks: int) -> Iterator[Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]]:
+    """Give a ``map`` that does tasks side by side on a CPU, one thread each, and one after another elsewhere.
 
-    The number is the process's: the first call in sets it, the last one out restores it.
+    PyTorch's own threads share every operation on a tile, and wait for one another after each: on a machine that does
+    other things too, that is ten times slower. The number of threads is ``SDKDE_NUM_THREADS``, else that of the cores;
+    results do not depend on it.
     """
-    global _users, _before
-    if device.type != "cpu" or not os.environ.get("SDKDE_NUM_THREADS"):
-        yield
+    if device.type != "cpu":
+        with torch.no_grad():
+            yield lambda task, arguments: [task(a) for a in arguments]
         return
-    with _lock:
-        if _users == 0:
-            _before = torch.get_num_threads()
-            torch.set_num_threads(cpu_threads())
-        _users += 1
-    try:
-        yield
-    finally:
+    threads = min(cpu_threads(), max(tasks, 1))
+    ready = threading.Barrier(threads + 1)
+    with ThreadPoolExecutor(threads, "sdkde-torch", _alone) as pool:
+        # The number that a thread sets for itself is also the one that new threads begin with: it is put back at once.
         with _lock:
-            _users -= 1
-            if _users == 0:
-                torch.set_num_threads(_before)
+            before = torch.get_num_threads()
+            for _ in range(threads):
+                pool.submit(ready.wait)
+            ready.wait()
+            torch.set_num_threads(before)
+        yield lambda task, arguments: list(pool.map(task, arguments))
+
+
+def _alone() -> None:
+    """What a thread of the pool begins with; both are the thread's own."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)

@@ -15,11 +15,18 @@ from sdkde_core.protocol import Problem
 
 from .bounds import grid
 
-__all__ = ["Direct", "Expanded", "Formula", "Pairs", "Split", "difference", "high_low", "make", "norms"]
+__all__ = ["Direct", "Expanded", "Formula", "Pairs", "Split", "difference", "exponential", "high_low", "make", "norms"]
 
 #: Log weight of a column that is to add nothing, and the exponent of an entry left out: finite, since −inf − −inf would
 #: be NaN.
 NOTHING = {torch.float32: -1e30, torch.float64: -1e300}
+
+
+#: exp of less is several times slower on a CPU.
+CLAMP = {torch.float32: -87.0, torch.float64: -700.0}
+
+#: Dimensions that are summed by themselves: sums of many terms lose digits.
+BLOCK = 32
 
 
 class Packed(NamedTuple):
@@ -135,6 +142,8 @@ class Split(Formula):
 class Direct(Formula):
     """Differences first, one dimension at a time, in float64: right to rounding of r² at any extent."""
 
+    pieces = 1  # numbers that a coordinate is
+
     def __init__(self, device: torch.device) -> None:
         self.dtype, self.device = torch.float64, device
 
@@ -142,16 +151,23 @@ class Direct(Formula):
         return Packed(self._place(points))
 
     def columns(self, points: Tensor, log_weights: Tensor | None) -> Packed:
-        return Packed(self._place(points), None if log_weights is None else self._place(log_weights))
+        return Packed(self.rows(points).left, None if log_weights is None else self._place(log_weights))
 
     def exponents(self, rows: Packed, columns: Packed, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = rows.left.new_empty(len(rows.left), len(columns.left))
         out.zero_() if columns.right is None else out.copy_(columns.right[:, 0].expand_as(out))
+        d = rows.left.shape[1] // self.pieces
         away: Tensor | None = None
-        for k in range(rows.left.shape[1]):
-            away = difference(rows, columns, k, away)
-            out.addcmul_(away, away, value=-0.5)
+        part = out if d <= BLOCK else torch.empty_like(out)
+        for start in range(0, d, BLOCK):
+            if part is not out:
+                part.zero_()
+            for k in range(start, min(start + BLOCK, d)):
+                away = difference(rows, columns, k, away, d * (self.pieces - 1))
+                part.addcmul_(away, away, value=-0.5)
+            if part is not out:
+                out.add_(part)
         return out
 
 
@@ -162,25 +178,13 @@ class Pairs(Direct):
     ε of itself, at any extent.
     """
 
+    pieces = 2
+
     def __init__(self, device: torch.device) -> None:
         self.dtype, self.device = torch.float32, device
 
     def rows(self, points: Tensor) -> Packed:
         return Packed(self._place(*high_low(points)))
-
-    def columns(self, points: Tensor, log_weights: Tensor | None) -> Packed:
-        return Packed(self._place(*high_low(points)), None if log_weights is None else self._place(log_weights))
-
-    def exponents(self, rows: Packed, columns: Packed, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = rows.left.new_empty(len(rows.left), len(columns.left))
-        out.zero_() if columns.right is None else out.copy_(columns.right[:, 0].expand_as(out))
-        away: Tensor | None = None
-        d = rows.left.shape[1] // 2
-        for k in range(d):
-            away = difference(rows, columns, k, away, d)
-            out.addcmul_(away, away, value=-0.5)
-        return out
 
 
 def make(name: str, problem: Problem, device: torch.device, span: float) -> Formula:
@@ -199,6 +203,14 @@ def difference(rows: Packed, columns: Packed, k: int, out: Tensor | None, low: i
     if low:
         out.add_(columns.left[:, k + low]).sub_(rows.left[:, k + low, None])
     return out
+
+
+def exponential(tile: Tensor, in_place: bool) -> Tensor:
+    """Return exp of a tile; of less than :data:`CLAMP` on a CPU what it is there: next to nothing, and not slow."""
+    if tile.device.type != "cpu":
+        return tile.exp_() if in_place else tile.exp()
+    clamped = tile.clamp_(min=CLAMP[tile.dtype]) if in_place else tile.clamp(min=CLAMP[tile.dtype])
+    return clamped.exp_()
 
 
 def high_low(points: Tensor) -> tuple[Tensor, Tensor]:

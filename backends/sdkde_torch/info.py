@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, Problem, Support, Work
 
-from .bounds import CHUNK, extent_limit, formula, has_double
+from .bounds import extent_limit, formula, has_double
 
 __all__ = ["INFO"]
 

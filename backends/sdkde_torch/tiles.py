@@ -17,12 +17,12 @@ from torch import Tensor
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import CHUNK
-from .formulas import NOTHING, Direct, Formula, Packed, Pairs, Split, difference, high_low
+from .formulas import NOTHING, Direct, Formula, Packed, Pairs, Split, difference, exponential, high_low
 
 __all__ = ["Prepared", "Summed", "tile_sums"]
 
-#: Elements of a tile on a CPU: a few MiB, what a cache holds.
-CPU_TILE = 1 << 19
+#: Elements of a tile on a CPU, what a core's cache holds; blocks to aim for, and the fewest rows of one.
+CPU_TILE, CPU_BLOCKS, CPU_ROWS = 1 << 18, 64, 64
 
 #: Rows whose sum is less are summed again relative to their largest exponent: below, what underflows may count.
 LEAST = {torch.float32: 1e-20, torch.float64: 1e-200}
@@ -78,17 +78,16 @@ class Prepared:
     memory: int
     tile: Callable[..., Tensor]
 
-    @property
-    def height(self) -> int:
-        """Rows of a block; it follows from the problem and the options alone."""
+    def height(self, m: int) -> int:
+        """Rows of a block, of m; it follows from the problem and the options alone."""
         laplace = self.problem.reduction is Reduction.LAPLACE
-        buffers = 1 + laplace * (1 + (self.log_weights is not None)) + isinstance(self.formula, Direct)
+        buffers = 1 + laplace * (1 + (self.log_weights is not None)) + 2 * isinstance(self.formula, Direct)
         buffers += "exclude_self" in self.problem.requires
-        size = torch.finfo(self.formula.dtype).bits // 8
-        elements = self.memory // (buffers * size)
-        if self.formula.device.type == "cpu":
-            elements = min(elements, CPU_TILE)
-        return max(1, elements // min(self.count, CHUNK))
+        elements = self.memory // (buffers * torch.finfo(self.formula.dtype).bits // 8)
+        most = max(1, elements // min(self.count, CHUNK))
+        if self.formula.device.type != "cpu":
+            return most
+        return min(most, max(1, CPU_TILE // CHUNK), max(CPU_ROWS, -(-m // CPU_BLOCKS)))
 
     @property
     def count(self) -> int:
@@ -210,7 +209,8 @@ class Prepared:
         total = _Total(self.double)
         d = self.problem.d
         for some, mask, out in self._tiles(len(rows.left), own):
-            phi = self.formula.relative(rows, self.columns.at(some), base, out).sub_(top).exp_()
+            phi = self.formula.relative(rows, self.columns.at(some), base, out).sub_(top)
+            phi = exponential(phi, in_place=True)
             if mask is not None:
                 phi.masked_fill_(mask, 0.0)
             total.add(_displacement(phi, anchors, self.pairs.at(some), d))
@@ -282,8 +282,8 @@ def tile_sums(
     terms = tile if log_weights is None else tile + log_weights
     if top is not None:
         terms = terms - top if laplace and log_weights is None else terms.sub_(top)
-    phi = torch.exp(terms) if laplace and terms is tile else terms.exp_()
-    if own is not None and base is not None:  # where nothing is left, the base is that of what is left out
+    phi = exponential(terms, in_place=not laplace or terms is not tile)
+    if own is not None:  # where nothing is left, the base is that of what is left out
         phi = phi.masked_fill_(own, 0.0)
     if laplace:
         total = phi.sum(1)
