@@ -134,11 +134,11 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
     extent = problem.extent / (1.0 + 1e-9)  # a limit that was multiplied by a scale and divided by it
     if single and extent <= expanded_limit(problem, "float32", span):
         return "expanded float32"
-    # On a CPU float64 costs twice float32, and split squares cost more than that.
-    wide = span > SPAN
-    if single and not wide and not (double and problem.device == "cpu") and extent <= split_limit(problem, "float32"):
-        if not (double and refines(problem, extent)):
-            return "split float32"
+    # On a CPU float64 costs twice float32, and split squares cost more than that. Where there is float64 it is faster
+    # than a second pass, too.
+    wide, dear = span > SPAN, double and (problem.device == "cpu" or refines(problem, extent))
+    if single and not wide and not dear and extent <= split_limit(problem, "float32"):
+        return "split float32"
     if double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"

@@ -67,8 +67,7 @@ def workers(device: torch.device, tasks: int) -> Iterator[Callable[[Callable[[An
     """Give a ``map`` that does tasks side by side on a CPU, one thread each, and one after another elsewhere.
 
     PyTorch's own threads share every operation on a tile, and wait for one another after each: on a machine that does
-    other things too, that is ten times slower. The number of threads is ``SDKDE_NUM_THREADS``, else that of the cores;
-    results do not depend on it.
+    other things too, that is ten times slower. The number of threads is ``SDKDE_NUM_THREADS``, else that of the cores.
     """
     if device.type != "cpu":
         with torch.no_grad():

@@ -73,9 +73,8 @@ class _Reduction(torch.autograd.Function):
         log_weights = state.columns.log_weights.detach()
         if problem.reduction is Reduction.LAPLACE:
             ctx.mark_non_differentiable(got.log_sum, got.sign)
-            results = got.log_sum, got.sign, got.log_magnitude
             ctx.save_for_backward(points, queries, weights, log_weights, got.log_magnitude, got.sign)
-            return results
+            return got.log_sum, got.sign, got.log_magnitude
         results = (got.log_sum,) if got.shift is None else (got.log_sum, got.shift)
         ctx.save_for_backward(points, queries, weights, log_weights, *results)
         return results

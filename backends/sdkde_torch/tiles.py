@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sdkde_core.hardware import cpu_threads
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import CHUNK
@@ -79,11 +80,13 @@ class Prepared:
     tile: Callable[..., Tensor]
 
     def height(self, m: int) -> int:
-        """Rows of a block, of m; it follows from the problem and the options alone."""
+        """Rows of a block, of m; it follows from the problem, the options and the number of threads."""
         laplace = self.problem.reduction is Reduction.LAPLACE
         buffers = 1 + laplace * (1 + (self.log_weights is not None)) + 2 * isinstance(self.formula, Direct)
         buffers += "exclude_self" in self.problem.requires
         elements = self.memory // (buffers * torch.finfo(self.formula.dtype).bits // 8)
+        if self.formula.device.type == "cpu":
+            elements //= cpu_threads()
         most = max(1, elements // min(self.count, CHUNK))
         if self.formula.device.type != "cpu":
             return most
