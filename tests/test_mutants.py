@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.formulas import Expanded
 from sdkde_numpy.info import INFO
+from sdkde_torch.backend import TorchBackend
 
+from sdkde_core import registry
 from sdkde_core.merge import each
 from sdkde_core.protocol import FEATURES, Reduction
 from sdkde_core.testing.checks import CHECKS, Profile, Target, cases, failures
@@ -206,8 +209,52 @@ def test_a_right_backend_passes():
 
 def test_every_check_is_needed_or_guards_a_format():
     """No check is dead weight: each has parameters for a backend that declares everything."""
-    seen = {name for name, _ in cases(INFO, SMALL)}
+    seen = {name for name, _ in cases(_declares(INFO.features | {"grad"}), SMALL)}
     assert seen == set(CHECKS)
+
+
+class _HalfTheSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 0.5 * g
+
+
+class WrongByWeights(TorchBackend):
+    """Derivatives by the weights are half of what they are."""
+
+    def prepare(self, problem, columns):
+        weights = columns.weights
+        return super().prepare(
+            problem, replace(columns, weights=weights if weights is None else _HalfTheSlope.apply(weights))
+        )
+
+
+class WrongByQueries(TorchBackend):
+    def reduce(self, problem, queries, state, own_offset=0):
+        return super().reduce(problem, None if queries is None else _HalfTheSlope.apply(queries), state, own_offset)
+
+
+class NoDerivativeAtZero(TorchBackend):
+    """A weight of zero as one that never mattered."""
+
+    def prepare(self, problem, columns):
+        w = columns.weights
+        return super().prepare(
+            problem, replace(columns, weights=torch.where(w == 0, 0.0, w)) if w is not None else columns
+        )
+
+
+@pytest.mark.parametrize("factory", [WrongByWeights, WrongByQueries, NoDerivativeAtZero])
+def test_the_suite_catches_wrong_derivatives(factory):
+    info = registry.find("torch").info
+    right = failures(Target(info, TorchBackend(), "cpu"), SMALL, only=["grad"])
+    wrong = failures(Target(info, factory(), "cpu"), SMALL, only=["grad"])
+    assert right == {}
+    assert len(wrong) == 9
 
 
 def test_names_are_stable():
@@ -225,7 +272,7 @@ def test_names_are_stable():
     assert set(CHECKS) == {
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched"),
-        *("exclude_self", "values", "multi_scale"),
+        *("exclude_self", "values", "multi_scale", "grad"),
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdkde_core import reference
 from sdkde_core.arrays import convert, device_name, to_host
 from sdkde_core.merge import each, merge
 from sdkde_core.protocol import (
@@ -431,6 +432,63 @@ def multi_scale(target: Target, parameter: str) -> None:
             within(problem, each(got, lambda x, s=s: x[:, s]), problems.truth(case, scale=scale))  # type: ignore[misc]
 
 
+def grad(target: Target, parameter: str) -> None:
+    """Results are attached to autograd: derivatives by queries, points and weights, zero weights too, as differences.
+
+    Of a smooth combination of the results, along a random direction; asked at float64's tolerances, or the best there
+    are, by the reference.
+    """
+    level, reduction = _parse(parameter)
+    rng = np.random.default_rng(0)
+    case = make("mixture", 40, 13, 3, 6.0)
+    weights = rng.random(40) + 0.1
+    weights[7] = 0.0
+    weights /= weights.sum()
+    given = {"queries": case.queries, "points": case.points, "weights": weights}
+    log_weights = _logs(weights)
+    at, along = rng.normal(size=13), rng.normal(size=(13, 3))  # of log sums or magnitudes, and of shifts
+
+    def value(**moved: Any) -> float:
+        """The combination, by the reference."""
+        x = given | moved
+        want = reference.sums(x["queries"], x["points"], log_weights=_logs(x["weights"]))
+        if reduction is Reduction.LAPLACE:
+            return float((at * (want.log_plus + np.log(abs(want.signed)))).sum())
+        return float((at * want.log_sum).sum() + (along * want.shift).sum() * (reduction is Reduction.MEAN))
+
+    problem = replace(case, log_weights=log_weights).problem(
+        reduction, level, device=target.device, requires={"weights", "grad"}
+    )
+    support = target.info.supports(problem)
+    if not support.ok:
+        raise NotDeclared(support.reason)
+    x = {name: target.give(a.copy()).requires_grad_(True) for name, a in given.items()}
+    columns = Columns(x["points"], target.give(log_weights), weights=x["weights"])
+    got = target.backend.reduce(problem, x["queries"], target.backend.prepare(problem, columns))
+    first = got.log_magnitude if reduction is Reduction.LAPLACE else got.log_sum
+    combination = (first * target.give(at)).sum()
+    if reduction is Reduction.MEAN:
+        combination = combination + (got.shift * target.give(along)).sum()
+    combination.backward()
+    for name, step in (("queries", 1e-5), ("points", 1e-5), ("weights", 1e-6)):
+        direction = rng.normal(size=given[name].shape)
+        if name == "weights":
+            direction[7] = 0.0  # which has one side
+        ends = [value(**{name: given[name] + side * step * direction}) for side in (1.0, -1.0)]
+        slope, by = (ends[0] - ends[1]) / (2.0 * step), to_host(x[name].grad)
+        mine, size = float((by * direction).sum()), float(np.linalg.norm(by) * np.linalg.norm(direction))
+        allowed = {"fast": 1e-2, "high": 1e-3, "float64": 1e-5}[level] * size
+        assert abs(mine - slope) <= allowed, f"derivative by {name}: {mine:.8g} along a line, not {slope:.8g}"
+    more = weights + 1e-8 * (np.arange(40) == 7)
+    slope, mine = (value(weights=more) - value()) / 1e-8, float(to_host(x["weights"].grad)[7])
+    assert abs(mine - slope) <= 1e-2 * abs(slope) + 1e-3, f"derivative by a weight of zero: {mine:.6g}, not {slope:.6g}"
+
+
+def _logs(weights: Any) -> Any:
+    with np.errstate(divide="ignore"):
+        return np.log(weights)
+
+
 def options(target: Target, parameter: str) -> None:
     """An option that the backend does not have is refused, not ignored."""
     try:
@@ -466,6 +524,7 @@ CHECKS: Mapping[str, Check] = {
         Check(exclude_self, _featured("exclude_self")),
         Check(values, _featured("values")),
         Check(multi_scale, _featured("multi_scale")),
+        Check(grad, _featured("grad")),
     )
 }
 
