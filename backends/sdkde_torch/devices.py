@@ -88,5 +88,6 @@ def workers(device: torch.device, tasks: int) -> Iterator[Callable[[Callable[[An
 
 def _alone() -> None:
     """What a thread of the pool begins with; both are the thread's own."""
+    torch.get_num_threads()  # a thread's first question, or operation, gives it the process's number
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

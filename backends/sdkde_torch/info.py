@@ -31,7 +31,7 @@ def _scaled(problem: Problem) -> Problem:
 def _supports(problem: Problem) -> Support:
     kind = problem.device.partition(":")[0]
     if not has_double(problem):
-        lacking = f"float64 cannot be counted on on {kind} devices"
+        lacking = "mps devices have no float64" if kind == "mps" else f"not every {kind} device has float64"
         if problem.level == "float64":
             return Support(False, f"{lacking}: levels fast and high there; pass device='cpu' for float64")
         if "grad" in problem.requires:
@@ -75,7 +75,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         # In double precision an exponential is some thirty operations, and a GPU's unit for them is not used.
         exps=width * (1.0 if on_cpu else 4.0 * width) * pairs * scales if dtype == "float64" else pairs * scales,
         bytes=read if on_cpu else read + 4.0 * width * passes * pairs * scales,
-        launches=int(scales * (40 + 6.0 * tiles / (cpu_threads() if on_cpu else 1))),
+        launches=int(scales * (150 if on_cpu else 40) + scales * (6.0 * tiles / (cpu_threads() if on_cpu else 1))),
     )
 
 
