@@ -79,6 +79,7 @@ def test_memory_bounds_blocks_and_changes_no_answer(reduction, level):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, as its compiler is imported
 @pytest.mark.parametrize("reduction", Reduction)
 def test_compiled_tiles(reduction):
     """Every kind of formula that takes products, compiled for this CPU."""
