@@ -17,6 +17,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from sdkde_core import cost, hardware, registry
+from sdkde_core.arrays import convert
 from sdkde_core.protocol import Columns, Reduction
 from sdkde_core.split import reduce_pass
 from sdkde_core.testing.problems import make
@@ -41,11 +42,14 @@ def main() -> None:
     for (n, m), d, reduction, level in itertools.product(SIZES, (1, 3, 16, 64), Reduction, ("fast", "high")):
         case = make("mixture", n, m, d, extent=12.0)
         problem = case.problem(reduction, level)
-        columns = Columns(case.points, case.log_weights)
+        points, log_weights, queries = (
+            convert(x, info.arrays, "cpu") for x in (case.points, case.log_weights, case.queries)
+        )
+        columns = Columns(points, log_weights)
         times = []
         for _ in range(3):
             start = time.perf_counter()
-            reduce_pass(backend, info, problem, columns, case.queries)
+            reduce_pass(backend, info, problem, columns, queries)
             times.append(time.perf_counter() - start)
         predicted = cost.predict(info, problem, on)
         assert predicted is not None

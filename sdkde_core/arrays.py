@@ -63,6 +63,8 @@ class Origin:
             return x if self.xp is None else self.xp.asarray(x, device=self.device)
         if array_namespace(x) is not self.xp:
             x = self.xp.from_dlpack(x)
+        if dtype == "float64" and not _has_float64(self):
+            dtype = "float32"
         return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
 
 
@@ -281,10 +283,15 @@ def device_name(x: Any) -> str:
 
 
 def convert(x: Any, library: str, device: str) -> Any:
-    """Return the float64 array ``x`` as one of ``library`` on ``device``; itself where it is that already."""
+    """Return the float64 array ``x`` as one of ``library`` on ``device``; itself where it is that already.
+
+    On the host where the device has no float64: a backend that works there packs it itself.
+    """
     if library == "numpy":
         return to_host(x)
     xp = importlib.import_module(f"array_api_compat.{library}")
+    if device.partition(":")[0] in ("mps", "xpu") and not _has_float64(Origin(xp, device)):
+        device = "cpu"
     if isinstance(x, np.ndarray):
         # PyTorch has no read-only tensors, and warns when it is to share such memory.
         return xp.asarray(x if x.flags.writeable or device != "cpu" else x.copy(), device=device)
@@ -345,7 +352,10 @@ def _makes_float64(xp: Any, device: Any) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # JAX says that it gives float32
-            return bool(xp.asarray([0.0], dtype=xp.float64, device=device).dtype == xp.float64)
+            one = xp.asarray([1.0], dtype=xp.float64, device=device)
+            if one.dtype != xp.float64:
+                return False
+            return "xpu" not in str(device) or bool((one + one)[0] == 2.0)  # some of those hold what they cannot add
     except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none; JAX gives float32 unless told otherwise
         return False
 

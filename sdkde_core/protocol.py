@@ -233,6 +233,9 @@ class Partial:
 class Columns:
     """The training points of a pass; arrays of the kind that ``BackendInfo.arrays`` names, on ``problem.device``.
 
+    Where that device has no float64 they are on the host, and so are queries and results: the backend packs what it
+    needs there. (Since 1.3.)
+
     Parameters
     ----------
     points : (n, d) float64 array

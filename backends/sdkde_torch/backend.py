@@ -1,0 +1,204 @@
+"""The PyTorch backend's implementation of the protocol."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdkde_core.merge import concatenate, stack
+from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+
+from . import gradients
+from .bounds import formula, refines
+from .devices import Place, computes_float32_exactly, place, workers
+from .formulas import NOTHING, Direct, Packed, high_low, make
+from .tiles import Prepared, Summed, tile_sums
+
+UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+@dataclass(frozen=True)
+class _State:
+    """The training points, and what was packed of them; several of those with ``multi_scale``."""
+
+    problem: Problem  # as given to prepare
+    columns: Columns
+    place: Place
+    prepared: Prepared | None = None
+    single: bool = True  # products of float32 were exact then
+    scaled: tuple[_State, ...] = ()
+
+
+class TorchBackend:
+    """Chunked tensor operations on any device of PyTorch.
+
+    Parameters
+    ----------
+    memory : int or str
+        Bytes that temporaries may take at a time, ``"256MiB"``: at least a row of 1024 columns is computed.
+    compile : bool
+        Pass tiles through ``torch.compile``: fewer passes over memory, after a compilation that takes seconds.
+    """
+
+    def __init__(self, memory: int | str = "256MiB", compile: bool = False) -> None:
+        self.memory = _bytes(memory)
+        if not isinstance(compile, bool):
+            raise ValueError(f"compile is {compile!r}; pass True or False")
+        self.compile = compile
+
+    def probe(self, device: str) -> Support:
+        """Make a tensor on the device, and say whether it has float64."""
+        try:
+            found = place(device)
+            torch.zeros(1, device=found.device).add_(1.0).cpu()
+        except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
+            return Support(False, f"PyTorch {torch.__version__} cannot use {device}: {str(error).splitlines()[0]}")
+        numbers = "float64" if found.double else "float32 alone: float64 stays on the host"
+        return Support(True, f"PyTorch {torch.__version__} on {device}, {numbers}")
+
+    def prepare(self, problem: Problem, columns: Columns) -> _State:
+        """Choose the formula from the error bounds, and pack the columns."""
+        where = place(problem.device)
+        state = _State(problem, columns, where)
+        if problem.scales:
+            scaled = []
+            for scale in problem.scales:
+                at_scale = replace(columns, points=columns.points / scale)
+                scaled.append(self.prepare(_at(problem, scale), at_scale))
+            return replace(state, scaled=tuple(scaled))
+        single = computes_float32_exactly(where.device)
+        with torch.no_grad():
+            return replace(state, prepared=self._packed(problem, columns, where, single), single=single)
+
+    def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
+        """Reduce over all columns, a block of rows at a time."""
+        if state.scaled:
+            answers = []
+            for scale, at_scale in zip(problem.scales, state.scaled):
+                rows = None if queries is None else queries / scale
+                answer = self.reduce(_at(problem, scale), rows, at_scale, own_offset)
+                answers.append(answer if answer.shift is None else replace(answer, shift=answer.shift * scale))
+            return stack(answers)
+        if "grad" in problem.requires:
+            return gradients.reduce(self, problem, queries, state, own_offset)
+        with torch.no_grad():
+            return self.sums(problem, queries, state, own_offset)
+
+    def sums(self, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
+        """As :meth:`reduce`, of one scale and without derivatives."""
+        points = state.columns.points if queries is None else queries
+        assert state.prepared is not None  # as made by prepare
+        prepared = state.prepared
+        if state.single and not computes_float32_exactly(state.place.device):  # they were when the columns were packed
+            prepared = self._packed(state.problem, state.columns, state.place, single=False)
+        own_is_there = queries is None and not problem.requires & {"weights", "exclude_self"}
+        uniform = None if "weights" in problem.requires else state.columns.log_weights[0]
+        height = prepared.height(len(points))
+        starts = range(0, max(len(points), 1), height)
+
+        def block(start: int) -> Partial:
+            rows = points[start : start + height]
+            own = own_offset + start if "exclude_self" in problem.requires else None
+            return _partial(problem, prepared, rows, prepared.sums(rows, own, own_is_there), uniform)
+
+        with _memory_errors(), workers(prepared.formula.device, len(starts)) as each:
+            blocks = each(block, starts)
+        return concatenate(blocks)
+
+    def _packed(self, problem: Problem, columns: Columns, where: Place, single: bool) -> Prepared:
+        points, log_weights = columns.points.detach(), columns.log_weights.detach()
+        span = 0.0
+        if "weights" in problem.requires:
+            lowest = NOTHING[torch.float32]
+            carries = log_weights > lowest
+            span = float(-torch.where(carries, log_weights, 0.0).min())
+            log_weights = log_weights.clamp(min=lowest)  # with "grad" some are −inf
+        name = formula(problem, span, single=single, double=where.double)
+        if not name:  # log weights that span more than float32 has room for: the points are on the host, as float64
+            return self._packed(problem, columns, Place(points.device, True), single)
+        how = make(name, problem, where.device, span)
+        laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
+        added = log_weights if "weights" in problem.requires else None
+        parts = [points] if mean and not isinstance(how, Direct) else []
+        value_scale: Any = 1.0
+        if columns.values is not None:  # of any size, and float32 ends at 1e38
+            largest = columns.values.abs().max()
+            value_scale = torch.where(largest > 0, largest, 1.0)
+            parts.append(columns.values / value_scale)
+        right = None
+        if parts:
+            right = torch.cat([*parts, torch.ones_like(points[:, :1])], 1).to(how.dtype).to(where.device)
+        pairs = None
+        if how.dtype == torch.float32 and refines(problem, problem.extent):
+            pairs = Packed(torch.cat(high_low(points), 1).to(how.dtype).to(where.device))
+        return Prepared(
+            problem,
+            how,
+            how.columns(points, None if laplace else added),
+            right,
+            added.to(how.dtype).to(where.device) if laplace and added is not None else None,
+            value_scale,
+            pairs,
+            where.double,
+            self.memory,
+            _compiled() if self.compile else tile_sums,
+        )
+
+
+def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed, uniform: Tensor | None) -> Partial:
+    """The log-domain results; an empty sum has log −inf."""
+    total, level = summed.total, summed.level if uniform is None else summed.level + uniform
+    if summed.moment is not None:
+        half = (1.0 + 0.5 * problem.d) * total
+        signed = half + summed.moment
+        return Partial(
+            (half - summed.moment).log() + level, sign=signed.sign(), log_magnitude=signed.abs().log() + level
+        )
+    shift = None
+    if summed.mean is not None:
+        if isinstance(prepared.formula, Direct):
+            shift = summed.mean
+        else:  # as the means were rounded, where they were: a point's own term cancels
+            exact = prepared.pairs is not None or prepared.formula.dtype == torch.float64
+            shift = summed.mean - (rows if exact else rows.to(prepared.formula.dtype).double())
+        shift = torch.where(total[:, None] == 0, 0.0, shift)
+    return Partial(total.log() + level, shift=shift, values=summed.values)
+
+
+def _at(problem: Problem, scale: float) -> Problem:
+    """The problem in units of a scale."""
+    return replace(problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(tile_sums)
+
+
+class _memory_errors:
+    """Says of a device that ran out of memory what the core understands."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        full = isinstance(error, torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and re.search("out of memory|can't allocate memory", str(error))
+        )
+        if full:
+            raise DeviceOutOfMemory(str(error)) from error
+
+
+def _bytes(memory: int | str) -> int:
+    """Bytes of ``268435456`` or ``"256MiB"``."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?\s*", str(memory).lower())
+    size = 0 if found is None or isinstance(memory, (bool, float)) else int(float(found[1]) * UNITS[found[2] or ""])
+    if size < 1:
+        raise ValueError(f"memory is {memory!r}; pass bytes, or a size such as '256MiB'")
+    return size

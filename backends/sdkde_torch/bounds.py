@@ -1,0 +1,168 @@
+"""Which formula keeps a level for a problem, from error bounds; extents are in bandwidths.
+
+ε is the unit roundoff, R the extent. Expanded squares are a small difference of numbers up to R²: with independent
+roundings along d terms their standard deviation is at most ε R² (√d/3 + 3/2), the last part for both norms, and four
+times that is the bound taken. Split squares (see :mod:`sdkde_torch.formulas`) lose ε of products with one factor
+below the grid alone, and ε of what is left once the largest exponent was subtracted.
+
+An error δ of the exponents moves a log sum by δ, LAPLACE's sums by 2 δ, and a shift by δ R at most: half the distance
+of a row midway between two clusters from either.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction
+
+__all__ = ["CHUNK", "expanded_limit", "extent_limit", "formula", "grid", "has_double", "refines", "split_limit"]
+
+UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
+BITS = {"float32": 24, "float64": 53}
+
+#: Share of the tolerance that exponents may use; the rest is for exponentials and sums.
+BUDGET = 0.5
+
+#: Nats that log weights may span where squares are split: weights of 1e±200 do 921.
+SPAN = 1000.0
+
+#: Columns of a tile: sums in float32 are no longer, then added up in float64.
+CHUNK = 1024
+
+#: Extent up to which direct differences of float32 pairs are taken, where float32 has squares of distances to spare.
+#: LAPLACE's L follows from log |L| only while an exponent, off by some 3e-7 of itself, is known to a part of one.
+PAIRS_LIMIT = {Reduction.LOG_SUM: 1e12, Reduction.LAPLACE: 400.0}
+
+
+def has_double(problem: Problem) -> bool:
+    """Whether the device is known to have float64, as CPUs and CUDA GPUs do; of Intel's GPUs some have it."""
+    return problem.device.partition(":")[0] in ("cpu", "cuda")
+
+
+def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
+    """Return the extent up to which expanded squares keep the level; −inf where not even at 0.
+
+    Parameters
+    ----------
+    problem : Problem
+    dtype : {"float32", "float64"}
+    span : float
+        Largest magnitude of a log weight, nats: it is one of the terms that are rounded.
+    """
+    if dtype == "float32" and (problem.level != "fast" or problem.reduction is Reduction.MEAN):
+        return -math.inf
+    budget = _budget(problem) - 4.0 * UNIT[dtype] * span
+    per_square = 4.0 * UNIT[dtype] * (math.sqrt(problem.d) / 3.0 + 1.5)
+    if budget <= 0:
+        return -math.inf
+    if problem.reduction is Reduction.MEAN:  # δ R, or for points close to each other δ
+        return min((budget / per_square) ** (1 / 3), math.sqrt(budget / per_square), _shift_limit(problem, dtype))
+    return math.sqrt(budget / per_square)
+
+
+def split_limit(problem: Problem, dtype: str) -> float:
+    """Return the extent up to which split squares keep the level, the shift by differences if :func:`refines`.
+
+    The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats (see :func:`grid`); weights may
+    span :data:`SPAN`. What it leaves of a coordinate is uniform below g/2, so the products that are rounded, 2 d terms
+    of both signs, sum to some 0.3 R g.
+    """
+    if problem.level == "float64" and dtype == "float32":
+        return -math.inf
+    half = 0.5 * SPAN if "weights" in problem.requires else 0.0
+    share = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * 2.0 ** (2 - BITS[dtype] // 2)
+    most = _budget(problem) / share  # R √(R² + half), and for MEAN that times R, at most
+    limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
+    if problem.reduction is Reduction.MEAN:
+        low, high = 0.0, limit
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if middle**2 * math.sqrt(middle**2 + half) <= most else (low, middle)
+        limit = min(low, _shift_limit(problem, dtype)) if dtype == "float64" else low
+    return limit
+
+
+def _shift_limit(problem: Problem, dtype: str) -> float:
+    """Return the extent R up to which Σφx / Σφ − u keeps the shift, though it rounds numbers of size R.
+
+    Sums of K same-signed terms are off by some 0.4 ε √(K/3) of themselves, four times that is taken; float32 rounds the
+    coordinates besides, by half a unit each.
+    """
+    tolerance = TOLERANCES[problem.level][Reduction.MEAN].absolute
+    if dtype == "float64":
+        return 0.1 * tolerance / (8.0 * UNIT[dtype])
+    per_radius = UNIT[dtype] * (1.6 * math.sqrt(2.0 * CHUNK / 3.0) + 0.6 * math.sqrt(problem.d))
+    return 0.7 * tolerance / per_radius
+
+
+def refines(problem: Problem, extent: float) -> bool:
+    """Whether a shift from float32 tiles needs a second pass, of differences from the mean that the first one gave."""
+    return problem.reduction is Reduction.MEAN and extent > _shift_limit(problem, "float32")
+
+
+def grid(extent: float, dtype: str, span: float = 0.0) -> float:
+    """Return g, the grid of the leading parts of coordinates: a power of two.
+
+    Their products, and norms, are multiples of g²/2. Partial sums, in any order, are at most 2 R² and the span of the
+    log weights; below 2^bits g²/2 they are exact.
+    """
+    largest = 2.2 * max(extent, 2.0**-20) ** 2 + span  # a tenth for what the grid adds to R
+    return 2.0 ** math.ceil(0.5 * (math.log2(2.0 * largest) - BITS[dtype]))
+
+
+def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
+    """Return the fastest formula that keeps the level.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without scales.
+    span : float
+        Largest magnitude of a log weight, nats.
+    single : bool
+        Products of float32 are rounded to float32, and no further.
+    double : bool, optional
+        The device has float64; default: where it is known to.
+
+    Returns
+    -------
+    str
+        ``"expanded float32"``, ``"split float32"``, ``"expanded float64"``, ``"split float64"``,
+        ``"direct float64"``, ``"direct pairs"``; ``""`` where none does.
+    """
+    double = has_double(problem) if double is None else double
+    extent = problem.extent / (1.0 + 1e-9)  # a limit that was multiplied by a scale and divided by it
+    if single and extent <= expanded_limit(problem, "float32", span):
+        return "expanded float32"
+    # On a CPU float64 costs twice float32, and split squares cost more than that. Where there is float64 it is faster
+    # than a second pass, too.
+    wide, dear = span > SPAN, double and (problem.device == "cpu" or refines(problem, extent))
+    if single and not wide and not dear and extent <= split_limit(problem, "float32"):
+        return "split float32"
+    if double:
+        if extent <= expanded_limit(problem, "float64", span):
+            return "expanded float64"
+        return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
+    if problem.level != "float64" and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf) and not problem.n_values:
+        return "direct pairs"
+    return ""
+
+
+def extent_limit(problem: Problem) -> float:
+    """Return the extent up to which the fastest formula for the level holds: beyond, a slower one takes over."""
+    if "grad" in problem.requires:
+        return math.inf  # the core splits nothing off
+    limit = expanded_limit(problem, "float32")
+    mean = problem.reduction is Reduction.MEAN
+    if problem.device != "cpu" and not (mean and has_double(problem)):
+        limit = max(limit, split_limit(problem, "float32"))
+    elif problem.device != "cpu" and problem.level == "fast":
+        limit = min(split_limit(problem, "float32"), _shift_limit(problem, "float32"))
+    return min(problem.scales, default=1.0) * (limit if limit > 0 else expanded_limit(problem, "float64"))
+
+
+def _budget(problem: Problem) -> float:
+    level = TOLERANCES[problem.level]
+    if problem.reduction is Reduction.MEAN:
+        return BUDGET * min(level[Reduction.LOG_SUM].absolute, level[Reduction.MEAN].absolute)
+    return BUDGET * level[Reduction.LOG_SUM].absolute / (2.0 if problem.reduction is Reduction.LAPLACE else 1.0)

@@ -1,0 +1,314 @@
+"""Reductions attached to autograd: backward passes that compute their tiles again, so memory stays bounded.
+
+With E_ij = −½‖u_i − x_j‖², S_i = Σ_j w_j e^{E_ij} and p_ij = w_j e^{E_ij} / S_i, a result's dependence on E_ij decides
+everything. For cotangents g of ℓ, G of the shift m = Σ_j p_ij (x_j − u_i), and g of log |L| let
+
+=========  ==================================  ==============================================================
+LOG_SUM    q_ij = g_i p_ij                     w_j times the derivative by w_j: q_ij
+MEAN       q_ij = p_ij (a_ij + g_i)            the same, with a_ij = G_i·(x_j − u_i − m_i)
+LAPLACE    q_ij = g_i k_ij (2 + d/2 + E_ij)    g_i k_ij (1 + d/2 + E_ij), with k_ij = w_j e^{E_ij} / L_i
+=========  ==================================  ==============================================================
+
+q_ij is the derivative by E_ij, whose own derivatives are x_j − u_i by the row and u_i − x_j by the column. MEAN adds
+Σ_i p_ij G_i to the column's, and −G_i to the row's. All is float64, whatever the level of the forward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sdkde_core.hardware import cpu_threads
+from sdkde_core.protocol import Partial, Problem, Reduction
+
+from .bounds import CHUNK, expanded_limit
+from .devices import workers
+from .formulas import NOTHING, Direct, Expanded, Formula, Packed, exponential
+
+if TYPE_CHECKING:
+    from .backend import TorchBackend, _State
+
+__all__ = ["reduce"]
+
+#: Columns that weigh less have their own pass for the derivative by the weight: w φ / w would have lost its digits.
+LIGHT = 1e-200
+
+#: Elements of a tile on a CPU.
+CPU_TILE = 1 << 18
+
+#: Tiles that a backward pass holds at a time.
+BUFFERS = 5
+
+
+def reduce(backend: TorchBackend, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
+    """Return the reduction, differentiable once by queries, points and weights."""
+    weights = state.columns.weights if "weights" in problem.requires else None
+    found = _Reduction.apply(state.columns.points, queries, weights, backend, problem, state, own_offset)
+    if problem.reduction is Reduction.LAPLACE:
+        log_plus, sign, log_magnitude = found
+        return Partial(log_plus, sign=sign, log_magnitude=log_magnitude)
+    return Partial(found[0], shift=found[1]) if problem.reduction is Reduction.MEAN else Partial(found[0])
+
+
+class _Reduction(torch.autograd.Function):
+    """A reduction of (points, queries or None, weights or None)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        points: Tensor,
+        queries: Tensor | None,
+        weights: Tensor | None,
+        backend: TorchBackend,
+        problem: Problem,
+        state: _State,
+        own_offset: int,
+    ) -> tuple[Tensor, ...]:
+        got = backend.sums(problem, queries, state, own_offset)
+        ctx.set_materialize_grads(False)
+        ctx.problem, ctx.own_offset, ctx.memory = problem, own_offset, backend.memory
+        log_weights = state.columns.log_weights.detach()
+        if problem.reduction is Reduction.LAPLACE:
+            ctx.mark_non_differentiable(got.log_sum, got.sign)
+            ctx.save_for_backward(points, queries, weights, log_weights, got.log_magnitude, got.sign)
+            return got.log_sum, got.sign, got.log_magnitude
+        results = (got.log_sum,) if got.shift is None else (got.log_sum, got.shift)
+        ctx.save_for_backward(points, queries, weights, log_weights, *results)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        points, queries, weights, log_weights, *results = ctx.saved_tensors
+        rows = points if queries is None else queries
+        wants = ctx.needs_input_grad
+        problem: Problem = ctx.problem
+        g, by_shift = cotangents[0], None
+        if problem.reduction is Reduction.LAPLACE:
+            g = cotangents[2]
+        elif problem.reduction is Reduction.MEAN:
+            by_shift = cotangents[1]
+        nothing: tuple[None, ...] = (None,) * 7
+        if g is None and by_shift is None:
+            return nothing
+        g = torch.zeros_like(rows[:, 0]) if g is None else g
+        by_rows = wants[0] if queries is None else wants[1]
+        asked = (by_rows, wants[0], wants[2])
+        backward = _Backward(problem, rows, points, weights, log_weights, ctx.own_offset, ctx.memory, asked)
+        found = backward.run(results, g, by_shift)
+        if torch.is_grad_enabled():  # create_graph=True
+            found = found.once(points, queries, weights, *cotangents)
+        if queries is None:
+            both = None if found.rows is None or found.columns is None else found.rows + found.columns
+            return (both, None, found.weights, *nothing[3:])
+        return (found.columns, found.rows, found.weights, *nothing[3:])
+
+
+@dataclass
+class _Found:
+    """Derivatives, float64; None: not asked for."""
+
+    rows: Tensor | None  # (m, d)
+    columns: Tensor | None  # (n, d)
+    weights: Tensor | None  # (n,)
+
+    def once(self, *given: Tensor | None) -> _Found:
+        """The same, attached to what they came from by a node that says that there is no second derivative."""
+        kept = (self.rows, self.columns, self.weights)
+        return _Found(*(None if x is None else _Once.apply(x, *given) for x in kept))
+
+
+class _Once(torch.autograd.Function):
+    """Without it a second derivative would be silently that of a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> None:
+        raise RuntimeError("sdkde differentiates once: its derivatives have none themselves")
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of rows: packed so that exponents come less their scale, and what tiles are multiplied by."""
+
+    start: int
+    packed: Packed
+    ones: Tensor  # (b, d + 1) [u, 1]
+    g: Tensor  # (b, 1)
+    scale: Tensor  # (b, 1): the log of what is divided by; finite
+    by_shift: Tensor | None = None  # (b, d) G
+    middle: Tensor | None = None  # (b, 1) G·(u + m)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """One backward pass over all tiles; every sum is in a fixed order."""
+
+    problem: Problem
+    rows: Tensor
+    points: Tensor
+    weights: Tensor | None
+    log_weights: Tensor  # (n,) −inf where the weight is 0
+    own_offset: int
+    memory: int
+    wants: tuple[bool, bool, bool]  # by rows, columns, weights
+
+    def run(self, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> _Found:
+        """Return the derivatives; ``results`` are the log of what is divided by, and the shift, or L's sign."""
+        with torch.no_grad(), workers(self.points.device, -(-len(self.points) // CHUNK)) as each:
+            formula = self._formula()
+            log_weights = self.log_weights.clamp(min=NOTHING[torch.float32])
+            columns = formula.columns(self.points, None if self._laplace else log_weights)
+            ones = _with_one(self.points)
+            asked = zip(self.wants, (self.rows, self.points, self.weights))
+            found = _Found(*(torch.zeros_like(x) if want and x is not None else None for want, x in asked))
+            light, by_light = None, torch.zeros(0)
+            if found.weights is not None and self.weights is not None:
+                light = (self.weights < LIGHT).nonzero()[:, 0]
+                by_light = self.weights.new_zeros(len(light))
+            chunks = _slices(len(self.points), CHUNK)
+
+            def chunk(where: tuple[_Block, slice]) -> Tensor | None:
+                block, some = where
+                extra = log_weights[some] if self._laplace else None
+                return self._add(found, formula, block, columns.at(some), ones[some], extra, some)
+
+            for block in self._blocks(formula, results, g, by_shift):
+                by_rows = [x for x in each(chunk, [(block, some) for some in chunks]) if x is not None]
+                if found.rows is not None:
+                    here = slice(block.start, block.start + len(block.g))
+                    for part in by_rows:
+                        found.rows[here] += part
+                    if block.by_shift is not None:
+                        found.rows[here] -= block.by_shift
+                if light is not None:
+                    by_light += self._by_light(formula, block, light)
+            if found.weights is not None and self.weights is not None and light is not None:
+                found.weights = (found.weights / self.weights).index_copy_(0, light, by_light)
+            return found
+
+    @property
+    def _laplace(self) -> bool:
+        return self.problem.reduction is Reduction.LAPLACE
+
+    def _formula(self) -> Formula:
+        problem = replace(self.problem, level="float64")
+        span = float(-torch.where(self.log_weights > NOTHING[torch.float32], self.log_weights, 0.0).min())
+        device = self.points.device
+        fits = self.problem.extent <= expanded_limit(problem, "float64", span)
+        return Expanded(torch.float64, device) if fits else Direct(device)
+
+    def _blocks(self, formula: Formula, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> Any:
+        """The rows, so many that their tiles fit."""
+        elements = self.memory // (BUFFERS * 8)
+        if self.points.device.type == "cpu":
+            elements = min(elements // cpu_threads(), CPU_TILE)
+        scale = results[0]
+        alive = scale > -torch.inf  # an empty sum depends on nothing
+        scale = torch.where(alive, scale, -NOTHING[torch.float32])
+        g = torch.where(alive, g * results[1] if self._laplace else g, 0.0)
+        for here in _slices(len(self.rows), max(1, elements // min(len(self.points), CHUNK))):
+            u = self.rows[here]
+            block = _Block(here.start, formula.rows(u), _with_one(u), g[here, None], scale[here, None])
+            if by_shift is not None:
+                weight = torch.where(alive[here, None], by_shift[here], 0.0)
+                middle = (weight * (u + results[1][here])).sum(1, keepdim=True)
+                block = replace(block, by_shift=weight, middle=middle)
+            yield block
+
+    def _add(
+        self,
+        found: _Found,
+        formula: Formula,
+        block: _Block,
+        columns: Packed,
+        ones: Tensor,
+        log_weights: Tensor | None,
+        some: slice,
+    ) -> Tensor | None:
+        """Add what a tile contributes to its columns, which are its alone; return what it does to its rows, (b, d)."""
+        d, for_rows = self.problem.d, None
+        q, p, by_weight = self._derivatives(formula, block, columns, ones, log_weights, some)
+        u, x = block.ones[:, :d], ones[:, :d]
+        if found.rows is not None:
+            by_rows = q @ ones  # (b, d + 1)
+            for_rows = by_rows[:, :d] - u * by_rows[:, d:]
+        if found.columns is None and found.weights is None:
+            return for_rows
+        by_columns = q.T @ block.ones  # (w, d + 1)
+        if found.columns is not None:
+            found.columns[some] += by_columns[:, :d] - x * by_columns[:, d:]
+            if block.by_shift is not None:
+                found.columns[some] += p.T @ block.by_shift
+        if found.weights is not None:
+            found.weights[some] += by_columns[:, d] if by_weight is None else by_weight.sum(0)
+        return for_rows
+
+    def _derivatives(
+        self,
+        formula: Formula,
+        block: _Block,
+        columns: Packed,
+        ones: Tensor,
+        log_weights: Tensor | None,
+        some: slice | Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q, p (of LAPLACE k), and of LAPLACE what the weight's derivative sums, (b, w); in fewer buffers."""
+        tile = formula.exponents(block.packed, columns)
+        if not self._laplace:
+            p = _without_own(exponential(tile.sub_(block.scale), in_place=True), self._own(block, some))
+            if block.by_shift is None or block.middle is None:
+                return p.mul_(block.g), p, None
+            a = torch.addmm(block.g - block.middle, block.by_shift, ones[:, : self.problem.d].T)
+            return a.mul_(p), p, None
+        k = tile - block.scale if log_weights is None else (tile + log_weights).sub_(block.scale)
+        k = _without_own(exponential(k, in_place=True), self._own(block, some)).mul_(block.g)
+        by_weight = tile.add_(1.0 + 0.5 * self.problem.d).mul_(k)
+        return by_weight + k, k, by_weight
+
+    def _by_light(self, formula: Formula, block: _Block, light: Tensor) -> Tensor:
+        """A block's share of the derivatives by some weights: by way of e^E / S, which may overflow."""
+        points = self.points.index_select(0, light)
+        columns, ones = formula.columns(points, None), _with_one(points)
+        sums = torch.empty_like(light, dtype=torch.float64)
+        for some in _slices(len(light), CHUNK):
+            part = light[some]
+            tile = formula.exponents(block.packed, columns.at(some))
+            ratio = _without_own(
+                exponential((tile - block.scale).clamp_(max=709.0), in_place=True), self._own(block, part)
+            )
+            if self._laplace:
+                ratio.mul_(tile.add_(1.0 + 0.5 * self.problem.d))
+            if block.by_shift is None or block.middle is None:
+                sums[some] = ratio.mul_(block.g).sum(0)
+            else:
+                a = torch.addmm(block.g - block.middle, block.by_shift, ones[some, : self.problem.d].T)
+                sums[some] = a.mul_(ratio).sum(0)
+        return sums
+
+    def _own(self, block: _Block, columns: slice | Tensor) -> Tensor | None:
+        """Mask of the entries that are left out, (b, w)."""
+        if "exclude_self" not in self.problem.requires:
+            return None
+        device = self.points.device
+        if isinstance(columns, slice):
+            columns = torch.arange(columns.start, columns.stop, device=device)
+        own = torch.arange(len(block.g), device=device) + (block.start + self.own_offset)
+        return columns == own[:, None]
+
+
+def _without_own(tile: Tensor, own: Tensor | None) -> Tensor:
+    return tile if own is None else tile.masked_fill_(own, 0.0)
+
+
+def _with_one(points: Tensor) -> Tensor:
+    return torch.cat([points, torch.ones_like(points[:, :1])], 1)
+
+
+def _slices(size: int, width: int) -> list[slice]:
+    return [slice(start, min(start + width, size)) for start in range(0, size, width)]

@@ -1,0 +1,97 @@
+"""The PyTorch backend's entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sdkde_core.hardware import cpu_threads
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+
+from .bounds import CHUNK, extent_limit, formula, has_double
+
+__all__ = ["INFO"]
+
+_WORDS = {
+    "expanded": "expanded squares in",
+    "split": "split squares in",
+    "direct": "direct differences in",
+}
+
+
+def _scaled(problem: Problem) -> Problem:
+    """The problem at its smallest scale, the hardest."""
+    if not problem.scales:
+        return problem
+    extent = problem.extent / min(problem.scales)
+    return replace(problem, scales=(), requires=problem.requires - {"multi_scale"}, extent=extent)
+
+
+def _supports(problem: Problem) -> Support:
+    kind = problem.device.partition(":")[0]
+    if not has_double(problem):
+        lacking = "mps devices have no float64" if kind == "mps" else f"not every {kind} device has float64"
+        if problem.level == "float64":
+            return Support(False, f"{lacking}: levels fast and high there; pass device='cpu' for float64")
+        if "grad" in problem.requires:
+            return Support(False, f"{lacking}, and derivatives are taken in it; pass device='cpu'")
+    if {"grad", "values"} <= problem.requires:
+        return Support(False, "does not differentiate means of values")
+    name = formula(_scaled(problem))
+    if not name:
+        return Support(
+            False, f"without float64 sums up to {extent_limit(problem):.3g} bandwidths, not {problem.extent:.3g}"
+        )
+    how, _, dtype = name.partition(" ")
+    where = "" if has_double(problem) else "; points stay on the host in float64"
+    return Support(True, f"PyTorch, {_WORDS[how]} {'pairs of float32' if dtype == 'pairs' else dtype}{where}")
+
+
+def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+    """Every operation is a kernel of its own, which reads and writes tiles: in memory on a GPU, in cache on a CPU.
+
+    A product writes a tile, the exponential reads and writes it, a sum or the second product reads it: four numbers a
+    pair. Split squares add a product to the tile, LAPLACE multiplies a copy, direct differences pass over two tiles for
+    every dimension. On a CPU operations take turns with what PyTorch does around them, some 10 µs.
+    """
+    one = _scaled(problem)
+    pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
+    mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
+    kind, _, dtype = (formula(one) or "direct float64").partition(" ")
+    dtype = "float32" if dtype == "pairs" else dtype
+    passes, columns = 4.0 + 4.0 * laplace, (d * mean + problem.n_values) + 1.0
+    if kind == "direct":
+        passes, columns = passes + (7.0 if mean else 5.0) * d, columns - d * mean
+    else:
+        passes, columns = passes + 2.0 * (kind == "split"), columns + (3.0 * d + 5.0 if kind == "split" else d + 2.0)
+    width = 1.0 if dtype == "float32" else 2.0
+    tiles = -(-problem.n // CHUNK) * max(1.0, problem.m / 256.0 if problem.device == "cpu" else problem.m / 16384.0)
+    read = 16.0 * (problem.m + problem.n) * (d + 2)
+    on_cpu = problem.device == "cpu"
+    return Work(
+        matrix_flops={dtype: 2.0 * columns * pairs * scales},
+        scalar_flops=width * (2.0 * passes + 2.0) * pairs * scales,
+        # In double precision an exponential is some thirty operations, and a GPU's unit for them is not used.
+        exps=width * (1.0 if on_cpu else 4.0 * width) * pairs * scales if dtype == "float64" else pairs * scales,
+        bytes=read if on_cpu else read + 4.0 * width * passes * pairs * scales,
+        launches=int(scales * (150 if on_cpu else 40) + scales * (6.0 * tiles / (cpu_threads() if on_cpu else 1))),
+    )
+
+
+INFO = BackendInfo(
+    name="torch",
+    protocol=(1, 3),
+    implementation="sdkde_torch.backend:TorchBackend",
+    devices=("cpu", "cuda", "mps", "xpu"),
+    levels=("fast", "high", "float64"),
+    features=frozenset({"weights", "exclude_self", "values", "multi_scale", "grad"}),
+    deterministic=True,
+    requires_modules=("torch",),
+    install="pip install 'sdkde[torch]'",
+    arrays="torch",
+    startup_seconds=1.5,
+    supports=_supports,
+    extent_limit=extent_limit,
+    work=_work,
+)

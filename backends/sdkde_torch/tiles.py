@@ -1,0 +1,309 @@
+"""Sums of a block of rows over all columns, tile by tile.
+
+A tile is a block of rows by :data:`bounds.CHUNK` columns. Nearly every row has a column near it, so exponents are first
+taken as they are, without a pass for their largest: rows whose sum is too small to have kept its digits are then summed
+again relative to their largest exponent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sdkde_core.hardware import cpu_threads
+from sdkde_core.protocol import Problem, Reduction
+
+from .bounds import CHUNK
+from .formulas import NOTHING, Direct, Formula, Packed, Pairs, Split, difference, exponential, high_low
+
+__all__ = ["Prepared", "Summed", "tile_sums"]
+
+#: Elements of a tile on a CPU, what a core's cache holds; blocks to aim for, and the fewest rows of one.
+CPU_TILE, CPU_BLOCKS, CPU_ROWS = 1 << 18, 64, 64
+
+#: Rows whose sum is less are summed again relative to their largest exponent: below, what underflows may count.
+LEAST = {torch.float32: 1e-20, torch.float64: 1e-200}
+
+#: The same for MEAN by split squares: their exponents are rounded in proportion to themselves, which moves a shift.
+LEAST_SPLIT_MEAN = 1e-8
+
+
+class Summed(NamedTuple):
+    """Sums of rows, float64: all relative to exp(level)."""
+
+    total: Tensor  # (m,) Σ w φ
+    moment: Tensor | None  # (m,) LAPLACE: Σ w φ (−½ r²)
+    mean: Tensor | None  # (m, d) MEAN: Σ w φ x / Σ w φ, or the shift itself where it is summed by differences
+    values: Tensor | None  # (m, c)
+    level: Tensor  # (m,)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Columns packed on the device that computes, for one reduction at one scale.
+
+    Parameters
+    ----------
+    problem : Problem
+        As given to ``prepare``, without scales.
+    formula : Formula
+    columns : Packed
+    right : (n, k) tensor, optional
+        What φ is multiplied by, of the tile's dtype: points, values and a one. None: a one alone.
+    log_weights : (n,) tensor, optional
+        Of the tile's dtype; LAPLACE alone, whose exponents come without them.
+    value_scale : tensor
+        What values were divided by.
+    pairs : Packed, optional
+        Points as pairs, for a shift's second pass.
+    double : bool
+        The device adds up in float64.
+    memory : int
+        Bytes that temporaries may take.
+    tile : callable
+        :func:`tile_sums`, or what ``torch.compile`` made of it.
+    """
+
+    problem: Problem
+    formula: Formula
+    columns: Packed
+    right: Tensor | None
+    log_weights: Tensor | None
+    value_scale: Any
+    pairs: Packed | None
+    double: bool
+    memory: int
+    tile: Callable[..., Tensor]
+
+    def height(self, m: int) -> int:
+        """Rows of a block, of m; it follows from the problem, the options and the number of threads."""
+        laplace = self.problem.reduction is Reduction.LAPLACE
+        buffers = 1 + laplace * (1 + (self.log_weights is not None)) + 2 * isinstance(self.formula, Direct)
+        buffers += "exclude_self" in self.problem.requires
+        elements = self.memory // (buffers * torch.finfo(self.formula.dtype).bits // 8)
+        if self.formula.device.type == "cpu":
+            elements //= cpu_threads()
+        most = max(1, elements // min(self.count, CHUNK))
+        if self.formula.device.type != "cpu":
+            return most
+        return min(most, max(1, CPU_TILE // CHUNK), max(CPU_ROWS, -(-m // CPU_BLOCKS)))
+
+    @property
+    def count(self) -> int:
+        return len(self.columns.left)
+
+    def sums(self, points: Tensor, own_offset: int | None, own_is_there: bool) -> Summed:
+        """Sum a block of rows.
+
+        Parameters
+        ----------
+        points : (b, d) float64 tensor
+        own_offset : int, optional
+            Row i leaves out column i + own_offset.
+        own_is_there : bool
+            Every row is a column of the largest weight, so no sum is small.
+        """
+        rows = self.formula.rows(points)
+        own = None if own_offset is None else torch.arange(len(points), device=self.formula.device) + own_offset
+        if self.pairs is not None:
+            return self._relative(rows, own)
+        sums = self._add_up(rows, own)
+        result = self._summed(sums, torch.zeros_like(sums[:, 0]), torch.zeros_like(sums[:, 0]))
+        if own_is_there:
+            return result
+        split_mean = self.problem.reduction is Reduction.MEAN and isinstance(self.formula, Split)
+        small = result.total < (LEAST_SPLIT_MEAN if split_mean else LEAST[self.formula.dtype])
+        again = small.nonzero()[:, 0]
+        if not len(again):
+            return result
+        there = again.to(self.formula.device)
+        better = self._relative(rows.at(there), None if own is None else own[there])
+        for mine, other in zip(result, better):
+            if mine is not None and other is not None:
+                mine.index_copy_(0, again, other)
+        return result
+
+    def _relative(self, rows: Packed, own: Tensor | None) -> Summed:
+        """As :meth:`sums`, relative to each row's largest exponent, which two passes find before the sums."""
+        base = self._largest(
+            lambda some, mask, out: self.formula.peaks(rows, self.columns.at(some), mask, out), own, len(rows.left)
+        )
+        top = None
+        if self.log_weights is not None or isinstance(self.formula, Split):
+            top = self._largest(lambda some, mask, out: self._tops(rows, some, base, mask, out), own, len(rows.left))
+        sums = self._add_up(rows, own, base, top)
+        at_base = self._home(base[:, 0])
+        level = at_base if top is None else at_base + self._home(top[:, 0])
+        result = self._summed(sums, at_base, level)
+        return result if self.pairs is None else self._refined(result, rows, own, base, top)
+
+    def _tops(self, rows: Packed, some: slice, base: Tensor, mask: Tensor | None, out: Tensor) -> Tensor:
+        tile = self.formula.relative(rows, self.columns.at(some), base, out)
+        if self.log_weights is not None:
+            tile.add_(self.log_weights[some])
+        if mask is not None:
+            tile.masked_fill_(mask, NOTHING[tile.dtype])
+        return tile.amax(1, keepdim=True)
+
+    def _largest(self, tile: Callable[..., Tensor], own: Tensor | None, m: int) -> Tensor:
+        """Largest of what ``tile`` returns for the columns' chunks, (m, 1), finite."""
+        largest = torch.full((m, 1), NOTHING[self.formula.dtype], dtype=self.formula.dtype, device=self.formula.device)
+        for some, mask, out in self._tiles(m, own):
+            largest = torch.maximum(largest, tile(some, mask, out))
+        return largest
+
+    def _tiles(self, m: int, own: Tensor | None) -> Iterator[tuple[slice, Tensor | None, Tensor | None]]:
+        """Columns, mask of the entries to leave out, and buffer, of every tile."""
+        width = min(self.count, CHUNK)
+        buffer = torch.empty(m * width, dtype=self.formula.dtype, device=self.formula.device)
+        for start in range(0, self.count, width):
+            some = slice(start, min(start + width, self.count))
+            mask = None
+            if own is not None:
+                mask = torch.arange(some.start, some.stop, device=own.device) == own[:, None]
+            yield some, mask, buffer[: m * (some.stop - start)].view(m, some.stop - start)
+
+    def _add_up(self, rows: Packed, own: Tensor | None, base: Any = None, top: Any = None) -> Tensor:
+        """All columns' sums, float64, where results go: (m, k)."""
+        total = _Total(self.double)
+        laplace, mean = (self.problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
+        for some, mask, out in self._tiles(len(rows.left), own):
+            right = None if self.right is None else self.right[some]
+            log_weights = None if self.log_weights is None else self.log_weights[some]
+            how = tile_sums if mask is not None else self.tile
+            total.add(
+                how(
+                    self.formula,
+                    rows,
+                    self.columns.at(some),
+                    right,
+                    log_weights,
+                    base,
+                    top,
+                    mask,
+                    laplace=laplace,
+                    by_differences=mean and isinstance(self.formula, Direct),
+                    out=None if how is not tile_sums else out,
+                )
+            )
+        return self._home(total.result())
+
+    def _summed(self, sums: Tensor, base: Tensor, level: Tensor) -> Summed:
+        """Take the columns of ``sums`` apart: points, values, one; LAPLACE: one, moment."""
+        d, c = self.problem.d, self.problem.n_values
+        if self.problem.reduction is Reduction.LAPLACE:
+            total = sums[:, 0].clone()
+            return Summed(total, sums[:, 1] + base * total, None, None, level)
+        total = sums[:, -1].clone()
+        safe = torch.where(total > 0, total, 1.0)[:, None]
+        mean = sums[:, :d] / safe if self.problem.reduction is Reduction.MEAN else None
+        values = sums[:, -1 - c : -1] / safe * self.value_scale if c else None
+        return Summed(total, None, mean, values, level)
+
+    def _refined(self, first: Summed, rows: Packed, own: Tensor | None, base: Tensor, top: Any) -> Summed:
+        """Add what differences from the mean sum to: that they are small leaves them their digits."""
+        assert self.pairs is not None and first.mean is not None
+        to = {"dtype": self.formula.dtype, "device": self.formula.device}
+        anchors = Packed(torch.cat(high_low(first.mean), 1).to(**to))
+        total = _Total(self.double)
+        d = self.problem.d
+        for some, mask, out in self._tiles(len(rows.left), own):
+            phi = self.formula.relative(rows, self.columns.at(some), base, out).sub_(top)
+            phi = exponential(phi, in_place=True)
+            if mask is not None:
+                phi.masked_fill_(mask, 0.0)
+            total.add(_displacement(phi, anchors, self.pairs.at(some), d))
+        correction = self._home(total.result()) / torch.where(first.total > 0, first.total, 1.0)[:, None]
+        return first._replace(mean=first.mean + correction)
+
+    def _home(self, x: Tensor) -> Tensor:
+        """float64, where results go: the device, or the host where that has no float64."""
+        return x.double() if self.double else x.cpu().double()
+
+
+class _Total:
+    """A running total in float64, or in two float32 numbers where there is none."""
+
+    def __init__(self, double: bool) -> None:
+        self.double = double
+        self.high: Tensor | None = None
+        self.low: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        if self.double:
+            self.high = x.double() if self.high is None else self.high.add_(x)
+            return
+        if self.high is None or self.low is None:
+            self.high, self.low = x, torch.zeros_like(x)
+            return
+        total = self.high + x  # the rounding error of a sum is a float32 number too
+        back = total - self.high
+        self.low = self.low + ((self.high - (total - back)) + (x - back))
+        self.high = total
+
+    def result(self) -> Tensor:
+        assert self.high is not None  # there is at least one column
+        if self.double or self.low is None:
+            return self.high
+        return self.high.cpu().double() + self.low.cpu().double()
+
+
+def tile_sums(
+    formula: Formula,
+    rows: Packed,
+    columns: Packed,
+    right: Tensor | None,
+    log_weights: Tensor | None,
+    base: Tensor | None,
+    top: Tensor | None,
+    own: Tensor | None,
+    *,
+    laplace: bool,
+    by_differences: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """Return the sums of a tile, (rows, k): Σφ times the columns of ``right``; LAPLACE: Σφ and Σφ (−½ r² − base).
+
+    Parameters
+    ----------
+    base, top : (rows, 1) tensors, optional
+        φ is exp(exponent − base − top).
+    own : (rows, columns) mask, optional
+        Entries left out.
+    by_differences : bool
+        Σφ (x − u) dimension by dimension, before the columns of ``right``.
+    out : (rows, columns) tensor, optional
+        A buffer.
+    """
+    tile = formula.exponents(rows, columns, out) if base is None else formula.relative(rows, columns, base, out)
+    if own is not None:
+        tile = tile.masked_fill_(own, NOTHING[tile.dtype])
+    terms = tile if log_weights is None else tile + log_weights
+    if top is not None:
+        terms = terms - top if laplace and log_weights is None else terms.sub_(top)
+    phi = exponential(terms, in_place=not laplace or terms is not tile)
+    if own is not None:  # where nothing is left, the base is that of what is left out
+        phi = phi.masked_fill_(own, 0.0)
+    if laplace:
+        total = phi.sum(1)
+        return torch.stack([total, (phi * tile if out is None else phi.mul_(tile)).sum(1)], 1)
+    sums = phi.sum(1, keepdim=True) if right is None else phi @ right
+    if by_differences:
+        low = rows.left.shape[1] // 2 if isinstance(formula, Pairs) else 0
+        sums = torch.cat([_displacement(phi, rows, columns, low), sums], 1)
+    return sums
+
+
+def _displacement(phi: Tensor, rows: Packed, columns: Packed, low: int) -> Tensor:
+    """Σ_j φ_ij (x_j − u_i), (rows, d), by differences; ``low`` as for :func:`formulas.difference`."""
+    d = low or rows.left.shape[1]
+    total = phi.new_empty(len(phi), d)
+    away: Tensor | None = None
+    for k in range(d):
+        away = difference(rows, columns, k, away, low)
+        total[:, k] = away.mul_(phi).sum(1)
+    return total

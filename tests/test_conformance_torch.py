@@ -1,0 +1,84 @@
+"""The PyTorch backend passes the suite that every backend runs, on the CPU and on a GPU where there is one."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from sdkde_torch import backend, devices, tiles
+
+from sdkde_core import registry
+from sdkde_core.protocol import Reduction
+from sdkde_core.testing import BackendConformance
+from sdkde_core.testing.checks import NotDeclared, Target
+from sdkde_core.testing.problems import make
+
+
+class TestTorch(BackendConformance):
+    backend = "torch"
+    device = "cpu"
+
+
+@pytest.mark.slow
+class TestTorchFull(BackendConformance):
+    backend = "torch"
+    device = "cpu"
+    profile = "full"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestTorchOnCuda(BackendConformance):
+    backend = "torch"
+    device = "cuda:0"
+    profile = "full"
+
+
+@pytest.fixture
+def no_float64(monkeypatch):
+    """The CPU passed off as a device without float64: "mps", whose tensors the core keeps on the host."""
+    pretend = devices.Place(torch.device("cpu"), False)
+    real = devices.place
+    monkeypatch.setattr(backend, "place", lambda device: pretend if device == "mps" else real(device))
+
+
+class _WithoutFloat64(BackendConformance):
+    backend = "torch"
+
+    @pytest.fixture(autouse=True)
+    def _pretend(self, no_float64):
+        """For every check."""
+
+    @classmethod
+    @functools.cache
+    def _targets(cls):
+        info = registry.find("torch").info
+        return [Target(replace(info, levels=("fast", "high")), info.load(), "mps")]
+
+
+class TestWithoutFloat64(_WithoutFloat64):
+    """The formulas of float32 alone, with everything packed from float64 on the host."""
+
+    dimensions = (1, 3, 17)
+
+    def test_everything_there_is_float32(self, monkeypatch):
+        """What is packed for the device, and every tile: the pretended device would have refused float64."""
+        seen = []
+        real = tiles.tile_sums
+        monkeypatch.setattr(backend, "tile_sums", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
+        target = self._targets()[0]
+        for reduction in Reduction:
+            for extent in (10.0, 300.0):
+                case = make("mixture", 300, 50, 5, extent)
+                for level in ("fast", "high"):
+                    try:
+                        target.answer(target.whole_problem(case, reduction, level), case)
+                    except NotDeclared:
+                        assert reduction is Reduction.MEAN
+        assert len(seen) > 10
+        assert {x.dtype for x in seen} == {torch.float32}
+
+
+@pytest.mark.slow
+class TestWithoutFloat64Full(_WithoutFloat64):
+    profile = "full"

@@ -1,0 +1,336 @@
+"""The PyTorch backend: options, formulas and their limits, devices without float64, and what it leaves alone."""
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sdkde_torch import backend as implementation
+from sdkde_torch import bounds, devices
+from sdkde_torch.backend import TorchBackend
+from sdkde_torch.formulas import Expanded, Split
+from sdkde_torch.info import INFO
+
+import sdkde_core
+from sdkde_core import cost, hardware, reference
+from sdkde_core.arrays import to_host
+from sdkde_core.merge import each
+from sdkde_core.protocol import LEVELS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
+from sdkde_core.testing.problems import errors, make, truth
+
+CPU = torch.device("cpu")
+
+
+def _columns(case):
+    return Columns(torch.from_numpy(case.points), torch.from_numpy(case.log_weights))
+
+
+def _answer(backend, problem, case):
+    queries = None if problem.same else torch.from_numpy(case.queries)
+    return each(backend.reduce(problem, queries, backend.prepare(problem, _columns(case))), to_host)
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Pass the CPU off as a device of a kind; return the function that does."""
+
+    def put(kind, double):
+        real = devices.place
+        place = devices.Place(CPU, double)
+        monkeypatch.setattr(implementation, "place", lambda name: place if name.startswith(kind) else real(name))
+
+    return put
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("memory", "size"), [(1000, 1000), ("1000", 1000), ("2KiB", 2048), ("1.5 MB", 1_500_000), ("1gib", 1 << 30)]
+)
+def test_memory_is_bytes_or_a_size(memory, size):
+    assert TorchBackend(memory=memory).memory == size
+
+
+@pytest.mark.parametrize(
+    "options", [{"memory": "much"}, {"memory": 0}, {"memory": -1}, {"memory": 1.5}, {"compile": 1}]
+)
+def test_options_that_cannot_be(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        TorchBackend(**options)
+    with pytest.raises(ValueError, match=r"backend_options.*'torch'"):
+        sdkde_core.estimate([0.0, 1.0], backend="torch", backend_options=options)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("reduction", Reduction)
+def test_memory_bounds_blocks_and_changes_no_answer(reduction, level):
+    case = make("mixture", 3000, 200, 3)
+    problem = case.problem(reduction, level)
+    for memory in ("256MiB", 1 << 16, 1):
+        got = _answer(TorchBackend(memory=memory), problem, case)
+        assert errors(problem, got, truth(case)).max() <= 1.0
+    state = TorchBackend(memory=1 << 16).prepare(problem, _columns(case))
+    size = torch.finfo(state.prepared.formula.dtype).bits // 8
+    assert state.prepared.height(200) * bounds.CHUNK * size <= 1 << 16
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, as its compiler is imported
+@pytest.mark.parametrize("reduction", Reduction)
+def test_compiled_tiles(reduction):
+    """Every kind of formula that takes products, compiled for this CPU."""
+    for level in LEVELS:
+        case = make("mixture", 1500, 80, 5)
+        problem = case.problem(reduction, level)
+        got = _answer(TorchBackend(compile=True), problem, case)
+        assert errors(problem, got, truth(case)).max() <= 1.0
+
+
+# --- formulas -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 16, 784])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_which_formula(reduction, d):
+    def name(level, extent, device, **more):
+        return bounds.formula(Problem(reduction, 100, 100, d, level=level, device=device, extent=extent), **more)
+
+    mean = reduction is Reduction.MEAN
+    assert name("fast", 3.0, "cpu") == ("expanded float64" if mean else "expanded float32")
+    assert name("high", 10.0, "cpu") == "expanded float64"
+    assert name("float64", 3.0, "cuda:0") == "expanded float64"
+    assert name("fast", 10.0, "cuda:0").startswith("split" if mean or d > 100 else "expanded")
+    assert name("fast", 10.0, "cuda:0", single=False) == "expanded float64"
+    assert name("high", 9.0, "mps") == "split float32"
+    assert name("float64", 9.0, "mps") == ""
+    assert name("high", 1e9, "cpu") == "direct float64"
+    assert name("fast", 390.0, "mps") == ("" if mean else name("fast", 390.0, "mps"))
+    assert name("fast", 1e6, "mps") == ("direct pairs" if reduction is Reduction.LOG_SUM else "")
+
+
+@pytest.mark.parametrize("d", [1, 5, 16, 100])
+@pytest.mark.parametrize("extent", [1.0, 14.0, 100.0, 700.0])
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.float32, 2.0**-24), (torch.float64, 2.0**-53)])
+def test_the_first_product_of_split_squares_is_exact(d, extent, dtype, unit):
+    """Against integers, in any order of the columns; and what remains is small."""
+    case = make("mixture", 60, 30, d, extent)
+    points, queries = torch.from_numpy(case.points), torch.from_numpy(case.queries)
+    formula = Split(dtype, CPU, extent, 900.0)
+    log_w = torch.linspace(-900.0, 0.0, 60, dtype=torch.float64)
+    rows, columns = formula.rows(queries), formula.columns(points, log_w)
+    tile = (rows.left @ columns.left.T).double()
+    unit_of_tile = 0.5 * formula.step**2
+
+    def integers(x):
+        scaled = (x.double() / formula.step).numpy()
+        assert (scaled == np.rint(scaled)).all()
+        return scaled.astype(int).astype(object)
+
+    a, b = integers(rows.left[:, :d]), integers(columns.left[:, :d])
+    left = (rows.left[:, d + 1].double() / unit_of_tile).numpy().astype(int).astype(object)
+    right = (columns.left[:, d].double() / unit_of_tile).numpy().astype(int).astype(object)
+    exact = 2 * (a @ b.T) + left[:, None] + right[None, :]
+    assert ((tile / unit_of_tile).numpy().astype(int).astype(object) == exact).all()
+    largest = (rows.right.double() @ columns.right.double().T).abs().max()
+    assert largest <= 4 * extent * formula.step * math.sqrt(d) + unit_of_tile
+    assert formula.step <= 2.0 ** (3 + math.log2(math.hypot(extent, math.sqrt(450.0)) * math.sqrt(unit)))
+
+
+@pytest.mark.parametrize("d", [1, 3, 16, 64])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_expanded_squares_hold_to_their_limit(d, dtype):
+    problem = Problem(Reduction.LOG_SUM, 300, 300, d, level="fast" if dtype == "float32" else "float64")
+    limit = bounds.expanded_limit(problem, dtype)
+    case = make("mixture", 300, 300, d, limit)
+    formula = Expanded(getattr(torch, dtype), CPU)
+    points, queries = torch.from_numpy(case.points), torch.from_numpy(case.queries)
+    tile = formula.exponents(formula.rows(queries), formula.columns(points, None)).double()
+    exact = -0.5 * ((points.numpy().astype(np.longdouble)[None] - case.queries[:, None]) ** 2).sum(-1)
+    bound = {"float32": 2.5e-4, "float64": 5e-11}[dtype]
+    assert abs(tile.numpy() - exact).max() <= bound
+
+
+@pytest.mark.parametrize("kind", ["mixture", "tails", "clusters", "weights", "duplicates"])
+@pytest.mark.parametrize("extent", [5.0, 13.0, 40.0])
+@pytest.mark.parametrize("d", [1, 16])
+def test_formulas_of_a_gpu(pretend, kind, extent, d):
+    """The CPU passed off as a GPU with float64: split squares at "fast" and "high"."""
+    pretend("xpu", True)
+    case = make(kind, 300, 60, d, extent)
+    for level in ("fast", "high"):
+        for reduction in Reduction:
+            for same in (False, True):
+                problem = case.problem(reduction, level, same=same, device="xpu:0")
+                kept = np.isfinite(case.log_weights)
+                columns = Columns(torch.from_numpy(case.points[kept]), torch.from_numpy(case.log_weights[kept]))
+                backend = TorchBackend()
+                state = backend.prepare(replace(problem, n=int(kept.sum()), same=False), columns)
+                rows = torch.from_numpy(case.points if same else case.queries)
+                got = each(backend.reduce(replace(problem, same=False), rows, state), to_host)
+                assert errors(problem, got, truth(case, same=same)).max() <= 0.8, (level, reduction, same)
+
+
+def test_settings_that_round_products_are_noticed_and_left(pretend):
+    """TF32 or bfloat16 products may be allowed for all of a process: then float64 is taken."""
+    case = make("mixture", 500, 90, 16, 12.0)
+    problem = case.problem(Reduction.LOG_SUM, "fast")
+    backend = TorchBackend()
+    state = backend.prepare(problem, _columns(case))
+    assert state.prepared.formula.dtype == torch.float32
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("high", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            for prepared in (state, backend.prepare(problem, _columns(case))):  # also what was packed before
+                got = each(backend.reduce(problem, torch.from_numpy(case.queries), prepared), to_host)
+                assert errors(problem, got, truth(case)).max() <= 0.01
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_values_of_any_size():
+    case = make("mixture", 300, 50, 3)
+    values = np.random.default_rng(0).normal(size=(300, 2)) * 1e200
+    problem = case.problem(Reduction.LOG_SUM, "fast", requires={"values"}, n_values=2)
+    backend = TorchBackend()
+    columns = replace(_columns(case), values=torch.from_numpy(values))
+    got = backend.reduce(problem, torch.from_numpy(case.queries), backend.prepare(problem, columns))
+    np.testing.assert_allclose(got.values, truth(case, values=values).values, atol=1e-4 * 1e200)
+
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_not_here():
+    for device in ("mps", "xpu:0"):
+        assert not TorchBackend().probe(device).ok
+        with pytest.raises(BackendUnavailable, match="PyTorch .* cannot use " + device):
+            sdkde_core.estimate([0.0, 1.0], backend="torch", device=device)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_device_without_float64(pretend, method, dtype, monkeypatch):
+    """Whitened on the host, where the points stay; no level "float64", and `explain` says why."""
+    monkeypatch.setattr(sdkde_core.select, "_loaded", {})
+    pretend("mps", False)
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(n, 3)).astype(dtype) for n in (300, 40))
+    options = {"method": method, "bandwidth": 0.5, "backend": "torch", "device": "mps"}
+    for weights in (None, rng.random(300)):
+        got = sdkde_core.estimate(x, y, weights=weights, **options)
+        want = reference.estimate(x.astype(float), y.astype(float), method=method, bandwidth=0.5, weights=weights)
+        np.testing.assert_allclose(got, want, rtol=2e-3 if dtype == "float32" else 1e-4, atol=1e-8)
+        ready = sdkde_core.prepare(x, weights=weights, **options)
+        np.testing.assert_allclose(ready.estimate(y), want, rtol=2e-3 if dtype == "float32" else 1e-4, atol=1e-8)
+    with pytest.raises(BackendUnavailable, match="mps devices have no float64: levels fast and high there"):
+        sdkde_core.explain(x, y, method=method, bandwidth=0.5, precision="float64", device="mps")
+    told = str(sdkde_core.explain(x, y, method=method, bandwidth=0.5, precision="high", device="mps"))
+    assert "points stay on the host in float64" in told
+
+
+def test_weights_that_float32_has_no_room_for(pretend):
+    pretend("mps", False)
+    case = make("mixture", 60, 30, 3, 8.0)
+    log_w = np.where(np.arange(60) % 2, 0.0, -1300.0)
+    log_w -= math.log(30)
+    case = replace(case, log_weights=log_w)
+    for reduction in Reduction:
+        problem = case.problem(reduction, "high", device="mps")
+        got = _answer(TorchBackend(), problem, case)
+        assert errors(problem, got, truth(case)).max() <= 1.0
+
+
+def test_out_of_memory_is_said_as_the_core_understands_it(monkeypatch):
+    case = make("mixture", 400, 200, 3)
+    problem = case.problem(Reduction.LOG_SUM, "high")
+    backend = TorchBackend()
+    state = backend.prepare(problem, _columns(case))
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("MPS backend out of memory (…)")):
+        with monkeypatch.context() as patch:
+            patch.setattr(implementation.Prepared, "sums", lambda *a, error=error: (_ for _ in ()).throw(error))
+            with pytest.raises(DeviceOutOfMemory):
+                backend.reduce(problem, torch.from_numpy(case.queries), state)
+    with monkeypatch.context() as patch:
+        patch.setattr(implementation.Prepared, "sums", lambda *a: (_ for _ in ()).throw(RuntimeError("else")))
+        with pytest.raises(RuntimeError, match="else"):
+            backend.reduce(problem, torch.from_numpy(case.queries), state)
+
+
+# --- threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_threads_of_the_environment_and_of_the_process(monkeypatch, threads):
+    """SDKDE_NUM_THREADS workers, one PyTorch thread each; the caller's own setting stays what it was."""
+    monkeypatch.setenv("SDKDE_NUM_THREADS", threads)
+    seen = set()
+    real = implementation.Prepared.sums
+
+    def sums(self, *arguments):
+        seen.add((threading.current_thread().name, torch.get_num_threads()))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(implementation.Prepared, "sums", sums)
+    before = torch.get_num_threads()
+    case = make("mixture", 900, 2000, 3)
+    problem = case.problem(Reduction.LOG_SUM, "high")
+    _answer(TorchBackend(), problem, case)
+    assert torch.get_num_threads() == before
+    assert {count for _, count in seen} == {1}
+    assert len(seen) <= int(threads)
+    assert all(name.startswith("sdkde-torch") for name, _ in seen)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == before
+
+
+def test_several_threads_at_once():
+    case = make("weights", 500, 300, 4)
+    kept = np.isfinite(case.log_weights)
+    columns = Columns(torch.from_numpy(case.points[kept]), torch.from_numpy(case.log_weights[kept]))
+    problem = replace(case.problem(Reduction.MEAN, "float64"), n=int(kept.sum()))
+    backend, queries = TorchBackend(), torch.from_numpy(case.queries)
+    state = backend.prepare(problem, columns)
+    want = backend.reduce(problem, queries, state)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: backend.reduce(problem, queries, state), range(12)):
+            assert torch.equal(got.shift, want.shift)
+            assert torch.equal(got.log_sum, want.log_sum)
+
+
+def test_in_inference_mode_and_without_autograd():
+    x = torch.randn(60, 2)
+    want = sdkde_core.estimate(x, backend="torch")
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert torch.equal(sdkde_core.estimate(x, backend="torch"), want)
+    assert torch.is_grad_enabled()
+
+
+# --- the price ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("reduction", Reduction)
+def test_the_price_grows_with_the_problem_and_is_no_bargain(reduction, level, device):
+    """On neither kind of device is it cheaper than the plain formulation in one pass over memory."""
+    on = hardware.cpu() if device == "cpu" else hardware.gpu("h200").at()
+    problem = Problem(reduction, 65536, 32768, 16, level=level, device=device, extent=10.0)
+    price = cost.predict(INFO, problem, on)
+    assert price > cost.seconds(replace(cost.plain_work(problem), matrix_flops={}), on)
+    assert cost.predict(INFO, replace(problem, m=131072), on) > 1.5 * price
+    assert cost.predict(INFO, replace(problem, extent=1e6), on) > price
+    scales = replace(problem, scales=(0.5, 1.0, 2.0), requires=frozenset({"multi_scale"}))
+    assert 2.5 * price < cost.predict(INFO, scales, on)
+
+
+def test_auto_leaves_small_problems_on_the_cpu_to_others():
+    explanation = sdkde_core.explain((5000, 3), (200, 3), device="cpu")
+    assert explanation.backend != "torch"
+    assert "torch" in str(explanation)

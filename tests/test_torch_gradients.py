@@ -1,0 +1,270 @@
+"""Derivatives of the PyTorch backend's reductions, against finite differences and autograd through plain formulas."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sdkde_torch import gradients
+from sdkde_torch.backend import TorchBackend
+
+from sdkde_core.protocol import Columns, Problem, Reduction
+
+DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if request.param != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return request.param
+
+
+def _weights(kind, n, rng):
+    if kind == "none":
+        return None
+    w = rng.random(n) + 0.1
+    if kind == "zeros":
+        w[[0, n // 2]] = 0.0
+    if kind == "tiny":
+        w[1], w[2] = 1e-250, 1e-40
+    return w / w.sum()
+
+
+def _data(d, weights="none", m=5, n=9, seed=0, device="cpu"):
+    rng = np.random.default_rng([seed, d])
+    x, y = rng.normal(size=(n, d)), rng.normal(size=(m, d))
+    x[3] = x[4]  # duplicates
+    y[0] = x[3]
+    y[-1] = 12.0 / math.sqrt(d) * np.ones(d)  # far from every point: φ near exp(−60)
+    w = _weights(weights, n, rng)
+    return [None if a is None else torch.tensor(a, device=device, requires_grad=True) for a in (x, y, w)]
+
+
+def _reduce(reduction, x, y, w, level="float64", options=(), own_offset=None, scales=(), extent=20.0):
+    requires = {"grad"} | ({"weights"} if w is not None else set()) | ({"multi_scale"} if scales else set())
+    requires |= set() if own_offset is None else {"exclude_self"}
+    m, n = len(x if y is None else y), len(x)
+    problem = Problem(
+        reduction,
+        m,
+        n,
+        x.shape[1],
+        level=level,
+        device=str(x.device),
+        same=y is None,
+        requires=frozenset(requires),
+        extent=extent,
+        scales=scales,
+    )
+    backend = TorchBackend(**dict(options))
+    log_w = torch.full((n,), -math.log(n), dtype=torch.float64, device=x.device) if w is None else w.detach().log()
+    state = backend.prepare(problem, Columns(x, log_w, weights=w))
+    return backend.reduce(problem, y, state, own_offset or 0)
+
+
+def _differentiable(reduction, got):
+    if reduction is Reduction.LOG_SUM:
+        return (got.log_sum,)
+    return (got.log_sum, got.shift) if reduction is Reduction.MEAN else (got.log_magnitude,)
+
+
+def _plain(reduction, x, y, w, own_offset=None, scale=1.0):
+    """The reduction written out, for autograd; weights may be zero."""
+    n, d = x.shape
+    rows = x if y is None else y
+    away = (x[None] - rows[:, None]) / scale
+    e = -0.5 * (away**2).sum(-1)
+    w = torch.full((n,), 1.0 / n, dtype=torch.float64, device=x.device) if w is None else w
+    if own_offset is not None:
+        own = torch.arange(n, device=x.device) == (torch.arange(len(rows), device=x.device) + own_offset)[:, None]
+        e = e.masked_fill(own, -math.inf)
+        away = away.masked_fill(own[..., None], 0.0)
+    top = e.amax(1).detach()
+    terms = w * (e - top[:, None]).exp()
+    if reduction is Reduction.LAPLACE:
+        half = torch.where(e > -math.inf, e, 0.0) + (1 + 0.5 * d)
+        return ((terms * half).sum(1).abs().log() + top,)
+    log_sum = terms.sum(1).log() + top
+    if reduction is Reduction.LOG_SUM:
+        return (log_sum,)
+    return log_sum, (terms[..., None] * away).sum(1) / terms.sum(1)[:, None] * scale
+
+
+def _compare(reduction, tensors, rtol=1e-8, atol=1e-10, own_offset=None, scales=(), **options):
+    """Derivatives of a random combination of the results, by both ways."""
+    leaves = [t for t in tensors if t is not None]
+    x, y, w = tensors
+    got = _differentiable(reduction, _reduce(reduction, x, y, w, own_offset=own_offset, scales=scales, **options))
+    one = [_plain(reduction, x, y, w, own_offset, s) for s in scales or (1.0,)]
+    want = tuple(torch.stack(parts, 1) for parts in zip(*one)) if scales else one[0]
+    generator = torch.Generator(device=x.device).manual_seed(0)
+    by_got, by_want = 0.0, 0.0
+    for a, b in zip(got, want):
+        c = torch.randn(a.shape, dtype=torch.float64, device=x.device, generator=generator)
+        by_got, by_want = by_got + (a * c).sum(), by_want + (b * c).sum()
+    for a, b in zip(torch.autograd.grad(by_got, leaves), torch.autograd.grad(by_want, leaves)):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol * max(1.0, float(b.abs().max())))
+
+
+@pytest.mark.parametrize("weights", ["none", "some", "zeros", "tiny"])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_derivatives_are_those_of_the_formula(reduction, d, same, weights, device):
+    x, y, w = _data(d, weights, device=device)
+    _compare(reduction, (x, None if same else y, w))
+
+
+@pytest.mark.parametrize("weights", ["none", "some"])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_gradcheck(reduction, d, same, weights):
+    x, y, w = _data(d, weights)
+    leaves = [t for t in (x, None if same else y, w) if t is not None]
+
+    def call(*given):
+        left = list(given)
+        points = left.pop(0)
+        queries = None if same else left.pop(0)
+        return _differentiable(reduction, _reduce(reduction, points, queries, left[0] if left else None))
+
+    assert torch.autograd.gradcheck(call, leaves, eps=1e-6, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("d", [1, 5])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_the_derivative_by_a_weight_of_zero(reduction, d):
+    """One-sided differences, as a weight cannot fall below zero."""
+    x, y, w = _data(d, "zeros")
+    got = _differentiable(reduction, _reduce(reduction, x, y, w))
+    (by_w,) = torch.autograd.grad(sum(t.sum() for t in got), [w])
+    for j in (0, len(w) // 2):
+        step = torch.zeros_like(w)
+        step[j] = 1e-9
+        more = _differentiable(reduction, _reduce(reduction, x, y, w + step))
+        slope = sum(((a - b) / 1e-9).sum() for a, b in zip(more, got))
+        assert float(by_w[j]) != 0.0
+        torch.testing.assert_close(by_w[j], slope.detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("own_offset", [0, 2, -3, 50])
+@pytest.mark.parametrize("weights", ["none", "some"])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_rows_that_leave_their_column_out(reduction, weights, own_offset):
+    x, y, w = _data(3, weights)
+    _compare(reduction, (x, y, w), own_offset=own_offset)
+    if own_offset == 0:
+        _compare(reduction, (x, None, w), own_offset=0)
+
+
+@pytest.mark.parametrize("weights", ["none", "some"])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_several_scales(reduction, weights):
+    x, y, w = _data(2, weights)
+    _compare(reduction, (x, y, w), scales=(0.7, 1.0, 3.0), rtol=1e-7)
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_an_empty_sum_depends_on_nothing(reduction):
+    x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    got = _reduce(reduction, x, None, None, own_offset=0)
+    first = _differentiable(reduction, got)[-1]
+    assert float(got.log_sum[0].detach()) == -math.inf
+    (by_x,) = torch.autograd.grad(first.sum(), [x])
+    assert not by_x.any()
+
+
+@pytest.mark.parametrize("distance", [40.0, 1e3, 1e5])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_far_tails_and_far_clusters(reduction, distance):
+    """Where every φ underflows, and clusters that no expanded square holds."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, 3))
+    x[6:, 0] += distance
+    y = rng.normal(size=(6, 3))
+    y[2:4, 0] += distance
+    y[4:, 1] += distance
+    x, y = (torch.tensor(a, requires_grad=True) for a in (x, y))
+    _compare(reduction, (x, y, None), extent=2 * distance, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("weights", ["none", "zeros"])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_chunks_change_nothing(reduction, weights, monkeypatch):
+    """Many blocks of rows and of columns."""
+    x, y, w = _data(3, weights, m=70, n=2500)
+    got = []
+    for memory in ("64MiB", 8 * gradients.BUFFERS * gradients.CHUNK * 9):
+        first = _differentiable(reduction, _reduce(reduction, x, y, w, options={"memory": memory}))
+        leaves = [t for t in (x, y, w) if t is not None]
+        got.append(torch.autograd.grad(sum(t.sum() for t in first), leaves))
+    for a, b in zip(*got):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_other_levels(reduction, level):
+    _compare(reduction, _data(4, "some"), level=level, rtol=2e-3 if level == "fast" else 1e-5, atol=1e-4)
+
+
+def test_the_same_call_gives_the_same_bits():
+    x, y, w = _data(5, "some", m=300, n=1500)
+    got = []
+    for _ in range(2):
+        result = _reduce(Reduction.MEAN, x, y, w)
+        got.append(torch.autograd.grad((result.shift**2).sum() + result.log_sum.sum(), [x, y, w]))
+    assert all(torch.equal(a, b) for a, b in zip(*got))
+
+
+def test_only_what_is_asked_for_is_computed():
+    x, y, w = _data(3, "some")
+    for leaf in (x, y, w):
+        given = [t if t is leaf else t.detach() for t in (x, y, w)]
+        some = torch.autograd.grad(_reduce(Reduction.MEAN, *given).shift.sum(), [leaf])[0]
+        whole = torch.autograd.grad(_reduce(Reduction.MEAN, x, y, w).shift.sum(), [leaf])[0]
+        torch.testing.assert_close(some, whole, rtol=1e-13, atol=1e-15)
+
+
+def test_nothing_attached_gives_plain_numbers():
+    x, y, w = (t.detach() for t in _data(3, "some"))
+    got = _reduce(Reduction.MEAN, x, y, w)
+    assert not got.shift.requires_grad
+    assert not got.log_sum.requires_grad
+
+
+def test_second_derivatives_are_refused():
+    x, y, _ = _data(2)
+    result = _reduce(Reduction.LOG_SUM, x, y, None).log_sum
+    (by_y,) = torch.autograd.grad(result.sum(), [y], create_graph=True)
+    penalty = result.sum() + (by_y**2).sum()  # part of it is differentiable
+    with pytest.raises(RuntimeError, match="differentiates once"):
+        penalty.backward()
+
+
+def test_an_sdkde_by_hand():
+    """Two passes, the points moved in between: as the core chains them."""
+    x, y, w = _data(3, "some")
+
+    def estimate(by):
+        if by is _plain:
+            moved = x + 0.5 * _plain(Reduction.MEAN, x, None, w)[1]
+            return _plain(Reduction.LOG_SUM, moved, y, w)[0]
+        moved = x + 0.5 * _reduce(Reduction.MEAN, x, None, w).shift
+        return _reduce(Reduction.LOG_SUM, moved, y, w).log_sum
+
+    got, want = (torch.autograd.grad(estimate(by).sum(), [x, y, w]) for by in (None, _plain))
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_other_features_keep_their_meaning():
+    from sdkde_torch.info import INFO
+
+    problem = Problem(Reduction.LOG_SUM, 3, 3, 2, requires=frozenset({"grad"}), extent=1e9)
+    assert INFO.extent_limit(problem) == math.inf
+    assert INFO.supports(problem).ok
+    assert not INFO.supports(replace(problem, requires=problem.requires | {"values"}, n_values=1)).ok
