@@ -1,0 +1,66 @@
+"""The compiled kernel: from Numba's cache on disk, or compiled at first use, which it says where that takes long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from numba import types
+
+from .cpu_kernels import reduce_tiles
+
+__all__ = ["kernel"]
+
+_logger = logging.getLogger("sdkde")
+
+#: Seconds after which a compilation is announced.
+PATIENCE = 1.0
+
+_lock = threading.Lock()
+_announced = False
+
+try:
+    reduce_tiles.enable_caching()
+except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
+    _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
+
+
+def kernel(dtype: str) -> Any:
+    """Return ``reduce_tiles`` for arrays of ``dtype``, compiled."""
+    signature = _signature(dtype)
+    if signature not in reduce_tiles.overloads:
+        with _lock:
+            _compile(signature)
+    return reduce_tiles
+
+
+def _compile(signature: tuple[Any, ...]) -> None:
+    timer = threading.Timer(PATIENCE, _announce)
+    timer.daemon = True
+    timer.start()
+    try:
+        reduce_tiles.compile(signature)
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _announce() -> None:
+    """Say once what the wait is for; as a warning, which Python shows also where no logging is set up."""
+    global _announced
+    if not _announced:
+        _announced = True
+        _logger.warning("numba: compiling for this processor; only the first call waits for that")
+
+
+def _signature(dtype: str) -> tuple[Any, ...]:
+    real, count = types.float32 if dtype == "float32" else types.float64, types.intp
+    cube, sums = types.Array(real, 3, "C"), types.Array(types.float64, 3, "C")
+    matrix, tops = types.Array(real, 2, "C"), types.Array(types.float64, 2, "C")
+    scales = types.Array(types.float64, 1, "C")
+    switch = types.boolean
+    return (
+        *(cube, matrix, count, count, matrix, count, switch, scales, count, switch, count, count),
+        *(tops, sums, sums),
+    )
