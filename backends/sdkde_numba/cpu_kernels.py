@@ -10,8 +10,6 @@ has cached is stale.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
@@ -287,7 +285,7 @@ def reduce_tiles(
                 for r in range(ROWS):
                     top = max(tops[q, i + r], peaks[r])
                     if top > tops[q, i + r]:
-                        shrink = math.exp2(tops[q, i + r] - top)
+                        shrink = 2.0 ** (tops[q, i + r] - top)
                         moments[q, 0, i + r] *= shrink
                         moments[q, 1, i + r] *= shrink
                         for c in range(sums.shape[2]):
