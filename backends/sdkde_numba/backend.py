@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import config
 from numpy.typing import NDArray
 
 from sdkde_core.hardware import cpu_threads
@@ -27,6 +28,9 @@ WIDTH, TILE = 512, 1 << 18
 
 #: Least work of a task, in multiplications; columns of one, at least, and how many to aim for where rows are few.
 TASK, CHUNK, TASKS = 1 << 25, 1 << 14, 64
+
+#: Numbers that a task packs.
+PACK = 1 << 20
 
 #: Row offset at which no row has a column.
 NO_COLUMN = -(1 << 62)
@@ -70,6 +74,8 @@ class NumbaBackend:
 
     def probe(self, device: str) -> Support:
         """Numba compiles for any CPU that it installs on."""
+        if config.DISABLE_JIT:
+            return Support(False, "NUMBA_DISABLE_JIT is set, and the kernels are vector instructions")
         return Support(device == "cpu", "Numba compiles for the CPU")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
@@ -86,23 +92,25 @@ class NumbaBackend:
         many = sum(part.shape[1] for part in parts)
         width = _width(n, many, np.dtype(form.dtype).itemsize)
         packed = np.empty((-(-n // width), many, width), form.dtype)
-        start = 0
-        for part in parts:
-            _pack(part, packed[:, start : start + part.shape[1]])
-            start += part.shape[1]
-        weights = np.full((len(packed), 1, width), ABSENT[form.dtype == "float64"], form.dtype)
-        _pack(log_weights[:, None] / LN2 if weighted else np.zeros((n, 1)), weights, pad=False)
+        weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
+        weights.reshape(-1)[:n] = log_weights / LN2 if weighted else 0.0
+        step = max(1, PACK // (many * width))  # tiles of a task
+        _map(
+            lambda first: _pack(parts, first, packed[first : first + step]),
+            range(0, len(packed), step),
+            self.threads or cpu_threads(),
+        )
         uniform = 0.0 if weighted else float(log_weights[0])
         nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
-        return _State(form, points, packed, weights[:, 0], uniform, depth, nan)
+        return _State(form, points, packed, weights, uniform, depth, nan)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
         rows = state.points if queries is None else queries
         m, threads = len(rows), self.threads or cpu_threads()
         tiles, many, width = state.columns.shape
-        # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads. Blocks
-        # of rows may, since a row's sums do not depend on the rows beside it.
+        # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
+        # Blocks of rows may, since a row's sums do not depend on the rows beside it.
         chunk = -(-max(CHUNK, tiles * width * -(-m // ROWS) // TASKS) // width)
         least = TASK // (min(chunk, tiles) * width * (many + 16))
         height = ROWS * -(-max(1, least, -(-m // (4 * threads))) // ROWS)
@@ -126,15 +134,15 @@ def _width(n: int, many: int, itemsize: int) -> int:
     return min(most, -(-n // MULTIPLE) * MULTIPLE)
 
 
-def _pack(part: Array, tiles: Array, pad: bool = True) -> None:
-    """Write (n, k) columns to (tiles, k, width); beyond the last of them zeros, or what is there."""
-    _, k, width = tiles.shape
-    whole, rest = divmod(len(part), width)
-    tiles[:whole] = part[: whole * width].reshape(whole, width, k).transpose(0, 2, 1)
-    if rest:
-        tiles[whole, :, :rest] = part[whole * width :].T
-        if pad:
-            tiles[whole, :, rest:] = 0.0
+def _pack(parts: list[Array], first: int, tiles: Array) -> None:
+    """Write columns, one behind the other, to tiles from the ``first`` on, (tiles, c, width); pad with zeros."""
+    width, start = tiles.shape[2], 0
+    for part in parts:
+        for t, tile in enumerate(tiles[:, start : start + part.shape[1]], first):
+            block = part[t * width : (t + 1) * width]
+            tile[:, : len(block)] = block.T
+            tile[:, len(block) :] = 0.0
+        start += part.shape[1]
 
 
 def _reduce(problem: Problem, state: _State, queries: Array, own_offset: int, start: int, stop: int) -> _Sums:
@@ -158,7 +166,7 @@ def _reduce(problem: Problem, state: _State, queries: Array, own_offset: int, st
     return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])
 
 
-def _map(task: Callable[[Any], _Sums], arguments: list[Any], threads: int) -> list[_Sums]:
+def _map(task: Callable[[Any], Any], arguments: Sequence[Any], threads: int) -> list[Any]:
     if threads == 1 or len(arguments) == 1:
         return [task(a) for a in arguments]
     with ThreadPoolExecutor(min(threads, len(arguments)), thread_name_prefix="sdkde-numba") as pool:

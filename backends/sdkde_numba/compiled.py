@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import time
 from typing import Any
 
-from numba import types
+from numba import config, types
 
 from .cpu_kernels import reduce_tiles
 
@@ -21,7 +23,8 @@ _lock = threading.Lock()
 _announced = False
 
 try:
-    reduce_tiles.enable_caching()
+    if not config.DISABLE_JIT:  # which leaves nothing to compile: the backend says that it cannot run
+        reduce_tiles.enable_caching()
 except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
     _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
 
@@ -36,6 +39,7 @@ def kernel(dtype: str) -> Any:
 
 
 def _compile(signature: tuple[Any, ...]) -> None:
+    start = time.perf_counter()
     timer = threading.Timer(PATIENCE, _announce)
     timer.daemon = True
     timer.start()
@@ -44,14 +48,28 @@ def _compile(signature: tuple[Any, ...]) -> None:
     finally:
         timer.cancel()
         timer.join()
+    if time.perf_counter() - start > PATIENCE:  # the compiler may not have let the timer's thread run
+        _announce()
 
 
 def _announce() -> None:
-    """Say once what the wait is for; as a warning, which Python shows also where no logging is set up."""
+    """Say once what the wait is for: to the log, or to a person at a terminal who has none."""
     global _announced
-    if not _announced:
-        _announced = True
-        _logger.warning("numba: compiling for this processor; only the first call waits for that")
+    if _announced:
+        return
+    _announced = True
+    line = f"numba: the first call compiles for this processor, some seconds; {_kept()}"
+    _logger.info(line)
+    logged = _logger.isEnabledFor(logging.INFO) and any(
+        not isinstance(handler, logging.NullHandler) for handler in (*_logger.handlers, *logging.getLogger().handlers)
+    )
+    if not logged and sys.stderr is not None and sys.stderr.isatty():
+        print(line, file=sys.stderr)
+
+
+def _kept() -> str:
+    path = reduce_tiles.stats.cache_path
+    return f"later ones find the code in {path}" if path else "the code cannot be kept for the next process"
 
 
 def _signature(dtype: str) -> tuple[Any, ...]:
