@@ -1,6 +1,7 @@
 """The Numba backend: its exponential, its bounds, its threads, and what it compiles."""
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -262,6 +263,18 @@ def test_a_first_call_says_that_it_compiles_and_the_next_process_finds_the_code(
     assert not said
     assert again[-1] == "2 0"
     assert again[:-1] == first[:-1]
+
+
+def test_one_compiled_form_a_precision_serves_every_problem():
+    """Numba would compile for other types of argument in silence, in every call's time."""
+    rng = np.random.default_rng(0)
+    x = np.asfortranarray(rng.normal(size=(90, 3)))
+    for method, level in itertools.product(("kde", "sdkde", "laplace"), ("fast", "high", "float64")):
+        options = {"method": method, "precision": level, "backend": "numba", "bandwidth": 0.3}
+        sdkde_core.estimate(x, x[::2], weights=rng.random(90), **options)
+        sdkde_core.estimate(x[:0:-1], **options)
+        sdkde_core.estimate(x * 1e6, x[:0], **options)
+    assert len(compiled.reduce_tiles.overloads) <= 2
 
 
 def test_without_a_folder_to_write_to_it_compiles_for_the_process():

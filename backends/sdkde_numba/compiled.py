@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -72,6 +73,7 @@ def _kept() -> str:
     return f"later ones find the code in {path}" if path else "the code cannot be kept for the next process"
 
 
+@functools.cache
 def _signature(dtype: str) -> tuple[Any, ...]:
     real, count = types.float32 if dtype == "float32" else types.float64, types.intp
     cube, sums = types.Array(real, 3, "C"), types.Array(types.float64, 3, "C")
