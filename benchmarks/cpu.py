@@ -10,6 +10,7 @@ the Numba backend in three cases with the NumPy backend and a compiled PyTorch l
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -134,16 +135,34 @@ def compiled(repeat: int) -> None:
         contenders[backend] = lambda x, y, h, o=options: sdkde_core.estimate(x, y, bandwidth=h, **o)
     for n, m, d, h in ((N, M, D, H), (N, M, 1, 0.1), (20000, 20000, 2, 0.2)):
         x, y = (a.astype(np.float32) for a in mixture(np.random.default_rng(), n, m, d=d))
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for call in contenders.values():
-            call(x, y, h)
-        for _ in range(repeat):
-            for name, call in contenders.items():
-                times[name].append(timed(lambda call=call, x=x, y=y, h=h: call(x, y, h), 1)[0])
-        medians = {name: statistics.median(t) for name, t in times.items()}
         print(f"KDE {n} × {m}, d = {d}, h = {h}, float32")
-        for name, seconds in medians.items():
-            print(f"  {name}: {seconds * 1e3:8.1f} ms, {seconds / medians['numba']:.1f} × numba")
+        in_turn({name: functools.partial(call, x, y, h) for name, call in contenders.items()}, repeat)
+    (x,) = mixture(np.random.default_rng(), N)
+    print(f"SD-KDE first pass {N} × {N}, d = {D}, high")
+    options = {"bandwidth": H, "precision": "high"}
+    in_turn(
+        {b: functools.partial(sdkde_core.debias, x, backend=b, **options) for b in ("numpy", "numba")},
+        max(1, repeat // 2),
+    )
+
+
+def in_turn(contenders: dict[str, Callable[[], Any]], repeat: int) -> None:
+    """Print medians on the clock and, since neighbours take the cores, of processor time over the cores there are."""
+    cores = machine()["cores"]
+    wall: dict[str, list[float]] = {name: [] for name in contenders}
+    used: dict[str, list[float]] = {name: [] for name in contenders}
+    for call in contenders.values():
+        call()
+    for _ in range(repeat):
+        for name, call in contenders.items():
+            before = time.process_time()
+            wall[name].append(timed(call, 1)[0])
+            used[name].append((time.process_time() - before) / cores)
+    for name in contenders:
+        seconds, busy = statistics.median(wall[name]), statistics.median(used[name])
+        slower = seconds / statistics.median(wall["numba"]), busy / statistics.median(used["numba"])
+        ratios = f"{slower[0]:.1f} and {slower[1]:.1f} × numba"
+        print(f"  {name}: {seconds * 1e3:8.1f} ms, processor time over cores {busy * 1e3:8.1f} ms; {ratios}")
 
 
 MEMORY = """
