@@ -76,10 +76,10 @@ def _tile_product(direct):
             return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
 
         with cgutils.for_range_slice(builder, constant(0), column_stride, constant(lanes * vectors)) as (j, _):
-            sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(vectors)] for _ in range(ROWS)]
-            for row in sums:
-                for sum_ in row:
-                    builder.store(zero, sum_)
+            # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
+            sums = [[cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(ROWS)]
+            for slot in (slot for row in sums for slot in row):
+                builder.store(zero, slot)
             with cgutils.for_range(builder, depth) as loop:
                 start = builder.add(builder.mul(loop.index, column_stride), j)
                 x = [
