@@ -1,14 +1,17 @@
-"""The NumPy backend on this CPU, beside scikit-learn: time with error, memory, import time.
+"""The CPU backends, beside scikit-learn and torch.compile: time with error, memory, import time.
 
-    python benchmarks/cpu.py [--repeat 5]
+    python benchmarks/cpu.py [--repeat 5] [--only compiled]
 
 KDE of 32768 × 4096 in 16 dimensions, h = 0.8, a mixture of eight normals; then the first pass of SD-KDE,
-32768 × 32768. Errors are against float64 sums of direct differences. Medians; fresh data each run.
+32768 × 32768. Errors are against float64 sums of direct differences. Medians; fresh data each run. "compiled" compares
+the Numba backend in three cases with the NumPy backend and a compiled PyTorch loop, taken in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import platform
@@ -23,6 +26,7 @@ import numpy as np
 
 N, M, D, H = 32768, 4096, 16, 0.8
 SAMPLE = 512  # rows that errors are taken over: the reference is slow
+TORCH_ROWS = 128  # of a block of the compiled PyTorch loop
 
 
 def mixture(rng: np.random.Generator, *counts: int, d: int = D) -> list[np.ndarray]:
@@ -83,24 +87,82 @@ def case_a(repeat: int) -> None:
         lambda: KernelDensity(bandwidth=H, rtol=0, atol=0).fit(x).score_samples(y), max(1, repeat // 2)
     )
     print(f"  scikit-learn {sklearn.__version__}, exact: {peer_time * 1e3:8.1f} ms; {errors(peer[rows], want)}")
-    sdkde_core.estimate(x[:100], y, method="kde", bandwidth=H)  # imports
-    for dtype, level in (("float32", "fast"), ("float64", "fast"), ("float64", "high"), ("float64", "float64")):
+    for backend, (dtype, level) in itertools.product(
+        ("numpy", "numba"), (("float32", "fast"), ("float64", "fast"), ("float64", "high"), ("float64", "float64"))
+    ):
         a, b = x.astype(dtype), y.astype(dtype)
-        options = {"method": "kde", "bandwidth": H, "log": True, "precision": level}
+        options = {"method": "kde", "bandwidth": H, "log": True, "precision": level, "backend": backend}
+        sdkde_core.estimate(a[:100], b, **options)  # imports, and compiles
         seconds, got = timed(lambda a=a, b=b, o=options: sdkde_core.estimate(a, b, **o), repeat)
         truth = want
         if dtype == "float32":
             truth = reference.estimate(a.astype(float), b[rows].astype(float), method="kde", bandwidth=H, log=True)
-        faster = f"{peer_time / seconds:5.1f} × faster"
-        print(f"  {level:7} ({dtype} in): {seconds * 1e3:8.1f} ms, {faster}; {errors(got[rows].astype(float), truth)}")
+        what = f"{peer_time / seconds:5.1f} × faster; {errors(got[rows].astype(float), truth)}"
+        print(f"  {backend}, {level:7} ({dtype} in): {seconds * 1e3:8.1f} ms, {what}")
 
-    for level in ("fast", "high", "float64"):
-        seconds, moved = timed(
-            lambda level=level: sdkde_core.debias(x, bandwidth=H, precision=level), max(1, repeat // 2)
-        )
-        shift = reference.sums(x[rows], x, H).shift
+    shift = reference.sums(x[rows], x, H).shift
+    for backend, level in itertools.product(("numpy", "numba"), ("fast", "high", "float64")):
+        options = {"bandwidth": H, "precision": level, "backend": backend}
+        seconds, moved = timed(lambda o=options: sdkde_core.debias(x, **o), max(1, repeat // 2))
         off = np.sqrt(((2 * (moved[rows] - x[rows]) - shift) ** 2).sum(1)).max() / H
-        print(f"SD-KDE first pass {N} × {N}, {level}: {seconds:.2f} s; worst shift off by {off:.1e} bandwidths")
+        print(
+            f"SD-KDE first pass {N} × {N}, {backend}, {level}: {seconds:.2f} s; worst shift off by {off:.1e} bandwidths"
+        )
+
+
+def compiled(repeat: int) -> None:
+    """KDE in float32 at "fast": each contender in turn, so that all meet the same neighbours on a shared machine."""
+    import torch
+
+    import sdkde_core
+
+    @torch.compile(dynamic=False)
+    def block(y: Any, x: Any, half_norms: Any) -> Any:
+        exponents = y @ x.T - half_norms - 0.5 * (y * y).sum(1, keepdim=True)
+        top = exponents.amax(1, keepdim=True)
+        return (exponents - top).clamp(min=-87.0).exp().sum(1).log() + top[:, 0]  # exp of less is several times slower
+
+    def blocked_product(x: np.ndarray, y: np.ndarray, h: float) -> np.ndarray:
+        u, v = torch.from_numpy(x) / h, torch.from_numpy(y) / h
+        half_norms = 0.5 * (u * u).sum(1)
+        log_sums = torch.cat([block(rows, u, half_norms) for rows in v.split(TORCH_ROWS)])
+        d = x.shape[1]
+        return (log_sums - np.log(len(x)) - d * (np.log(h) + 0.5 * np.log(2 * np.pi))).numpy()
+
+    contenders: dict[str, Callable[..., np.ndarray]] = {f"torch {torch.__version__}, compiled": blocked_product}
+    for backend in ("numpy", "numba"):
+        options = {"method": "kde", "log": True, "backend": backend, "precision": "fast"}
+        contenders[backend] = lambda x, y, h, o=options: sdkde_core.estimate(x, y, bandwidth=h, **o)
+    for n, m, d, h in ((N, M, D, H), (N, M, 1, 0.1), (20000, 20000, 2, 0.2)):
+        x, y = (a.astype(np.float32) for a in mixture(np.random.default_rng(), n, m, d=d))
+        print(f"KDE {n} × {m}, d = {d}, h = {h}, float32")
+        in_turn({name: functools.partial(call, x, y, h) for name, call in contenders.items()}, repeat)
+    (x,) = mixture(np.random.default_rng(), N)
+    print(f"SD-KDE first pass {N} × {N}, d = {D}, high")
+    options = {"bandwidth": H, "precision": "high"}
+    in_turn(
+        {b: functools.partial(sdkde_core.debias, x, backend=b, **options) for b in ("numpy", "numba")},
+        max(1, repeat // 2),
+    )
+
+
+def in_turn(contenders: dict[str, Callable[[], Any]], repeat: int) -> None:
+    """Print medians on the clock and, since neighbours take the cores, of processor time over the cores there are."""
+    cores = machine()["cores"]
+    wall: dict[str, list[float]] = {name: [] for name in contenders}
+    used: dict[str, list[float]] = {name: [] for name in contenders}
+    for call in contenders.values():
+        call()
+    for _ in range(repeat):
+        for name, call in contenders.items():
+            before = time.process_time()
+            wall[name].append(timed(call, 1)[0])
+            used[name].append((time.process_time() - before) / cores)
+    for name in contenders:
+        seconds, busy = statistics.median(wall[name]), statistics.median(used[name])
+        slower = seconds / statistics.median(wall["numba"]), busy / statistics.median(used["numba"])
+        ratios = f"{slower[0]:.1f} and {slower[1]:.1f} × numba"
+        print(f"  {name}: {seconds * 1e3:8.1f} ms, processor time over cores {busy * 1e3:8.1f} ms; {ratios}")
 
 
 MEMORY = """
@@ -139,10 +201,15 @@ def imports() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
-    repeat = parser.parse_args().repeat
+    parser.add_argument("--only", choices=["compiled"])
+    arguments = parser.parse_args()
+    repeat = arguments.repeat
     for key, value in machine().items():
         print(f"{key}: {value}")
     print()
+    compiled(repeat)
+    if arguments.only:
+        return
     case_a(repeat)
     memory()
     imports()

@@ -1,0 +1,1 @@
+"""The Numba backend: vectorised kernels compiled for the CPU at hand."""

@@ -1,0 +1,115 @@
+"""Which arithmetic and which form of the exponents keep a level, from error bounds.
+
+An exponent −½ r²_ij comes as u_i·u_j − ½‖u_j‖² (**products**), which loses ε R² (R the extent in bandwidths, ε the unit
+roundoff), or as a sum of squares of differences (**squares**), which loses ε r² and what rounding the coordinates to
+float32 costs. Sums of d terms with independent roundings are taken to err by four standard deviations,
+4 ε (√d/3 + 1) times the largest partial sum (Higham and Mary, "A new approach to probabilistic rounding error
+analysis", 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction
+
+__all__ = ["MOST_EXTENT", "SCALES", "Form", "choose", "double_limit", "extent_limit", "single_limit", "single_products"]
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
+
+#: Shares of the tolerance that exponents may use in float32 and in float64; the rest is for exponentials and sums.
+SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
+
+#: Bandwidth factors and log weights (nats) that float32 takes: what is left out must stay below all that is not.
+SINGLE_SCALES, SINGLE_SPAN = (1e-4, 1e4), 1e5
+
+#: What float64 takes, in the same sense: bandwidth factors, and extents over the smallest of them.
+SCALES, MOST_EXTENT = (1e-7, 1e7), 1e140
+
+
+class Form(NamedTuple):
+    """How exponents are computed."""
+
+    dtype: str
+    direct: bool  # squares of differences, or products
+
+    def __str__(self) -> str:
+        return f"{'direct differences' if self.direct else 'expanded squares'} in {self.dtype}"
+
+
+def choose(problem: Problem, log_weight_span: float = 0.0) -> Form:
+    """Return the fastest form that keeps the level; ``log_weight_span`` is the largest magnitude of a log weight."""
+    if problem.extent <= single_limit(problem) and log_weight_span <= SINGLE_SPAN:
+        return Form("float32", problem.extent > single_products(problem))
+    return Form("float64", problem.extent > double_limit(problem))
+
+
+def extent_limit(problem: Problem) -> float:
+    """Return the extent up to which the fastest form for the level holds: beyond, a slower one takes over."""
+    return single_limit(problem) if _takes_single(problem) else double_limit(problem)
+
+
+def single_limit(problem: Problem) -> float:
+    """Return the extent up to which float32 keeps the level, in either form; −inf where not even at 0."""
+    return max(single_products(problem), _single_squares(problem)) if _takes_single(problem) else -math.inf
+
+
+def single_products(problem: Problem) -> float:
+    """Return the extent up to which products in float32 keep "fast"."""
+    return _smallest_scale(problem) * math.sqrt(_single_budget(problem) / _of_sums("float32", problem.d))
+
+
+def _single_squares(problem: Problem) -> float:
+    """Return the extent up to which squares in float32 keep "fast".
+
+    At distance r the coordinates' rounding costs 2 ε R r at most, and the sum a r²/2. The tolerance grows there as
+    well, by b r²/2, since columns that far matter only where log sums are that low. The worst distance is the greatest
+    in the data, 2 R, or where (b − a) r = 2 ε R if b > a.
+    """
+    a, b = _of_sums("float32", problem.d), _single_budget(problem, relative=True)
+    epsilon, budget = UNIT_ROUNDOFF["float32"], _single_budget(problem)
+    at_vertex = math.sqrt(2.0 * budget * (b - a)) / (2.0 * epsilon) if b > a + epsilon else math.inf
+    per_square = 4.0 * epsilon + 2.0 * (a - b)  # the error at 2 R, over R²
+    at_end = math.sqrt(budget / per_square) if per_square > 0 else math.inf
+    return _smallest_scale(problem) * min(at_vertex, at_end)
+
+
+def double_limit(problem: Problem) -> float:
+    """Return the extent up to which products in float64 keep the problem's level; squares know none.
+
+    An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
+    between the points that matter to the row, so by δ R (a row midway between two clusters).
+    """
+    per_square, level = _of_sums("float64", problem.d), TOLERANCES[problem.level]
+    absolute = level[Reduction.LOG_SUM].absolute
+    if problem.reduction is not Reduction.MEAN:
+        return _smallest_scale(problem) * math.sqrt(DOUBLE_BUDGET * absolute / _paid(problem) / per_square)
+    budget = DOUBLE_BUDGET * min(absolute, level[Reduction.MEAN].absolute)
+    scale = _smallest_scale(problem)
+    return min(scale * math.sqrt(budget / per_square), (scale**2 * budget / per_square) ** (1 / 3))
+
+
+def _takes_single(problem: Problem) -> bool:
+    """MEAN and values in float32 would end at a few bandwidths."""
+    fits = all(SINGLE_SCALES[0] <= s <= SINGLE_SCALES[1] for s in problem.scales)
+    return problem.level == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values and fits
+
+
+def _of_sums(dtype: str, d: int) -> float:
+    """Error of a sum of d terms over the largest partial sum; of products these are at most R²."""
+    return 4.0 * UNIT_ROUNDOFF[dtype] * (math.sqrt(d) / 3.0 + 1.0)
+
+
+def _single_budget(problem: Problem, relative: bool = False) -> float:
+    tolerance = TOLERANCES["fast"][problem.reduction]
+    return SINGLE_BUDGET / _paid(problem) * (tolerance.relative if relative else tolerance.absolute)
+
+
+def _paid(problem: Problem) -> float:
+    """How often an error of the exponent counts: LAPLACE has it in φ and in its factor, which is at least 1 + d/2."""
+    return 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
+
+
+def _smallest_scale(problem: Problem) -> float:
+    return min(problem.scales, default=1.0)

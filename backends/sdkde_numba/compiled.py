@@ -1,0 +1,86 @@
+"""The compiled kernel: from Numba's cache on disk, or compiled at first use, which it says where that takes long."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+import time
+from typing import Any
+
+from numba import config, types
+
+from .cpu_kernels import reduce_tiles
+
+__all__ = ["kernel"]
+
+_logger = logging.getLogger("sdkde")
+
+#: Seconds after which a compilation is announced.
+PATIENCE = 1.0
+
+_lock = threading.Lock()
+_announced = False
+
+try:
+    if not config.DISABLE_JIT:  # which leaves nothing to compile: the backend says that it cannot run
+        reduce_tiles.enable_caching()
+except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
+    _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
+
+
+def kernel(dtype: str) -> Any:
+    """Return ``reduce_tiles`` for arrays of ``dtype``, compiled."""
+    signature = _signature(dtype)
+    if signature not in reduce_tiles.overloads:
+        with _lock:
+            _compile(signature)
+    return reduce_tiles
+
+
+def _compile(signature: tuple[Any, ...]) -> None:
+    start = time.perf_counter()
+    timer = threading.Timer(PATIENCE, _announce)
+    timer.daemon = True
+    timer.start()
+    try:
+        reduce_tiles.compile(signature)
+    finally:
+        timer.cancel()
+        timer.join()
+    if time.perf_counter() - start > PATIENCE:  # the compiler may not have let the timer's thread run
+        _announce()
+
+
+def _announce() -> None:
+    """Say once what the wait is for: to the log, or to a person at a terminal who has none."""
+    global _announced
+    if _announced:
+        return
+    _announced = True
+    line = f"numba: the first call compiles for this processor, some seconds; {_kept()}"
+    _logger.info(line)
+    logged = _logger.isEnabledFor(logging.INFO) and any(
+        not isinstance(handler, logging.NullHandler) for handler in (*_logger.handlers, *logging.getLogger().handlers)
+    )
+    if not logged and sys.stderr is not None and sys.stderr.isatty():
+        print(line, file=sys.stderr)
+
+
+def _kept() -> str:
+    path = reduce_tiles.stats.cache_path
+    return f"later ones find the code in {path}" if path else "the code cannot be kept for the next process"
+
+
+@functools.cache
+def _signature(dtype: str) -> tuple[Any, ...]:
+    real, count = types.float32 if dtype == "float32" else types.float64, types.intp
+    cube, sums = types.Array(real, 3, "C"), types.Array(types.float64, 3, "C")
+    matrix, tops = types.Array(real, 2, "C"), types.Array(types.float64, 2, "C")
+    scales = types.Array(types.float64, 1, "C")
+    switch = types.boolean
+    return (
+        *(cube, matrix, count, count, matrix, count, switch, scales, count, switch, count, count),
+        *(tops, sums, sums),
+    )

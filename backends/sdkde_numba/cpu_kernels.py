@@ -1,0 +1,301 @@
+"""The compiled loops: exponents in registers, exponentials and sums on tiles in cache.
+
+A tile is :data:`ROWS` query rows by a block of columns. Its numbers s_ij, either ‖u_i − u_j‖² or u_i·u_j − ½‖u_j‖², are
+made by :func:`_squares` and :func:`_products`, written as vector instructions because LLVM does not keep such a block
+in registers by itself. Everything else is plain loops over columns that it vectorises.
+
+All functions that call one another are in this file: Numba looks at a function's own file alone to see whether what it
+has cached is stale.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = ["ABSENT", "FLOOR", "LEAST", "MULTIPLE", "ROWS", "exp2", "reduce_tiles"]
+
+#: Query rows of a tile, and what the columns of one are a multiple of: whole blocks of registers, whatever their width.
+ROWS, MULTIPLE = 4, 64
+
+#: Where running maxima start, in log2 units: finite, and far below any exponent. A column at or below ABSENT is none.
+FLOOR, OWN, ABSENT = (-1e28, -1e290), (-1e29, -1e292), (-1e30, -1e300)
+
+#: Exponents whose power is the least normal number: below it exponentials are 0.
+LEAST = (-126.0, -1022.0)
+
+#: Sums may be reordered, and what is NaN is seen to by the caller: so LLVM may vectorise maxima and sums.
+_FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
+
+
+# --- exponents ------------------------------------------------------------------------------------------------------
+
+
+def _register_block(context, itemsize):
+    """Lanes of a vector and vectors of a row: with :data:`ROWS` rows of accumulators the registers are nearly full."""
+    features = context.codegen().magic_tuple()[2].split(",")
+    if "+avx512f" in features:
+        return 64 // itemsize, 4  # of 32 registers
+    if "+neon" in features:
+        return 16 // itemsize, 4
+    return 32 // itemsize, 2  # of 16
+
+
+def _tile_product(direct):
+    """An intrinsic ``f(rows, columns, out, first, depth)`` for one tile.
+
+    out[r, j] = Σ_k (columns[k, j] − rows[first + r, k])², or Σ_k columns[k, j] · rows[first + r, k]: for
+    :data:`ROWS` rows, over k < depth, and all columns, whose number is a multiple of :data:`MULTIPLE`.
+    """
+
+    def typed(typing_context, rows, columns, out, first, depth):
+        return types.void(rows, columns, out, types.intp, types.intp), generate
+
+    def generate(context, builder, signature, arguments):
+        element = context.get_data_type(signature.args[0].dtype)
+        itemsize = signature.args[0].dtype.bitwidth // 8
+        lanes, vectors = _register_block(context, itemsize)
+        vector, index = ir.VectorType(element, lanes), ir.IntType(32)
+        rows, columns, out = (
+            context.make_array(kind)(context, builder, value=value)
+            for kind, value in zip(signature.args[:3], arguments[:3])
+        )
+        first, depth = arguments[3:]
+        constant = lambda value: ir.Constant(first.type, value)  # noqa: E731
+        row_stride, column_stride = (builder.extract_value(x.shape, 1) for x in (rows, columns))
+        row_data = [
+            builder.gep(rows.data, [builder.mul(builder.add(first, constant(r)), row_stride)]) for r in range(ROWS)
+        ]
+        undefined, everywhere = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(index, lanes), None)
+        zero = ir.Constant(vector, [0.0] * lanes)
+
+        def vector_at(data, offset):
+            return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
+
+        with cgutils.for_range_slice(builder, constant(0), column_stride, constant(lanes * vectors)) as (j, _):
+            # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
+            sums = [[cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(ROWS)]
+            for slot in (slot for row in sums for slot in row):
+                builder.store(zero, slot)
+            with cgutils.for_range(builder, depth) as loop:
+                start = builder.add(builder.mul(loop.index, column_stride), j)
+                x = [
+                    builder.load(vector_at(columns.data, builder.add(start, constant(v * lanes))), align=itemsize)
+                    for v in range(vectors)
+                ]
+                for r in range(ROWS):
+                    scalar = builder.load(builder.gep(row_data[r], [loop.index]))
+                    u = builder.insert_element(undefined, scalar, ir.Constant(index, 0))
+                    u = builder.shuffle_vector(u, undefined, everywhere)
+                    for v in range(vectors):
+                        a, b = (builder.fsub(x[v], u),) * 2 if direct else (x[v], u)
+                        term = builder.fmul(a, b, flags=["contract"])
+                        builder.store(builder.fadd(builder.load(sums[r][v]), term, flags=["contract"]), sums[r][v])
+            for r in range(ROWS):
+                for v in range(vectors):
+                    place = builder.add(builder.add(builder.mul(constant(r), column_stride), j), constant(v * lanes))
+                    builder.store(builder.load(sums[r][v]), vector_at(out.data, place), align=itemsize)
+        return context.get_dummy_value()
+
+    return intrinsic(typed)
+
+
+_squares, _products = _tile_product(direct=True), _tile_product(direct=False)
+
+
+# --- exponentials ---------------------------------------------------------------------------------------------------
+
+# Coefficients of 2^f on [−½, ½], constant first: least largest relative error (Remez), 7.5e-8 and 2.1e-16.
+_COEFFICIENTS = {
+    32: (1.0000000716547141, 0.6931469670650352, 0.2402211972371072, 0.05550713271855644, 0.009675541343121327,
+         0.0013276472631950876),
+    64: (1.0, 0.6931471805599498, 0.24022650695908768, 0.05550410866445883, 0.009618129108034589,
+         0.0013333558228561476, 0.00015403529961135956, 1.5252658116156136e-05, 1.3215662831846103e-06,
+         1.0208537904552164e-07, 7.037279530582804e-09),
+}  # fmt: skip
+_SIGNIFICAND_BITS = {32: 23, 64: 52}
+
+
+@intrinsic
+def _exp2(typing_context, x):
+    """2ⁿ · 2^f, n = x rounded: n comes from adding a number so large that its last bit is 1, 2ⁿ by integer addition."""
+
+    def generate(context, builder, signature, arguments):
+        (value,) = arguments
+        bits, kind, integer = x.bitwidth, value.type, ir.IntType(x.bitwidth)
+        large = ir.Constant(kind, 1.5 * 2.0 ** _SIGNIFICAND_BITS[bits])
+        shifted = builder.fadd(value, large)
+        f = builder.fsub(value, builder.fsub(shifted, large))
+        *lower, power = (ir.Constant(kind, float(np.dtype(f"f{bits // 8}").type(c))) for c in _COEFFICIENTS[bits])
+        for c in reversed(lower):
+            power = builder.fadd(builder.fmul(power, f, flags=["contract"]), c, flags=["contract"])
+        exponent = builder.shl(builder.bitcast(shifted, integer), ir.Constant(integer, _SIGNIFICAND_BITS[bits]))
+        return builder.bitcast(builder.add(builder.bitcast(power, integer), exponent), kind)
+
+    return x(x), generate
+
+
+@njit(nogil=True, fastmath={"contract"})  # said here, or Numba takes the caller's, and the large number cancels
+def exp2(x):
+    """2^x to about one unit of its last place, for −126 ≤ x ≤ 127 in float32, −1022 ≤ x ≤ 1023 in float64."""
+    return _exp2(x)
+
+
+@intrinsic
+def _larger(typing_context, a, b):
+    """The larger of two numbers, in the form of which LLVM vectorises reductions."""
+
+    def generate(context, builder, signature, arguments):
+        kind = arguments[0].type
+        function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, arguments, fastmath=("nnan", "nsz"))
+
+    return a(a, a), generate
+
+
+# --- a tile ---------------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, fastmath=_FAST)
+def _largest(s, r, log_weights, factor):
+    top = s[r, 0] * factor + log_weights[0]
+    for j in range(s.shape[1]):
+        top = _larger(top, s[r, j] * factor + log_weights[j])
+    return top
+
+
+@njit(nogil=True, fastmath=_FAST)
+def _exponentials(s, r, log_weights, factor, top, phi):
+    """phi[r, j] = 2^(s · factor + log_weights − top), 0 where that is below the normal numbers; return the sum."""
+    real = s.dtype.type
+    least, total = real(LEAST[0]) if s.itemsize == 4 else real(LEAST[1]), real(0.0)
+    for j in range(s.shape[1]):
+        t = s[r, j] * factor + log_weights[j] - top
+        term = exp2(_larger(t, least)) if t > least else real(0.0)
+        phi[r, j] = term
+        total += term
+    return total
+
+
+@njit(nogil=True, fastmath=_FAST)
+def _product(s, phi, r):
+    total = s.dtype.type(0.0)
+    for j in range(s.shape[1]):
+        total += s[r, j] * phi[r, j]
+    return total
+
+
+@njit(nogil=True, fastmath=_FAST)
+def _add_means(phi, columns, rows, i, c, last, out):
+    """out[r, c] += Σ_j phi[r, j] (columns[c, j] − rows[i + r, c]), and for c + 1 where that is not beyond ``last``."""
+    e = min(c + 1, last)
+    u0, u1, u2, u3 = rows[i, c], rows[i + 1, c], rows[i + 2, c], rows[i + 3, c]
+    v0, v1, v2, v3 = rows[i, e], rows[i + 1, e], rows[i + 2, e], rows[i + 3, e]
+    zero = phi.dtype.type(0.0)
+    a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+    for j in range(phi.shape[1]):
+        x, y = columns[c, j], columns[e, j]
+        a0 += phi[0, j] * (x - u0)
+        a1 += phi[1, j] * (x - u1)
+        a2 += phi[2, j] * (x - u2)
+        a3 += phi[3, j] * (x - u3)
+        b0 += phi[0, j] * (y - v0)
+        b1 += phi[1, j] * (y - v1)
+        b2 += phi[2, j] * (y - v2)
+        b3 += phi[3, j] * (y - v3)
+    out[0, c] += a0
+    out[1, c] += a1
+    out[2, c] += a2
+    out[3, c] += a3
+    if e > c:
+        out[0, e] += b0
+        out[1, e] += b1
+        out[2, e] += b2
+        out[3, e] += b3
+
+
+# --- the loop over tiles --------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True)
+def reduce_tiles(
+    columns, log_weights, start, stop, rows, depth, direct, sharpness, own, laplace, shifts, values, tops, sums, moments
+):
+    """Add columns to the sums of some rows, tile by tile, each row relative to its running maximum.
+
+    Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) / scale² for the
+    squares of differences and log2(e) / scale² for products.
+
+    Parameters
+    ----------
+    columns : (tiles, c, width) array
+        Coordinates, then what else is multiplied by φ. The first ``depth`` of c make s_ij.
+    log_weights : (tiles, width) array
+        In log2 units; −1e30 or less (float64: −1e300) where there is no column.
+    start, stop : int
+        Tiles to take.
+    rows : (b, c) array
+        b is a multiple of :data:`ROWS`. From ``depth`` on zeros.
+    direct : bool
+        Squares of differences, or products.
+    sharpness : (scales,) float64 array
+        1 / scale².
+    own : int
+        Row i leaves out column i + own.
+    laplace : bool
+        Whether ``moments`` gets Σ φ s.
+    shifts, values : int
+        ``sums`` is wanted for the first ``shifts`` of c, and from ``values`` on.
+    tops : (scales, b) float64 array
+        Running maxima, from FLOOR on.
+    sums : (scales, b, c) float64 array
+        c may be 0 where none is wanted.
+        Σ φ (columns − rows).
+    moments : (scales, 2, b) float64 array
+        Σ φ and Σ φ s.
+    """
+    width, many = columns.shape[2], columns.shape[1]
+    real = columns.dtype.type
+    half_log2e = real(-0.7213475204444817)
+    least = LEAST[0] if columns.itemsize == 4 else LEAST[1]
+    own_exponent = real(OWN[0]) if columns.itemsize == 4 else real(OWN[1])
+    s, phi = np.empty((ROWS, width), columns.dtype), np.empty((ROWS, width), columns.dtype)
+    peaks = np.empty(ROWS)
+    for tile in range(start, stop):
+        x, weights = columns[tile], log_weights[tile]
+        for i in range(0, rows.shape[0], ROWS):
+            if direct:
+                _squares(rows, x, s, i, depth)
+            else:
+                _products(rows, x, s, i, depth)
+            for q in range(sharpness.shape[0]):
+                factor = half_log2e * real(sharpness[q]) * (real(1.0) if direct else real(-2.0))
+                seen = False
+                for r in range(ROWS):
+                    j = i + r + own - tile * width
+                    if 0 <= j < width:
+                        s[r, j] = own_exponent / factor
+                    peaks[r] = _largest(s, r, weights, factor)
+                    seen |= peaks[r] - tops[q, i + r] > least
+                if not seen:
+                    continue
+                for r in range(ROWS):
+                    top = max(tops[q, i + r], peaks[r])
+                    if top > tops[q, i + r]:
+                        shrink = 2.0 ** (tops[q, i + r] - top)
+                        moments[q, 0, i + r] *= shrink
+                        moments[q, 1, i + r] *= shrink
+                        for c in range(sums.shape[2]):
+                            sums[q, i + r, c] *= shrink
+                        tops[q, i + r] = top
+                    moments[q, 0, i + r] += _exponentials(s, r, weights, factor, real(top), phi)
+                    if laplace:
+                        moments[q, 1, i + r] += _product(s, phi, r)
+                here = sums[q, i : i + ROWS]
+                for c in range(0, shifts, 2):
+                    _add_means(phi, x, rows, i, c, shifts - 1, here)
+                for c in range(values, many, 2):
+                    _add_means(phi, x, rows, i, c, many - 1, here)

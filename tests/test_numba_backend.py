@@ -1,0 +1,357 @@
+"""The Numba backend: its exponential, its bounds, its threads, and what it compiles."""
+
+import io
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import fields, replace
+
+import mpmath
+import numpy as np
+import pytest
+from sdkde_numba import backend as implementation
+from sdkde_numba import compiled
+from sdkde_numba.backend import NumbaBackend
+from sdkde_numba.bounds import choose, double_limit, extent_limit, single_limit, single_products
+from sdkde_numba.cpu_kernels import LEAST, exp2
+from sdkde_numba.info import INFO
+
+import sdkde_core
+from sdkde_core import cost, hardware, registry
+from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
+from sdkde_core.testing.problems import Case, answer, errors, make, truth
+
+# --- the exponential ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 3e-7), ("float64", 6e-16)])
+def test_exp2_over_its_whole_range(dtype, allowed):
+    """Against mpmath: ends, halves and integers, where the rounding of the exponent turns, and numbers between."""
+    least = LEAST[dtype == "float64"]
+    rng = np.random.default_rng(0)
+    turns = np.arange(least, 1.0, 0.5)
+    x = np.concatenate([turns, np.nextafter(turns, 1e9)[:-1], np.nextafter(turns, -1e9)[1:], least * rng.random(2000)])
+    x = np.concatenate([x, -(10.0 ** -rng.uniform(0, 30, 200))]).astype(dtype)
+    x = x[(x >= least) & (x <= 0)]
+    with mpmath.workdps(30):
+        want = [mpmath.mpf(2) ** mpmath.mpf(float(v)) for v in x]
+        error = max(abs(mpmath.mpf(float(exp2(v))) / w - 1) for v, w in zip(x, want))
+    assert error < allowed
+
+
+# --- sizes and features ---------------------------------------------------------------------------------------------
+
+
+def _same(a, b):
+    return all(
+        np.array_equal(getattr(a, f.name), getattr(b, f.name))
+        for f in fields(Partial)
+        if getattr(a, f.name) is not None
+    )
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 511, 512, 513, 1025])
+@pytest.mark.parametrize("level", ["fast", "float64"])
+def test_columns_that_do_not_fill_a_tile(n, level):
+    case = make("mixture", n, 5, 2)
+    for reduction in Reduction:
+        for exclude_self in (False, True):
+            problem = case.problem(reduction, level, exclude_self=exclude_self)
+            want = truth(case, exclude_self=exclude_self)
+            assert errors(problem, answer(INFO, NumbaBackend(), problem, case), want).max() <= 0.5
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 131])
+def test_rows_that_do_not_fill_a_block(m):
+    case = make("weights", 700, m, 3)
+    for reduction in Reduction:
+        problem = case.problem(reduction, "high")
+        assert errors(problem, answer(INFO, NumbaBackend(), problem, case), truth(case)).max() <= 0.5
+
+
+@pytest.mark.parametrize("level", ["fast", "high", "float64"])
+def test_tiles_too_far_to_matter_are_left_out_and_no_others(level):
+    """Clusters in order, so that whole tiles are far from a row: before, after and between those that matter."""
+    rng = np.random.default_rng(3)
+    centres = np.repeat([-60.0, 0.0, 60.0, -60.0], 600)
+    points = rng.normal(size=(2400, 2)) + centres[:, None] * [1.0, 0.0]
+    queries = np.array([[-60.0, 0.1], [0.0, 0.0], [60.0, 1.0], [30.0, 0.0], [-29.0, 2.0], [75.0, -80.0]])
+    case = Case("far tiles", points, queries, np.full(2400, -np.log(2400)))
+    values = rng.normal(size=(2400, 3))
+    for reduction in Reduction:
+        given = None if reduction is Reduction.LAPLACE else values
+        more = {} if given is None else {"requires": {"values"}, "n_values": 3}
+        problem = case.problem(reduction, level, **more)
+        got, want = answer(INFO, NumbaBackend(), problem, case, given), truth(case, values=given)
+        assert errors(problem, got, want).max() <= 0.5
+        if given is not None:
+            assert np.abs(got.values - want.values).max() < {"fast": 1e-3, "high": 2e-5, "float64": 1e-9}[level]
+
+
+def test_scales_with_weights_and_without_their_own_column():
+    case = make("weights", 300, 40, 3)
+    kept = np.isfinite(case.log_weights)
+    case = replace(case, points=case.points[kept], log_weights=case.log_weights[kept])
+    scales = (0.3, 1.0, 40.0)
+    for level in ("fast", "float64"):
+        for reduction in Reduction:
+            problem = case.problem(
+                reduction, level, same=True, exclude_self=True, requires={"multi_scale"}, scales=scales
+            )
+            got = answer(INFO, NumbaBackend(), problem, case)
+            for s, scale in enumerate(scales):
+                part = Partial(
+                    *(None if x is None else x[:, s] for x in (got.log_sum, got.shift, got.sign, got.log_magnitude))
+                )
+                want = truth(case, same=True, exclude_self=True, scale=scale)
+                assert errors(replace(problem, scales=(), requires=frozenset()), part, want).max() <= 0.5
+
+
+@pytest.mark.parametrize("method", ["kde", "laplace", "gradient"])
+@pytest.mark.parametrize("precision", ["fast", "float64"])
+def test_nan_stays_where_it_is(method, precision):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(100, 3)), rng.normal(size=(9, 3))
+    y[4, 1] = np.nan
+    options = {"bandwidth": 0.5, "check_finite": False, "backend": "numba", "precision": precision}
+
+    def call(x, y):
+        if method == "gradient":
+            return sdkde_core.grad_log_density(x, y, method="kde", **options)
+        return sdkde_core.estimate(x, y, method=method, **options)
+
+    got = np.isnan(call(x, y).reshape(9, -1))
+    assert got[4].all()
+    assert not np.delete(got, 4, axis=0).any()
+    x[7, 0] = np.nan
+    assert np.isnan(call(x, y)).all()
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 5, 8, 16, 24, 33, 64, 128, 784])
+@pytest.mark.parametrize("reduction", [Reduction.LOG_SUM, Reduction.LAPLACE])
+def test_float32_holds_up_to_its_limits(d, reduction):
+    """In both forms: products up to theirs, squares up to the limit."""
+    probe = Problem(reduction, 1, 1, d, level="fast")
+    n, m = (400, 90) if d < 200 else (100, 30)
+    for limit in (single_products(probe), single_limit(probe)):
+        for kind in ("mixture", "tails", "clusters", "duplicates", "weights"):
+            case = make(kind, n, m, d, extent=0.97 * limit if kind != "clusters" else 0.6 * limit)
+            problem = case.problem(reduction, "fast")
+            if problem.extent <= limit:
+                assert choose(problem).dtype == "float32"
+                assert errors(problem, answer(INFO, NumbaBackend(), problem, case), truth(case)).max() <= 0.8, kind
+
+
+def test_forms_follow_the_extent():
+    problem = Problem(Reduction.LOG_SUM, 10, 10, 16, level="fast")
+    products, squares = single_products(problem), single_limit(problem)
+    assert 10 < products < squares < double_limit(problem)
+    found = [choose(replace(problem, extent=e)) for e in (products, squares, 1.01 * squares, 1e9)]
+    assert found == [("float32", False), ("float32", True), ("float64", False), ("float64", True)]
+    assert choose(problem, log_weight_span=1e9).dtype == "float64"
+    assert choose(replace(problem, level="high")).dtype == "float64"
+    assert choose(replace(problem, reduction=Reduction.MEAN)).dtype == "float64"
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("level", ["fast", "high", "float64"])
+def test_limits_shrink_with_the_smallest_scale(reduction, level):
+    problem = Problem(reduction, 10, 10, 5, level=level)
+    scaled = replace(problem, requires=frozenset({"multi_scale"}), scales=(0.25, 3.0))
+    assert extent_limit(scaled) < 0.5 * extent_limit(problem)
+
+
+def test_what_float64_cannot_hold_is_declined():
+    assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 10, 1, extent=1e145)).ok
+    requires = frozenset({"multi_scale"})
+    assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 10, 1, requires=requires, scales=(1e-9,))).ok
+
+
+# --- threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize(("n", "m"), [(3000, 700), (40000, 5)])
+def test_bits_do_not_depend_on_the_threads(monkeypatch, reduction, n, m):
+    monkeypatch.setattr(implementation, "TASK", 1 << 14)  # many small tasks
+    case = make("mixture", n, m, 3)
+    problem = case.problem(reduction, "high")
+    first, *others = (answer(INFO, NumbaBackend(threads=t), problem, case) for t in (1, 2, 3, 8))
+    assert all(_same(first, other) for other in others)
+
+
+def test_threads_follow_the_variable_and_end_with_the_call(monkeypatch):
+    asked = []
+
+    class Pool(implementation.ThreadPoolExecutor):
+        def __init__(self, workers, **options):
+            asked.append(workers)
+            super().__init__(workers, **options)
+
+    monkeypatch.setattr(implementation, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(implementation, "TASK", 1 << 14)
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "3")
+    x = np.random.default_rng(0).normal(size=(3000, 2))
+    before = threading.active_count()
+    sdkde_core.estimate(x, method="kde", backend="numba")
+    assert set(asked) == {3}
+    assert threading.active_count() == before
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "1")
+    asked.clear()
+    sdkde_core.estimate(x, method="kde", backend="numba")
+    assert not asked
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, "2", 1.5])
+def test_threads_must_be_a_positive_integer(threads):
+    with pytest.raises((TypeError, ValueError)):
+        NumbaBackend(threads=threads)
+
+
+def test_calls_from_several_threads_at_once():
+    case = make("mixture", 2000, 300, 3)
+    problem = case.problem(Reduction.MEAN, "high")
+    backend = NumbaBackend(threads=2)
+    state = backend.prepare(problem, Columns(case.points, case.log_weights))
+    want = backend.reduce(problem, case.queries, state)
+    found = []
+    callers = [
+        threading.Thread(target=lambda: found.append(backend.reduce(problem, case.queries, state))) for _ in range(6)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(found) == 6
+    assert all(_same(want, got) for got in found)
+
+
+# --- compiling ------------------------------------------------------------------------------------------------------
+
+_SCRIPT = """
+import numpy as np, sdkde_core
+x = np.random.default_rng(0).normal(size=(50, 2))
+for precision in ("fast", "high", "fast"):
+    print(sdkde_core.estimate(x, method="kde", bandwidth=0.5, backend="numba", precision=precision)[0])
+from sdkde_numba.compiled import reduce_tiles
+print(sum(reduce_tiles.stats.cache_hits.values()), sum(reduce_tiles.stats.cache_misses.values()))
+"""
+
+
+def _run(script, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1], done.stderr
+
+
+def test_a_first_call_says_that_it_compiles_and_the_next_process_finds_the_code(tmp_path):
+    log = "import logging; logging.basicConfig(level='INFO'); logging.getLogger('numba').setLevel('ERROR')\n"
+    impatient = "from sdkde_numba import compiled; compiled.PATIENCE = 0.05\n"
+    first, said = _run(log + impatient + _SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
+    assert said.count("\n") == 1
+    assert said.startswith("INFO:sdkde:numba: the first call compiles")
+    assert str(tmp_path) in said
+    assert first[-1] == "0 2"  # both precisions
+    again, said = _run(log + _SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
+    assert not said
+    assert again[-1] == "2 0"
+    assert again[:-1] == first[:-1]
+
+
+def test_one_compiled_form_a_precision_serves_every_problem():
+    """Numba would compile for other types of argument in silence, in every call's time."""
+    rng = np.random.default_rng(0)
+    x = np.asfortranarray(rng.normal(size=(90, 3)))
+    for method, level in itertools.product(("kde", "sdkde", "laplace"), ("fast", "high", "float64")):
+        options = {"method": method, "precision": level, "backend": "numba", "bandwidth": 0.3}
+        sdkde_core.estimate(x, x[::2], weights=rng.random(90), **options)
+        sdkde_core.estimate(x[:0:-1], **options)
+        sdkde_core.estimate(x * 1e6, x[:0], **options)
+    assert len(compiled.reduce_tiles.overloads) <= 2
+
+
+def test_without_a_folder_to_write_to_it_compiles_for_the_process():
+    nowhere = """
+from numba.core import caching
+def refuse(self):
+    raise OSError("read-only")
+caching._CacheLocator.ensure_cache_path = refuse
+"""
+    got, _ = _run(nowhere + _SCRIPT, SDKDE_NUM_THREADS="1")
+    assert float(got[0]) == pytest.approx(float(got[1]), rel=1e-3)
+    assert got[-1].startswith("0 ")
+
+
+@pytest.mark.parametrize(("person", "level", "lines"), [(True, "WARNING", 1), (True, "INFO", 0), (False, "WARNING", 0)])
+def test_a_person_at_a_terminal_reads_one_line_unless_it_is_in_the_log(monkeypatch, caplog, person, level, lines):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return person
+
+    caplog.set_level(level, logger="sdkde")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(compiled, "_announced", False)
+    compiled._announce()
+    compiled._announce()
+    assert sys.stderr.getvalue().count("\n") == lines
+    assert len(caplog.records) == (level == "INFO")
+
+
+def test_a_quick_compilation_says_nothing(monkeypatch, caplog):
+    monkeypatch.setattr(compiled, "_announced", False)
+    monkeypatch.setattr(compiled.reduce_tiles, "compile", lambda signature: None)
+    compiled._compile(())
+    assert not caplog.records
+
+
+def test_without_compilation_it_says_so():
+    script = """
+import numpy as np, sdkde_core
+x = np.random.default_rng(0).normal(size=(50, 2))
+try:
+    sdkde_core.estimate(x, backend="numba")
+except sdkde_core.BackendUnavailable as error:
+    print(error)
+print(sdkde_core.explain(x).backend)
+"""
+    got, _ = _run(script, NUMBA_DISABLE_JIT="1")
+    assert "NUMBA_DISABLE_JIT" in got[0]
+    assert got[-1] == "numpy"
+
+
+# --- its price ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_it_is_priced_below_numpy_but_for_its_start(reduction, level):
+    """As measured, see docs/measurements.md; on the nominal core, whatever the machine."""
+    numpy_info = registry.find("numpy").info
+    for d in (1, 3, 16, 64):
+        problem = Problem(reduction, 8000, 8000, d, level=level, extent=12.0)
+        ours, theirs = (cost.predict(info, problem, hardware.NOMINAL_CORE) for info in (INFO, numpy_info))
+        assert 1.1 < theirs / ours < 8.0, d
+        small = replace(problem, m=500, n=500)
+        ours, theirs = (cost.predict(i, small, hardware.NOMINAL_CORE) + i.startup_seconds for i in (INFO, numpy_info))
+        assert ours > theirs
+
+
+def test_values_are_means_as_far_as_the_tolerance(monkeypatch):
+    case = make("tails", 300, 50, 4, extent=30.0)
+    values = np.random.default_rng(1).normal(size=(300, 3))
+    problem = case.problem(Reduction.MEAN, "float64", requires={"values"}, n_values=3)
+    got, want = answer(INFO, NumbaBackend(), problem, case, values), truth(case, values=values)
+    assert np.abs(got.values - want.values).max() < 1e-10
+    assert errors(problem, got, want).max() <= 0.5
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises((BackendUnavailable, ValueError)):
+        sdkde_core.estimate([[0.0], [1.0]], backend="numba", backend_options={"block": 3})
