@@ -3,6 +3,9 @@
 import functools
 import itertools
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,13 +66,24 @@ def _off(problem, a, b):
     return worst
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is what the test starts")
+def test_interpreted_ones_agree_too():
+    """Triton decides when it is imported whether it interprets its kernels."""
+    if not registry.find("triton").ok:
+        pytest.skip(registry.find("triton").reason)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "they_agree and triton"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "2 passed" in done.stdout
+
+
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(_names(), 2)))
 def test_they_agree(one, other):
     for name in (one, other):
         if _backend(name)[2]:
             pytest.skip(f"{name}: {_backend(name)[2]}")
-    if "triton" in (one, other) and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("triton: interprets its kernels on a CPU under TRITON_INTERPRET=1 alone")
     compared = 0
 
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -25,8 +25,9 @@ __all__ = ["Prepared", "Summed", "tile_sums"]
 #: Elements of a tile on a CPU, what a core's cache holds; blocks to aim for, and the fewest rows of one.
 CPU_TILE, CPU_BLOCKS, CPU_ROWS = 1 << 18, 64, 64
 
-#: Rows whose sum is less are summed again relative to their largest exponent: below, what underflows may count.
-LEAST = {torch.float32: 1e-20, torch.float64: 1e-200}
+#: Rows whose sum is less, for every column, are summed again relative to their largest exponent: what underflows, or is
+#: clamped at exp(−87) = 1.6e-38 or exp(−700) = 1e-304, could count for more than 2e-7 or 1e-14 of a lesser sum.
+LEAST = {torch.float32: 1e-31, torch.float64: 1e-290}
 
 #: The same for MEAN by split squares: their exponents are rounded in proportion to themselves, which moves a shift.
 LEAST_SPLIT_MEAN = 1e-8
@@ -116,7 +117,7 @@ class Prepared:
         if own_is_there:
             return result
         split_mean = self.problem.reduction is Reduction.MEAN and isinstance(self.formula, Split)
-        small = result.total < (LEAST_SPLIT_MEAN if split_mean else LEAST[self.formula.dtype])
+        small = result.total < (LEAST_SPLIT_MEAN if split_mean else LEAST[self.formula.dtype] * self.count)
         again = small.nonzero()[:, 0]
         if not len(again):
             return result
