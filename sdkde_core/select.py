@@ -100,9 +100,11 @@ def rank(
     it lacks the level, a feature in ``requires``,   not a candidate; the core says so, the plugin is not
     or determinism where that is asked for           asked
     ``supports`` declines one of the passes          not a candidate; the plugin's reason
-    of the rest                                      for data on a device, what works there; then the least
-                                                     predicted time plus start-up and transfers; those without
-                                                     a prediction come last; ties by name
+    of the rest                                      for data on a device, what works there, by predicted time
+                                                     (who has them there calls more than once: start-up does not
+                                                     count); for data on the host the least predicted time plus
+                                                     start-up and transfers; those without a prediction come last;
+                                                     ties by name
     ===============================================  ====================================================
 
     Devices in question: the one named; else the data's, and for data on the host also GPUs.
@@ -160,11 +162,11 @@ def choose(
         raise ValueError("backend_options go with a named backend; pass backend=... too")
     tried: dict[tuple[str, str], str] = {}
     if not (explained or _logger.isEnabledFor(logging.DEBUG)):
-        choice = _first(_foremost(problems, named, device, data_device, share), named, options, tried)
+        choice = _first(_foremost(problems, named, device, data_device, share), named, options, tried, data_device)
         if choice:
             return choice
     candidates = rank(problems, device=device, data_device=data_device, share=share)
-    choice = _first(candidates, named, options, tried)
+    choice = _first(candidates, named, options, tried, data_device)
     if choice:
         _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
         return choice
@@ -198,8 +200,24 @@ def _foremost(
     ]
     if data_device != "cpu":
         places = [p for p in places if p[1] == data_device] or places
-    rivals = len(places) > 1
-    return _sorted([_judge(i, at(problems, p), data_device, share, rivals) for i, p in places], data_device)
+        rivals = len(places) > 1
+        return _sorted([_judge(i, at(problems, p), data_device, share, rivals) for i, p in places], data_device)
+    found: list[Candidate] = []
+    least = math.inf
+    for info, place in sorted(places, key=lambda p: _startup(*p)):
+        if _startup(info, place) > least:
+            break  # and so is that of those after it
+        found.append(_judge(info, at(problems, place), data_device, share, len(places) > 1))
+        if found[-1].ok:
+            least = min(least, found[-1].total_seconds)
+    return _sorted(found, data_device)
+
+
+def _startup(info: BackendInfo, device: str) -> float:
+    """Seconds to a first result: as measured on this machine, else as declared."""
+    on = processor(device)
+    measured = calibration_of(info.name, on).startup if on is not None else None
+    return info.startup_seconds if measured is None else measured
 
 
 def _first(
@@ -207,6 +225,7 @@ def _first(
     named: str,
     options: Mapping[str, Any] | None,
     tried: dict[tuple[str, str], str],
+    data_device: str,
 ) -> Choice | None:
     """The first candidate, of those of that name, that starts; why others did not goes to ``tried``."""
     considered = [c for c in candidates if named in ("auto", c.name)]
@@ -218,7 +237,7 @@ def _first(
         if implementation is None or not support.ok:
             tried[candidate.name, candidate.device] = support.reason
             continue
-        reason = "named" if named != "auto" else _why(candidate, considered)
+        reason = "named" if named != "auto" else _why(candidate, considered, data_device != "cpu")
         final = tuple(_settle(c, candidate, tried) for c in candidates)
         return Choice(info, candidate.device, implementation, final, reason)
     return None
@@ -244,7 +263,8 @@ def _candidates(
 def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
     def order(c: Candidate) -> tuple[Any, ...]:
         leaves_device = data_device != "cpu" and c.device != data_device
-        return (not c.ok, leaves_device, c.total_seconds, c.name, c.device)
+        seconds = c.total_seconds if data_device == "cpu" or c.seconds is None else c.seconds
+        return (not c.ok, leaves_device, seconds, c.name, c.device)
 
     return sorted(candidates, key=order)
 
@@ -394,13 +414,14 @@ def _load(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> 
     return backend, support
 
 
-def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+def _why(chosen: Candidate, candidates: Sequence[Candidate], resident: bool) -> str:
     others = sum(c.ok for c in candidates) - 1
     if not others:
         return "the only one that can"
     if chosen.seconds is None:
         return f"first of {others + 1} that can, none with a predicted time"
-    return f"least predicted time with start-up of {others + 1} that can"
+    start = "" if resident else " with start-up"
+    return f"least predicted time{start} of {others + 1} that can"
 
 
 def _settle(c: Candidate, chosen: Candidate | None, tried: Mapping[tuple[str, str], str]) -> Candidate:

@@ -11,6 +11,7 @@ of a row midway between two clusters from either.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
@@ -60,6 +61,7 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     return math.sqrt(budget / per_square)
 
 
+@functools.lru_cache(maxsize=4096)  # asked again and again while backends are compared
 def split_limit(problem: Problem, dtype: str) -> float:
     """Return the extent up to which split squares keep the level, the shift by differences if :func:`refines`.
 
@@ -110,6 +112,7 @@ def grid(extent: float, dtype: str, span: float = 0.0) -> float:
     return 2.0 ** math.ceil(0.5 * (math.log2(2.0 * largest) - BITS[dtype]))
 
 
+@functools.lru_cache(maxsize=4096)
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
     """Return the fastest formula that keeps the level.
 
@@ -148,6 +151,7 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
     return ""
 
 
+@functools.lru_cache(maxsize=4096)
 def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the fastest formula for the level holds: beyond, a slower one takes over."""
     if "grad" in problem.requires:
