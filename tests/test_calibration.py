@@ -123,7 +123,7 @@ def test_the_command_end_to_end(tmp_path, monkeypatch):
     lookup.forget()
     try:
         result = CliRunner().invoke(main, ["calibrate", "--backend", "numpy", "--device", "cpu", "--json"])
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == 0, result.output + repr(result.exception)
         (found,) = json.loads(result.stdout)
         values = found["values"]
         names = {f"{r} {level} {d}" for r in Reduction for level in ("fast", "high", "float64") for d in (1, 16)}
