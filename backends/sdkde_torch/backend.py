@@ -15,7 +15,7 @@ from sdkde_core.merge import concatenate, stack
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import gradients
-from .bounds import formula, refines
+from .bounds import formula, refines, unit_of
 from .devices import Place, computes_float32_exactly, place, workers
 from .formulas import NOTHING, Direct, Packed, high_low, make
 from .tiles import Prepared, Summed, tile_sums
@@ -33,6 +33,8 @@ class _State:
     prepared: Prepared | None = None
     single: bool = True  # products of float32 were exact then
     scaled: tuple[_State, ...] = ()
+    unit: float = 1.0  # bandwidths that points were divided by, and what of a bandwidth factor that leaves
+    rest: float = 1.0
 
 
 class TorchBackend:
@@ -69,21 +71,27 @@ class TorchBackend:
         if problem.scales:
             scaled = []
             for scale in problem.scales:
-                at_scale = replace(columns, points=columns.points / scale)
-                scaled.append(self.prepare(_at(problem, scale), at_scale))
+                unit = unit_of(problem, scale)
+                at_scale = replace(columns, points=columns.points / unit)
+                scaled.append(
+                    self._prepared(_State(_at(problem, scale), at_scale, where, unit=unit, rest=scale / unit))
+                )
             return replace(state, scaled=tuple(scaled))
-        single = computes_float32_exactly(where.device)
+        return self._prepared(state)
+
+    def _prepared(self, state: _State) -> _State:
+        single = computes_float32_exactly(state.place.device)
         with torch.no_grad():
-            return replace(state, prepared=self._packed(problem, columns, where, single), single=single)
+            return replace(state, prepared=self._packed(state, single), single=single)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
         if state.scaled:
             answers = []
             for scale, at_scale in zip(problem.scales, state.scaled):
-                rows = None if queries is None else queries / scale
+                rows = None if queries is None else queries / at_scale.unit
                 answer = self.reduce(_at(problem, scale), rows, at_scale, own_offset)
-                answers.append(answer if answer.shift is None else replace(answer, shift=answer.shift * scale))
+                answers.append(answer if answer.shift is None else replace(answer, shift=answer.shift * at_scale.unit))
             return stack(answers)
         if "grad" in problem.requires:
             return gradients.reduce(self, problem, queries, state, own_offset)
@@ -96,7 +104,7 @@ class TorchBackend:
         assert state.prepared is not None  # as made by prepare
         prepared = state.prepared
         if state.single and not computes_float32_exactly(state.place.device):  # they were when the columns were packed
-            prepared = self._packed(state.problem, state.columns, state.place, single=False)
+            prepared = self._packed(state, single=False)
         own_is_there = queries is None and not problem.requires & {"weights", "exclude_self"}
         uniform = None if "weights" in problem.requires else state.columns.log_weights[0]
         height = prepared.height(len(points))
@@ -111,7 +119,8 @@ class TorchBackend:
             blocks = each(block, starts)
         return concatenate(blocks)
 
-    def _packed(self, problem: Problem, columns: Columns, where: Place, single: bool) -> Prepared:
+    def _packed(self, state: _State, single: bool) -> Prepared:
+        problem, columns, where = state.problem, state.columns, state.place
         points, log_weights = columns.points.detach(), columns.log_weights.detach()
         span = 0.0
         if "weights" in problem.requires:
@@ -121,8 +130,8 @@ class TorchBackend:
             log_weights = log_weights.clamp(min=lowest)  # with "grad" some are −inf
         name = formula(problem, span, single=single, double=where.double)
         if not name:  # log weights that span more than float32 has room for: the points are on the host, as float64
-            return self._packed(problem, columns, Place(points.device, True), single)
-        how = make(name, problem, where.device, span)
+            return self._packed(replace(state, place=Place(points.device, True)), single)
+        how = make(name, problem, where.device, span) if state.rest == 1.0 else Direct(where.device, state.rest**-2)
         laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         added = log_weights if "weights" in problem.requires else None
         parts = [points] if mean and not isinstance(how, Direct) else []

@@ -16,7 +16,17 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["CHUNK", "expanded_limit", "extent_limit", "formula", "grid", "has_double", "refines", "split_limit"]
+__all__ = [
+    "CHUNK",
+    "expanded_limit",
+    "extent_limit",
+    "formula",
+    "grid",
+    "has_double",
+    "refines",
+    "split_limit",
+    "unit_of",
+]
 
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
 BITS = {"float32": 24, "float64": 53}
@@ -29,6 +39,9 @@ SPAN = 1000.0
 
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
+
+#: Extent up to which coordinates may be rounded at "float64".
+ROUNDED = 200.0
 
 #: Extent up to which direct differences of float32 pairs are taken, where float32 has squares of distances to spare.
 #: LAPLACE's L follows from log |L| only while an exponent, off by some 3e-7 of itself, is known to a part of one.
@@ -59,6 +72,17 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     if problem.reduction is Reduction.MEAN:  # δ R, or for points close to each other δ
         return min((budget / per_square) ** (1 / 3), math.sqrt(budget / per_square), _shift_limit(problem, dtype))
     return math.sqrt(budget / per_square)
+
+
+def unit_of(problem: Problem, scale: float) -> float:
+    """Return the unit that points are divided by at a bandwidth factor: the factor, or the power of two next to it.
+
+    To divide by the factor rounds coordinates by ε R, and exponents by that times r: beyond :data:`ROUNDED` bandwidths
+    too much for "float64". A power of two rounds nothing; direct differences then have the rest of the factor.
+    """
+    if problem.level != "float64" or "grad" in problem.requires or problem.extent <= ROUNDED * scale:
+        return scale
+    return 2.0 ** round(math.log2(scale))
 
 
 @functools.lru_cache(maxsize=4096)  # asked again and again while backends are compared

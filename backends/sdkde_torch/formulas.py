@@ -15,7 +15,21 @@ from sdkde_core.protocol import Problem
 
 from .bounds import grid
 
-__all__ = ["Direct", "Expanded", "Formula", "Pairs", "Split", "difference", "exponential", "high_low", "make", "norms"]
+__all__ = [
+    "CLAMP",
+    "NOTHING",
+    "Direct",
+    "Expanded",
+    "Formula",
+    "Packed",
+    "Pairs",
+    "Split",
+    "difference",
+    "exponential",
+    "high_low",
+    "make",
+    "norms",
+]
 
 #: Log weight of a column that is to add nothing, and the exponent of an entry left out: finite, since −inf − −inf would
 #: be NaN.
@@ -140,12 +154,15 @@ class Split(Formula):
 
 
 class Direct(Formula):
-    """Differences first, one dimension at a time, in float64: right to rounding of r² at any extent."""
+    """Differences first, one dimension at a time, in float64: right to rounding of r² at any extent.
+
+    Exponents are −½ r² times ``sharpness``.
+    """
 
     pieces = 1  # numbers that a coordinate is
 
-    def __init__(self, device: torch.device) -> None:
-        self.dtype, self.device = torch.float64, device
+    def __init__(self, device: torch.device, sharpness: float = 1.0) -> None:
+        self.dtype, self.device, self.sharpness = torch.float64, device, sharpness
 
     def rows(self, points: Tensor) -> Packed:
         return Packed(self._place(points))
@@ -165,7 +182,7 @@ class Direct(Formula):
                 part.zero_()
             for k in range(start, min(start + BLOCK, d)):
                 away = difference(rows, columns, k, away, d * (self.pieces - 1))
-                part.addcmul_(away, away, value=-0.5)
+                part.addcmul_(away, away, value=-0.5 * self.sharpness)
             if part is not out:
                 out.add_(part)
         return out
@@ -181,7 +198,8 @@ class Pairs(Direct):
     pieces = 2
 
     def __init__(self, device: torch.device) -> None:
-        self.dtype, self.device = torch.float32, device
+        super().__init__(device)
+        self.dtype = torch.float32
 
     def rows(self, points: Tensor) -> Packed:
         return Packed(self._place(*high_low(points)))

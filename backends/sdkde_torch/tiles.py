@@ -18,7 +18,7 @@ from sdkde_core.hardware import cpu_threads
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import CHUNK
-from .formulas import NOTHING, Direct, Formula, Packed, Pairs, Split, difference, exponential, high_low
+from .formulas import CLAMP, NOTHING, Direct, Formula, Packed, Pairs, Split, difference, exponential, high_low
 
 __all__ = ["Prepared", "Summed", "tile_sums"]
 
@@ -291,6 +291,8 @@ def tile_sums(
         phi = phi.masked_fill_(own, 0.0)
     if laplace:
         total = phi.sum(1)
+        if tile.device.type == "cpu":  # where exp was of CLAMP, next to nothing must stay so, times any exponent
+            tile = tile.clamp_(min=CLAMP[tile.dtype])
         return torch.stack([total, (phi * tile if out is None else phi.mul_(tile)).sum(1)], 1)
     sums = phi.sum(1, keepdim=True) if right is None else phi @ right
     if by_differences:
