@@ -367,3 +367,13 @@ def test_laplace_of_a_row_with_a_column_beyond_any_exponential():
     got = backend.reduce(problem, torch.tensor(query), backend.prepare(problem, given))
     half = 0.5 * 36.47**2
     assert float(got.log_sum[0]) == pytest.approx(-half - math.log(2) + math.log(1.5 + half), abs=1e-10, rel=0)
+
+
+def test_laplace_of_a_near_column_that_weighs_nothing_and_a_far_one_that_does():
+    """The far one's exponent is 800 below the base, and it is the whole sum."""
+    points, query = np.array([[0.0], [40.0]]), np.zeros((1, 1))
+    log_weights = np.array([-1500.0, 0.0])
+    problem = Problem(Reduction.LAPLACE, 1, 2, 1, level="high", extent=40.0, requires=frozenset({"weights"}))
+    backend, given = TorchBackend(), Columns(torch.tensor(points), torch.tensor(log_weights))
+    got = backend.reduce(problem, torch.tensor(query), backend.prepare(problem, given))
+    assert float(got.log_sum[0]) == pytest.approx(-800 + math.log(801.5), abs=1e-5, rel=0)

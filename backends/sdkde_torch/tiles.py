@@ -7,6 +7,7 @@ again relative to their largest exponent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -290,9 +291,9 @@ def tile_sums(
     if own is not None:  # where nothing is left, the base is that of what is left out
         phi = phi.masked_fill_(own, 0.0)
     if laplace:
+        if tile.device.type == "cpu":  # what was clamped is next to nothing, but not times any exponent
+            phi = torch.nn.functional.threshold(phi, 1.001 * math.exp(CLAMP[tile.dtype]), 0.0)
         total = phi.sum(1)
-        if tile.device.type == "cpu":  # where exp was of CLAMP, next to nothing must stay so, times any exponent
-            tile = tile.clamp_(min=CLAMP[tile.dtype])
         return torch.stack([total, (phi * tile if out is None else phi.mul_(tile)).sum(1)], 1)
     sums = phi.sum(1, keepdim=True) if right is None else phi @ right
     if by_differences:
