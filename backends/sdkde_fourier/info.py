@@ -1,0 +1,38 @@
+"""The Fourier backend's entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sdkde_core.protocol import BackendInfo, Problem, Support, Work
+
+from .price import estimate
+
+__all__ = ["INFO"]
+
+
+def _supports(problem: Problem) -> Support:
+    if problem.d > 3:
+        return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
+    return Support(True, f"Fourier sums, {estimate(problem)[0]}")
+
+
+def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+    return estimate(problem)[1]
+
+
+INFO = BackendInfo(
+    name="fourier",
+    protocol=(1, 3),
+    implementation="sdkde_fourier.backend:FourierBackend",
+    devices=("cpu",),
+    levels=("fast", "high", "float64"),
+    features=frozenset({"weights", "exclude_self", "multi_scale"}),
+    deterministic=True,
+    requires_modules=("finufft", "scipy"),
+    install="pip install 'sdkde[fourier]'",
+    startup_seconds=0.3,
+    supports=_supports,
+    work=_work,
+)
