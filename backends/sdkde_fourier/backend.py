@@ -174,9 +174,8 @@ class FourierBackend:
         )
         real = [part for field in packed for part in (field.real, field.imag)]
         total = real[0]
-        others = real[
-            1 : 1 + {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
-        ]
+        wanted = {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
+        others = real[1 : 1 + wanted]
         if own is not None:
             total, others = _without_own(problem, mine, own, state, series, scale, total, others)
         answer, good = _finish(problem, total, others, error, scale)

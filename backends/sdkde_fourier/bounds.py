@@ -14,7 +14,8 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = ["cutoff", "error", "largest_sum", "relative_budget", "tolerance"]
 
-#: Error of S, and of its derivative in bandwidths, over ε times the largest S; measured: at most 1, and 6 where ε is 1e-14, which is rounding too.
+#: Error of S, of its derivative in bandwidths, and of L over 1 + d/2, over ε times the largest S. Measured: at most 2,
+#: and 6 where ε is 1e-14, rounding included.
 TRANSFORMS = 8.0
 
 #: Share of the tolerance that the transforms may use.

@@ -77,7 +77,7 @@ def choose_box(
 
     What is left out are columns that rows near them, and near the ends of the box, are summed over directly.
     """
-    low, high = points.min(axis=0), points.max(axis=0)
+    low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
     sample = None
     for trim in TRIMS:
         if trim:
@@ -141,26 +141,27 @@ def fields(problem: Problem, box: Box, modes: Array, scale: float, last: float) 
     Returns
     -------
     list of arrays
-        LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y) = s² ∇S has the modes i s² κ_a. LAPLACE: S + i L:
-        Σ w φ (1 + d/2 − ½ r²/s²) has those of S times 1 + ½ s² κ².
+        LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y) = s² ∇S has the modes i s² κ_a.
+        LAPLACE: S + i L: Σ w φ (1 + d/2 − ½ r²/s²) has those of S times 1 + ½ s² κ².
     """
     highest, d = box.cropped(last), len(box.highest)
     middle = tuple(slice(k - h, k + h + 1) for k, h in zip(box.highest, highest))
-    waves = []
-    product = modes[middle]
+    waves, product = [], modes[middle].copy()
     for a in range(d):
         shape = [1] * d
         shape[a] = -1
         kappa = (2.0 * math.pi / box.period[a]) * np.arange(-highest[a], highest[a] + 1)
         gaussian = (scale * math.sqrt(2.0 * math.pi) / box.period[a]) * np.exp(-0.5 * (scale * kappa) ** 2)
-        product = product * gaussian.reshape(shape)
+        product *= gaussian.reshape(shape)
         waves.append((scale * kappa).reshape(shape))
     if problem.reduction is Reduction.LOG_SUM:
         return [product]
     if problem.reduction is Reduction.LAPLACE:
         half = sum(0.5 * w**2 for w in waves)
-        return [product * (1.0 + 1j * (1.0 + half))]
+        product *= 1.0 + 1j * (1.0 + half)
+        return [product]
     found = [product * (1.0 - scale * waves[0])]  # 1 + i · i s² κ
     if d > 1:
-        found.append(product * (1j * scale * waves[1] - (scale * waves[2] if d == 3 else 0.0)))
+        product *= 1j * scale * waves[1] - (scale * waves[2] if d == 3 else 0.0)
+        found.append(product)
     return found

@@ -1,4 +1,4 @@
-"""What the two ways of summing cost: Fourier modes, and neighbourhoods; measured with finufft 2.5 and NumPy on a CPU."""
+"""What the two ways of summing cost, Fourier modes and neighbourhoods, with finufft 2.5 and NumPy on a CPU."""
 
 from __future__ import annotations
 

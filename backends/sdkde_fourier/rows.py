@@ -1,8 +1,8 @@
 """Exact sums of single rows, over the columns that matter to them: direct differences, by a neighbour search.
 
 A row's largest term, or one near it, is that of its nearest column. What is smaller than that by a factor of the
-tolerance over n adds nothing, and lies outside a ball: r² > r_nearest² + 2 s² log(n / tolerance). Columns are sorted into
-classes of similar weights, so that the ball of a class is not widened by weights of another.
+tolerance over n adds nothing, and lies outside a ball: r² > r_nearest² + 2 s² log(n / tolerance). Columns are sorted
+into classes of similar weights, so that the ball of a class is not widened by weights of another.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Line:
     """In one dimension neighbours are side by side once the columns are in order."""
 
     def __init__(self, points: Array, threads: int) -> None:
-        self.order = np.argsort(points[:, 0], kind="stable")
+        self.order = np.argsort(points[:, 0])
         self.sorted = points[self.order, 0]
 
     def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
@@ -77,7 +77,7 @@ class _Tree:
     def __init__(self, points: Array, threads: int) -> None:
         from scipy.spatial import cKDTree
 
-        self.tree = cKDTree(points, leafsize=24, balanced_tree=False, compact_nodes=False)
+        self.tree = cKDTree(points, leafsize=32, balanced_tree=False, compact_nodes=False)
         self.threads = threads
 
     def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
@@ -91,7 +91,7 @@ class _Tree:
         total = int(count.sum())
         if total == len(queries) * self.tree.n:
             return np.tile(np.arange(self.tree.n), len(queries))
-        lists = self.tree.query_ball_point(queries, radius, return_sorted=True)
+        lists = self.tree.query_ball_point(queries, radius, return_sorted=False)
         return np.fromiter(itertools.chain.from_iterable(lists), np.intp, total)
 
 
