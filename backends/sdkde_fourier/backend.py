@@ -16,7 +16,7 @@ from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from . import bounds, price
 from .modes import Box, choose_box, density_bound, fields
-from .rows import Neighbourhoods
+from .rows import Neighbourhoods, Outside
 from .transforms import to_modes, to_points
 
 Array = NDArray[Any]
@@ -35,11 +35,11 @@ class _Series:
     box: Box
     modes: Array
     epsilon: float
-    inside: Array | None  # (n,) which columns; None: all
-    beyond: Array  # (d,) whether columns are outside, in that dimension
-    weight_beyond: float
-    largest: tuple[float, ...]  # bound on the sum at any y, per scale
-    errors: tuple[float, ...]  # bound on its error
+    errors: tuple[float, ...]  # bound on a sum's error, per scale
+    inside: Array | None = None  # (n,) which columns; None: all
+    outside: Outside | None = None  # the others
+    beyond: Any = None  # (d,) whether some are, in that dimension
+    weight: float = 0.0  # of the others
 
 
 @dataclass(frozen=True)
@@ -77,45 +77,44 @@ class FourierBackend:
         """Transform the columns to modes, if that pays."""
         with np.errstate(all="ignore"):
             series = self._transform(problem, columns)
-        return _State(columns, series, Neighbourhoods(columns, self.threads or cpu_threads()))
+        return _State(columns, series, Neighbourhoods(columns, self._threads()))
+
+    def _threads(self) -> int:
+        return self.threads or cpu_threads()
 
     def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
         points, log_weights = columns.points, columns.log_weights
         weights = np.exp(log_weights)
         # A point's own row has at least its own term; the largest sum is not known before the box is.
         usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
-        box = choose_box(problem, points, usual, lambda shape: self._pays(problem, points, shape, usual))
-        if box is None:
+        found = choose_box(problem, points, usual, lambda shape, share: _price(problem, shape, usual, share))
+        if found is None or not self._pays(problem, points, found[1]):
             return None
+        box = found[0]
         inside = box.holds(points, np.zeros(problem.d))
         whole = bool(inside.all())
         mine, w = (points, weights) if whole else (points[inside], weights[inside])
         if not w.any():
             return None
-        scales = problem.scales or (1.0,)
-        largest = tuple(density_bound(box, mine, w, s) for s in scales)
+        largest = [density_bound(box, mine, w, s) for s in problem.scales or (1.0,)]
         epsilon = bounds.tolerance(problem, float(np.exp(log_weights.mean())), max(largest))
         epsilon = max(epsilon, usual)  # the box was made for that
         modes = to_modes(box.angles(mine), w, box.shape, epsilon)
         errors = tuple(bounds.error(epsilon, top, float(box.period.max())) for top in largest)
-        outside = points[~inside]
-        beyond = ((outside < box.low) | (outside > box.high)).any(axis=0)
-        weight_beyond = float(weights[~inside].sum())
-        return _Series(box, modes, epsilon, None if whole else inside, beyond, weight_beyond, largest, errors)
+        if whole:
+            return _Series(box, modes, epsilon, errors)
+        members = np.flatnonzero(~inside)
+        others = points[members]
+        beyond = ((others < box.low) | (others > box.high)).any(axis=0)
+        outside = Outside(columns, members, self._threads())
+        return _Series(box, modes, epsilon, errors, inside, outside, beyond, float(weights[members].sum()))
 
-    def _pays(self, problem: Problem, points: Array, shape: tuple[int, ...], epsilon: float) -> bool:
-        """Whether a box of that many modes is faster than neighbourhoods."""
-        modes = math.prod(shape)
-        if modes > price.MOST_MODES:
-            return False
-        if self.always:
-            return True
-        fourier = price.seconds(price.by_modes(problem, modes, epsilon))
-        least = price.seconds(price.by_neighbours(problem, problem.m, 1.0))
-        if fourier <= least:
+    def _pays(self, problem: Problem, points: Array, seconds: float) -> bool:
+        """Whether modes at that price are faster than neighbourhoods."""
+        if self.always or seconds <= price.seconds(price.by_neighbours(problem, problem.m, 1.0)):
             return True
         neighbours = _mean_neighbours(problem, points)
-        return fourier <= price.seconds(price.by_neighbours(problem, problem.m, neighbours))
+        return seconds <= price.seconds(price.by_neighbours(problem, problem.m, neighbours))
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Sum by modes, then redo the rows whose sum is too small against the bound on its error."""
@@ -152,12 +151,7 @@ class FourierBackend:
     ) -> tuple[Partial, Array]:
         """The answers at one scale, and which of them to redo."""
         box, error = series.box, series.errors[index]
-        within = -np.minimum(box.margin, bounds.cutoff(series.epsilon) * scale)
-        if series.weight_beyond:  # as far from the columns left out as makes them vanish in the error
-            ratio = series.weight_beyond / error
-            edge = scale * math.sqrt(2.0 * max(0.0, math.log(10.0 * ratio)))
-            within = np.where(series.beyond, edge, within)
-        held = box.holds(rows, within)
+        held = box.holds(rows, -np.minimum(box.margin, bounds.cutoff(series.epsilon) * scale))
         partial = _empty(problem, len(rows))
         if not held.any():
             return partial, ~held
@@ -170,7 +164,7 @@ class FourierBackend:
             box.angles(mine),
             fields(problem, box, series.modes, scale, last),
             series.epsilon,
-            self.threads or cpu_threads(),
+            self._threads(),
         )
         real = [part for field in packed for part in (field.real, field.imag)]
         total = real[0]
@@ -178,6 +172,13 @@ class FourierBackend:
         others = real[1 : 1 + wanted]
         if own is not None:
             total, others = _without_own(problem, mine, own, state, series, scale, total, others)
+        if series.outside is not None and series.weight:  # farther away they vanish in the error
+            reach = scale * math.sqrt(2.0 * max(0.0, math.log(10.0 * series.weight / error)))
+            near = np.flatnonzero(~box.holds(mine, np.where(series.beyond, reach, -np.inf)))
+            more = series.outside.sums(problem, mine[near], None if own is None else own[near], reach, scale)
+            total, others = total.copy(), [x.copy() for x in others]
+            for whole, part in zip([total, *others], more):
+                whole[near] += part
         answer, good = _finish(problem, total, others, error, scale)
         if everything:
             return answer, ~good
@@ -232,6 +233,15 @@ def _finish(problem: Problem, total: Array, others: list[Array], error: float, s
     plus = (2.0 + problem.d) * total - signed
     good &= 3.0 * error <= bounds.BUDGET * level[Reduction.LAPLACE].absolute * total
     return Partial(np.log(plus), sign=np.sign(signed), log_magnitude=np.log(np.abs(signed))), good
+
+
+def _price(problem: Problem, shape: tuple[int, ...], epsilon: float, share: float) -> float:
+    """Predicted time of a box that a share of the columns, and of the rows, is outside of; inf: too many modes."""
+    modes = math.prod(shape)
+    if modes > price.MOST_MODES:
+        return math.inf
+    seconds = price.seconds(price.by_modes(problem, modes, epsilon))
+    return seconds + (price.seconds(price.by_neighbours(problem, share * problem.m, price.OUTSIDE)) if share else 0.0)
 
 
 def _mean_neighbours(problem: Problem, points: Array) -> float:

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 SAMPLE = 1 << 16
 
 #: Shares of the sample that may lie beyond either end of the box, per dimension.
-TRIMS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
+TRIMS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 
 #: Side of the cells that the largest sum is bounded by, in bandwidths.
 SIDE = 2.0
@@ -71,38 +71,46 @@ class Box:
 
 
 def choose_box(
-    problem: Problem, points: Array, epsilon: float, affordable: Callable[[tuple[int, ...]], bool]
-) -> Box | None:
-    """Return the box around all points if its modes are affordable, else around as much as is, else None.
+    problem: Problem, points: Array, epsilon: float, price: Callable[[tuple[int, ...], float], float]
+) -> tuple[Box, float] | None:
+    """Return the cheapest box and its price, of one around all points and some around most.
 
-    What is left out are columns that rows near them, and near the ends of the box, are summed over directly.
+    Columns that it leaves out are summed directly, over the rows near them.
+
+    Parameters
+    ----------
+    problem : Problem
+    points : (n, d) array
+    epsilon : float
+    price : callable
+        Of a shape in modes and the share of the points outside; inf where there are too many modes.
     """
     low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
-    sample = None
+    box = _box(problem, low, high, epsilon, True)
+    best = box, price(box.shape, 0.0)
+    sample = np.sort(points[:: max(1, len(points) // SAMPLE)], axis=0)
     for trim in TRIMS:
-        if trim:
-            if sample is None:
-                sample = np.sort(points[:: max(1, len(points) // SAMPLE)], axis=0)
-            skip = math.ceil(trim * len(sample))
-            if 2 * skip >= len(sample):
-                return None
-            low, high = sample[skip], sample[-1 - skip]
-        box = _box(problem, low, high, epsilon)
-        if all(k < 1 << 30 for k in box.highest) and affordable(box.shape):
-            return box
-    return None
+        skip = math.ceil(trim * len(sample))
+        if 4 * skip > len(sample):
+            break
+        box = _box(problem, sample[skip], sample[-1 - skip], epsilon, False)
+        cost = price(box.shape, 2.0 * problem.d * skip / len(sample))
+        if cost < best[1]:
+            best = box, cost
+    return best if best[1] < math.inf else None
 
 
-def _box(problem: Problem, low: Array, high: Array, epsilon: float) -> Box:
+def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool) -> Box:
     """The box around an interval per dimension.
 
-    Rows outside the columns' box are seldom many, but where the box is narrow room for them costs nothing.
+    Rows outside a box that has all columns are seldom many, but where it is narrow room for them costs nothing.
     """
     widest, finest = max(problem.scales, default=1.0), min(problem.scales, default=1.0)
     cut, width = cutoff(epsilon), high - low
-    margin = np.minimum(cut, 2.0 + 100.0 * widest / np.maximum(width, widest)) * widest
-    period = width + margin + cut * widest
-    period = np.maximum(period, width + 2.0 * margin)  # rows at both ends have angles within ±π
+    margin = np.full(problem.d, cut * widest)
+    if whole:
+        margin = np.minimum(cut, 2.0 + 100.0 * widest / np.maximum(width, widest)) * widest
+    period = np.maximum(width + margin + cut * widest, width + 2.0 * margin)  # at both ends angles are within ±π
     return Box(low, high, margin, period, tuple(_highest(cut / finest, p) for p in period))
 
 

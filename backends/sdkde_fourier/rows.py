@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sdkde_core.merge import concatenate
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-__all__ = ["Neighbourhoods"]
+__all__ = ["Neighbourhoods", "Outside"]
 
 Array = NDArray[Any]
 
@@ -270,6 +270,53 @@ class Neighbourhoods:
             return Partial(log_sum)
         mean = away + shift / np.where(empty, 1.0, total)[:, None]
         return Partial(log_sum, shift=np.where(empty[:, None], 0.0, mean))
+
+
+class Outside:
+    """Columns outside the box, which rows near them are summed over besides the modes.
+
+    Parameters
+    ----------
+    columns : Columns
+        All columns.
+    members : (k,) array
+        Which of them.
+    threads : int
+    """
+
+    def __init__(self, columns: Columns, members: Array, threads: int) -> None:
+        self.points, self.log_weights = columns.points, columns.log_weights
+        self.members = _Class(columns.points, columns.log_weights, members, threads)
+
+    def sums(self, problem: Problem, queries: Array, own: Array | None, radius: float, scale: float) -> list[Array]:
+        """Return S, then MEAN's d sums Σ w φ (u_j − y) or LAPLACE's L, (b,) each, over the columns within ``radius``.
+
+        ``own`` is as in :meth:`Neighbourhoods.reduce`.
+        """
+        b, d = queries.shape
+        extra = {Reduction.LOG_SUM: 0, Reduction.MEAN: d, Reduction.LAPLACE: 1}[problem.reduction]
+        found = [np.zeros(b) for _ in range(1 + extra)]
+        radii = np.full(b, radius)
+        count = self.members.count(queries, radii)
+        ends = np.cumsum(count)
+        start = 0
+        while start < b:
+            before = ends[start - 1] if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + PAIRS, "right")))
+            here = slice(start, stop)
+            if count[here].any():
+                row, column = self.members.within(queries[here], radii[here], count[here])
+                delta = [self.points[column, a] - queries[here][row, a] for a in range(d)]
+                exponent = sum(x * x for x in delta) * (-0.5 / scale**2)
+                term = np.exp(self.log_weights[column] + exponent)
+                if own is not None:
+                    term[column == own[here][row]] = 0.0
+                factors = delta if problem.reduction is Reduction.MEAN else [1.0 + 0.5 * d + exponent]
+                some, begin = _starts(row)
+                for whole, factor in zip(found, [1.0, *factors]):
+                    whole[start + some] = np.add.reduceat(term * factor, begin)
+            start = stop
+        return found
 
 
 def _starts(row: Array) -> tuple[Array, Array]:

@@ -20,8 +20,8 @@ Array = NDArray[Any]
 #: modes the last count little. So it is asked for less, down to what its widest kernel gives.
 COARSE, COARSE_SLACK, COARSE_FINEST = 1.5, 10.0, 1e-12
 
-#: Fewest points of a block that a thread transforms on its own.
-BLOCK = 1 << 15
+#: Fewest points of a block that a thread transforms on its own, and most modes, if more than the points.
+BLOCK, MODES = 1 << 15, 1 << 22
 
 
 def to_modes(angles: Sequence[Array], coefficients: Array, shape: tuple[int, ...], epsilon: float) -> Array:
@@ -37,10 +37,10 @@ def to_modes(angles: Sequence[Array], coefficients: Array, shape: tuple[int, ...
 def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
     """Return Σ_k f_k exp(i k·θ) at every point, for each array of modes.
 
-    Where the points outnumber the modes every thread transforms some of them; else all work on one grid.
+    Every thread transforms some of the points, on a grid of its own; where that would be large, all work on one.
     """
     shape, count = fields[0].shape, len(angles[0])
-    blocks = min(threads, count // BLOCK) if count > math.prod(shape) else 1
+    blocks = min(threads, count // BLOCK) if math.prod(shape) <= max(count, MODES) else 1
     if blocks < 2:
         return _evaluate(angles, fields, epsilon, threads if blocks else 1)
     ends = [count * k // blocks for k in range(blocks + 1)]
