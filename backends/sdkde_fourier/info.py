@@ -11,10 +11,16 @@ from .price import estimate
 
 __all__ = ["INFO"]
 
+#: Pairs up to which "float64" is taken. A transform's error is that of its largest sum: most rows are too small for ten
+#: digits of a log, or twelve of a shift, and each is then summed over its neighbourhood.
+MOST_PAIRS = 1 << 27
+
 
 def _supports(problem: Problem) -> Support:
     if problem.d > 3:
         return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
+    if problem.level == "float64" and problem.pairs > MOST_PAIRS:
+        return Support(False, "float64 leaves most rows to direct sums, too many at this size")
     return Support(True, f"Fourier sums, {estimate(problem)[0]}")
 
 
