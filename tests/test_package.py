@@ -123,7 +123,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {n.partition("/")[0] for n in archive.namelist()}
-        ours = {"sdkde_core", "sdkde_numpy", "sdkde_triton", "sdkde_autotune"}
+        ours = {"sdkde_core", "sdkde_fourier", "sdkde_numpy", "sdkde_triton", "sdkde_autotune"}
         assert {n for n in names if not n.endswith(".dist-info")} == ours
         assert {"sdkde_core/py.typed", "sdkde_numpy/py.typed"} <= set(archive.namelist())
         archive.extractall(tmp_path / "site")

@@ -38,7 +38,7 @@ INFO = BackendInfo(
     deterministic=True,
     requires_modules=("finufft", "scipy"),
     install="pip install 'sdkde[fourier]'",
-    startup_seconds=0.3,
+    startup_seconds=0.1,
     supports=_supports,
     work=_work,
 )

@@ -42,7 +42,7 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     return Work(
         scalar_flops=spread + interpolation + transforms,
         bytes=16.0 * grid * 6.0 * (1 + backs) + 64.0 * (problem.m + problem.n),
-        launches=100 * (1 + backs),
+        launches=50 * (1 + backs),
     )
 
 
