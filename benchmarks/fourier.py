@@ -3,7 +3,7 @@
     python benchmarks/fourier.py [headline] [peers] [auto] [--repeat 3] [--largest 1e6]
 
 Data: mixtures of eight normals, Silverman's bandwidth. Headline: SD-KDE of 1,000,000 × 131,072, queries drawn like the
-data, on a grid over their bounding box, and with 1 % of the samples thrown by Student's t with three degrees of freedom;
+data, on a grid over their bounding box, and with 1 % of the samples thrown by Student's t3;
 errors of single passes against float64 sums, over the tolerance, at the 40 outermost rows and 60 others. Peers: KDE,
 beside KDEpy's FFTKDE at its default grid (by linear interpolation), scikit-learn at rtol 1e-4 and the NumPy backend.
 Auto: what it chooses, and what the other choice would have cost.
