@@ -73,7 +73,8 @@ def estimate(problem: Problem) -> tuple[str, Work]:
     modes as there may be, or the bandwidth is small, and so are all neighbourhoods: taken to cost the same.
     """
     cut, finest, widest = cutoff(USUAL), min(problem.scales, default=1.0), max(problem.scales, default=1.0)
-    period = 2.0 * problem.extent + 2.0 * cut * widest
+    width = 2.0 * problem.extent * problem.d**-0.25  # between a cube's around the ball and one's inside
+    period = width + 1.5 * cut * widest
     modes = min(period * cut / finest / math.pi, 1e30) ** problem.d
     direct = by_neighbours(problem, problem.m, problem.n)
     if modes > MOST_MODES:
