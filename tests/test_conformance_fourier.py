@@ -23,3 +23,4 @@ class TestFourierFull(BackendConformance):
     backend = "fourier"
     options: ClassVar = {"always": True}
     profile = "full"
+    dimensions = (1, 2, 3)
