@@ -88,11 +88,19 @@ class Drawn:
         return self.train if self.query is None else self.query
 
 
-def draw(seed: int, index: int, levels: tuple[str, ...], info: BackendInfo, kind: str, largest: int) -> Drawn:
+def draw(
+    seed: int,
+    index: int,
+    levels: tuple[str, ...],
+    info: BackendInfo,
+    kind: str,
+    largest: int,
+    dimensions: tuple[int, ...] = DIMENSIONS,
+) -> Drawn:
     """Draw problem ``index``; ``kind`` is the device's."""
     rng = np.random.default_rng([seed, index])
     task, level, data, near, weighting = (str(rng.choice(c)) for c in (TASKS, levels, KINDS, QUERIES, WEIGHTS))
-    d = int(rng.choice(DIMENSIONS))
+    d = int(rng.choice(dimensions))
     n, m = (round(largest ** rng.random()) for _ in range(2))
     n, m = (1 if data == "single" else n), (n if near == "same" else m)
     excess = n * max(m, n if task == "sdkde" else 1) * d / WORK[kind]
@@ -440,6 +448,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--levels", help="default: those that the backend has")
+    parser.add_argument("--dimensions", help="default: from 1 to 1024")
     parser.add_argument("--largest", type=int, help=f"n and m at most; default: {LARGEST}")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no problem after that long")
     parser.add_argument("--replay", type=int, metavar="INDEX", help="that problem alone")
@@ -450,7 +459,9 @@ def main() -> None:
     if not set(levels) <= set(LEVELS):
         parser.error(f"--levels is {options.levels}; there are {','.join(LEVELS)}")
     largest = options.largest or LARGEST[kind]
+    dimensions = tuple(map(int, options.dimensions.split(","))) if options.dimensions else DIMENSIONS
     again = f"--backend {options.backend} --device {options.device} --seed {options.seed} --levels {','.join(levels)}"
+    again += f" --dimensions {options.dimensions}" if options.dimensions else ""
     again += f" --largest {largest} --replay"
     warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
     start, records = time.perf_counter(), []
@@ -458,7 +469,7 @@ def main() -> None:
     for index in indices:
         if time.perf_counter() - start > options.seconds:
             break
-        record = run(draw(options.seed, index, levels, target.info, kind, largest), target)
+        record = run(draw(options.seed, index, levels, target.info, kind, largest, dimensions), target)
         records.append(record)
         if record.outcome in ("missed", "raised") or options.replay is not None:
             size = f"{record.error:.3g} ({record.strict:.3g} with its rounding alone forgiven)"

@@ -1,0 +1,1 @@
+"""The Fourier backend: Gaussian sums in one to three dimensions without n·m work, on the CPU, through finufft."""

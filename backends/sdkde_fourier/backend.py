@@ -1,0 +1,264 @@
+"""The Fourier backend's implementation of the protocol: transforms, and exact sums for the rows that those leave."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdkde_core.hardware import cpu_threads
+from sdkde_core.merge import concatenate, stack
+from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction, Support
+
+from . import bounds, price
+from .modes import Box, choose_box, density_bound, fields
+from .rows import Neighbourhoods, Outside
+from .transforms import to_modes, to_points
+
+Array = NDArray[Any]
+
+#: Pairs of the sample that the neighbourhoods' sizes are estimated from: rows, columns.
+SAMPLE = (128, 1 << 13)
+
+#: Rows at a time, which bounds the memory of angles and fields.
+ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The columns in a box, as modes."""
+
+    box: Box
+    modes: Array
+    epsilon: float
+    errors: tuple[float, ...]  # bound on a sum's error, per scale
+    inside: Array | None = None  # (n,) which columns; None: all
+    outside: Outside | None = None  # the others
+    beyond: Any = None  # (d,) whether some are, in that dimension
+    weight: float = 0.0  # of the others
+
+
+@dataclass(frozen=True)
+class _State:
+    columns: Columns
+    series: _Series | None
+    neighbourhoods: Neighbourhoods
+
+
+class FourierBackend:
+    """Fourier series in up to three dimensions, and exact sums over neighbourhoods where those do not reach.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Default: ``SDKDE_NUM_THREADS``, else the cores that the process may use.
+    always : bool
+        Transform also where direct sums would be faster. For tests.
+    """
+
+    def __init__(self, threads: int | None = None, always: bool = False) -> None:
+        if threads is not None and (isinstance(threads, bool) or operator.index(threads) < 1):
+            raise ValueError(f"threads is {threads!r}; pass a positive integer")
+        if not isinstance(always, bool):
+            raise TypeError(f"always is {always!r}; pass True or False")
+        self.threads, self.always = threads, always
+
+    def probe(self, device: str) -> Support:
+        """finufft runs on any CPU."""
+        import finufft
+
+        return Support(device == "cpu", f"finufft {finufft.__version__} runs on the CPU")
+
+    def prepare(self, problem: Problem, columns: Columns) -> _State:
+        """Transform the columns to modes, if that pays."""
+        with np.errstate(all="ignore"):
+            series = self._transform(problem, columns)
+        return _State(columns, series, Neighbourhoods(columns, self._threads()))
+
+    def _threads(self) -> int:
+        return self.threads or cpu_threads()
+
+    def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
+        points, log_weights = columns.points, columns.log_weights
+        weights = np.exp(log_weights)
+        # A point's own row has at least its own term; the largest sum is not known before the box is.
+        usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
+        found = choose_box(problem, points, usual, lambda shape, share: _price(problem, shape, usual, share))
+        if found is None or not self._pays(problem, points, found[1]):
+            return None
+        box = found[0]
+        inside = box.holds(points, np.zeros(problem.d))
+        whole = bool(inside.all())
+        mine, w = (points, weights) if whole else (points[inside], weights[inside])
+        if not w.any():
+            return None
+        largest = [density_bound(box, mine, w, s) for s in problem.scales or (1.0,)]
+        epsilon = bounds.tolerance(problem, float(np.exp(log_weights.mean())), max(largest))
+        epsilon = max(epsilon, usual)  # the box was made for that
+        modes = to_modes(box.angles(mine), w, box.shape, epsilon)
+        errors = tuple(bounds.error(epsilon, top, float(box.period.max())) for top in largest)
+        if whole:
+            return _Series(box, modes, epsilon, errors)
+        members = np.flatnonzero(~inside)
+        others = points[members]
+        beyond = ((others < box.low) | (others > box.high)).any(axis=0)
+        outside = Outside(columns, members, self._threads())
+        return _Series(box, modes, epsilon, errors, inside, outside, beyond, float(weights[members].sum()))
+
+    def _pays(self, problem: Problem, points: Array, seconds: float) -> bool:
+        """Whether modes at that price are faster than neighbourhoods."""
+        if self.always or seconds <= price.seconds(price.by_neighbours(problem, problem.m, 1.0)):
+            return True
+        neighbours = _mean_neighbours(problem, points)
+        return seconds <= price.seconds(price.by_neighbours(problem, problem.m, neighbours))
+
+    def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
+        """Sum by modes, then redo the rows whose sum is too small against the bound on its error."""
+        rows = state.columns.points if queries is None else queries
+        blocks = []
+        with np.errstate(all="ignore"):
+            for start in range(0, max(len(rows), 1), ROWS):
+                block = rows[start : start + ROWS]
+                own = None
+                if "exclude_self" in problem.requires:
+                    own = np.arange(len(block)) + own_offset + start
+                answers = self._at_scales(problem, block, own, state)
+                blocks.append(stack(answers) if problem.scales else answers[0])
+        return concatenate(blocks)
+
+    def _at_scales(self, problem: Problem, rows: Array, own: Array | None, state: _State) -> list[Partial]:
+        answers, series = [], state.series
+        for index, scale in enumerate(problem.scales or (1.0,)):
+            partial, redo = _empty(problem, len(rows)), np.ones(len(rows), bool)
+            if series is not None and len(rows):
+                partial, redo = self._by_modes(problem, rows, own, state, series, index, scale)
+            if redo.any():
+                some = np.flatnonzero(redo)
+                exact = state.neighbourhoods.reduce(problem, rows[some], None if own is None else own[some], scale)
+                for name in ("log_sum", "shift", "sign", "log_magnitude"):
+                    whole, part = getattr(partial, name), getattr(exact, name)
+                    if whole is not None:
+                        whole[some] = part
+            answers.append(partial)
+        return answers
+
+    def _by_modes(
+        self, problem: Problem, rows: Array, own: Array | None, state: _State, series: _Series, index: int, scale: float
+    ) -> tuple[Partial, Array]:
+        """The answers at one scale, and which of them to redo."""
+        box, error = series.box, series.errors[index]
+        held = box.holds(rows, -np.minimum(box.margin, bounds.cutoff(series.epsilon) * scale))
+        partial = _empty(problem, len(rows))
+        if not held.any():
+            return partial, ~held
+        everything = bool(held.all())
+        mine = rows if everything else rows[held]
+        if own is not None and not everything:
+            own = own[held]
+        last = bounds.cutoff(series.epsilon) / scale
+        packed = to_points(
+            box.angles(mine),
+            fields(problem, box, series.modes, scale, last),
+            series.epsilon,
+            self._threads(),
+        )
+        real = [part for field in packed for part in (field.real, field.imag)]
+        total = real[0]
+        wanted = {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
+        others = real[1 : 1 + wanted]
+        if own is not None:
+            total, others = _without_own(problem, mine, own, state, series, scale, total, others)
+        if series.outside is not None and series.weight:  # farther away they vanish in the error
+            reach = scale * math.sqrt(2.0 * max(0.0, math.log(10.0 * series.weight / error)))
+            near = np.flatnonzero(~box.holds(mine, np.where(series.beyond, reach, -np.inf)))
+            more = series.outside.sums(problem, mine[near], None if own is None else own[near], reach, scale)
+            total, others = total.copy(), [x.copy() for x in others]
+            for whole, part in zip([total, *others], more):
+                whole[near] += part
+        answer, good = _finish(problem, total, others, error, scale)
+        if everything:
+            return answer, ~good
+        for name in ("log_sum", "shift", "sign", "log_magnitude"):
+            whole, part = getattr(partial, name), getattr(answer, name)
+            if whole is not None:
+                whole[held] = part
+        held[held] = good
+        return partial, ~held
+
+
+def _without_own(
+    problem: Problem,
+    rows: Array,
+    own: Array,
+    state: _State,
+    series: _Series,
+    scale: float,
+    total: Array,
+    others: list[Array],
+) -> tuple[Array, list[Array]]:
+    """Take each row's own term off; what is left is then judged against the same error."""
+    points, n = state.columns.points, len(state.columns.points)
+    has = (own >= 0) & (own < n)
+    which = np.where(has, own, 0)
+    if series.inside is not None:
+        has &= series.inside[which]
+    step = points[which] - rows
+    r2 = np.vecdot(step, step) / scale**2
+    term = np.where(has, np.exp(state.columns.log_weights[which] - 0.5 * r2), 0.0)
+    total = total - term
+    if problem.reduction is Reduction.MEAN:
+        others = [g - term * step[:, a] for a, g in enumerate(others)]
+    if problem.reduction is Reduction.LAPLACE:
+        others = [others[0] - term * (1.0 + 0.5 * problem.d - 0.5 * r2)]
+    return total, others
+
+
+def _finish(problem: Problem, total: Array, others: list[Array], error: float, scale: float) -> tuple[Partial, Array]:
+    """From sums to the log domain; and which rows keep the level."""
+    log_sum = np.log(total)
+    level = TOLERANCES[problem.level]
+    good = error <= bounds.BUDGET * level[Reduction.LOG_SUM].absolute * total  # False where NaN
+    if problem.reduction is Reduction.LOG_SUM:
+        return Partial(log_sum), good
+    if problem.reduction is Reduction.MEAN:
+        shift = np.stack(others, axis=1) / total[:, None]
+        moved = math.sqrt(problem.d) * scale + np.sqrt(np.vecdot(shift, shift))
+        good &= error * moved <= bounds.BUDGET * level[Reduction.MEAN].absolute * total
+        return Partial(log_sum, shift=shift), good
+    signed = others[0]
+    plus = (2.0 + problem.d) * total - signed
+    good &= 3.0 * error <= bounds.BUDGET * level[Reduction.LAPLACE].absolute * total
+    return Partial(np.log(plus), sign=np.sign(signed), log_magnitude=np.log(np.abs(signed))), good
+
+
+def _price(problem: Problem, shape: tuple[int, ...], epsilon: float, share: float) -> float:
+    """Predicted time of a box that a share of the columns, and of the rows, is outside of; inf: too many modes."""
+    modes = math.prod(shape)
+    if modes > price.MOST_MODES:
+        return math.inf
+    seconds = price.seconds(price.by_modes(problem, modes, epsilon))
+    return seconds + (price.seconds(price.by_neighbours(problem, share * problem.m, price.OUTSIDE)) if share else 0.0)
+
+
+def _mean_neighbours(problem: Problem, points: Array) -> float:
+    """Estimate how many columns matter to a column's row."""
+    rows, columns = (points[:: max(1, len(points) // k)] for k in SAMPLE)
+    radius = max(problem.scales, default=1.0) * math.sqrt(2.0 * math.log(1e6 * len(points)))
+    r2 = np.zeros((len(rows), len(columns)))
+    for a in range(problem.d):
+        r2 += (rows[:, a, None] - columns[None, :, a]) ** 2
+    return len(points) * float((r2 <= radius**2).mean())
+
+
+def _empty(problem: Problem, m: int) -> Partial:
+    laplace = problem.reduction is Reduction.LAPLACE
+    return Partial(
+        np.empty(m),
+        shift=np.empty((m, problem.d)) if problem.reduction is Reduction.MEAN else None,
+        sign=np.empty(m) if laplace else None,
+        log_magnitude=np.empty(m) if laplace else None,
+    )

@@ -1,0 +1,92 @@
+"""Error bounds of the Fourier sums, and what follows from them: transform tolerance, modes, margins, rows to redo.
+
+S(y) = Σ_j w_j φ(y − u_j) is evaluated with another kernel than φ: a Gaussian without its modes beyond k_max, with its
+periodic images, through transforms of relative tolerance ε. Each of the three changes the kernel by a small part of
+what it is, near where it is: so the error of a row is at most a multiple of ε times the largest S anywhere. It is
+absolute: rows with a small S have few digits left, and are summed directly (``rows.py``).
+"""
+
+from __future__ import annotations
+
+import math
+
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction
+
+__all__ = ["cutoff", "error", "largest_sum", "relative_budget", "tolerance"]
+
+#: Error of S, of its derivative in bandwidths, and of L over 1 + d/2, over ε times the largest S. Measured: at most 2,
+#: and 6 where ε is 1e-14, rounding included.
+TRANSFORMS = 8.0
+
+#: Share of the tolerance that the transforms may use.
+BUDGET = 0.5
+
+#: What finufft can be asked for in float64, and what is never worth less.
+FINEST, COARSEST = 1e-14, 1e-7
+
+UNIT_ROUNDOFF = 2.0**-53
+
+
+def cutoff(epsilon: float) -> float:
+    """Return x with exp(−x²/2) = ε/10: the last mode, and the distance at which an image is seen no more."""
+    return math.sqrt(2.0 * math.log(10.0 / epsilon))
+
+
+def largest_sum(heaviest_cell: float, side: float, total: float) -> float:
+    """Bound Σ_j w_j φ(y − u_j) at every y, per dimension as in one: for the power d, call with the d-th root.
+
+    Parameters
+    ----------
+    heaviest_cell : float
+        Largest weight in a cell of a grid, to the power 1/d.
+    side : float
+        Of the cells, in bandwidths.
+    total : float
+        Of all weights, to the power 1/d.
+
+    Notes
+    -----
+    With y at t in a cell of side a, the k-th cells on either side are t + (k − 1) a and a − t + (k − 1) a away. The
+    nearest two add at most 2 φ(a/2), or φ(0) + φ(a); later ones at most 2 φ((k − 1) a).
+    """
+    near = max(2.0 * math.exp(-0.125 * side**2), 1.0 + math.exp(-0.5 * side**2))
+    others = sum(2.0 * math.exp(-0.5 * (k * side) ** 2) for k in range(1, 2 + int(9.0 / side)))
+    return min(total, heaviest_cell * (1.0 + near + others))
+
+
+def tolerance(problem: Problem, floor: float, largest: float) -> float:
+    """Return the ε with which rows whose sum is ``floor`` keep their level."""
+    wanted = relative_budget(problem, 6.0 * max(problem.scales, default=1.0)) * floor / (TRANSFORMS * largest)
+    return min(max(wanted, FINEST), COARSEST)
+
+
+def relative_budget(problem: Problem, shift: float = 0.0) -> float:
+    """Return the error of a sum, relative to it, that keeps the level.
+
+    Parameters
+    ----------
+    problem : Problem
+    shift : float
+        Length of the shift, in bandwidths: MEAN's error is that of two sums, (s δS′ + shift · δS) / S.
+
+    Notes
+    -----
+    LAPLACE: L and M = (2 + d) S − L are relative to M, which is at least (1 + d/2) S; the modes of L, those of S times
+    1 + κ²/2, sum to 1 + d/2. So 3 δS / S bounds both.
+    """
+    level = TOLERANCES[problem.level]
+    budget = level[Reduction.LOG_SUM].absolute
+    if problem.reduction is Reduction.LAPLACE:
+        budget /= 3.0
+    if problem.reduction is Reduction.MEAN:
+        moved = math.sqrt(problem.d) * max(problem.scales, default=1.0) + shift
+        budget = min(budget, level[Reduction.MEAN].absolute / moved)
+    return BUDGET * budget
+
+
+def error(epsilon: float, largest: float, period: float) -> float:
+    """Return the bound on the absolute error of S.
+
+    Besides the transforms': coordinates up to the period, in bandwidths, are rounded; and so are the transforms' sums.
+    """
+    return largest * (TRANSFORMS * epsilon + 4.0 * UNIT_ROUNDOFF * (period + 16.0))

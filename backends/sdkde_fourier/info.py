@@ -1,0 +1,44 @@
+"""The Fourier backend's entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sdkde_core.protocol import BackendInfo, Problem, Support, Work
+
+from .price import estimate
+
+__all__ = ["INFO"]
+
+#: Pairs up to which "float64" is taken. A transform's error is that of its largest sum: most rows are too small for ten
+#: digits of a log, or twelve of a shift, and each is then summed over its neighbourhood.
+MOST_PAIRS = 1 << 27
+
+
+def _supports(problem: Problem) -> Support:
+    if problem.d > 3:
+        return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
+    if problem.level == "float64" and problem.pairs > MOST_PAIRS:
+        return Support(False, "float64 leaves most rows to direct sums, too many at this size")
+    return Support(True, f"Fourier sums, {estimate(problem)[0]}")
+
+
+def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+    return estimate(problem)[1]
+
+
+INFO = BackendInfo(
+    name="fourier",
+    protocol=(1, 3),
+    implementation="sdkde_fourier.backend:FourierBackend",
+    devices=("cpu",),
+    levels=("fast", "high", "float64"),
+    features=frozenset({"weights", "exclude_self", "multi_scale"}),
+    deterministic=True,
+    requires_modules=("finufft", "scipy"),
+    install="pip install 'sdkde[fourier]'",
+    startup_seconds=0.2,  # finufft; where rows are redone in two or three dimensions, scipy.spatial too
+    supports=_supports,
+    work=_work,
+)

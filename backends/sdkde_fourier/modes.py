@@ -1,0 +1,175 @@
+"""The box that the points are transformed in, and the modes of a Gaussian there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdkde_core.protocol import Problem, Reduction
+
+from .bounds import cutoff, largest_sum
+
+__all__ = ["Box", "choose_box", "density_bound", "fields"]
+
+Array = NDArray[Any]
+
+#: Points from which the bulk is told from the rest.
+SAMPLE = 1 << 16
+
+#: Shares of the sample that may lie beyond either end of the box, per dimension.
+TRIMS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
+
+#: Side of the cells that the largest sum is bounded by, in bandwidths.
+SIDE = 2.0
+
+
+@dataclass(frozen=True)
+class Box:
+    """A periodic box around most columns, in bandwidths.
+
+    Parameters
+    ----------
+    low, high : (d,) arrays
+        Ends of the box that the columns are in.
+    margin : (d,) array
+        Rows may lie that far outside.
+    period : (d,) array
+    highest : tuple of int
+        The last mode, per dimension: there are 2 · highest + 1.
+    """
+
+    low: Array
+    high: Array
+    margin: Array
+    period: Array
+    highest: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(2 * k + 1 for k in self.highest)
+
+    def angles(self, points: Array) -> list[Array]:
+        """Coordinates as angles, one contiguous array (k,) a dimension; within ±π for rows that may lie there."""
+        centre, factor = 0.5 * (self.low + self.high), 2.0 * math.pi / self.period
+        return [(points[:, a] - centre[a]) * factor[a] for a in range(points.shape[1])]
+
+    def holds(self, points: Array, within: Array) -> Array:
+        """Which points are inside by at least ``within`` (d,), which may be negative; (k,) mask."""
+        inside = np.ones(len(points), bool)
+        for a in range(points.shape[1]):
+            inside &= (points[:, a] >= self.low[a] + within[a]) & (points[:, a] <= self.high[a] - within[a])
+        return inside
+
+    def cropped(self, last: float) -> tuple[int, ...]:
+        """The last mode per dimension up to the wave number ``last``."""
+        return tuple(min(k, _highest(last, p)) for k, p in zip(self.highest, self.period))
+
+
+def choose_box(
+    problem: Problem, points: Array, epsilon: float, price: Callable[[tuple[int, ...], float], float]
+) -> tuple[Box, float] | None:
+    """Return the cheapest box and its price, of one around all points and some around most.
+
+    Columns that it leaves out are summed directly, over the rows near them.
+
+    Parameters
+    ----------
+    problem : Problem
+    points : (n, d) array
+    epsilon : float
+    price : callable
+        Of a shape in modes and the share of the points outside; inf where there are too many modes.
+    """
+    low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
+    box = _box(problem, low, high, epsilon, True)
+    best = box, price(box.shape, 0.0)
+    sample = np.sort(points[:: max(1, len(points) // SAMPLE)], axis=0)
+    for trim in TRIMS:
+        skip = math.ceil(trim * len(sample))
+        if 4 * skip > len(sample):
+            break
+        box = _box(problem, sample[skip], sample[-1 - skip], epsilon, False)
+        cost = price(box.shape, 2.0 * problem.d * skip / len(sample))
+        if cost < best[1]:
+            best = box, cost
+    return best if best[1] < math.inf else None
+
+
+def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool) -> Box:
+    """The box around an interval per dimension.
+
+    Rows outside a box that has all columns are seldom many, but where it is narrow room for them costs nothing.
+    """
+    widest, finest = max(problem.scales, default=1.0), min(problem.scales, default=1.0)
+    cut, width = cutoff(epsilon), high - low
+    margin = np.full(problem.d, cut * widest)
+    if whole:
+        margin = np.minimum(cut, 2.0 + 100.0 * widest / np.maximum(width, widest)) * widest
+    period = np.maximum(width + margin + cut * widest, width + 2.0 * margin)  # at both ends angles are within ±π
+    return Box(low, high, margin, period, tuple(_highest(cut / finest, p) for p in period))
+
+
+def _highest(last: float, period: float) -> int:
+    """The mode at the wave number ``last``; capped where it is beyond any use."""
+    return math.ceil(min(last * period / (2.0 * math.pi), 1e10))
+
+
+def density_bound(box: Box, points: Array, weights: Array, scale: float) -> float:
+    """Bound Σ_j w_j exp(−½‖y − u_j‖²/s²) at every y, from the heaviest cell of a grid."""
+    d, side = points.shape[1], SIDE
+    while math.prod(math.floor(w / side) + 1 for w in box.high - box.low) > max(1 << 16, 4 * len(points)):
+        side *= 2.0
+    index = np.zeros(len(points), np.int64)
+    for a in range(d):
+        count = math.floor((box.high[a] - box.low[a]) / side) + 1
+        index *= count
+        index += np.minimum(((points[:, a] - box.low[a]) / side).astype(np.int64), count - 1)
+    heaviest = float(np.bincount(index, weights).max())
+    total = float(weights.sum())
+    return largest_sum(heaviest ** (1 / d), side / scale, total ** (1 / d)) ** d
+
+
+def fields(problem: Problem, box: Box, modes: Array, scale: float, last: float) -> list[Array]:
+    """Return the modes of what a reduction needs, two real fields in one: a + i b from modes A + i B.
+
+    Parameters
+    ----------
+    modes : array of the box's shape
+        Σ_j w_j exp(−i k·θ_j).
+    scale : float
+        s: the kernel is exp(−½ r² / s²), with the transform Π_a s √(2π) exp(−½ s² κ_a²).
+    last : float
+        The last wave number that the kernel needs.
+
+    Returns
+    -------
+    list of arrays
+        LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y) = s² ∇S has the modes i s² κ_a.
+        LAPLACE: S + i L: Σ w φ (1 + d/2 − ½ r²/s²) has those of S times 1 + ½ s² κ².
+    """
+    highest, d = box.cropped(last), len(box.highest)
+    middle = tuple(slice(k - h, k + h + 1) for k, h in zip(box.highest, highest))
+    waves, product = [], modes[middle].copy()
+    for a in range(d):
+        shape = [1] * d
+        shape[a] = -1
+        kappa = (2.0 * math.pi / box.period[a]) * np.arange(-highest[a], highest[a] + 1)
+        gaussian = (scale * math.sqrt(2.0 * math.pi) / box.period[a]) * np.exp(-0.5 * (scale * kappa) ** 2)
+        product *= gaussian.reshape(shape)
+        waves.append((scale * kappa).reshape(shape))
+    if problem.reduction is Reduction.LOG_SUM:
+        return [product]
+    if problem.reduction is Reduction.LAPLACE:
+        half = sum(0.5 * w**2 for w in waves)
+        product *= 1.0 + 1j * (1.0 + half)
+        return [product]
+    found = [product * (1.0 - scale * waves[0])]  # 1 + i · i s² κ
+    if d > 1:
+        product *= 1j * scale * waves[1] - (scale * waves[2] if d == 3 else 0.0)
+        found.append(product)
+    return found

@@ -1,0 +1,325 @@
+"""Exact sums of single rows, over the columns that matter to them: direct differences, by a neighbour search.
+
+A row's largest term, or one near it, is that of its nearest column. What is smaller than that by a factor of the
+tolerance over n adds nothing, and lies outside a ball: r² > r_nearest² + 2 s² log(n / tolerance). Columns are sorted
+into classes of similar weights, so that the ball of a class is not widened by weights of another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdkde_core.merge import concatenate
+from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+
+__all__ = ["Neighbourhoods", "Outside"]
+
+Array = NDArray[Any]
+
+#: Pairs of a chunk; and rows, where nothing is counted yet.
+PAIRS, ROWS = 1 << 19, 1 << 15
+
+#: Nats within which the weights of a class lie.
+CLASS = 12.0
+
+#: Relative slack of a radius: squares are rounded.
+SLACK = 1e-12
+
+
+class _Search(Protocol):
+    """Neighbours among the columns of a class."""
+
+    def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
+        """Squared distances and indices of the k nearest, (b, k); inf where there are fewer."""
+
+    def count(self, queries: Array, radius: Array) -> Array:
+        """How many are within the radius of each, (b,)."""
+
+    def within(self, queries: Array, radius: Array, count: Array) -> Array:
+        """Their indices, for one query after another, in a fixed order; (sum of count,)."""
+
+
+class _Line:
+    """In one dimension neighbours are side by side once the columns are in order."""
+
+    def __init__(self, points: Array, threads: int) -> None:
+        self.order = np.argsort(points[:, 0])
+        self.sorted = points[self.order, 0]
+
+    def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
+        y, n = queries[:, 0], len(self.sorted)
+        around = np.searchsorted(self.sorted, y)[:, None] + np.arange(-k, k)  # (b, 2k)
+        r2 = np.where((around >= 0) & (around < n), (self.sorted[around.clip(0, n - 1)] - y[:, None]) ** 2, np.inf)
+        which = np.argsort(r2, axis=1, kind="stable")[:, :k]
+        found = np.take_along_axis(around, which, 1).clip(0, n - 1)
+        return np.take_along_axis(r2, which, 1), self.order[found]
+
+    def count(self, queries: Array, radius: Array) -> Array:
+        y = queries[:, 0]
+        return np.searchsorted(self.sorted, y + radius, "right") - np.searchsorted(self.sorted, y - radius)
+
+    def within(self, queries: Array, radius: Array, count: Array) -> Array:
+        start = np.searchsorted(self.sorted, queries[:, 0] - radius)
+        ends = np.cumsum(count)
+        return self.order[np.arange(ends[-1]) + np.repeat(start - (ends - count), count)]
+
+
+class _Tree:
+    """In more dimensions: a k-d tree."""
+
+    def __init__(self, points: Array, threads: int) -> None:
+        from scipy.spatial import cKDTree
+
+        self.tree = cKDTree(points, leafsize=32, balanced_tree=False, compact_nodes=False)
+        self.threads = threads
+
+    def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
+        distance, index = self.tree.query(queries, k=range(1, k + 1), workers=self.threads)
+        return distance**2, np.minimum(index, self.tree.n - 1)
+
+    def count(self, queries: Array, radius: Array) -> Array:
+        return self.tree.query_ball_point(queries, radius, return_length=True, workers=self.threads)
+
+    def within(self, queries: Array, radius: Array, count: Array) -> Array:
+        total = int(count.sum())
+        if total == len(queries) * self.tree.n:
+            return np.tile(np.arange(self.tree.n), len(queries))
+        lists = self.tree.query_ball_point(queries, radius, return_sorted=False)
+        return np.fromiter(itertools.chain.from_iterable(lists), np.intp, total)
+
+
+class _Class:
+    """Columns with similar weights."""
+
+    def __init__(self, points: Array, log_weights: Array, members: Array | None, threads: int) -> None:
+        self.members = members  # their indices, or None: all columns
+        mine = points if members is None else points[members]
+        weights = log_weights if members is None else log_weights[members]
+        self.least, self.most = float(weights.min()), float(weights.max())
+        self.search: _Search = (_Line if points.shape[1] == 1 else _Tree)(mine, threads)
+
+    def nearest(self, queries: Array, own: Array | None) -> tuple[Array, Array]:
+        """Squared distance and column of the nearest that is not the row's own; inf and any column where none is."""
+        r2, index = self.search.nearest(queries, 1 if own is None else 2)
+        index = index if self.members is None else self.members[index]
+        if own is None:
+            return r2[:, 0], index[:, 0]
+        second = index[:, 0] == own
+        other = np.where(second & (index[:, 1] == own), np.inf, r2[:, 1])  # the class has but one
+        return np.where(second, other, r2[:, 0]), np.where(second, index[:, 1], index[:, 0])
+
+    def count(self, queries: Array, radius: Array) -> Array:
+        """How many of the class are within the radius of each row, (b,); none where it is negative."""
+        return np.where(radius >= 0, self.search.count(queries, np.maximum(radius, 0.0)), 0)
+
+    def within(self, queries: Array, radius: Array, count: Array) -> tuple[Array, Array]:
+        """The pairs (row, column), row after row."""
+        some = np.flatnonzero(count)
+        index = self.search.within(queries[some], radius[some], count[some])
+        return np.repeat(some, count[some]), index if self.members is None else self.members[index]
+
+
+class Neighbourhoods:
+    """The columns, to be searched; nothing is sorted before the first row asks.
+
+    Parameters
+    ----------
+    columns : Columns
+    threads : int
+    """
+
+    def __init__(self, columns: Columns, threads: int) -> None:
+        self.points, self.log_weights, self.threads = columns.points, columns.log_weights, threads
+        self._lock = threading.Lock()
+        self._made: list[_Class] = []
+
+    def reduce(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
+        """Answer for some rows at one scale.
+
+        Parameters
+        ----------
+        problem : Problem
+        queries : (b, d) array
+        own : (b,) array, optional
+            The column that a row leaves out; any number that is no column's leaves out none.
+        scale : float
+        """
+        with self._lock:
+            if not self._made:
+                self._made = self._classes()
+        blocks = []
+        for start in range(0, len(queries), ROWS):
+            here = slice(start, start + ROWS)
+            blocks += self._block(problem, queries[here], None if own is None else own[here], scale)
+        return concatenate(blocks)
+
+    def _classes(self) -> list[_Class]:
+        top = self.log_weights.max()
+        number = ((top - self.log_weights) / CLASS).astype(np.int64)
+        which = np.unique(number) if number.any() else number[:1]
+        members = [None] if len(which) == 1 else [np.flatnonzero(number == k) for k in which]
+        return [_Class(self.points, self.log_weights, some, self.threads) for some in members]
+
+    def _block(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> list[Partial]:
+        """Search for a block of rows, then sum over as many of them at a time as memory allows."""
+        leader, radii = self._search(problem, queries, own, scale)
+        counts = [one.count(queries, radius) for one, radius in zip(self._made, radii)]
+        ends = np.cumsum(sum(counts))
+        cuts = [0]
+        while cuts[-1] < len(queries):
+            before = ends[cuts[-1] - 1] if cuts[-1] else 0
+            cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, before + PAIRS, "right"))))
+
+        def task(bounds: tuple[int, int]) -> Partial:
+            here = slice(*bounds)
+            with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
+                pairs = [
+                    one.within(queries[here], radius[here], count[here])
+                    for one, radius, count in zip(self._made, radii, counts)
+                    if count[here].any()
+                ]
+                return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs, scale)
+
+        tasks = list(itertools.pairwise(cuts))
+        if len(tasks) == 1 or self.threads == 1:
+            return [task(t) for t in tasks]
+        with ThreadPoolExecutor(min(self.threads, len(tasks)), thread_name_prefix="sdkde-fourier") as pool:
+            return list(pool.map(task, tasks))
+
+    def _search(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> tuple[Array, list[Array]]:
+        """Each row's leading column (−1: it has none), and the radius within which a class matters to it."""
+        found = [one.nearest(queries, own) for one in self._made]
+        sharpness = 0.5 / scale**2
+        terms = np.array([one.least - sharpness * r2 for one, (r2, _) in zip(self._made, found)])  # (classes, b)
+        first, rows = terms.argmax(axis=0), np.arange(len(queries))
+        best = terms[first, rows]
+        leader = np.where(np.isfinite(best), np.array([index for _, index in found])[first, rows], -1)
+        nearest = np.sqrt(np.array([r2 for r2, _ in found])[first, rows])
+        tolerance = 0.1 * TOLERANCES[problem.level][problem.reduction].absolute
+        nats = math.log(len(self.points) / tolerance) + 5.0 + np.log(2.0 + nearest)  # terms times r, or 1 + r²
+        radii = []
+        for one, (r2, _) in zip(self._made, found):
+            if len(self._made) == 1:
+                square = r2 + (nats + one.most - one.least) / sharpness
+            else:
+                square = (one.most - best + nats) / sharpness
+            square = square + SLACK * nearest**2
+            radii.append(np.where((leader >= 0) & (square >= 0), np.sqrt(np.abs(square)), -1.0))
+        return leader, radii
+
+    def _sum(
+        self,
+        problem: Problem,
+        queries: Array,
+        own: Array | None,
+        leader: Array,
+        pairs: list[tuple[Array, Array]],
+        scale: float,
+    ) -> Partial:
+        """Sum over pairs (row, column), class after class.
+
+        Far from every point exponents are huge and only their differences count. With k the leading column,
+        r²_j − r²_k = (u_j − u_k)·(u_j − u_k + 2 (u_k − y)), without the cancellation.
+        """
+        b, d = queries.shape
+        reference = self.points[leader]
+        away = reference - queries  # (b, d)
+        sharpness = 0.5 / scale**2
+        most = np.full(b, -np.inf)
+        parts = []
+        for row, column in pairs:
+            relative = self.log_weights[column] - self.log_weights[leader][row]
+            delta = []
+            for a in range(d):
+                step = self.points[column, a] - reference[row, a]
+                relative -= sharpness * step * (step + 2.0 * away[row, a])
+                delta.append(step)
+            if own is not None:
+                relative[column == own[row]] = -np.inf
+            some, start = _starts(row)
+            most[some] = np.maximum(most[some], np.maximum.reduceat(relative, start))
+            parts.append((row, some, start, relative, delta))
+        total, shift = np.zeros(b), np.zeros((b, d))
+        signed, plus, half = np.zeros(b), np.zeros(b), 1.0 + 0.5 * d
+        for row, some, start, relative, delta in parts:
+            phi = np.exp(relative - most[row])
+            total[some] += np.add.reduceat(phi, start)
+            if problem.reduction is Reduction.MEAN:
+                for a in range(d):
+                    shift[some, a] += np.add.reduceat(phi * delta[a], start)
+            if problem.reduction is Reduction.LAPLACE:
+                exponent = -sharpness * sum((delta[a] + away[row, a]) ** 2 for a in range(d))
+                signed[some] += np.add.reduceat(phi * (half + exponent), start)
+                plus[some] += np.add.reduceat(phi * (half - exponent), start)
+        empty = ~(total > 0)
+        top = self.log_weights[leader] - sharpness * np.vecdot(away, away) + most
+        top[empty] = -np.inf
+        if problem.reduction is Reduction.LAPLACE:
+            signed[empty] = 0.0
+            log_plus, log_magnitude = (np.log(np.where(empty, 1.0, x)) + top for x in (plus, np.abs(signed)))
+            return Partial(log_plus, sign=np.sign(signed), log_magnitude=log_magnitude)
+        log_sum = np.log(np.where(empty, 1.0, total)) + top
+        if problem.reduction is Reduction.LOG_SUM:
+            return Partial(log_sum)
+        mean = away + shift / np.where(empty, 1.0, total)[:, None]
+        return Partial(log_sum, shift=np.where(empty[:, None], 0.0, mean))
+
+
+class Outside:
+    """Columns outside the box, which rows near them are summed over besides the modes.
+
+    Parameters
+    ----------
+    columns : Columns
+        All columns.
+    members : (k,) array
+        Which of them.
+    threads : int
+    """
+
+    def __init__(self, columns: Columns, members: Array, threads: int) -> None:
+        self.points, self.log_weights = columns.points, columns.log_weights
+        self.members = _Class(columns.points, columns.log_weights, members, threads)
+
+    def sums(self, problem: Problem, queries: Array, own: Array | None, radius: float, scale: float) -> list[Array]:
+        """Return S, then MEAN's d sums Σ w φ (u_j − y) or LAPLACE's L, (b,) each, over the columns within ``radius``.
+
+        ``own`` is as in :meth:`Neighbourhoods.reduce`.
+        """
+        b, d = queries.shape
+        extra = {Reduction.LOG_SUM: 0, Reduction.MEAN: d, Reduction.LAPLACE: 1}[problem.reduction]
+        found = [np.zeros(b) for _ in range(1 + extra)]
+        radii = np.full(b, radius)
+        count = self.members.count(queries, radii)
+        ends = np.cumsum(count)
+        start = 0
+        while start < b:
+            before = ends[start - 1] if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + PAIRS, "right")))
+            here = slice(start, stop)
+            if count[here].any():
+                row, column = self.members.within(queries[here], radii[here], count[here])
+                delta = [self.points[column, a] - queries[here][row, a] for a in range(d)]
+                exponent = sum(x * x for x in delta) * (-0.5 / scale**2)
+                term = np.exp(self.log_weights[column] + exponent)
+                if own is not None:
+                    term[column == own[here][row]] = 0.0
+                factors = delta if problem.reduction is Reduction.MEAN else [1.0 + 0.5 * d + exponent]
+                some, begin = _starts(row)
+                for whole, factor in zip(found, [1.0, *factors]):
+                    whole[start + some] = np.add.reduceat(term * factor, begin)
+            start = stop
+        return found
+
+
+def _starts(row: Array) -> tuple[Array, Array]:
+    """The rows that occur, and where each begins."""
+    start = np.flatnonzero(np.diff(row, prepend=-1))
+    return row[start], start

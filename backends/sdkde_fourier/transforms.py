@@ -1,0 +1,71 @@
+"""The nonuniform transforms, by finufft."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import finufft
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["to_modes", "to_points"]
+
+Array = NDArray[Any]
+
+#: In three dimensions the size of finufft's grid decides. One 1.5 times as fine as the modes per dimension, not twice,
+#: takes a wider kernel for the same tolerance at the last modes, but is more accurate at the first; and of a Gaussian's
+#: modes the last count little. So it is asked for less, down to what its widest kernel gives.
+COARSE, COARSE_SLACK, COARSE_FINEST = 1.5, 10.0, 1e-12
+
+#: Fewest points of a block that a thread transforms on its own, and most modes, if more than the points.
+BLOCK, MODES = 1 << 15, 1 << 22
+
+
+def to_modes(angles: Sequence[Array], coefficients: Array, shape: tuple[int, ...], epsilon: float) -> Array:
+    """Return Σ_j c_j exp(−i k·θ_j) for the modes k of ``shape``, the middle one 0.
+
+    On one thread: several would spread onto the same grid in an order of their own, with other bits each time.
+    """
+    plan = _plan(1, shape, epsilon, 1)
+    plan.setpts(*angles)
+    return plan.execute(coefficients.astype(np.complex128))
+
+
+def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
+    """Return Σ_k f_k exp(i k·θ) at every point, for each array of modes.
+
+    Every thread transforms some of the points, on a grid of its own; where that would be large, all work on one.
+    """
+    shape, count = fields[0].shape, len(angles[0])
+    blocks = min(threads, count // BLOCK) if math.prod(shape) <= max(count, MODES) else 1
+    if blocks < 2:
+        return _evaluate(angles, fields, epsilon, threads if blocks else 1)
+    ends = [count * k // blocks for k in range(blocks + 1)]
+    found = [np.empty(count, np.complex128) for _ in fields]
+
+    def task(k: int) -> None:
+        here = slice(ends[k], ends[k + 1])
+        for whole, part in zip(found, _evaluate([a[here] for a in angles], fields, epsilon, 1)):
+            whole[here] = part
+
+    with ThreadPoolExecutor(blocks, thread_name_prefix="sdkde-fourier") as pool:
+        list(pool.map(task, range(blocks)))
+    return found
+
+
+def _evaluate(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
+    plan = _plan(2, fields[0].shape, epsilon, threads)
+    plan.setpts(*angles)
+    return [plan.execute(field) for field in fields]
+
+
+def _plan(kind: int, shape: tuple[int, ...], epsilon: float, threads: int) -> Any:
+    """Make a plan; kind 1 to modes, 2 to points."""
+    refinement = 2.0
+    if len(shape) == 3 and COARSE_SLACK * epsilon >= COARSE_FINEST:
+        refinement, epsilon = COARSE, COARSE_SLACK * epsilon
+    sign = -1 if kind == 1 else 1
+    return finufft.Plan(kind, shape, eps=epsilon, isign=sign, nthreads=threads, upsampfac=refinement)

@@ -1,0 +1,26 @@
+"""The Fourier backend passes the suite that every backend runs: as it is, and transforming wherever it can."""
+
+from typing import ClassVar
+
+import pytest
+
+from sdkde_core.testing import BackendConformance
+
+pytest.importorskip("finufft")
+
+
+class TestFourier(BackendConformance):
+    backend = "fourier"
+
+
+class TestFourierAlways(BackendConformance):
+    backend = "fourier"
+    options: ClassVar = {"always": True}
+
+
+@pytest.mark.slow
+class TestFourierFull(BackendConformance):
+    backend = "fourier"
+    options: ClassVar = {"always": True}
+    profile = "full"
+    dimensions = (1, 2, 3)

@@ -1,0 +1,227 @@
+"""The Fourier backend beyond the suite: its error bounds, its boxes, the rows that it redoes, its prices."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sdkde_core import reference, registry
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
+from sdkde_core.testing.problems import Case, errors, make
+
+pytest.importorskip("finufft")
+
+from sdkde_fourier import bounds, modes, price
+from sdkde_fourier.backend import FourierBackend
+from sdkde_fourier.rows import Neighbourhoods, Outside
+from sdkde_fourier.transforms import to_modes, to_points
+
+
+def _mixture(d, n, m, width=20.0, seed=0):
+    rng = np.random.default_rng([seed, d, n])
+    means = 2.0 * rng.normal(size=(8, d))
+    x, y = (means[rng.integers(0, 8, k)] + rng.normal(size=(k, d)) for k in (n, m))
+    return Case("mixture", x * width / 6.0, y * width / 6.0, np.full(n, -math.log(n)))
+
+
+def _worst(problem, got, case, rows):
+    queries = case.points if problem.same else case.queries
+    want = reference.sums(queries[rows], case.points, log_weights=case.log_weights)
+    arrays = (got.log_sum, got.shift, got.sign, got.log_magnitude)
+    some = Partial(*(None if a is None else a[rows] for a in arrays))
+    return errors(problem, some, want).max()
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("reduction", list(Reduction))
+def test_transforms_err_less_than_their_bound(d, reduction):
+    """Sources that all coincide, where errors add up, against sums in float64; at every tolerance."""
+    rng = np.random.default_rng(d)
+    points = np.repeat(rng.uniform(-8, 8, (3, d)), 20, axis=0)
+    rows = np.concatenate([points[::20], points[rng.integers(0, 60, 150)] + rng.normal(size=(150, d))])
+    n = len(points)
+    for epsilon in (1e-7, 1e-9, 1e-11, 1e-13):
+        problem = Problem(reduction, len(rows), n, d)
+        box, _ = modes.choose_box(problem, points, epsilon, lambda shape, share: math.inf if share else 0.0)
+        rows = rows[box.holds(rows, -box.margin)]
+        series = to_modes(box.angles(points), np.full(n, 1 / n), box.shape, epsilon)
+        packed = to_points(
+            box.angles(rows), modes.fields(problem, box, series, 1.0, bounds.cutoff(epsilon)), epsilon, 1
+        )
+        got = [part for field in packed for part in (field.real, field.imag)]
+        step = points[None] - rows[:, None]
+        r2 = (step**2).sum(-1)
+        phi = np.exp(-0.5 * r2) / n
+        want = [phi.sum(1)]
+        if reduction is Reduction.MEAN:
+            want += list((phi[..., None] * step).sum(1).T)
+        if reduction is Reduction.LAPLACE:
+            want.append((phi * (1 + d / 2 - r2 / 2)).sum(1) / (1 + d / 2))
+            got[1] = got[1] / (1 + d / 2)
+        largest = modes.density_bound(box, points, np.full(n, 1 / n), 1.0)
+        assert largest >= max(want[0])
+        allowed = bounds.error(epsilon, largest, box.period.max())
+        for a, b in zip(got, want):
+            assert abs(a - b).max() <= allowed
+        assert allowed < 20 * epsilon + 1e-13  # and the bound is worth something
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
+def test_density_bound_holds(d, scale):
+    case = _mixture(d, 2000, 500, width=15.0)
+    problem = Problem(Reduction.LOG_SUM, 500, 2000, d)
+    box, _ = modes.choose_box(problem, case.points, 1e-10, lambda shape, share: math.inf if share else 0.0)
+    bound = modes.density_bound(box, case.points, np.full(2000, 1 / 2000), scale)
+    rows = np.concatenate([case.points[::7], case.queries])
+    largest = math.exp(max(reference.sums(rows, case.points, log_weights=case.log_weights, scale=scale).log_sum))
+    assert largest <= bound <= 8**d * largest
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("reduction", list(Reduction))
+def test_outliers_are_left_out_of_the_box_and_counted(d, reduction):
+    """Points thrown so far that a box around all has too many modes: the answers are right, near them and far."""
+    case = _mixture(d, 6000, 400)
+    rng = np.random.default_rng(d)
+    far = rng.choice(6000, 60, replace=False)
+    case.points[far] += rng.standard_t(2, (60, d)) * 60.0
+    case.points[far[0]] = 1e7
+    case.queries[:60] = case.points[far] + rng.normal(size=(60, d))
+    case.queries[60:160] = case.points[far[rng.integers(0, 60, 100)]] * rng.random((100, 1))
+    problem = case.problem(reduction, "high")
+    backend = FourierBackend(always=True)
+    state = backend.prepare(problem, Columns(case.points, case.log_weights))
+    assert state.series is not None and state.series.outside is not None
+    got = backend.reduce(problem, case.queries, state)
+    assert _worst(problem, got, case, np.arange(400)) <= 1.0
+    problem = case.problem(reduction, "high", same=True, exclude_self=True)
+    got = backend.reduce(problem, None, state)
+    rows = np.concatenate([far, np.arange(0, 6000, 100)])
+    for row in rows:
+        keep = np.arange(6000) != row
+        one = reference.sums(case.points[row : row + 1], case.points[keep], log_weights=case.log_weights[keep])
+        arrays = (got.log_sum, got.shift, got.sign, got.log_magnitude)
+        mine = Partial(*(None if a is None else a[row : row + 1] for a in arrays))
+        assert errors(problem, mine, one)[0] <= 1.0
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_rows_far_from_every_point_are_redone(d):
+    case = _mixture(d, 3000, 300)
+    case.queries[:] *= np.linspace(1.0, 1e4, 300)[:, None]
+    for reduction in Reduction:
+        problem = case.problem(reduction, "high")
+        backend = FourierBackend(always=True)
+        got = backend.reduce(problem, case.queries, backend.prepare(problem, Columns(case.points, case.log_weights)))
+        assert _worst(problem, got, case, np.arange(300)) <= 1.0
+        assert got.log_sum.min() < -1e6
+
+
+def test_tiny_bandwidths_take_no_modes():
+    """Where the bandwidth is small against the spacing, rows are summed over their few neighbours."""
+    rng = np.random.default_rng(0)
+    case = Case("sparse", 1e6 * rng.random((5000, 3)), 1e6 * rng.random((50, 3)), np.full(5000, -math.log(5000)))
+    problem = case.problem(Reduction.MEAN, "high")
+    backend = FourierBackend()
+    state = backend.prepare(problem, Columns(case.points, case.log_weights))
+    assert state.series is None
+    assert _worst(problem, backend.reduce(problem, case.queries, state), case, np.arange(50)) <= 1.0
+
+
+def test_weights_of_all_sizes_keep_their_neighbourhoods_small():
+    """Classes of weights: a heavy column far away does not widen the ball of the light ones, but counts."""
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(4000, 2)) * 100
+    log_weights = rng.choice([-400.0, -200.0, 0.0], 4000)
+    log_weights -= np.log(np.exp(log_weights).sum())
+    search = Neighbourhoods(Columns(points, log_weights), 1)
+    rows = rng.normal(size=(50, 2)) * 100
+    for reduction in Reduction:
+        problem = Problem(reduction, 50, 4000, 2, requires=frozenset({"weights"}))
+        got = search.reduce(problem, rows, None, 1.0)
+        assert errors(problem, got, reference.sums(rows, points, log_weights=log_weights)).max() <= 1e-3
+    assert len(search._made) == 3
+
+
+def test_outside_sums_leave_out_the_own_column():
+    points = np.array([[0.0], [1.0], [30.0]])
+    outside = Outside(Columns(points, np.zeros(3)), np.array([1, 2]), 1)
+    problem = Problem(Reduction.LOG_SUM, 2, 3, 1)
+    (both,) = outside.sums(problem, np.array([[1.0], [30.0]]), None, 5.0, 1.0)
+    np.testing.assert_allclose(both, [1.0, 1.0])
+    (without,) = outside.sums(problem, np.array([[1.0], [30.0]]), np.array([1, 0]), 5.0, 1.0)
+    np.testing.assert_allclose(without, [0.0, 1.0])
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_same_bits_with_threads(d):
+    """Two threads give the same bits again and again, also where several call at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    case = _mixture(d, 70_000, 70_000, width=30.0 if d < 3 else 12.0)
+    problem = case.problem(Reduction.MEAN, "high")
+    backend = FourierBackend(threads=2)
+    columns = Columns(case.points, case.log_weights)
+
+    def run(_):
+        return backend.reduce(problem, case.queries, backend.prepare(problem, columns))
+
+    first = run(0)
+    with ThreadPoolExecutor(2) as pool:
+        for again in pool.map(run, range(3)):
+            assert np.array_equal(first.log_sum, again.log_sum) and np.array_equal(first.shift, again.shift)
+
+
+def test_scales_share_the_first_transform(monkeypatch):
+    import sdkde_fourier.backend as module
+
+    calls = []
+    monkeypatch.setattr(module, "to_modes", lambda *a: calls.append(1) or to_modes(*a))
+    case = _mixture(2, 3000, 200)
+    problem = case.problem(Reduction.LOG_SUM, "high", requires={"multi_scale"}, scales=(0.5, 1.0, 3.0))
+    backend = FourierBackend(always=True)
+    got = backend.reduce(problem, case.queries, backend.prepare(problem, Columns(case.points, case.log_weights)))
+    assert len(calls) == 1
+    for k, scale in enumerate(problem.scales):
+        want = reference.sums(case.queries, case.points, log_weights=case.log_weights, scale=scale)
+        assert errors(problem, Partial(got.log_sum[:, k]), want).max() <= 1.0
+
+
+def test_prices_and_support():
+    info = registry.find("fourier").info
+    problem = Problem(Reduction.MEAN, 10**6, 10**6, 1, extent=100.0)
+    assert not info.supports(replace(problem, d=4)).ok and "4" in info.supports(replace(problem, d=4)).reason
+    assert price.seconds(info.work(problem, None)) < 2.0
+    costs = [price.seconds(info.work(replace(problem, d=d), None)) for d in (1, 2, 3)]
+    assert costs == sorted(costs)
+    for level, d, ok in (("float64", 1, False), ("float64", 3, False), ("high", 3, True)):
+        support = info.supports(replace(problem, level=level, d=d))
+        assert support.ok is ok and (ok or "float64" in support.reason)
+    numpy = registry.find("numpy").info
+    small = replace(problem, m=100, n=100, d=3)
+    assert price.seconds(info.work(small, None)) < 0.01  # a small problem is not priced as one of modes
+    assert numpy.supports(small).ok
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"threads": True}, {"always": 1}])
+def test_options_are_checked(options):
+    with pytest.raises((ValueError, TypeError), match=next(iter(options))):
+        FourierBackend(**options)
+
+
+def test_listing_it_imports_neither_finufft_nor_scipy():
+    code = "import sys, sdkde_core; sdkde_core.backends(); import sdkde_fourier.info; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"finufft", "scipy"} & set(done.stdout.split())
+
+
+def test_the_suite_s_cases_are_transformed():
+    """The conformance run with ``always`` would prove nothing if it never transformed."""
+    case = make("mixture", 211, 67, 3, 10.0)
+    problem = case.problem(Reduction.MEAN, "high")
+    state = FourierBackend(always=True).prepare(problem, Columns(case.points, case.log_weights))
+    assert state.series is not None
