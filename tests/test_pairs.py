@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sdkde_core import registry
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.merge import each
-from sdkde_core.protocol import TOLERANCES, Columns, Reduction
+from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
 from sdkde_core.split import reduce_pass
 from sdkde_core.testing.problems import CASES, make
 
@@ -66,6 +66,12 @@ def _off(problem, a, b):
     return worst
 
 
+def _takes(name, d):
+    """Whether a backend takes a small problem in so many dimensions."""
+    info = registry.find(name).info
+    return info.supports(Problem(Reduction.LOG_SUM, 9, 9, d, level="fast", extent=5.0)).ok
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is what the test starts")
 def test_interpreted_ones_agree_too():
@@ -76,7 +82,8 @@ def test_interpreted_ones_agree_too():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "they_agree and triton"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "2 passed" in done.stdout
+    pairs = [name for name in _names() if name != "triton" and not _backend(name)[2]]
+    assert f"{len(pairs)} passed" in done.stdout
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(_names(), 2)))
@@ -84,6 +91,7 @@ def test_they_agree(one, other):
     for name in (one, other):
         if _backend(name)[2]:
             pytest.skip(f"{name}: {_backend(name)[2]}")
+    dimensions = [d for d in (1, 2, 3, 5, 8, 16, 17, 33) if all(_takes(name, d) for name in (one, other))]
     compared = 0
 
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -91,7 +99,7 @@ def test_they_agree(one, other):
         kind=st.sampled_from(sorted(CASES)),
         n=st.integers(1, 120),
         m=st.integers(1, 60),
-        d=st.sampled_from([1, 2, 3, 5, 8, 16, 17, 33]),
+        d=st.sampled_from(dimensions),
         extent=st.sampled_from([1.0, 5.0, 12.0, 40.0, 200.0, 1e4]),
         level=st.sampled_from(LEVELS),
         reduction=st.sampled_from(list(Reduction)),
