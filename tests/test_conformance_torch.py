@@ -56,6 +56,7 @@ class _WithoutFloat64(BackendConformance):
         return [Target(replace(info, levels=("fast", "high")), info.load(), "mps")]
 
 
+@pytest.mark.slow  # its 400 checks would take a minute of the ten that `make test` may
 class TestWithoutFloat64(_WithoutFloat64):
     """The formulas of float32 alone, with everything packed from float64 on the host."""
 
