@@ -182,8 +182,10 @@ def _mend(problems: Sequence[Problem], how: str) -> str:
     """What to do about input that requires grad, where there is some."""
     if "grad" not in problems[0].requires:
         return ""
+    able = [f"{r.name}: {r.info.install}" for r in registry.records() if r.info and "grad" in r.info.features]
+    known = f" ({'; '.join(able)})" if able else ""
     return (
-        f"\nthe input requires grad: {how} a backend with the feature 'grad' (pip install 'sdkde[torch]' has one), "
+        f"\nthe input requires grad: {how} a backend with the feature 'grad'{known}, "
         "or pass detached tensors, or call within torch.no_grad()"
     )
 
@@ -290,9 +292,7 @@ def _judge(
 
     on = processor(device) if priced else None
     measured = calibration_of(info.name, on) if on is not None else None
-    startup = info.startup_seconds
-    if measured and measured.startup is not None:
-        startup = measured.startup
+    startup = _startup(info, device) if priced else info.startup_seconds
 
     def no(reason: str) -> Candidate:
         return Candidate(info.name, device, False, reason, startup_seconds=startup)

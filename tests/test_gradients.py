@@ -10,6 +10,7 @@ import numpy as np
 import plain_torch
 import pytest
 import torch
+from sdkde_torch.info import INFO as TORCH
 from torch.autograd import gradcheck
 
 import sdkde_core
@@ -340,7 +341,9 @@ def test_only_backends_that_differentiate_are_taken(backend):
 
 
 def test_where_none_differentiates_the_error_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(registry, "records", lambda: tuple(r for r in RECORDS if r.name == "numpy"))
+    absent = registry.Record("torch", "missing", "needs torch", "sdkde", "1", "sdkde_torch.info:INFO", TORCH)
+    here = tuple(r for r in RECORDS if r.name == "numpy")
+    monkeypatch.setattr(registry, "records", lambda: (*here, absent))
     x, y, _, _ = inputs(2, 20, 6)
     with pytest.raises(sdkde_core.BackendUnavailable, match=r"requires grad: install.*sdkde\[torch\].*no_grad\(\)"):
         sdkde_core.estimate(x, y)
