@@ -45,9 +45,9 @@ def test_transforms_err_less_than_their_bound(d, reduction):
     n = len(points)
     for epsilon in (1e-7, 1e-9, 1e-11, 1e-13):
         problem = Problem(reduction, len(rows), n, d)
-        box, _ = modes.choose_box(problem, points, epsilon, lambda shape, share: math.inf if share else 0.0)
+        box, _ = modes.choose_box(problem, points, epsilon, lambda shape, share, neighbours: math.inf if share else 0.0)
         rows = rows[box.holds(rows, -box.margin)]
-        series = to_modes(box.angles(points), np.full(n, 1 / n), box.shape, epsilon)
+        series = to_modes(box.angles(points), np.full(n, 1 / n), box.shape, epsilon, 1)
         packed = to_points(
             box.angles(rows), modes.fields(problem, box, series, 1.0, bounds.cutoff(epsilon)), epsilon, 1
         )
@@ -74,7 +74,7 @@ def test_transforms_err_less_than_their_bound(d, reduction):
 def test_density_bound_holds(d, scale):
     case = _mixture(d, 2000, 500, width=15.0)
     problem = Problem(Reduction.LOG_SUM, 500, 2000, d)
-    box, _ = modes.choose_box(problem, case.points, 1e-10, lambda shape, share: math.inf if share else 0.0)
+    box, _ = modes.choose_box(problem, case.points, 1e-10, lambda shape, share, neighbours: math.inf if share else 0.0)
     bound = modes.density_bound(box, case.points, np.full(2000, 1 / 2000), scale)
     rows = np.concatenate([case.points[::7], case.queries])
     largest = math.exp(max(reference.sums(rows, case.points, log_weights=case.log_weights, scale=scale).log_sum))
@@ -130,6 +130,24 @@ def test_tiny_bandwidths_take_no_modes():
     state = backend.prepare(problem, Columns(case.points, case.log_weights))
     assert state.series is None
     assert _worst(problem, backend.reduce(problem, case.queries, state), case, np.arange(50)) <= 1.0
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_few_rows_scan_what_many_find_in_a_tree(d):
+    rng = np.random.default_rng(d)
+    points, log_weights = 30.0 * rng.normal(size=(500, d)), rng.choice([-60.0, -6.0], 500)
+    columns, rows, own = Columns(points, log_weights), 40.0 * rng.normal(size=(40, d)), rng.integers(-3, 500, 40)
+    rows[::3] = points[own[::3]]
+    for reduction in Reduction:
+        problem = Problem(reduction, 40, 500, d, requires=frozenset({"weights", "exclude_self"}))
+        search = Neighbourhoods(columns, 1)
+        for some in (slice(0, 12), slice(12, 13)):
+            few = search.reduce(problem, rows[some], own[some], 0.7)
+            assert not search._made
+            many = Neighbourhoods(columns, 1).reduce(problem, rows, own, 0.7)
+            for name in ("log_sum", "shift", "sign", "log_magnitude"):
+                if getattr(few, name) is not None:
+                    np.testing.assert_allclose(getattr(few, name), getattr(many, name)[some], rtol=1e-11)
 
 
 def test_weights_of_all_sizes_keep_their_neighbourhoods_small():

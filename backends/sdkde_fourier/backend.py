@@ -87,7 +87,7 @@ class FourierBackend:
         weights = np.exp(log_weights)
         # A point's own row has at least its own term; the largest sum is not known before the box is.
         usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
-        found = choose_box(problem, points, usual, lambda shape, share: _price(problem, shape, usual, share))
+        found = choose_box(problem, points, usual, lambda *found: _price(problem, usual, *found))
         if found is None or not self._pays(problem, points, found[1]):
             return None
         box = found[0]
@@ -99,7 +99,7 @@ class FourierBackend:
         largest = [density_bound(box, mine, w, s) for s in problem.scales or (1.0,)]
         epsilon = bounds.tolerance(problem, float(np.exp(log_weights.mean())), max(largest))
         epsilon = max(epsilon, usual)  # the box was made for that
-        modes = to_modes(box.angles(mine), w, box.shape, epsilon)
+        modes = to_modes(box.angles(mine), w, box.shape, epsilon, self._threads())
         errors = tuple(bounds.error(epsilon, top, float(box.period.max())) for top in largest)
         if whole:
             return _Series(box, modes, epsilon, errors)
@@ -235,13 +235,13 @@ def _finish(problem: Problem, total: Array, others: list[Array], error: float, s
     return Partial(np.log(plus), sign=np.sign(signed), log_magnitude=np.log(np.abs(signed))), good
 
 
-def _price(problem: Problem, shape: tuple[int, ...], epsilon: float, share: float) -> float:
-    """Predicted time of a box that a share of the columns, and of the rows, is outside of; inf: too many modes."""
+def _price(problem: Problem, epsilon: float, shape: tuple[int, ...], share: float, neighbours: float) -> float:
+    """Predicted time of a box; ``share`` of the rows have so many columns outside it to be added. inf: too many modes."""
     modes = math.prod(shape)
     if modes > price.MOST_MODES:
         return math.inf
     seconds = price.seconds(price.by_modes(problem, modes, epsilon))
-    return seconds + (price.seconds(price.by_neighbours(problem, share * problem.m, price.OUTSIDE)) if share else 0.0)
+    return seconds + (price.seconds(price.by_neighbours(problem, share * problem.m, neighbours)) if share else 0.0)
 
 
 def _mean_neighbours(problem: Problem, points: Array) -> float:

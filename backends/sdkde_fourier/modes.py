@@ -21,6 +21,9 @@ Array = NDArray[Any]
 #: Points from which the bulk is told from the rest.
 SAMPLE = 1 << 16
 
+#: Rows and columns of those that pairs are counted from.
+PAIRS = (256, 1024)
+
 #: Shares of the sample that may lie beyond either end of the box, per dimension.
 TRIMS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 
@@ -71,7 +74,7 @@ class Box:
 
 
 def choose_box(
-    problem: Problem, points: Array, epsilon: float, price: Callable[[tuple[int, ...], float], float]
+    problem: Problem, points: Array, epsilon: float, price: Callable[[tuple[int, ...], float, float], float]
 ) -> tuple[Box, float] | None:
     """Return the cheapest box and its price, of one around all points and some around most.
 
@@ -83,21 +86,36 @@ def choose_box(
     points : (n, d) array
     epsilon : float
     price : callable
-        Of a shape in modes and the share of the points outside; inf where there are too many modes.
+        Of a shape in modes, the share of the rows that have columns outside the box in reach, and how many those
+        are on average; inf where there are too many modes.
     """
     low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
     box = _box(problem, low, high, epsilon, True)
-    best = box, price(box.shape, 0.0)
-    sample = np.sort(points[:: max(1, len(points) // SAMPLE)], axis=0)
+    best = box, price(box.shape, 0.0, 0.0)
+    sample = points[:: max(1, len(points) // SAMPLE)]
+    ordered = np.sort(sample, axis=0)
     for trim in TRIMS:
         skip = math.ceil(trim * len(sample))
         if 4 * skip > len(sample):
             break
-        box = _box(problem, sample[skip], sample[-1 - skip], epsilon, False)
-        cost = price(box.shape, 2.0 * problem.d * skip / len(sample))
+        box = _box(problem, ordered[skip], ordered[-1 - skip], epsilon, False)
+        cost = price(
+            box.shape, *_in_reach(box, sample, len(points), cutoff(epsilon) * max(problem.scales, default=1.0))
+        )
         if cost < best[1]:
             best = box, cost
     return best if best[1] < math.inf else None
+
+
+def _in_reach(box: Box, sample: Array, n: int, reach: float) -> tuple[float, float]:
+    """Share of the rows near the box's faces or outside, and how many columns outside each has in reach on average."""
+    outside = sample[~box.holds(sample, np.zeros(len(box.low)))]
+    near = sample[~box.holds(sample, np.full(len(box.low), reach))]
+    if not len(outside):
+        return 0.0, 0.0
+    rows, columns = (x[:: -(-len(x) // k)] for x, k in zip((near, outside), PAIRS))
+    r2 = sum((rows[:, a, None] - columns[None, :, a]) ** 2 for a in range(len(box.low)))
+    return len(near) / len(sample), float((r2 <= reach**2).mean()) * n * len(outside) / len(sample)
 
 
 def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool) -> Box:

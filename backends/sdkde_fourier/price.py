@@ -18,9 +18,6 @@ MOST_MODES = 1 << 23
 #: The tolerance that is usual, where the data are not known yet, and the columns that matter to a lonely row.
 USUAL, NEIGHBOURS = 1e-11, 1000.0
 
-#: Columns that matter to a row outside the box.
-OUTSIDE = 300.0
-
 
 def fields_of(problem: Problem) -> int:
     """How many transforms to points a pass takes, at each scale: each gives two real fields."""

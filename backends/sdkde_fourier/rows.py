@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -25,6 +26,9 @@ Array = NDArray[Any]
 
 #: Pairs of a chunk; and rows, where nothing is counted yet.
 PAIRS, ROWS = 1 << 19, 1 << 15
+
+#: Rows up to which columns are looked at one after the other: sorting them takes longer.
+FEW = 12
 
 #: Nats within which the weights of a class lie.
 CLASS = 12.0
@@ -95,15 +99,44 @@ class _Tree:
         return np.fromiter(itertools.chain.from_iterable(lists), np.intp, total)
 
 
+class _Scan:
+    """For a few rows: all columns, one row after the other."""
+
+    def __init__(self, points: Array) -> None:
+        self.coordinates = np.ascontiguousarray(points.T)  # (d, n)
+
+    def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
+        r2 = np.full((len(queries), k), np.inf)
+        index = np.zeros((len(queries), k), np.intp)
+        for i, row in enumerate(self._squares(queries)):
+            first = np.argpartition(row, k - 1)[:k] if k < len(row) else np.arange(len(row))
+            first = first[np.argsort(row[first], kind="stable")]
+            r2[i, : len(first)], index[i, : len(first)] = row[first], first
+        return r2, index
+
+    def count(self, queries: Array, radius: Array) -> Array:
+        return np.array([np.count_nonzero(row <= r * r) for row, r in zip(self._squares(queries), radius)])
+
+    def within(self, queries: Array, radius: Array, count: Array) -> Array:
+        return np.concatenate([np.flatnonzero(row <= r * r) for row, r in zip(self._squares(queries), radius)])
+
+    def _squares(self, queries: Array) -> Iterator[Array]:
+        for query in queries:
+            yield sum((x - y) ** 2 for x, y in zip(self.coordinates, query))
+
+
 class _Class:
     """Columns with similar weights."""
 
-    def __init__(self, points: Array, log_weights: Array, members: Array | None, threads: int) -> None:
+    def __init__(
+        self, points: Array, log_weights: Array, members: Array | None, threads: int, few: bool = False
+    ) -> None:
         self.members = members  # their indices, or None: all columns
         mine = points if members is None else points[members]
         weights = log_weights if members is None else log_weights[members]
         self.least, self.most = float(weights.min()), float(weights.max())
-        self.search: _Search = (_Line if points.shape[1] == 1 else _Tree)(mine, threads)
+        kind = _Line if points.shape[1] == 1 else _Tree
+        self.search: _Search = _Scan(mine) if few else kind(mine, threads)
 
     def nearest(self, queries: Array, own: Array | None) -> tuple[Array, Array]:
         """Squared distance and column of the nearest that is not the row's own; inf and any column where none is."""
@@ -151,26 +184,30 @@ class Neighbourhoods:
             The column that a row leaves out; any number that is no column's leaves out none.
         scale : float
         """
+        if len(queries) <= FEW:  # whether columns are sorted by now or not: the same call gives the same bits
+            return concatenate(self._block(problem, self._classes(few=True), queries, own, scale))
         with self._lock:
             if not self._made:
                 self._made = self._classes()
         blocks = []
         for start in range(0, len(queries), ROWS):
             here = slice(start, start + ROWS)
-            blocks += self._block(problem, queries[here], None if own is None else own[here], scale)
+            blocks += self._block(problem, self._made, queries[here], None if own is None else own[here], scale)
         return concatenate(blocks)
 
-    def _classes(self) -> list[_Class]:
+    def _classes(self, few: bool = False) -> list[_Class]:
         top = self.log_weights.max()
         number = ((top - self.log_weights) / CLASS).astype(np.int64)
         which = np.unique(number) if number.any() else number[:1]
         members = [None] if len(which) == 1 else [np.flatnonzero(number == k) for k in which]
-        return [_Class(self.points, self.log_weights, some, self.threads) for some in members]
+        return [_Class(self.points, self.log_weights, some, self.threads, few) for some in members]
 
-    def _block(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> list[Partial]:
+    def _block(
+        self, problem: Problem, classes: list[_Class], queries: Array, own: Array | None, scale: float
+    ) -> list[Partial]:
         """Search for a block of rows, then sum over as many of them at a time as memory allows."""
-        leader, radii = self._search(problem, queries, own, scale)
-        counts = [one.count(queries, radius) for one, radius in zip(self._made, radii)]
+        leader, radii = self._search(problem, classes, queries, own, scale)
+        counts = [one.count(queries, radius) for one, radius in zip(classes, radii)]
         ends = np.cumsum(sum(counts))
         cuts = [0]
         while cuts[-1] < len(queries):
@@ -182,7 +219,7 @@ class Neighbourhoods:
             with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
                 pairs = [
                     one.within(queries[here], radius[here], count[here])
-                    for one, radius, count in zip(self._made, radii, counts)
+                    for one, radius, count in zip(classes, radii, counts)
                     if count[here].any()
                 ]
                 return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs, scale)
@@ -193,11 +230,13 @@ class Neighbourhoods:
         with ThreadPoolExecutor(min(self.threads, len(tasks)), thread_name_prefix="sdkde-fourier") as pool:
             return list(pool.map(task, tasks))
 
-    def _search(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> tuple[Array, list[Array]]:
+    def _search(
+        self, problem: Problem, classes: list[_Class], queries: Array, own: Array | None, scale: float
+    ) -> tuple[Array, list[Array]]:
         """Each row's leading column (−1: it has none), and the radius within which a class matters to it."""
-        found = [one.nearest(queries, own) for one in self._made]
+        found = [one.nearest(queries, own) for one in classes]
         sharpness = 0.5 / scale**2
-        terms = np.array([one.least - sharpness * r2 for one, (r2, _) in zip(self._made, found)])  # (classes, b)
+        terms = np.array([one.least - sharpness * r2 for one, (r2, _) in zip(classes, found)])  # (classes, b)
         first, rows = terms.argmax(axis=0), np.arange(len(queries))
         best = terms[first, rows]
         leader = np.where(np.isfinite(best), np.array([index for _, index in found])[first, rows], -1)
@@ -205,8 +244,8 @@ class Neighbourhoods:
         tolerance = 0.1 * TOLERANCES[problem.level][problem.reduction].absolute
         nats = math.log(len(self.points) / tolerance) + 5.0 + np.log(2.0 + nearest)  # terms times r, or 1 + r²
         radii = []
-        for one, (r2, _) in zip(self._made, found):
-            if len(self._made) == 1:
+        for one, (r2, _) in zip(classes, found):
+            if len(classes) == 1:
                 square = r2 + (nats + one.most - one.least) / sharpness
             else:
                 square = (one.most - best + nats) / sharpness

@@ -23,15 +23,35 @@ COARSE, COARSE_SLACK, COARSE_FINEST = 1.5, 10.0, 1e-12
 #: Fewest points of a block that a thread transforms on its own, and most modes, if more than the points.
 BLOCK, MODES = 1 << 15, 1 << 22
 
+#: Fewest points of a block that goes to modes on its own, and most modes for each.
+SPREAD, MODES_EACH = 1 << 17, 16
 
-def to_modes(angles: Sequence[Array], coefficients: Array, shape: tuple[int, ...], epsilon: float) -> Array:
+
+def to_modes(
+    angles: Sequence[Array], coefficients: Array, shape: tuple[int, ...], epsilon: float, threads: int
+) -> Array:
     """Return Σ_j c_j exp(−i k·θ_j) for the modes k of ``shape``, the middle one 0.
 
-    On one thread: several would spread onto the same grid in an order of their own, with other bits each time.
+    Every thread transforms some of the points, and the modes are added in order: several threads of one transform would
+    spread onto the same grid in an order of their own, with other bits each time.
     """
-    plan = _plan(1, shape, epsilon, 1)
-    plan.setpts(*angles)
-    return plan.execute(coefficients.astype(np.complex128))
+    count, modes = len(coefficients), math.prod(shape)
+    blocks = max(1, min(threads, count // SPREAD, MODES_EACH * count // modes))
+    ends = [count * k // blocks for k in range(blocks + 1)]
+
+    def task(k: int) -> Array:
+        here = slice(ends[k], ends[k + 1])
+        plan = _plan(1, shape, epsilon, 1)
+        plan.setpts(*[a[here] for a in angles])
+        return plan.execute(coefficients[here].astype(np.complex128))
+
+    if blocks == 1:
+        return task(0)
+    with ThreadPoolExecutor(blocks, thread_name_prefix="sdkde-fourier") as pool:
+        first, *others = pool.map(task, range(blocks))
+    for other in others:
+        first += other
+    return first
 
 
 def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
