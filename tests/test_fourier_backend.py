@@ -35,6 +35,11 @@ def _worst(problem, got, case, rows):
     return errors(problem, some, want).max()
 
 
+def _whole_box(problem, points, epsilon):
+    ends = points.min(axis=0), points.max(axis=0)
+    return modes.choose_box(problem, ends, points, epsilon, lambda shape, share, neighbours: math.inf if share else 0.0)
+
+
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("reduction", list(Reduction))
 def test_transforms_err_less_than_their_bound(d, reduction):
@@ -45,7 +50,7 @@ def test_transforms_err_less_than_their_bound(d, reduction):
     n = len(points)
     for epsilon in (1e-7, 1e-9, 1e-11, 1e-13):
         problem = Problem(reduction, len(rows), n, d)
-        box, _ = modes.choose_box(problem, points, epsilon, lambda shape, share, neighbours: math.inf if share else 0.0)
+        box, _ = _whole_box(problem, points, epsilon)
         rows = rows[box.holds(rows, -box.margin)]
         series = to_modes(box.angles(points), np.full(n, 1 / n), box.shape, epsilon, 1)
         packed = to_points(
@@ -74,7 +79,7 @@ def test_transforms_err_less_than_their_bound(d, reduction):
 def test_density_bound_holds(d, scale):
     case = _mixture(d, 2000, 500, width=15.0)
     problem = Problem(Reduction.LOG_SUM, 500, 2000, d)
-    box, _ = modes.choose_box(problem, case.points, 1e-10, lambda shape, share, neighbours: math.inf if share else 0.0)
+    box, _ = _whole_box(problem, case.points, 1e-10)
     bound = modes.density_bound(box, case.points, np.full(2000, 1 / 2000), scale)
     rows = np.concatenate([case.points[::7], case.queries])
     largest = math.exp(max(reference.sums(rows, case.points, log_weights=case.log_weights, scale=scale).log_sum))

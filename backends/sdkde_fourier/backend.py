@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 
 from sdkde_core.hardware import cpu_threads
 from sdkde_core.merge import concatenate, stack
-from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction, Support
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
+from .finish import finish
 from .modes import Box, choose_box, density_bound, fields
 from .rows import Neighbourhoods, Outside
 from .transforms import to_modes, to_points
 
 Array = NDArray[Any]
 
-#: Pairs of the sample that the neighbourhoods' sizes are estimated from: rows, columns.
-SAMPLE = (128, 1 << 13)
+#: Points from which the bulk is told from the rest; rows and columns that the neighbourhoods' sizes are estimated from.
+SAMPLE, PAIRS = 1 << 16, (128, 1 << 13)
 
 #: Rows at a time, which bounds the memory of angles and fields.
 ROWS = 1 << 20
@@ -87,7 +88,9 @@ class FourierBackend:
         weights = np.exp(log_weights)
         # A point's own row has at least its own term; the largest sum is not known before the box is.
         usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
-        found = choose_box(problem, points, usual, lambda *found: _price(problem, usual, *found))
+        ends = tuple(np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
+        some = points[:: max(1, len(points) // SAMPLE)]
+        found = choose_box(problem, ends, some, usual, lambda *found: _price(problem, usual, *found))
         if found is None or not self._pays(problem, points, found[1]):
             return None
         box = found[0]
@@ -179,7 +182,7 @@ class FourierBackend:
             total, others = total.copy(), [x.copy() for x in others]
             for whole, part in zip([total, *others], more):
                 whole[near] += part
-        answer, good = _finish(problem, total, others, error, scale)
+        answer, good = finish(problem, total, others, error, scale)
         if everything:
             return answer, ~good
         for name in ("log_sum", "shift", "sign", "log_magnitude"):
@@ -217,26 +220,8 @@ def _without_own(
     return total, others
 
 
-def _finish(problem: Problem, total: Array, others: list[Array], error: float, scale: float) -> tuple[Partial, Array]:
-    """From sums to the log domain; and which rows keep the level."""
-    log_sum = np.log(total)
-    level = TOLERANCES[problem.level]
-    good = error <= bounds.BUDGET * level[Reduction.LOG_SUM].absolute * total  # False where NaN
-    if problem.reduction is Reduction.LOG_SUM:
-        return Partial(log_sum), good
-    if problem.reduction is Reduction.MEAN:
-        shift = np.stack(others, axis=1) / total[:, None]
-        moved = math.sqrt(problem.d) * scale + np.sqrt(np.vecdot(shift, shift))
-        good &= error * moved <= bounds.BUDGET * level[Reduction.MEAN].absolute * total
-        return Partial(log_sum, shift=shift), good
-    signed = others[0]
-    plus = (2.0 + problem.d) * total - signed
-    good &= 3.0 * error <= bounds.BUDGET * level[Reduction.LAPLACE].absolute * total
-    return Partial(np.log(plus), sign=np.sign(signed), log_magnitude=np.log(np.abs(signed))), good
-
-
 def _price(problem: Problem, epsilon: float, shape: tuple[int, ...], share: float, neighbours: float) -> float:
-    """Predicted time of a box; ``share`` of the rows have so many columns outside it to be added. inf: too many modes."""
+    """Predicted time of a box; ``share`` of the rows have so many columns outside it to be added. inf: no such box."""
     modes = math.prod(shape)
     if modes > price.MOST_MODES:
         return math.inf
@@ -246,7 +231,7 @@ def _price(problem: Problem, epsilon: float, shape: tuple[int, ...], share: floa
 
 def _mean_neighbours(problem: Problem, points: Array) -> float:
     """Estimate how many columns matter to a column's row."""
-    rows, columns = (points[:: max(1, len(points) // k)] for k in SAMPLE)
+    rows, columns = (points[:: max(1, len(points) // k)] for k in PAIRS)
     radius = max(problem.scales, default=1.0) * math.sqrt(2.0 * math.log(1e6 * len(points)))
     r2 = np.zeros((len(rows), len(columns)))
     for a in range(problem.d):

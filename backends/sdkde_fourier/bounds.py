@@ -12,7 +12,7 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["cutoff", "error", "largest_sum", "relative_budget", "tolerance"]
+__all__ = ["around_a_cell", "cutoff", "error", "relative_budget", "tolerance"]
 
 #: Error of S, of its derivative in bandwidths, and of L over 1 + d/2, over ε times the largest S. Measured: at most 2,
 #: and 6 where ε is 1e-14, rounding included.
@@ -32,26 +32,18 @@ def cutoff(epsilon: float) -> float:
     return math.sqrt(2.0 * math.log(10.0 / epsilon))
 
 
-def largest_sum(heaviest_cell: float, side: float, total: float) -> float:
-    """Bound Σ_j w_j φ(y − u_j) at every y, per dimension as in one: for the power d, call with the d-th root.
-
-    Parameters
-    ----------
-    heaviest_cell : float
-        Largest weight in a cell of a grid, to the power 1/d.
-    side : float
-        Of the cells, in bandwidths.
-    total : float
-        Of all weights, to the power 1/d.
+def around_a_cell(side: float, d: int) -> float:
+    """Bound Σ_j w_j φ(y − u_j) at every y, over the largest weight in a cell of a grid with that side, in bandwidths.
 
     Notes
     -----
-    With y at t in a cell of side a, the k-th cells on either side are t + (k − 1) a and a − t + (k − 1) a away. The
-    nearest two add at most 2 φ(a/2), or φ(0) + φ(a); later ones at most 2 φ((k − 1) a).
+    In one dimension, with y at t in a cell of side a, the k-th cells on either side are t + (k − 1) a and
+    a − t + (k − 1) a away. The nearest two add at most 2 φ(a/2), or φ(0) + φ(a); later ones at most 2 φ((k − 1) a).
+    In d dimensions φ is a product, and the bound a power.
     """
     near = max(2.0 * math.exp(-0.125 * side**2), 1.0 + math.exp(-0.5 * side**2))
     others = sum(2.0 * math.exp(-0.5 * (k * side) ** 2) for k in range(1, 2 + int(9.0 / side)))
-    return min(total, heaviest_cell * (1.0 + near + others))
+    return (1.0 + near + others) ** d
 
 
 def tolerance(problem: Problem, floor: float, largest: float) -> float:

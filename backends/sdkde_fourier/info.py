@@ -1,4 +1,4 @@
-"""The Fourier backend's entry point."""
+"""The Fourier backend's entry points: finufft on the CPU, and matrix products on PyTorch's devices."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Support, Work
 
-from .price import estimate
+from .price import estimate, estimate_on_device
 
-__all__ = ["INFO"]
+__all__ = ["INFO", "TORCH"]
 
 #: Pairs up to which "float64" is taken. A transform's error is that of its largest sum: most rows are too small for ten
 #: digits of a log, or twelve of a shift, and each is then summed over its neighbourhood.
@@ -41,4 +41,31 @@ INFO = BackendInfo(
     startup_seconds=0.2,  # finufft; where rows are redone in two or three dimensions, scipy.spatial too
     supports=_supports,
     work=_work,
+)
+
+
+def _torch_supports(problem: Problem) -> Support:
+    if problem.d > 3:
+        return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
+    return Support(True, f"Fourier sums in PyTorch, {estimate_on_device(problem)[0]}")
+
+
+def _torch_work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+    return estimate_on_device(problem)[1]
+
+
+TORCH = BackendInfo(
+    name="fourier-torch",
+    protocol=(1, 3),
+    implementation="sdkde_fourier.device:TorchFourierBackend",
+    devices=("cuda", "xpu", "cpu"),
+    levels=("fast", "high"),  # most rows are too small for float64's ten digits
+    features=frozenset({"weights", "exclude_self", "multi_scale"}),
+    deterministic=True,
+    requires_modules=("torch",),
+    install="pip install 'sdkde[torch]'",
+    arrays="torch",
+    startup_seconds=2.2,
+    supports=_torch_supports,
+    work=_torch_work,
 )

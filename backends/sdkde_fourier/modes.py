@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 
 from sdkde_core.protocol import Problem, Reduction
 
-from .bounds import cutoff, largest_sum
+from .bounds import around_a_cell, cutoff
 
-__all__ = ["Box", "choose_box", "density_bound", "fields"]
+__all__ = ["SIDE", "Box", "choose_box", "density_bound", "fields"]
 
 Array = NDArray[Any]
-
-#: Points from which the bulk is told from the rest.
-SAMPLE = 1 << 16
 
 #: Rows and columns of those that pairs are counted from.
 PAIRS = (256, 1024)
@@ -74,7 +71,11 @@ class Box:
 
 
 def choose_box(
-    problem: Problem, points: Array, epsilon: float, price: Callable[[tuple[int, ...], float, float], float]
+    problem: Problem,
+    ends: tuple[Array, Array],
+    sample: Array,
+    epsilon: float,
+    price: Callable[[tuple[int, ...], float, float], float],
 ) -> tuple[Box, float] | None:
     """Return the cheapest box and its price, of one around all points and some around most.
 
@@ -83,25 +84,25 @@ def choose_box(
     Parameters
     ----------
     problem : Problem
-    points : (n, d) array
+    ends : (d,) arrays
+        Least and greatest coordinates of the points.
+    sample : (k, d) array
+        Some of the points.
     epsilon : float
     price : callable
         Of a shape in modes, the share of the rows that have columns outside the box in reach, and how many those
         are on average; inf where there are too many modes.
     """
-    low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
-    box = _box(problem, low, high, epsilon, True)
+    box = _box(problem, *ends, epsilon, True)
     best = box, price(box.shape, 0.0, 0.0)
-    sample = points[:: max(1, len(points) // SAMPLE)]
+    n, reach = problem.n, cutoff(epsilon) * max(problem.scales, default=1.0)
     ordered = np.sort(sample, axis=0)
     for trim in TRIMS:
         skip = math.ceil(trim * len(sample))
         if 4 * skip > len(sample):
             break
         box = _box(problem, ordered[skip], ordered[-1 - skip], epsilon, False)
-        cost = price(
-            box.shape, *_in_reach(box, sample, len(points), cutoff(epsilon) * max(problem.scales, default=1.0))
-        )
+        cost = price(box.shape, *_in_reach(box, sample, n, reach))
         if cost < best[1]:
             best = box, cost
     return best if best[1] < math.inf else None
@@ -148,8 +149,7 @@ def density_bound(box: Box, points: Array, weights: Array, scale: float) -> floa
         index *= count
         index += np.minimum(((points[:, a] - box.low[a]) / side).astype(np.int64), count - 1)
     heaviest = float(np.bincount(index, weights).max())
-    total = float(weights.sum())
-    return largest_sum(heaviest ** (1 / d), side / scale, total ** (1 / d)) ** d
+    return min(float(weights.sum()), heaviest * around_a_cell(side / scale, d))
 
 
 def fields(problem: Problem, box: Box, modes: Array, scale: float, last: float) -> list[Array]:

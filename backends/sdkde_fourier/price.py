@@ -1,4 +1,5 @@
-"""What the two ways of summing cost, Fourier modes and neighbourhoods, with finufft 2.5 and NumPy on a CPU."""
+"""What the two ways of summing cost, Fourier modes and neighbourhoods: with finufft 2.5 and NumPy on a CPU, and as
+matrix products and tiles in PyTorch on a device."""
 
 from __future__ import annotations
 
@@ -10,13 +11,25 @@ from sdkde_core.protocol import Problem, Reduction, Work
 
 from .bounds import cutoff
 
-__all__ = ["MOST_MODES", "by_modes", "by_neighbours", "estimate", "seconds"]
+__all__ = [
+    "MOST_MODES",
+    "by_modes",
+    "by_neighbours",
+    "by_products",
+    "by_tiles",
+    "estimate",
+    "estimate_on_device",
+    "plus",
+    "product_seconds",
+    "seconds",
+]
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
-#: The tolerance that is usual, where the data are not known yet, and the columns that matter to a lonely row.
-USUAL, NEIGHBOURS = 1e-11, 1000.0
+#: The tolerance that is usual, where the data are not known yet; the columns that matter to a lonely row, and the share
+#: of the rows that are lonely, on a device.
+USUAL, NEIGHBOURS, LONELY = 1e-11, 1000.0, 1e-4
 
 
 def fields_of(problem: Problem) -> int:
@@ -56,11 +69,59 @@ def by_neighbours(problem: Problem, rows: float, neighbours: float) -> Work:
     )
 
 
-def seconds(work: Work) -> float:
-    """Return the predicted time on this CPU."""
-    on: Processor | None = processor("cpu")
-    assert on is not None  # there always is a CPU
+def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
+    """Return the Work of transforms as products of cosines and sines, in float64; see ``separable.py``.
+
+    A cosine and its angle are some forty operations, and are written and read about three times.
+    """
+    d, n, m = problem.d, problem.n, problem.m
+    backs = {Reduction.LOG_SUM: 1, Reduction.MEAN: 1 + d, Reduction.LAPLACE: 2}[problem.reduction]
+    backs *= max(1, len(problem.scales))
+    sizes = [2.0 * math.sqrt(2.0 * shape[0])] * 2 if d == 1 else list(shape)
+    functions, modes = sum(sizes), math.prod(sizes)
+    rows = n + m * (1 if not problem.scales else len(problem.scales))
+    between = modes / sizes[-1]  # numbers a point and field between two products
+    return Work(
+        matrix_flops={"float64": 2.0 * modes * (n + backs * m) + 40.0 * functions * rows},
+        scalar_flops=20.0 * functions * rows,
+        bytes=48.0 * functions * rows + 16.0 * between * (backs * m + (n if d == 3 else 0)),
+        launches=int(60 + 20.0 * rows * (functions + (between if d == 3 else 0)) / (1 << 25)),
+    )
+
+
+def by_tiles(problem: Problem, rows: float, neighbours: float) -> Work:
+    """Return the Work of summing ``rows`` over tiles that matter, each over ``neighbours`` columns on average.
+
+    Every operation of a pair reads and writes float64 in memory; judging and sorting tiles comes before.
+    """
+    scales = max(1, len(problem.scales))
+    pairs = rows * min(8.0 * neighbours, problem.n) * scales  # whole tiles of 32 × 256
+    passes = 3.0 * problem.d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
+    judged = rows / 32.0 * problem.n / 256.0 * scales
+    return Work(
+        scalar_flops=4.0 * passes * pairs,
+        exps=16.0 * pairs,
+        bytes=16.0 * passes * pairs + 400.0 * judged + 300.0 * (problem.n if rows else 0.0),
+        launches=int((200.0 + 20.0 * pairs / (1 << 22)) * (rows > 0)),
+    )
+
+
+def seconds(work: Work, device: str = "cpu") -> float:
+    """Return the predicted time on a device; of one whose rates are not known, what compares with others on it."""
+    on: Processor | None = processor(device)
+    if on is None or not work.matrix_flops.keys() <= on.matrix_flops.keys():
+        return 1e-12 * (sum(work.matrix_flops.values()) + work.scalar_flops + work.exps + 10.0 * work.bytes)
     return cost.seconds(work, on)
+
+
+def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neighbours: float) -> float:
+    """Return the predicted time of a box on a device; a share of the rows have so many columns outside it to be added.
+
+    inf: the modes do not pay, or would not fit.
+    """
+    if math.prod(shape) > MOST_MODES:
+        return math.inf
+    return seconds(plus(by_products(problem, shape), by_tiles(problem, share * problem.m, neighbours)), problem.device)
 
 
 def estimate(problem: Problem) -> tuple[str, Work]:
@@ -69,24 +130,46 @@ def estimate(problem: Problem) -> tuple[str, Work]:
     Where the extent asks for more modes than there may be, either few points are far out, and the others take as many
     modes as there may be, or the bandwidth is small, and so are all neighbourhoods: taken to cost the same.
     """
-    cut, finest, widest = cutoff(USUAL), min(problem.scales, default=1.0), max(problem.scales, default=1.0)
-    width = 2.0 * problem.extent * problem.d**-0.25  # between a cube's around the ball and one's inside
-    period = width + 1.5 * cut * widest
-    modes = min(period * cut / finest / math.pi, 1e30) ** problem.d
+    modes = _usual_modes(problem)[1]
     direct = by_neighbours(problem, problem.m, problem.n)
     if problem.level == "float64":  # few rows have all the digits
         return "most rows summed directly", direct
     if modes > MOST_MODES:
         lonely = by_neighbours(problem, 0.02 * problem.m, NEIGHBOURS)
-        fourier = _both(by_modes(problem, MOST_MODES, USUAL), lonely)
+        fourier = plus(by_modes(problem, MOST_MODES, USUAL), lonely)
         kind = f"at most {MOST_MODES} modes, or neighbourhoods"
     else:
         fourier, kind = by_modes(problem, modes, USUAL), f"about {modes:.0f} modes at most"
     return (kind, fourier) if seconds(fourier) < seconds(direct) else ("direct sums, few enough", direct)
 
 
-def _both(a: Work, b: Work) -> Work:
+def estimate_on_device(problem: Problem) -> tuple[str, Work]:
+    """As :func:`estimate`, of products and tiles; where there are too many modes, all rows are priced as tiles'."""
+    direct = by_tiles(problem, problem.m, problem.n)
+    side, modes = _usual_modes(problem)
+    if modes > MOST_MODES:
+        return f"direct sums, more than {MOST_MODES} modes", direct
+    fourier = plus(by_products(problem, (side,) * problem.d), by_tiles(problem, LONELY * problem.m, NEIGHBOURS))
+    if seconds(fourier, problem.device) < seconds(direct, problem.device):
+        return f"products of about {modes:.0f} modes at most", fourier
+    return "direct sums, few enough", direct
+
+
+def _usual_modes(problem: Problem) -> tuple[float, float]:
+    """Modes per dimension, and in all, as the extent has them."""
+    cut, finest, widest = cutoff(USUAL), min(problem.scales, default=1.0), max(problem.scales, default=1.0)
+    width = 2.0 * problem.extent * problem.d**-0.25  # between a cube's around the ball and one's inside
+    period = width + 1.5 * cut * widest
+    side = min(period * cut / finest / math.pi, 1e10)
+    return side, side**problem.d
+
+
+def plus(a: Work, b: Work) -> Work:
+    """Return the Work of both."""
     return Work(
+        matrix_flops={
+            k: a.matrix_flops.get(k, 0.0) + b.matrix_flops.get(k, 0.0) for k in a.matrix_flops | b.matrix_flops
+        },
         scalar_flops=a.scalar_flops + b.scalar_flops,
         exps=a.exps + b.exps,
         bytes=a.bytes + b.bytes,

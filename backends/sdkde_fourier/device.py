@@ -1,0 +1,288 @@
+"""The backend on PyTorch's devices: transforms as matrix products, and exact sums for the rows that those leave."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdkde_core.merge import concatenate, stack
+from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+
+from . import bounds, price, separable
+from .finish import finish
+from .modes import SIDE, Box, choose_box
+from .tiles import Tiles
+
+__all__ = ["TorchFourierBackend"]
+
+#: Points from which the bulk is told from the rest.
+SAMPLE = 1 << 13
+
+#: Rows at a time, which bounds the memory of the fields.
+ROWS = 1 << 21
+
+#: Share of a device's memory that the functions of a block of points may take, and the most.
+SHARE, MOST = 32, 1 << 30
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The columns in a box, as modes."""
+
+    basis: separable.Basis
+    modes: Tensor
+    epsilon: float
+    errors: tuple[Tensor, ...]  # bound on a sum's error, per scale
+    inside: Tensor | None = None  # (n,) which columns; None: all
+    outside: Tiles | None = None  # the others
+
+
+@dataclass
+class _State:
+    columns: Columns
+    series: _Series | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    tiles: Tiles | None = None  # made when the first row asks
+
+    def neighbourhoods(self) -> Tiles:
+        with self.lock:
+            if self.tiles is None:
+                self.tiles = Tiles(self.columns.points, self.columns.log_weights)
+            return self.tiles
+
+
+class TorchFourierBackend:
+    """Fourier series in up to three dimensions as matrix products in PyTorch, exact sums over tiles for lonely rows.
+
+    Parameters
+    ----------
+    always : bool
+        Transform also where direct sums would be faster. For tests.
+    """
+
+    def __init__(self, always: bool = False) -> None:
+        if not isinstance(always, bool):
+            raise TypeError(f"always is {always!r}; pass True or False")
+        self.always = always
+
+    def probe(self, device: str) -> Support:
+        """Make a tensor in float64 on the device."""
+        try:
+            torch.zeros(1, dtype=torch.float64, device=device).add_(1.0).cpu()
+        except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
+            return Support(
+                False, f"PyTorch {torch.__version__} has no float64 on {device}: {str(error).splitlines()[0]}"
+            )
+        return Support(True, f"PyTorch {torch.__version__} on {device}")
+
+    def prepare(self, problem: Problem, columns: Columns) -> _State:
+        """Transform the columns to modes, if that pays."""
+        with torch.no_grad(), _memory_errors():
+            return _State(columns, self._transform(problem, columns))
+
+    def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
+        points, log_weights = columns.points, columns.log_weights
+        some = points[:: max(1, len(points) // SAMPLE)]
+        known = (
+            torch.cat([points.amin(0), points.amax(0), log_weights.exp().mean()[None], some.flatten()]).cpu().numpy()
+        )
+        d = problem.d
+        # A point's own row has at least its own term; no sum is more than all weights.
+        epsilon = bounds.tolerance(problem, float(known[2 * d]), 1.0)
+        ends, sample = (known[:d], known[d : 2 * d]), known[2 * d + 1 :].reshape(-1, d)
+
+        found = choose_box(problem, ends, sample, epsilon, lambda *found: price.product_seconds(problem, *found))
+        direct = price.seconds(price.by_tiles(problem, problem.m, len(points)), problem.device)
+        if found is None or not (self.always or found[1] <= direct):
+            return None
+        box = found[0]
+        device = points.device
+        basis = separable.Basis(box, device, _memory(device))
+        low, high = (torch.as_tensor(x, device=device) for x in (box.low, box.high))
+        inside = ((points >= low) & (points <= high)).all(1)
+        weights = torch.where(inside, log_weights.exp(), 0.0)  # (n,)
+        # Columns outside the box are those of a trimmed one: rarely many.
+        members = None if len(points) == 0 or _whole(box, ends) else torch.nonzero(~inside)[:, 0]
+        held = points if members is None else torch.where(inside[:, None], points, low)
+        modes = separable.to_modes(basis, held, weights)
+        largest = [_density_bound(box, held, weights, s) for s in problem.scales or (1.0,)]
+        errors = tuple(bounds.error(epsilon, 1.0, float(box.period.max())) * top for top in largest)
+        if members is None or not len(members):
+            return _Series(basis, modes, epsilon, errors)
+        return _Series(basis, modes, epsilon, errors, inside, Tiles(points[members], log_weights[members], members))
+
+    def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
+        """Sum by modes, then redo the rows whose sum is too small against the bound on its error."""
+        rows = state.columns.points if queries is None else queries
+        blocks = []
+        with torch.no_grad(), _memory_errors():
+            for start in range(0, max(len(rows), 1), ROWS):
+                block, own = rows[start : start + ROWS], None
+                if "exclude_self" in problem.requires:
+                    own = torch.arange(len(block), device=block.device) + own_offset + start
+                answers = self._at_scales(problem, block, own, state)
+                blocks.append(stack(answers) if problem.scales else answers[0])
+        return concatenate(blocks)
+
+    def _at_scales(self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State) -> list[Partial]:
+        answers = []
+        for index, scale in enumerate(problem.scales or (1.0,)):
+            if not len(rows):
+                answers.append(_empty(problem, rows))
+            elif state.series is None:
+                answers.append(state.neighbourhoods().reduce(problem, rows, own, scale))
+            else:
+                partial, good = self._by_modes(problem, rows, own, state, state.series, index, scale)
+                some = torch.nonzero(~good)[:, 0]
+                if len(some):
+                    mine = None if own is None else own[some]
+                    exact = state.neighbourhoods().reduce(problem, rows[some], mine, scale)
+                    for name in ("log_sum", "shift", "sign", "log_magnitude"):
+                        whole, part = getattr(partial, name), getattr(exact, name)
+                        if whole is not None:
+                            whole[some] = part
+                answers.append(partial)
+        return answers
+
+    def _by_modes(
+        self,
+        problem: Problem,
+        rows: Tensor,
+        own: Tensor | None,
+        state: _State,
+        series: _Series,
+        index: int,
+        scale: float,
+    ) -> tuple[Partial, Tensor]:
+        """The answers at one scale, and which of them hold."""
+        box, error = series.basis.box, series.errors[index]
+        low, high = (torch.as_tensor(x, device=rows.device) for x in (box.low, box.high))
+        margin = torch.as_tensor(box.margin, device=rows.device).clamp(max=bounds.cutoff(series.epsilon) * scale)
+        held = ((rows >= low - margin) & (rows <= high + margin)).all(1)
+        coefficients = separable.fields(problem, series.basis, series.modes, scale)
+        total, *others = separable.to_points(series.basis, torch.where(held[:, None], rows, low), coefficients)
+        if own is not None:
+            _take_off_own(problem, rows, own, state, series, scale, total, others)
+        if series.outside is not None:
+            least = math.log(0.1) + error.log()  # what is smaller vanishes in the error
+            near = torch.nonzero(held & _reaches(rows, series.outside, scale, least))[:, 0]
+            if len(near):
+                mine = None if own is None else own[near]
+                more = series.outside.reduce(problem, rows[near], mine, scale, float(least))
+                _add(problem, more, near, total, others)
+        answer, good = finish(problem, total, others, error, scale)
+        return answer, held & good
+
+
+def _whole(box: Box, ends: tuple[Any, Any]) -> bool:
+    """Whether all columns are in the box."""
+    return bool((box.low <= ends[0]).all() and (box.high >= ends[1]).all())
+
+
+def _density_bound(box: Box, points: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """Bound Σ_j w_j exp(−½‖y − u_j‖²/s²) at every y; see :func:`sdkde_fourier.modes.density_bound`.
+
+    Weights are added as integers, whose sum does not depend on the order: a device adds in any.
+    """
+    side, width = SIDE, [float(w) for w in box.high - box.low]
+    while math.prod(math.floor(w / side) + 1 for w in width) > max(1 << 16, 4 * len(points)):
+        side *= 2.0
+    counts = [math.floor(w / side) + 1 for w in width]
+    index = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+    for a, count in enumerate(counts):
+        index = index * count + ((points[:, a] - float(box.low[a])) / side).long().clamp(0, count - 1)
+    units = (weights * 2.0**52).ceil().long()  # they sum to at most 1
+    cells = torch.zeros(math.prod(counts), dtype=torch.int64, device=points.device).index_add_(0, index, units)
+    heaviest = cells.max().double() * 2.0**-52
+    return torch.minimum(weights.sum(), heaviest * bounds.around_a_cell(side / scale, points.shape[1]))
+
+
+def _reaches(rows: Tensor, outside: Tiles, scale: float, least: Tensor) -> Tensor:
+    """Which rows are so near a tile of the columns outside that some may count."""
+    low, high = outside.columns.low, outside.columns.high
+    found, step = [], max(1, (1 << 22) // len(low))
+    for start in range(0, len(rows), step):
+        here = rows[start : start + step, None]  # (b, 1, d)
+        apart = torch.maximum(low - here, here - high).clamp(min=0.0).square().sum(-1)  # (b, tiles)
+        term = outside.heaviest[:, 0] - 0.5 / scale**2 * apart
+        found.append((term > least - math.log(outside.n)).any(1))
+    return torch.cat(found)
+
+
+def _take_off_own(
+    problem: Problem,
+    rows: Tensor,
+    own: Tensor,
+    state: _State,
+    series: _Series,
+    scale: float,
+    total: Tensor,
+    others: list[Tensor],
+) -> None:
+    """Take each row's own term off; what is left is then judged against the same error."""
+    points, n = state.columns.points, len(state.columns.points)
+    has = (own >= 0) & (own < n)
+    which = own.clamp(0, n - 1)
+    if series.inside is not None:
+        has &= series.inside[which]
+    step = points[which] - rows
+    r2 = step.square().sum(1) / scale**2
+    term = torch.where(has, (state.columns.log_weights[which] - 0.5 * r2).exp(), 0.0)
+    total -= term
+    if problem.reduction is Reduction.MEAN:
+        for a, whole in enumerate(others):
+            whole -= term * step[:, a]
+    if problem.reduction is Reduction.LAPLACE:
+        others[0] -= term * (1.0 + 0.5 * problem.d - 0.5 * r2)
+
+
+def _add(problem: Problem, more: Partial, where: Tensor, total: Tensor, others: list[Tensor]) -> None:
+    """Add sums over other columns, which come in the log domain."""
+    if problem.reduction is Reduction.LAPLACE:
+        signed = more.sign * more.log_magnitude.exp()
+        total[where] += (more.log_sum.exp() + signed) / (2.0 + problem.d)  # M = (2 + d) S − L
+        others[0][where] += signed
+        return
+    added = more.log_sum.exp()
+    total[where] += added
+    if problem.reduction is Reduction.MEAN:
+        for a, whole in enumerate(others):
+            whole[where] += added * more.shift[:, a]
+
+
+def _empty(problem: Problem, rows: Tensor) -> Partial:
+    laplace = problem.reduction is Reduction.LAPLACE
+    nothing = rows.new_empty(0)
+    return Partial(
+        nothing,
+        shift=rows.new_empty(0, problem.d) if problem.reduction is Reduction.MEAN else None,
+        sign=nothing if laplace else None,
+        log_magnitude=nothing if laplace else None,
+    )
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes for the functions of a block of points: of the card, never of what is free, so that sums do not change."""
+    if device.type == "cpu":
+        return 1 << 26
+    return min(MOST, int(torch.get_device_module(device).get_device_properties(device).total_memory) // SHARE)
+
+
+class _memory_errors:
+    """Says of a device that ran out of memory what the core understands."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        full = isinstance(error, torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and re.search("out of memory|can't allocate memory", str(error))
+        )
+        if full:
+            raise DeviceOutOfMemory(str(error)) from error

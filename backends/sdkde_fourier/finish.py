@@ -1,0 +1,45 @@
+"""From sums to the log domain, in any array library; and which rows keep the level."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
+
+from .bounds import BUDGET
+
+__all__ = ["finish"]
+
+
+def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: float) -> tuple[Partial, Any]:
+    """Return the answer, and which rows keep the level.
+
+    Parameters
+    ----------
+    problem : Problem
+    total : (b,) array
+        S.
+    others : list of (b,) arrays
+        MEAN: Σ w φ (u_j − y), by dimension. LAPLACE: L.
+    error : float
+        Bound on the error of S.
+    scale : float
+    """
+    xp = array_namespace(total)
+    log_sum = xp.log(total)
+    level = TOLERANCES[problem.level]
+    good = error <= BUDGET * level[Reduction.LOG_SUM].absolute * total  # False where NaN
+    if problem.reduction is Reduction.LOG_SUM:
+        return Partial(log_sum), good
+    if problem.reduction is Reduction.MEAN:
+        shift = xp.stack(others, axis=1) / total[:, None]
+        moved = math.sqrt(problem.d) * scale + xp.sqrt(xp.sum(shift * shift, axis=1))
+        good &= error * moved <= BUDGET * level[Reduction.MEAN].absolute * total
+        return Partial(log_sum, shift=shift), good
+    signed = others[0]
+    plus = (2.0 + problem.d) * total - signed
+    good &= 3.0 * error <= BUDGET * level[Reduction.LAPLACE].absolute * total
+    return Partial(xp.log(plus), sign=xp.sign(signed), log_magnitude=xp.log(xp.abs(signed))), good

@@ -1,0 +1,202 @@
+"""The transforms as matrix products, on any device of PyTorch that has float64.
+
+A Gaussian is even and a product over dimensions, so cosines and sines need not be mixed:
+
+    Π_a Σ_k g_k cos k(θ_a − θ'_a) = Π_a Σ_k g_k (cos kθ_a cos kθ'_a + sin kθ_a sin kθ'_a).
+
+With f_i the functions 1, cos θ … cos Kθ, sin θ … sin Kθ of one dimension, the modes are the tensor
+Σ_j w_j f_i(θ_j1) f_k(θ_j2) …, as many real numbers as there are modes: one matrix product of what the points' functions
+are in one dimension with what they are in the other. Back to points it is one product with a matrix, and a sum over
+each row. In one dimension k = a + P b, with a and b about the root of K: functions of θ and of Pθ, again a product.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sdkde_core.protocol import Problem, Reduction
+
+from .modes import Box
+
+__all__ = ["Basis", "fields", "to_modes", "to_points"]
+
+#: Points of one of the products that are computed side by side, and summed in order.
+DEPTH = 2048
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The functions of a box.
+
+    Parameters
+    ----------
+    box : Box
+    device : torch.device
+    memory : int
+        Bytes that the functions of a block of points may take.
+    """
+
+    box: Box
+    device: torch.device
+    memory: int
+
+    @property
+    def waves(self) -> list[Tensor]:
+        """Per factor its wave numbers, in multiples of θ; the first is 0. One dimension has two factors."""
+        highest = self.box.highest
+        if len(highest) > 1:
+            return [torch.arange(k + 1, dtype=torch.float64, device=self.device) for k in highest]
+        step = self.step
+        return [
+            torch.arange(count, dtype=torch.float64, device=self.device) * by
+            for count, by in ((step, 1), (highest[0] // step + 1, step))
+        ]
+
+    @property
+    def step(self) -> int:
+        """P, in one dimension."""
+        return math.isqrt(self.box.highest[0]) + 1
+
+    def angles(self, points: Tensor) -> list[Tensor]:
+        """Per factor the angles (b,) of the points (b, d); see :meth:`Box.angles`."""
+        centre, factor = 0.5 * (self.box.low + self.box.high), 2.0 * math.pi / self.box.period
+        found = [(points[:, a] - float(centre[a])) * float(factor[a]) for a in range(points.shape[1])]
+        return found if len(found) > 1 else found * 2
+
+    def rows(self) -> int:
+        """Points of a block: as many as memory allows."""
+        sizes = [2 * len(w) for w in self.waves]
+        numbers = 3 * sum(sizes) + (2 * sizes[0] * sizes[1] if len(sizes) == 3 else 0)
+        return max(DEPTH, self.memory // (8 * numbers) // DEPTH * DEPTH)
+
+    def functions(self, points: Tensor) -> list[Tensor]:
+        """Per factor cosines and sines of its waves at the points, (b, 2 waves − 1)."""
+        found = []
+        for theta, waves in zip(self.angles(points), self.waves):
+            count = len(waves)
+            out = theta.new_empty(len(theta), 2 * count - 1)
+            phase = theta[:, None] * waves
+            torch.cos(phase, out=out[:, :count])
+            torch.sin(phase[:, 1:], out=out[:, count:])
+            found.append(out)
+        return found
+
+
+def to_modes(basis: Basis, points: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_j w_j Π_a f(θ_ja): (2 K_1 + 1, 2 K_2 + 1, …)."""
+    total: Tensor | None = None
+    for start in range(0, len(points), basis.rows()):
+        here = slice(start, start + basis.rows())
+        first, *others = basis.functions(points[here])
+        first *= weights[here, None]
+        if len(others) == 2:  # (b, N1 · N2)
+            first = (first[:, :, None] * others.pop(0)[:, None, :]).flatten(1)
+        last = others[0]
+        whole = len(first) // DEPTH * DEPTH
+        part = first[whole:].T @ last[whole:]
+        if whole:
+            left, right = (x[:whole].unflatten(0, (-1, DEPTH)) for x in (first, last))
+            part = part + torch.bmm(left.mT, right).sum(0)
+        total = part if total is None else total + part
+    assert total is not None  # there is at least one column
+    return _joined(basis, total) if len(basis.box.highest) == 1 else total.unflatten(0, _shape(basis)[:-1])
+
+
+def _shape(basis: Basis) -> list[int]:
+    return [2 * k + 1 for k in basis.box.highest]
+
+
+def _quarters(tensor: Tensor, counts: list[int]) -> list[Tensor]:
+    """The parts cos·cos, cos·sin, sin·cos, sin·sin of a matrix (2 A − 1, 2 B − 1), each (A, B): sin 0 is 0."""
+    a, b = counts
+    parts = tensor.new_zeros(4, a, b)
+    parts[0] = tensor[:a, :b]
+    parts[1, :, 1:] = tensor[:a, b:]
+    parts[2, 1:] = tensor[a:, :b]
+    parts[3, 1:, 1:] = tensor[a:, b:]
+    return list(parts)
+
+
+def _joined(basis: Basis, product: Tensor) -> Tensor:
+    """In one dimension: the sums of cos kθ and sin kθ from those of products, k = a + P b."""
+    counts, highest = [len(w) for w in basis.waves], basis.box.highest[0]
+    cc, cs, sc, ss = _quarters(product, counts)
+    cosines, sines = (cc - ss).T.flatten()[: highest + 1], (sc + cs).T.flatten()[: highest + 1]
+    return torch.cat([cosines, sines[1:]])
+
+
+def _parted(basis: Basis, coefficients: Tensor) -> Tensor:
+    """In one dimension: the matrix by which products of functions sum to Σ c_k cos kθ + s_k sin kθ."""
+    (a, b), highest = [len(w) for w in basis.waves], basis.box.highest[0]
+    c, s = coefficients.new_zeros(2, a * b)
+    c[: highest + 1] = coefficients[: highest + 1]
+    s[1 : highest + 1] = coefficients[highest + 1 :]
+    c, s = c.unflatten(0, (b, a)).T, s.unflatten(0, (b, a)).T  # (a, b)
+    return torch.cat([torch.cat([c, s[:, 1:]], 1), torch.cat([s[1:], -c[1:, 1:]], 1)])
+
+
+def _wave_numbers(basis: Basis, a: int) -> Tensor:
+    """κ of the functions of a dimension, in 1/bandwidths: (2 K + 1,)."""
+    k = torch.arange(basis.box.highest[a] + 1, dtype=torch.float64, device=basis.device)
+    return torch.cat([k, k[1:]]) * (2.0 * math.pi / float(basis.box.period[a]))
+
+
+def _along(x: Tensor, a: int, d: int) -> Tensor:
+    """A vector, to be multiplied along axis ``a`` of d."""
+    return x.view([-1 if b == a else 1 for b in range(d)])
+
+
+def fields(problem: Problem, basis: Basis, modes: Tensor, scale: float) -> list[Tensor]:
+    """Return the coefficients of S, then of MEAN's Σ w φ (u_j − y), by dimension, or of LAPLACE's L.
+
+    As :func:`sdkde_fourier.modes.fields` does for complex modes: the kernel exp(−½ r² / s²) has per dimension the
+    coefficients s √(2π) / P · exp(−½ s² κ²), twice for k > 0; Σ w φ (u_j − y) = s² ∇S.
+    """
+    d, product = problem.d, modes
+    kappa = [_wave_numbers(basis, a) for a in range(d)]
+    for a, k in enumerate(kappa):
+        gaussian = (2.0 * scale * math.sqrt(2.0 * math.pi) / float(basis.box.period[a])) * torch.exp(
+            -0.5 * (scale * k) ** 2
+        )
+        gaussian[0] *= 0.5
+        product = product * _along(gaussian, a, d)
+    if problem.reduction is Reduction.LOG_SUM:
+        return [product]
+    if problem.reduction is Reduction.LAPLACE:
+        half = sum(_along(0.5 * (scale * k) ** 2, a, d) for a, k in enumerate(kappa))
+        return [product, product * (1.0 + half)]
+    return [product] + [_derivative(product, scale**2 * k, a) for a, k in enumerate(kappa)]
+
+
+def _derivative(coefficients: Tensor, kappa: Tensor, a: int) -> Tensor:
+    """Along a dimension: c cos κy + s sin κy has the derivative κ s cos κy − κ c sin κy."""
+    count = len(kappa) // 2
+    moved = coefficients.movedim(a, -1)
+    zero = torch.zeros_like(moved[..., :1])
+    found = torch.cat([zero, moved[..., count + 1 :], -moved[..., 1 : count + 1]], -1) * kappa
+    return found.movedim(-1, a)
+
+
+def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor]) -> Tensor:
+    """Return the values of every field at the points, (fields, b)."""
+    if points.shape[1] == 1:
+        coefficients = [_parted(basis, c) for c in coefficients]
+    # (fields · N1 [· N2], N last), so that one product serves all fields
+    matrix = torch.cat([c.flatten(0, -2) for c in coefficients])
+    found = points.new_empty(len(coefficients), len(points))
+    rows = max(DEPTH, basis.rows() // len(coefficients) // DEPTH * DEPTH)
+    for start in range(0, len(points), rows):
+        here = slice(start, start + rows)
+        *others, last = basis.functions(points[here])
+        values = (last @ matrix.T).unflatten(1, (len(coefficients), -1))  # (b, fields, N1 [· N2])
+        if len(others) == 2:
+            values = (
+                values.unflatten(2, (others[0].shape[1], -1)) @ others.pop()[:, None, :, None]
+            )  # (b, fields, N1, 1)
+            values = values.squeeze(-1)
+        found[:, here] = torch.bmm(values, others[0][:, :, None])[:, :, 0].T
+    return found
