@@ -166,15 +166,17 @@ class TorchFourierBackend:
         margin = torch.as_tensor(box.margin, device=rows.device).clamp(max=bounds.cutoff(series.epsilon) * scale)
         held = ((rows >= low - margin) & (rows <= high + margin)).all(1)
         coefficients = separable.fields(problem, series.basis, series.modes, scale)
-        total, *others = separable.to_points(series.basis, torch.where(held[:, None], rows, low), coefficients)
+        slope = scale**2 if problem.reduction is Reduction.MEAN else 0.0
+        mine = torch.where(held[:, None], rows, low)
+        total, *others = separable.to_points(series.basis, mine, coefficients, slope)
         if own is not None:
             _take_off_own(problem, rows, own, state, series, scale, total, others)
         if series.outside is not None:
             least = math.log(0.1) + error.log()  # what is smaller vanishes in the error
             near = torch.nonzero(held & _reaches(rows, series.outside, scale, least))[:, 0]
             if len(near):
-                mine = None if own is None else own[near]
-                more = series.outside.reduce(problem, rows[near], mine, scale, float(least))
+                left_out = None if own is None else own[near]
+                more = series.outside.reduce(problem, rows[near], left_out, scale, float(least))
                 _add(problem, more, near, total, others)
         answer, good = finish(problem, total, others, error, scale)
         return answer, held & good

@@ -19,7 +19,7 @@ __all__ = ["SIDE", "Box", "choose_box", "density_bound", "fields"]
 Array = NDArray[Any]
 
 #: Rows and columns of those that pairs are counted from.
-PAIRS = (256, 1024)
+PAIRS = (64, 512)
 
 #: Shares of the sample that may lie beyond either end of the box, per dimension.
 TRIMS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
@@ -102,9 +102,9 @@ def choose_box(
         if 4 * skip > len(sample):
             break
         box = _box(problem, ordered[skip], ordered[-1 - skip], epsilon, False)
-        cost = price(box.shape, *_in_reach(box, sample, n, reach))
-        if cost < best[1]:
-            best = box, cost
+        if price(box.shape, 0.0, 0.0) < best[1]:
+            cost = price(box.shape, *_in_reach(box, sample, n, reach))
+            best = (box, cost) if cost < best[1] else best
     return best if best[1] < math.inf else None
 
 

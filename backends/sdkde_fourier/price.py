@@ -75,7 +75,7 @@ def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
     A cosine and its angle are some forty operations, and are written and read about three times.
     """
     d, n, m = problem.d, problem.n, problem.m
-    backs = {Reduction.LOG_SUM: 1, Reduction.MEAN: 1 + d, Reduction.LAPLACE: 2}[problem.reduction]
+    backs = {Reduction.LOG_SUM: 1, Reduction.MEAN: max(2, d), Reduction.LAPLACE: 2}[problem.reduction]
     backs *= max(1, len(problem.scales))
     sizes = [2.0 * math.sqrt(2.0 * shape[0])] * 2 if d == 1 else list(shape)
     functions, modes = sum(sizes), math.prod(sizes)
@@ -92,10 +92,11 @@ def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
 def by_tiles(problem: Problem, rows: float, neighbours: float) -> Work:
     """Return the Work of summing ``rows`` over tiles that matter, each over ``neighbours`` columns on average.
 
-    Every operation of a pair reads and writes float64 in memory; judging and sorting tiles comes before.
+    Every operation of a pair reads and writes float64 in memory; judging and sorting tiles comes before, and rows are
+    padded to whole tiles and lists.
     """
     scales = max(1, len(problem.scales))
-    pairs = rows * min(8.0 * neighbours, problem.n) * scales  # whole tiles of 32 × 256
+    pairs = rows * min(8.0 * neighbours + 512.0, problem.n + 512.0) * scales  # whole tiles of 32 × 256
     passes = 3.0 * problem.d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
     judged = rows / 32.0 * problem.n / 256.0 * scales
     return Work(

@@ -151,10 +151,11 @@ def _along(x: Tensor, a: int, d: int) -> Tensor:
 
 
 def fields(problem: Problem, basis: Basis, modes: Tensor, scale: float) -> list[Tensor]:
-    """Return the coefficients of S, then of MEAN's Σ w φ (u_j − y), by dimension, or of LAPLACE's L.
+    """Return the coefficients of S; then of MEAN's Σ w φ (u_j − y), by dimension, or of LAPLACE's L.
 
     As :func:`sdkde_fourier.modes.fields` does for complex modes: the kernel exp(−½ r² / s²) has per dimension the
-    coefficients s √(2π) / P · exp(−½ s² κ²), twice for k > 0; Σ w φ (u_j − y) = s² ∇S.
+    coefficients s √(2π) / P · exp(−½ s² κ²), twice for k > 0; Σ w φ (u_j − y) = s² ∇S. The first of MEAN's d sums is
+    left to :func:`to_points` where there are two dimensions or more.
     """
     d, product = problem.d, modes
     kappa = [_wave_numbers(basis, a) for a in range(d)]
@@ -169,7 +170,7 @@ def fields(problem: Problem, basis: Basis, modes: Tensor, scale: float) -> list[
     if problem.reduction is Reduction.LAPLACE:
         half = sum(_along(0.5 * (scale * k) ** 2, a, d) for a, k in enumerate(kappa))
         return [product, product * (1.0 + half)]
-    return [product] + [_derivative(product, scale**2 * k, a) for a, k in enumerate(kappa)]
+    return [product] + [_derivative(product, scale**2 * k, a) for a, k in enumerate(kappa) if a or d == 1]
 
 
 def _derivative(coefficients: Tensor, kappa: Tensor, a: int) -> Tensor:
@@ -181,22 +182,33 @@ def _derivative(coefficients: Tensor, kappa: Tensor, a: int) -> Tensor:
     return found.movedim(-1, a)
 
 
-def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor]) -> Tensor:
-    """Return the values of every field at the points, (fields, b)."""
+def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: float = 0.0) -> Tensor:
+    """Return the values of every field at the points, (fields, b).
+
+    With a ``slope``, in two dimensions or more, the second row is that times the first field's derivative along the
+    first dimension: its products are those of the field itself.
+    """
     if points.shape[1] == 1:
-        coefficients = [_parted(basis, c) for c in coefficients]
+        coefficients, slope = [_parted(basis, c) for c in coefficients], 0.0
     # (fields · N1 [· N2], N last), so that one product serves all fields
     matrix = torch.cat([c.flatten(0, -2) for c in coefficients])
-    found = points.new_empty(len(coefficients), len(points))
+    found = points.new_empty(len(coefficients) + bool(slope), len(points))
     rows = max(DEPTH, basis.rows() // len(coefficients) // DEPTH * DEPTH)
     for start in range(0, len(points), rows):
         here = slice(start, start + rows)
         *others, last = basis.functions(points[here])
         values = (last @ matrix.T).unflatten(1, (len(coefficients), -1))  # (b, fields, N1 [· N2])
         if len(others) == 2:
-            values = (
-                values.unflatten(2, (others[0].shape[1], -1)) @ others.pop()[:, None, :, None]
-            )  # (b, fields, N1, 1)
+            values = values.unflatten(2, (others[0].shape[1], -1)) @ others.pop()[:, None, :, None]
             values = values.squeeze(-1)
-        found[:, here] = torch.bmm(values, others[0][:, :, None])[:, :, 0].T
+        first = others[0]  # (b, N1)
+        sums = torch.bmm(values, first[:, :, None])[:, :, 0].T
+        if not slope:
+            found[:, here] = sums
+            continue
+        found[0, here], found[2:, here] = sums[0], sums[1:]
+        count = basis.box.highest[0]
+        cosines, sines = values[:, 0, 1 : count + 1], values[:, 0, count + 1 :]
+        turned = sines * first[:, 1 : count + 1] - cosines * first[:, count + 1 :]
+        found[1, here] = turned @ (slope * _wave_numbers(basis, 0)[1 : count + 1])
     return found

@@ -1,8 +1,8 @@
 """Exact sums of single rows on a device: direct differences in float64 over the tiles of columns that matter.
 
-Columns and rows are sorted along a space-filling curve (in one dimension by their coordinate) and cut into tiles. A row
-has at least the term w φ of a tile's heaviest column at the greatest distance between its own tile and that; tiles all
-of whose terms are smaller than the best of those by a factor of the tolerance over n add nothing.
+Columns and rows are sorted along a space-filling curve (in one dimension by their coordinate) and cut into tiles. The
+tiles of columns that promise most, by their heaviest column at the greatest distance from a tile of rows, tell what
+every row has at least; tiles all of whose terms are smaller than that by a factor of the tolerance over n add nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ __all__ = ["Tiles"]
 #: Rows and columns of a tile.
 ROWS, COLUMNS = 32, 256
 
-#: Pairs that are computed at a time, and pairs of tiles that are judged.
-PAIRS, JUDGED = 1 << 22, 1 << 22
+#: Pairs that are computed at a time, pairs of tiles that are judged, and tiles of rows.
+PAIRS, JUDGED, TOGETHER = 1 << 22, 1 << 22, 1 << 9
+
+#: Tiles of columns that a row's largest term is looked for in.
+LEADERS = 2
 
 #: Bits of the curve's key.
-BITS = 60
+BITS = 30
 
 
 class _Tiled(NamedTuple):
@@ -74,10 +77,10 @@ class Tiles:
         """
         rows = _tiled(queries, ROWS)
         sums, places = [], []
-        step = max(1, JUDGED // len(self.columns.low))
+        step = max(1, min(TOGETHER, JUDGED // len(self.columns.low)))
         for start in range(0, len(rows.low), step):
             some = _Tiled(*(x[start : start + step] for x in rows))
-            lists, counts = self._lists(problem, some, scale, least, own is not None)
+            lists, counts = self._lists(problem, some, own, scale, least)
             order = torch.argsort(counts, descending=True, stable=True)
             numbers = counts[order].tolist()
             first = 0
@@ -94,14 +97,17 @@ class Tiles:
         return each(concatenate(sums), lambda x: x[there][back])
 
     def _lists(
-        self, problem: Problem, rows: _Tiled, scale: float, least: float, leaves_out: bool
+        self, problem: Problem, rows: _Tiled, own: Tensor | None, scale: float, least: float
     ) -> tuple[Tensor, Tensor]:
         """Per tile of rows the tiles of columns that matter, before the others, (r, tiles); and how many, (r,)."""
         mine, sharpness = self.columns, 0.5 / scale**2
         low, high = rows.low[:, None], rows.high[:, None]  # (r, 1, d)
-        nearest = torch.maximum(mine.low - high, low - mine.high).clamp(min=0.0).square().sum(-1)  # (r, tiles)
-        farthest = torch.maximum(mine.high - low, high - mine.low).square().sum(-1)
-        floor = (self.heaviest[:, int(leaves_out)] - sharpness * farthest).amax(1, keepdim=True)
+        farthest = torch.maximum(mine.high - low, high - mine.low).square().sum(-1)  # (r, tiles)
+        promise = self.heaviest[:, 0 if own is None else 1] - sharpness * farthest
+        leaders = promise.topk(min(LEADERS, len(mine.low)), dim=1).indices
+        floor = self._terms(rows.points, None if own is None else own[rows.order.clamp(min=0)], leaders, scale)[1]
+        floor = floor.amax(-1).amin(1, keepdim=True)
+        nearest = torch.maximum(mine.low - high, low - mine.high).clamp(min=0.0).square().sum(-1)
         tolerance = 0.1 * TOLERANCES[problem.level][problem.reduction].absolute
         # Terms are multiplied by r, or 1 + r².
         nats = math.log(self.n / tolerance) + 5.0 + (2.0 + farthest.amin(1, keepdim=True).sqrt()).log()
@@ -109,24 +115,30 @@ class Tiles:
         needed = (term >= floor - nats - 1e-12 * floor.abs()) & (term > least - math.log(self.n))
         return torch.argsort(needed.byte(), dim=1, descending=True, stable=True), needed.sum(1)
 
+    def _terms(
+        self, queries: Tensor, own: Tensor | None, tiles: Tensor, scale: float
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Differences by dimension, log terms, exponents of rows (r, ROWS, d) over tiles (r, w): (r, ROWS, w · k)."""
+        columns, log_weights = self.columns.points[tiles].flatten(1, 2), self.log_weights[tiles].flatten(1)
+        delta = [columns[:, None, :, a] - queries[:, :, None, a] for a in range(queries.shape[2])]
+        exponent = sum(x.square() for x in delta) * (-0.5 / scale**2)
+        term = exponent + log_weights[:, None]
+        if own is not None:
+            term.masked_fill_(self.indices[tiles].flatten(1)[:, None] == own[:, :, None], -math.inf)
+        return delta, term, exponent
+
     def _sum(
         self, problem: Problem, rows: _Tiled, which: Tensor, own: Tensor | None, lists: Tensor, scale: float
     ) -> Partial:
         """Sum tiles of rows over their lists, some tiles at a time, about a running maximum."""
         queries, d = rows.points[which], problem.d  # (r, ROWS, d)
-        out = None if own is None else own[rows.order[which].clamp(min=0)][:, :, None]
+        mine = None if own is None else own[rows.order[which].clamp(min=0)]
         laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         top = queries.new_full(queries.shape[:2], -1e300)
         sums = queries.new_zeros(1 + (d if mean else 2 if laplace else 0), *queries.shape[:2])
         width = max(1, PAIRS // (len(which) * ROWS * COLUMNS))
         for start in range(0, lists.shape[1], width):
-            tiles = lists[:, start : start + width]  # (r, w)
-            columns, log_weights = self.columns.points[tiles].flatten(1, 2), self.log_weights[tiles].flatten(1)
-            delta = [columns[:, None, :, a] - queries[:, :, None, a] for a in range(d)]  # (r, ROWS, w · COLUMNS) each
-            exponent = sum(x.square() for x in delta) * (-0.5 / scale**2)
-            term = exponent + log_weights[:, None]
-            if out is not None:
-                term.masked_fill_(self.indices[tiles].flatten(1)[:, None] == out, -math.inf)
+            delta, term, exponent = self._terms(queries, mine, lists[:, start : start + width], scale)
             higher = torch.maximum(top, term.amax(-1))
             phi = (term - higher[..., None]).exp()
             sums *= (top - higher).exp()

@@ -1,0 +1,42 @@
+"""The Fourier backend on PyTorch's devices passes the suite: as it is, and transforming wherever it can."""
+
+from typing import ClassVar
+
+import pytest
+
+from sdkde_core.testing import BackendConformance
+
+torch = pytest.importorskip("torch")
+
+
+class TestFourierTorchAlways(BackendConformance):
+    backend = "fourier-torch"
+    device = "cpu"
+    options: ClassVar = {"always": True}
+    dimensions = (1, 3)
+
+
+@pytest.mark.slow
+class TestFourierTorch(BackendConformance):
+    backend = "fourier-torch"
+    device = "cpu"
+    dimensions = (1, 2, 3)
+
+
+@pytest.mark.slow
+class TestFourierTorchFull(BackendConformance):
+    backend = "fourier-torch"
+    device = "cpu"
+    options: ClassVar = {"always": True}
+    profile = "full"
+    dimensions = (1, 2, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestFourierTorchOnCuda(BackendConformance):
+    backend = "fourier-torch"
+    device = "cuda:0"
+    options: ClassVar = {"always": True}
+    profile = "full"
+    dimensions = (1, 2, 3)
