@@ -172,11 +172,11 @@ class TorchFourierBackend:
         if own is not None:
             _take_off_own(problem, rows, own, state, series, scale, total, others)
         if series.outside is not None:
-            least = math.log(0.1) + error.log()  # what is smaller vanishes in the error
-            near = torch.nonzero(held & _reaches(rows, series.outside, scale, least))[:, 0]
+            least = math.log(0.1 * float(error))  # what is smaller vanishes in the error
+            near = torch.nonzero(held & _reaches(box, rows, series.outside, scale, least))[:, 0]
             if len(near):
                 left_out = None if own is None else own[near]
-                more = series.outside.reduce(problem, rows[near], left_out, scale, float(least))
+                more = series.outside.reduce(problem, rows[near], left_out, scale, least)
                 _add(problem, more, near, total, others)
         answer, good = finish(problem, total, others, error, scale)
         return answer, held & good
@@ -205,16 +205,18 @@ def _density_bound(box: Box, points: Tensor, weights: Tensor, scale: float) -> T
     return torch.minimum(weights.sum(), heaviest * bounds.around_a_cell(side / scale, points.shape[1]))
 
 
-def _reaches(rows: Tensor, outside: Tiles, scale: float, least: Tensor) -> Tensor:
-    """Which rows are so near a tile of the columns outside that some may count."""
-    low, high = outside.columns.low, outside.columns.high
-    found, step = [], max(1, (1 << 22) // len(low))
+def _reaches(box: Box, rows: Tensor, outside: Tiles, scale: float, least: float) -> Tensor:
+    """Which rows are so near the box's faces, and a tile of the columns outside, that some of those may count."""
+    weight = float(outside.log_weights.logsumexp((0, 1)))
+    reach = scale * math.sqrt(2.0 * max(0.0, weight - least))
+    inner = [torch.as_tensor(x, device=rows.device) for x in (box.low + reach, box.high - reach)]
+    found = ~((rows >= inner[0]) & (rows <= inner[1])).all(1)
+    low, high, step = outside.columns.low, outside.columns.high, max(1, (1 << 22) // len(outside.columns.low))
     for start in range(0, len(rows), step):
         here = rows[start : start + step, None]  # (b, 1, d)
         apart = torch.maximum(low - here, here - high).clamp(min=0.0).square().sum(-1)  # (b, tiles)
-        term = outside.heaviest[:, 0] - 0.5 / scale**2 * apart
-        found.append((term > least - math.log(outside.n)).any(1))
-    return torch.cat(found)
+        found[start : start + step] &= (apart <= reach**2).any(1)
+    return found
 
 
 def _take_off_own(

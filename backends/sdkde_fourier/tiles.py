@@ -85,8 +85,9 @@ class Tiles:
             numbers = counts[order].tolist()
             first = 0
             while first < len(numbers):
-                # Tiles of rows with lists of like length side by side.
-                many = max(1, min(len(numbers) - first, PAIRS // (ROWS * COLUMNS * max(1, min(numbers[first], 8)))))
+                # Tiles of rows with lists of like length side by side: those that straddle a gap have long ones.
+                most = max(1, PAIRS // (ROWS * COLUMNS * max(1, min(numbers[first], 8))))
+                many = sum(2 * k >= numbers[first] for k in numbers[first : first + most])
                 which = order[first : first + many]
                 sums.append(self._sum(problem, some, which, own, lists[which, : numbers[first]], scale))
                 places.append(some.order[which].flatten())

@@ -1,0 +1,134 @@
+"""The Fourier backend on PyTorch's devices: products against sums, tiles against sums, boxes that leave points out."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sdkde_core import reference, registry
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
+from sdkde_core.testing.problems import errors
+
+torch = pytest.importorskip("torch")
+
+from sdkde_fourier import modes, price, separable  # noqa: E402
+from sdkde_fourier.device import TorchFourierBackend  # noqa: E402
+from sdkde_fourier.tiles import Tiles  # noqa: E402
+
+
+def _columns(points, log_weights=None):
+    if log_weights is None:
+        log_weights = np.full(len(points), -math.log(len(points)))
+    return Columns(torch.tensor(points), torch.tensor(log_weights))
+
+
+def _numpy(partial, rows=slice(None)):
+    arrays = (partial.log_sum, partial.shift, partial.sign, partial.log_magnitude)
+    return Partial(*(None if a is None else a.numpy()[rows] for a in arrays))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("reduction", list(Reduction))
+def test_products_are_the_sums(d, reduction):
+    """Cosines and sines in blocks, and in one dimension of two factors: to rounding, at two scales."""
+    rng = np.random.default_rng(d)
+    points, rows = 3.0 * rng.normal(size=(5000, d)), 3.0 * rng.normal(size=(40, d))
+    weights = rng.uniform(size=5000)
+    weights /= weights.sum()
+    scales = (1.0, 2.5)
+    problem = Problem(reduction, 40, 5000, d, requires=frozenset({"multi_scale"}), scales=scales)
+    ends = points.min(axis=0), points.max(axis=0)
+    box, _ = modes.choose_box(problem, ends, points, 1e-13, lambda shape, share, n: math.inf if share else 0.0)
+    basis = separable.Basis(box, torch.device("cpu"), 1 << 20)
+    found = separable.to_modes(basis, torch.tensor(points), torch.tensor(weights))
+    for scale in scales:
+        slope = scale**2 if reduction is Reduction.MEAN else 0.0
+        coefficients = separable.fields(problem, basis, found, scale)
+        got = separable.to_points(basis, torch.tensor(rows), coefficients, slope).numpy()
+        step = points[None] - rows[:, None]
+        r2 = (step**2).sum(-1) / scale**2
+        phi = weights * np.exp(-0.5 * r2)
+        want = [phi.sum(1)]
+        if reduction is Reduction.MEAN:
+            want += list((phi[..., None] * step).sum(1).T)
+        if reduction is Reduction.LAPLACE:
+            want.append((phi * (1.0 + 0.5 * d - 0.5 * r2)).sum(1))
+        assert np.abs(got - np.array(want)).max() < 2e-13
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("extent", [1.0, 100.0, 1e4])
+def test_tiles_are_the_sums(d, extent):
+    """Weights of all sizes, rows far away, own columns left out, several scales."""
+    rng = np.random.default_rng(d)
+    points = extent * rng.normal(size=(1500, d))
+    rows = np.concatenate([points[:40], 300.0 * rng.normal(size=(200, d)), 1e6 * rng.normal(size=(3, d))])
+    log_weights = rng.choice([-400.0, -30.0, 0.0], 1500)
+    log_weights -= np.log(np.exp(log_weights).sum())
+    tiles = Tiles(torch.tensor(points), torch.tensor(log_weights))
+    own = torch.tensor([*range(40), *[-5] * 203])
+    for reduction in Reduction:
+        problem = Problem(reduction, len(rows), 1500, d)
+        for scale in (0.1, 1.0, 5.0):
+            got = _numpy(tiles.reduce(problem, torch.tensor(rows), None, scale))
+            want = reference.sums(rows, points, log_weights=log_weights, scale=scale)
+            assert errors(problem, got, want).max() <= 1e-3
+            got = _numpy(tiles.reduce(problem, torch.tensor(rows), own, scale))
+            for i in (0, 17, 39):
+                rest = np.arange(1500) != i
+                one = reference.sums(rows[i : i + 1], points[rest], log_weights=log_weights[rest], scale=scale)
+                mine = Partial(*(None if a is None else a[i : i + 1] for a in vars(got).values()))
+                assert errors(problem, mine, one).max() <= 1e-3
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_columns_outside_the_box_are_added(d):
+    """A few points far out: the box is of the others, and rows near its faces see what is outside."""
+    rng = np.random.default_rng(d)
+    points = 8.0 * rng.normal(size=(6000, d))
+    points[:20] *= 40.0
+    rows = np.concatenate([points[:200], 20.0 * rng.normal(size=(200, d)), [[1e4] * d]])
+    columns = _columns(points)
+    for reduction in Reduction:
+        problem = Problem(reduction, len(rows), 6000, d, extent=float(np.abs(points).max() * d))
+        backend = TorchFourierBackend(always=True)
+        state = backend.prepare(problem, columns)
+        assert state.series is not None and state.series.outside is not None
+        got = _numpy(backend.reduce(problem, torch.tensor(rows), state))
+        assert errors(problem, got, reference.sums(rows, points)).max() <= 1.0
+        problem = replace(problem, m=6000, same=True, requires=frozenset({"exclude_self"}))
+        got = _numpy(backend.reduce(problem, None, backend.prepare(problem, columns)))
+        for i in (0, 19, 20, 3000):
+            one = reference.sums(
+                points[i : i + 1], points[np.arange(6000) != i], log_weights=np.full(5999, -math.log(6000))
+            )
+            mine = Partial(*(None if a is None else a[i : i + 1] for a in vars(got).values()))
+            assert errors(problem, mine, one).max() <= 1.0
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_same_bits_again(d):
+    rng = np.random.default_rng(d)
+    points = 6.0 * rng.normal(size=(20_000, d))
+    points[:30] *= 10.0
+    problem = Problem(Reduction.MEAN, 20_000, 20_000, d, same=True, extent=float(np.abs(points).max()))
+    backend, columns = TorchFourierBackend(always=True), _columns(points)
+    first, again = (backend.reduce(problem, None, backend.prepare(problem, columns)) for _ in range(2))
+    assert torch.equal(first.log_sum, again.log_sum) and torch.equal(first.shift, again.shift)
+
+
+def test_prices_grow_and_much_work_is_no_bargain():
+    info = registry.find("fourier-torch").info
+    problem = Problem(Reduction.MEAN, 10**6, 10**6, 1, extent=100.0, device="cpu")
+    assert not info.supports(replace(problem, d=4)).ok and "4" in info.supports(replace(problem, d=4)).reason
+    costs = [price.seconds(info.work(replace(problem, d=d), None)) for d in (1, 2, 3)]
+    assert costs == sorted(costs)
+    far = info.work(replace(problem, d=3, extent=1e6), None)
+    assert price.seconds(far) > 1e4  # all pairs
+    assert "float64" not in info.levels
+
+
+def test_options_are_checked():
+    with pytest.raises(TypeError, match="always"):
+        TorchFourierBackend(always=1)
