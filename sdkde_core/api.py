@@ -299,7 +299,8 @@ def explain(
     if ready.plan is None:
         raise ValueError("query is empty: there is nothing to explain")
     reports = run(replace(ready.plan, timed=True)).reports if measure else ()
-    return Explanation.of(spec, ready.plan.problems, ready.plan.choice, str(ready.bandwidth), reports)
+    plan, text = ready.plan, str(ready.bandwidth)
+    return Explanation.of(spec, plan.problems, plan.choice, text, reports, ready.data.device)
 
 
 @untraced

@@ -9,7 +9,7 @@ from typing import Any
 
 from .arrays import Argument
 from .execute import PassReport
-from .protocol import Problem
+from .protocol import TOLERANCES, Problem, Reduction
 from .select import Candidate, Choice
 from .spec import EstimatorSpec
 
@@ -42,6 +42,7 @@ class Explanation:
     reason: str
     passes: tuple[PassLine, ...]
     candidates: tuple[Candidate, ...]
+    data_device: str = "cpu"
 
     @classmethod
     def of(
@@ -51,6 +52,7 @@ class Explanation:
         choice: Choice,
         bandwidth: str,
         reports: Sequence[PassReport] = (),
+        data_device: str = "cpu",
     ) -> Explanation:
         """Put together what planning, and running if it was run, have said."""
         lines = []
@@ -72,7 +74,8 @@ class Explanation:
                     report.far_points if report else 0,
                 )
             )
-        return cls(spec.method, bandwidth, choice.name, choice.device, choice.reason, tuple(lines), choice.candidates)
+        chosen = (choice.name, choice.device, choice.reason)
+        return cls(spec.method, bandwidth, *chosen, tuple(lines), choice.candidates, data_device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -81,22 +84,39 @@ class Explanation:
         return result
 
     def __str__(self) -> str:
-        lines = [f"{self.method} with bandwidth {self.bandwidth}", "", "passes"]
-        for p in self.passes:
-            times = f"predicted {_time(p.predicted_seconds)}"
-            if p.measured_seconds is not None:
-                times += f", took {_time(p.measured_seconds)}"
-            far = f", {p.far_points} far points summed apart" if p.far_points else ""
-            size = f"{p.m} × {p.n}, d = {p.d}, {p.level}, extent {p.extent:.3g} bandwidths"
-            lines.append(f"  {p.reduction:8} {size}: {times}{far}")
-        lines += ["", "backends"]
-        width = max(len(f"{c.name} ({c.device})") for c in self.candidates)
-        for c in self.candidates:
-            mark = "→" if c.chosen else " "
-            price = f"{_time(c.seconds)} + start-up {_time(c.startup_seconds)}" if c.ok else "no"
-            lines.append(f"{mark} {f'{c.name} ({c.device})':{width}}  {price}: {c.reason}")
+        last = self.passes[-1]
+        error = TOLERANCES[last.level][Reduction.LOG_SUM].absolute
+        lines = [f"{self.method} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
+        lines.append(f"precision {last.level}: errors of log p up to about {error:.0e}")
+        lines += [f"the farthest point is {last.extent:.3g} bandwidths from the centre", "", "passes (rows × samples)"]
+        lines += [self._pass_text(p, p is last) for p in self.passes]
+        lines += ["", f"backends that can, by predicted time{self._counted}"]
+        able, unable = ([c for c in self.candidates if c.ok is ok] for ok in (True, False))
+        names = {c: f"{c.name} ({c.device})" if c.device != "-" else c.name for c in self.candidates}
+        width = max(map(len, names.values()))
+        for c in able:
+            price = "time not known" if c.seconds is None else f"{_time(c.seconds)} + {_time(c.startup_seconds)}"
+            lines.append(f"{'→' if c.chosen else ' '} {names[c]:{width}}  {price:18}  {c.reason}")
+        if unable:
+            lines += ["", "backends that cannot", *(f"  {names[c]:{width}}  {c.reason}" for c in unable)]
         lines += ["", f"chosen: {self.backend} on {self.device}, {self.reason}"]
         return "\n".join(lines)
+
+    def _pass_text(self, p: PassLine, last: bool) -> str:
+        """One pass: its size, what it is for, and its times."""
+        purpose = ("the density" if self.method != "laplace" else "the signed density") if last else "how samples move"
+        times = f"predicted {_time(p.predicted_seconds)}"
+        if p.measured_seconds is not None:
+            times += f", took {_time(p.measured_seconds)}"
+        far = f", {p.far_points} far points summed apart" if p.far_points else ""
+        return f"  {p.reduction:8} {p.m} × {p.n}, d = {p.d}: {purpose}, {times}{far}"
+
+    @property
+    def _counted(self) -> str:
+        """How start-up enters."""
+        if self.data_device == "cpu":
+            return " + start-up"
+        return f"; start-up, after the plus sign, does not count for data on {self.data_device}"
 
 
 def shape_of(name: str, value: Any) -> tuple[int, int] | None:
@@ -125,4 +145,6 @@ def rows_of(query: Any, d: int) -> int | None:
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return "unknown"
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -298,6 +298,7 @@ def _judge(
         return Candidate(info.name, device, False, reason, startup_seconds=startup)
 
     reasons, passes, transfer = [], [], transfer_seconds(problems, data_device, on)
+    apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
     for step, problem in enumerate(problems):
         if problem.level not in info.levels:
             return no(f"has levels {', '.join(info.levels)}, not {problem.level}")
@@ -313,6 +314,8 @@ def _judge(
         if not support.ok:
             return no(support.reason)
         reasons.append(support.reason)
+        if asked is not problem and far:
+            apart.append((far, asked.extent))
         predicted, failure = ask(cost.predict, info, asked, on)
         if failure:
             return no(f"broken: its work fails on this problem: {failure}")
@@ -323,12 +326,20 @@ def _judge(
             predicted = (1.0 - far) * predicted + far * beyond
         passes.append(measured.seconds(problem, predicted) if measured and predicted is not None else predicted)
     known = tuple(p for p in passes if p is not None)
+    if len(set(reasons)) > 1:
+        reasons = [f"{problem.reduction}: {reason}" for problem, reason in zip(problems, reasons)]
+    if apart:
+        share_apart, limit = max(apart)
+        reasons.append(f"points beyond {limit:.3g} bandwidths summed apart, {share_apart:.2g} of the pairs")
     if measured:
         reasons.append("priced as measured on this machine")
+    if priced and on is None:
+        reasons.append(f"no {device} found whose rates are known")
+    reason = "; ".join(dict.fromkeys(reasons))
     if transfer is None or len(known) < len(passes):
-        return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), None, startup)
+        return Candidate(info.name, device, True, reason, None, startup)
     total = transfer + sum(known)
-    return Candidate(info.name, device, True, "; ".join(dict.fromkeys(reasons)), total, startup, known)
+    return Candidate(info.name, device, True, reason, total, startup, known)
 
 
 def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, float, Support]:
@@ -415,13 +426,13 @@ def _load(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> 
 
 
 def _why(chosen: Candidate, candidates: Sequence[Candidate], resident: bool) -> str:
-    others = sum(c.ok for c in candidates) - 1
-    if not others:
+    able = sum(c.ok for c in candidates)
+    if able == 1:
         return "the only one that can"
     if chosen.seconds is None:
-        return f"first of {others + 1} that can, none with a predicted time"
-    start = "" if resident else " with start-up"
-    return f"least predicted time{start} of {others + 1} that can"
+        return f"first of {able} that can, none with a predicted time"
+    priced, start = sum(c.ok and c.seconds is not None for c in candidates), "" if resident else " with start-up"
+    return f"least predicted time{start} of {priced} " + ("that can" if priced == able else "whose time is known")
 
 
 def _settle(c: Candidate, chosen: Candidate | None, tried: Mapping[tuple[str, str], str]) -> Candidate:

@@ -156,7 +156,7 @@ print(json.dumps([small.backend, small.reason, str(small), sdkde_core.explain((2
 """
     backend, reason, text, large, same = strangers.json(code)
     assert backend == "toy"
-    assert re.fullmatch(r"least predicted time with start-up of \d+ that can", reason)
+    assert re.fullmatch(r"least predicted time with start-up of \d+ (that can|whose time is known)", reason)
     assert "→ toy (cpu)" in text
     assert "direct differences in float64, row by row" in text
     assert f"chosen: toy on cpu, {reason}" in text

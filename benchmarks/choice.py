@@ -1,0 +1,336 @@
+"""How good the choice of backend="auto" is: what it takes against the fastest, over a grid of estimates.
+
+    python benchmarks/choice.py [--device cpu|cuda] [--save FILE.json] [--budget SECONDS] [--largest PAIRS]
+    python benchmarks/choice.py headline [--budget SECONDS] [--levels fast,high]
+    python benchmarks/choice.py explain
+    python benchmarks/choice.py --table FILE.json
+
+The grid: method, level, dimensions, sizes, bandwidth (Silverman's, a third and a tenth of it, and his with one point in
+a thousand 10⁴ bandwidths out) and, with --device cuda, data on the host or the device. Every value of an axis comes
+equally often; a size that would take too long is replaced by the next smaller one. Data: mixtures of eight normals.
+
+Measured is estimate(..., log=True, backend=name) in a process of its own for every backend: the median of up to five
+calls after one that compiles and plans; where that takes more than a second it alone, its kernels compiled before. Not
+measured, but told: what is predicted to take more than 20 times the fastest so far and, where start-up counts, twice it
+with start-up in both; but such a prediction is put to the test, by a call that may take as long as the fastest with its
+start-up, or half a second, until one for that backend, level and kind of data has proved right. Given up: a call that
+takes more than 10 times the fastest, twice that with start-up, and two seconds. Fewer than eight calls are alike, so
+that none on a GPU is the replay of a recording.
+
+The ratio is auto's choice over the fastest. For data on the host start-up counts, as auto counts it: measured in fresh
+processes, from NumPy and the core imported to a first tiny result, less what a later one takes. For data on a device it
+does not. Errors: the worst of 12 rows over the tolerance of the level, against sdkde_core.reference; of sdkde, that of
+the shifts, and of the densities given the backend's own moved points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import subprocess
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from choice_cases import HOPELESS_IN_ALL, Case, Price, data, draw, headline, hopeless, price, priced
+from choice_report import (
+    Record,
+    by_axis,
+    case_of,
+    fit_table,
+    grid_table,
+    headline_table,
+    judge,
+    label,
+    misses,
+    said,
+    score,
+)
+from choice_worker import Job, compile_ahead, placed, serve, startup, truth
+from cpu import machine
+
+import sdkde_core
+from sdkde_core import hardware
+from sdkde_core.select import Candidate
+
+COUNT = {"cpu": 120, "cuda": 100}
+BUDGET = {"cpu": 720.0, "cuda": 240.0}  # seconds
+#: Seconds to measure a case, at most, over those that a case has on average. On a GPU's host few cases take long: those
+#: in which start-up makes a processor the better choice.
+SHARE = {"cpu": 1.0, "cuda": 2.5}
+
+#: Seconds that a process may take to start, to make the data and to compile; times the fastest that a call may take.
+PATIENCE, TOO_SLOW = 120.0, 10.0
+
+#: Share of the budget that may go to tests of predictions that prove right; seconds that a new process then costs.
+DOUBT, RESTART = 0.15, 3.0
+
+
+class Worker:
+    """A process that measures one backend on one device; started when needed, and again after it was given up."""
+
+    def __init__(self) -> None:
+        self.process: Any = None
+        self.connection: Any = None
+
+    def run(self, job: Job, limit: float) -> dict[str, Any]:
+        """Return the job's outcome; a call of more than ``limit`` seconds is given up."""
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.connection, there = context.Pipe()
+            self.process = context.Process(target=serve, args=(there,), daemon=True)
+            self.process.start()
+            there.close()
+        self.connection.send(job)
+        # On a GPU the first call of a shape may compile, which is none of the time that counts.
+        compiling = PATIENCE if job.device != "cpu" else 0.0
+        waits = {"ready": PATIENCE, "first": limit + compiling, "done": PATIENCE + 20 * limit}
+        for step, wait in waits.items():
+            if not self.connection.poll(wait):
+                self.stop()
+                if step == "first":
+                    return {"outcome": "over", "seconds": limit}
+                return {"outcome": "failed", "why": f"nothing within {wait:.0f} s, waiting for {step}"}
+            try:
+                kind, told = self.connection.recv()
+            except EOFError:
+                self.stop()
+                return {"outcome": "failed", "why": "its process ended"}
+            if kind == "failed":
+                return {"outcome": "failed", "why": told}
+        return {"outcome": "measured", **told}
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.connection.close()
+            self.process = None
+
+
+class Bench:
+    """Measures cases, every backend that can."""
+
+    def __init__(self, kind: str, budget: float = math.inf) -> None:
+        self.device = "cpu" if kind == "cpu" else None  # on a GPU's host, host data may go to either
+        self.workers: dict[str, Worker] = {}
+        self.startups: dict[str, float] = {}
+        self.declared: dict[str, float] = {}
+        self.believed: set[tuple[str, str, str]] = set()  # backends, levels and kinds of data, of hopeless predictions
+        self.doubts = DOUBT * budget  # seconds left to find out which are
+
+    def explain(self, case: Case, x: Any, y: Any, h: float) -> sdkde_core.Explanation:
+        options = {"device": self.device} if case.place == "host" else {}
+        train, query = placed(x, case.place), placed(y, case.place)
+        return sdkde_core.explain(train, query, method=case.method, bandwidth=h, precision=case.level, **options)
+
+    def measure(self, case: Case, most: float = math.inf, patient: bool = False) -> Record:
+        """Measure the candidates of a case, auto's choice first, then by predicted time.
+
+        ``most``: predicted seconds beyond which a candidate is left out, auto's choice too, and which a call may take;
+        by default what would not matter is.
+        """
+        x, y, h = data(case)
+        explained = self.explain(case, x, y, h)
+        able = [c for c in explained.candidates if c.ok and c.seconds is not None]
+        want = truth(case, x, y, h)
+        del x, y
+        found, prices = [], []
+        for c in sorted(able, key=lambda c: (not c.chosen, c.seconds)):
+            entry = self.entry(c)
+            found.append(entry)
+            doubtful, kind = not patient and hopeless(price(case, c), prices), (label(entry), case.level, case.spread)
+            if c.seconds > most or (doubtful and (kind in self.believed or self.doubts < 0)):
+                entry["outcome"] = "skipped"
+                continue
+            limit = max(0.5, min(p.total for p in prices)) if doubtful else self.limit(prices)
+            limit = 3 * most if patient else limit
+            worker, start = self.workers.setdefault(label(entry), Worker()), time.perf_counter()
+            entry |= worker.run(Job(case, c.name, c.device, want, patient), limit)
+            if doubtful and entry["outcome"] != "measured":
+                self.believed.add(kind)
+                self.doubts -= RESTART + time.perf_counter() - start
+            if entry["outcome"] == "measured":
+                counts = case.place == "host" and not patient
+                prices.append(Price(entry["seconds"], self.startup_of(c.name, c.device) if counts else 0.0))
+        return {"case": asdict(case), "candidates": found}
+
+    @staticmethod
+    def limit(found: list[Price]) -> float:
+        """Seconds that a call may take beside those found."""
+        if not found:
+            return PATIENCE
+        return max(2.0, TOO_SLOW * min(p.seconds for p in found), HOPELESS_IN_ALL * min(p.total for p in found))
+
+    def entry(self, c: Candidate) -> dict[str, Any]:
+        """What is known of a candidate beforehand."""
+        entry = {"name": c.name, "device": c.device, "predicted": c.seconds, "predicted_passes": list(c.pass_seconds)}
+        entry |= {"declared_startup": c.startup_seconds, "chosen": c.chosen, "reason": c.reason}
+        self.declared[label(entry)] = c.startup_seconds
+        return entry
+
+    def priced(self, case: Case) -> list[Candidate]:
+        return priced(case, self.device if case.place == "host" else None)
+
+    def compile_ahead(self, cases: list[Case]) -> None:
+        """Compile what the cases need on a GPU, on all cores at once."""
+        todo = []
+        for case in cases:
+            able = self.priced(case)
+            prices = [price(case, c) for c in able]
+            todo += [
+                (case, c.name, c.device) for c, p in zip(able, prices) if c.device != "cpu" and not hopeless(p, prices)
+            ]
+        if todo:
+            jobs = max(1, min(8, hardware.cpu_threads() // 2))
+            try:
+                with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+                    list(pool.map(compile_ahead, *zip(*todo)))
+            except BrokenProcessPool as error:
+                print(f"not all is compiled ahead: {error}", flush=True)
+
+    def start_up(self, cases: list[Case]) -> None:
+        """Measure the start-up of everything that one of the cases may take."""
+        able = {(c.name, c.device) for case in cases for c in self.priced(case)}
+        for name, device in sorted(able):
+            try:
+                self.startup_of(name, device)
+            except (subprocess.SubprocessError, OSError) as error:  # then it is measured in no case, either
+                print(f"{name} on {device} does not start: {error}", flush=True)
+
+    def startup_of(self, name: str, device: str) -> float:
+        """Measured at its first use."""
+        key = label({"name": name, "device": device})
+        if key not in self.startups:
+            self.startups[key] = startup(name, device)
+        return self.startups[key]
+
+    def stop(self) -> None:
+        for worker in self.workers.values():
+            worker.stop()
+
+
+def about(kind: str) -> dict[str, Any]:
+    """The machine, and the rates by which auto priced."""
+    versions = {p: v for p in ("sdkde", "numba", "torch", "triton", "finufft", "jax") if (v := version(p))}
+    on = hardware.cpu()
+    found = machine() | {"priced by": f"{on.name}, {on.source}", "versions": versions}
+    return found | ({"gpus": list(hardware.local_gpus())} if kind == "cuda" else {})
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def cases_of(options: argparse.Namespace, bench: Bench) -> list[Case]:
+    """The grid that the options ask for."""
+
+    def prices(case: Case) -> list[Price]:
+        return [price(case, c) for c in bench.priced(case)]
+
+    places = ("host",) if options.device == "cpu" else ("host", "device")
+    patience = SHARE[options.device] * options.budget / options.count
+    return draw(options.count, places, options.seed, patience, options.largest, prices)
+
+
+def line(record: Record, startups: dict[str, float]) -> str:
+    """A case's result on a line."""
+    verdict, cells = judge(record, startups), []
+    for c in record["candidates"]:
+        took = {"measured": "", "over": "> "}.get(c["outcome"])
+        text = c["outcome"] if took is None else f"{took}{c['seconds'] * 1e3:.4g} ms"
+        if c.get("error") is not None:
+            text += f" (error {c['error']:.0e})"
+        cells.append(f"{'→ ' if c['chosen'] else ''}{label(c)} {text}, predicted {c['predicted'] * 1e3:.4g}")
+    ratio = "no verdict" if verdict is None else f"{verdict.ratio:.2f}, warm {verdict.warm_ratio:.2f}"
+    return f"{case_of(record).text}: {ratio}\n    " + "\n    ".join(cells)
+
+
+def show(saved: dict[str, Any]) -> None:
+    """Print the tables of a grid or a headline."""
+    for key, value in saved["machine"].items():
+        print(f"{key}: {value}")
+    records, startups = saved["records"], saved["startups"]
+    if saved["what"] == "headline":
+        print("\nTime and the worst row over its tolerance; in brackets the time predicted where that was too long.\n")
+        print(headline_table(records))
+        return
+    verdicts = [v for record in records if (v := judge(record, startups)) is not None]
+    if not verdicts:
+        print("nothing to judge")
+        return
+    for place in sorted({r["case"]["place"] for r in records}):
+        here = [v for r in records if r["case"]["place"] == place and (v := judge(r, startups)) is not None]
+        if here:
+            print(f"\nData on the {place}, {said(score(here))}")
+    print(f"\nIn all, {said(score(verdicts))}")
+    print(f"\n{grid_table(records, startups)}\n\n{by_axis(records, startups)}")
+    print(f"\n{fit_table(records, startups, saved['declared'])}\n\nBeyond the goal:\n{misses(records, startups)}")
+    failed = {f"{label(c)}: {c['why']}" for r in records for c in r["candidates"] if c["outcome"] == "failed"}
+    print("\n".join(["", *sorted(failed)]))
+
+
+def explain(cases: list[Case], bench: Bench) -> None:
+    """Print what explain says of ten cases."""
+    for case in cases[:10]:
+        print(f"=== {case.text}\n\n{bench.explain(case, *data(case))}\n", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", default="grid", choices=("grid", "headline", "explain"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--budget", type=float, help=f"seconds; headline: of a call. Default: {BUDGET}, headline 60")
+    parser.add_argument("--count", type=int, help=f"cases; default: {COUNT}")
+    parser.add_argument("--largest", type=float, default=math.inf, help="pairs of a pass at most")
+    parser.add_argument("--levels", default="fast,high", help="of headline")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, metavar="FILE.json", help="write every record there")
+    parser.add_argument("--table", type=Path, metavar="FILE.json", help="print the tables of saved records")
+    options = parser.parse_args()
+    if options.table:
+        return show(json.loads(options.table.read_text()))
+    call = options.budget or 60.0
+    options.budget = options.budget or BUDGET[options.device]
+    options.count, bench = options.count or COUNT[options.device], Bench(options.device, options.budget)
+    if options.what == "headline":
+        place = "host" if options.device == "cpu" else "device"
+        cases = [replace(case, seed=options.seed) for case in headline(options.levels.split(","), place)]
+    else:
+        cases = cases_of(options, bench)
+    if options.what == "explain":
+        return explain(cases, bench)
+    start = time.perf_counter()
+    saved: dict[str, Any] = {"what": options.what, "seed": options.seed, "machine": about(options.device)}
+    saved |= {"startups": bench.startups, "declared": bench.declared, "records": []}
+    try:
+        if options.what == "grid":
+            bench.compile_ahead(cases)
+            bench.start_up(cases)
+        for done, case in enumerate(cases):
+            if options.what == "grid" and time.perf_counter() - start > options.budget:
+                print(f"out of time: {len(cases) - done} of {len(cases)} cases, as drawn at random, are left out")
+                break
+            grid = options.what == "grid"
+            record = bench.measure(case) if grid else bench.measure(case, most=call, patient=True)
+            saved["records"].append(record)
+            print(line(record, bench.startups) if grid else case.text, flush=True)
+            if options.save:
+                options.save.write_text(json.dumps(saved) + "\n")
+    finally:
+        bench.stop()
+    print(f"\n{time.perf_counter() - start:.0f} s\n")
+    return show(saved)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""What benchmarks/choice.py asks of a process of its own, one for every backend and device: times, and errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from choice_cases import CALLS, SLOW, Array, Case, data
+
+import sdkde_core
+from sdkde_core import reference
+from sdkde_core.arrays import to_host
+from sdkde_core.protocol import Partial, Problem, Reduction
+from sdkde_core.testing.problems import errors
+
+#: Rows that errors are taken over, the first among them, which may be thrown out.
+ROWS = 12
+
+#: Nats below a row's largest term at which terms are left out of the truth.
+NOTHING = 60.0
+
+#: Rows and columns of the call that compiles.
+SMALL = 256
+
+
+@dataclass(frozen=True)
+class Job:
+    """A backend to measure."""
+
+    case: Case
+    backend: str
+    device: str
+    truth: reference.Sums  # of `some(m)` queries over the samples, or for sdkde of `some(n)` samples
+    patient: bool = False  # take the errors of sdkde, which cost another first pass, however long that takes
+
+
+def some(count: int) -> Array:
+    """The rows that errors are taken over."""
+    return np.unique(np.linspace(0, count - 1, ROWS).astype(int))
+
+
+def sums(rows: Array, points: Array, h: float) -> reference.Sums:
+    """The reference's sums of a few rows, over the columns that add something."""
+    rows, points = rows.astype(float), points.astype(float)
+    found = []
+    for row in rows:
+        exponents = -0.5 * ((points - row) ** 2).sum(axis=1) / h**2
+        kept = points[exponents > exponents.max() - NOTHING]
+        found.append(reference.sums(row[None], kept, h, log_weights=np.full(len(kept), -math.log(len(points)))))
+    arrays = (np.concatenate([getattr(f, name) for f in found]) for name in reference.Sums._fields[:4])
+    return reference.Sums(*arrays, None)
+
+
+def truth(case: Case, x: Array, y: Array, h: float) -> reference.Sums:
+    """What a :class:`Job` takes along."""
+    return sums(x[some(case.n)], x, h) if case.method == "sdkde" else sums(y[some(case.m)], x, h)
+
+
+def density_error(case: Case, log_p: Array, want: reference.Sums, h: float) -> float:
+    """Worst error of log densities over the level's tolerance; NaN is Laplace's negative density."""
+    constant = -case.d * (math.log(h) + 0.5 * math.log(2 * math.pi))
+    if case.method != "laplace":
+        problem = Problem(Reduction.LOG_SUM, len(log_p), case.n, case.d, level=case.level)
+        return float(errors(problem, Partial(log_p - constant), want).max())
+    with np.errstate(over="ignore", divide="ignore"):
+        sizes = np.exp(log_p - constant - want.log_plus)
+        signed = np.where(np.isnan(log_p), np.minimum(want.signed, 0.0), sizes)
+        got = Partial(want.log_plus, sign=np.sign(signed), log_magnitude=np.log(abs(signed)) + want.log_plus)
+    problem = Problem(Reduction.LAPLACE, len(log_p), case.n, case.d, level=case.level)
+    return float(errors(problem, got, want).max())
+
+
+def shift_error(case: Case, shift: Array, want: reference.Sums, h: float) -> float:
+    """Worst error of shifts, in bandwidths, over the level's tolerance."""
+    problem = Problem(Reduction.MEAN, len(shift), case.n, case.d, level=case.level)
+    return float(errors(problem, Partial(want.log_sum, shift=shift), want._replace(shift=want.shift / h)).max())
+
+
+def placed(z: Array, place: str) -> Any:
+    """The data on the host, or as a tensor on the GPU."""
+    if place == "host":
+        return z
+    import torch
+
+    return torch.from_numpy(z).cuda()
+
+
+def clocked(call: Any, *arguments: Any, **options: Any) -> tuple[float, Any]:
+    """Seconds on the clock, the device's work included, and the result."""
+    torch = sys.modules.get("torch")
+    cuda = torch is not None and torch.cuda.is_initialized()
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = call(*arguments, **options)
+    if torch is None:
+        torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, result
+
+
+def measure(job: Job) -> Iterator[tuple[str, Any]]:
+    """Yield ("ready", None) once compiled, ("first", seconds) of a call, and ("done", record).
+
+    Calls before and with the one that is recorded are fewer than eight: none is replayed.
+    """
+    case = job.case
+    x, y, h = data(case)
+    options: dict[str, Any] = {"precision": case.level, "backend": job.backend, "bandwidth": h}
+    if case.place == "host":
+        options["device"] = job.device
+    density = options | {"method": case.method, "log": True}
+    train, query = placed(x, case.place), placed(y, case.place)
+    sdkde_core.estimate(train[:SMALL], query[:SMALL], **density)
+    yield "ready", None
+    first, log_p = clocked(sdkde_core.estimate, train, query, **density)
+    yield "first", first
+    times, passes = [first], None
+    if first < SLOW or job.device != "cpu":  # on a GPU kernels may have been compiled for these shapes
+        times = []
+        while not times or (len(times) < CALLS and sum(times) < SLOW):
+            seconds, log_p = clocked(sdkde_core.estimate, train, query, **density)
+            times.append(seconds)
+        if times[-1] < SLOW:
+            del density["log"]
+            explained = sdkde_core.explain(train, query, measure=True, **density)
+            passes = [line.measured_seconds for line in explained.passes]
+    seconds = statistics.median(times)
+    log_p = to_host(log_p).astype(float)[some(case.m)]
+    error = None
+    if case.method != "sdkde":
+        error = density_error(case, log_p, job.truth, h)
+        passes = passes or [seconds]
+    elif job.patient or seconds < 2 * SLOW:
+        wide = placed(x.astype(float), case.place)  # what debias returns is not rounded then
+        took, moved = clocked(sdkde_core.debias, wide, **options)
+        moved = to_host(moved)
+        passes = passes or [took, max(seconds - took, 0.0)]
+        those = some(case.n)
+        error = shift_error(case, 2 * (moved[those] - x[those].astype(float)) / h, job.truth, h)
+        error = max(error, density_error(case, log_p, sums(y[some(case.m)], moved, h), h))
+    yield "done", {"seconds": seconds, "times": times, "pass_seconds": passes, "error": error}
+
+
+def compile_ahead(case: Case, backend: str, device: str) -> None:
+    """Make a call whose kernels are then in the compiler's cache; what fails, fails again when it is measured."""
+    with contextlib.suppress(Exception):
+        x, y, h = data(case)
+        options = {"device": device} if case.place == "host" else {}
+        train, query = placed(x, case.place), placed(y, case.place)
+        options |= {"method": case.method, "precision": case.level, "backend": backend}
+        sdkde_core.estimate(train, query, bandwidth=h, **options)
+
+
+def serve(connection: Any) -> None:
+    """Answer jobs until there are no more; what fails is told."""
+    warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
+    while (job := connection.recv()) is not None:
+        try:
+            for message in measure(job):
+                connection.send(message)
+        except Exception as error:
+            connection.send(("failed", f"{type(error).__name__}: {error}"))
+
+
+STARTUP = """
+import json, sys, time
+import numpy, sdkde_core
+x = numpy.random.default_rng(0).normal(size=(64, 2))
+def call():
+    start = time.perf_counter()
+    sdkde_core.estimate(x, method="kde", backend=sys.argv[1], device=sys.argv[2])
+    return time.perf_counter() - start
+print(json.dumps([call() for _ in range(6)]))
+"""
+
+
+def startup(backend: str, device: str, runs: int = 5, most: float = 8.0) -> float:
+    """Seconds that a first tiny estimate takes more than later ones, in a fresh process with NumPy and the core.
+
+    The least of some processes after the first, for which compilers have kept what they made: ``runs``, or fewer once
+    they have taken ``most`` seconds.
+    """
+    found: list[float] = []
+    while len(found) < 2 or (len(found) <= runs and sum(found) < most):
+        command = [sys.executable, "-c", STARTUP, backend, device]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        first, *later = json.loads(done.stdout.splitlines()[-1])
+        found.append(first - statistics.median(later))
+    return min(found[1:])

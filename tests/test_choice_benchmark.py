@@ -1,0 +1,220 @@
+"""benchmarks/choice.py: which cases it draws, how it judges, and its errors; nothing is timed that counts."""
+
+import importlib
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sdkde_core import reference
+from sdkde_core.protocol import TOLERANCES, Reduction
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+MODULES = ("choice_cases", "choice_worker", "choice_report", "choice", "cpu")
+
+pytestmark = pytest.mark.filterwarnings("ignore:the Laplace estimate is negative:RuntimeWarning")
+
+
+@pytest.fixture(scope="module")
+def choice():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)  # as of a script, for what it imports from beside it
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+        for name in MODULES:
+            sys.modules.pop(name)
+
+
+# --- the grid -------------------------------------------------------------------------------------------------------
+
+
+def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
+    cases = choice.choice_cases
+
+    def prices(case):  # 0.1 ns a pair, and one that is not worth measuring
+        return [cases.Price(1e-10 * case.pairs, 0.0), cases.Price(1e-8 * case.pairs, 0.0)]
+
+    drawn = cases.draw(120, ("host", "device"), 3, 0.5, 1e9, prices)
+    assert drawn == cases.draw(120, ("host", "device"), 3, 0.5, 1e9, prices)
+    assert drawn != cases.draw(120, ("host", "device"), 4, 0.5, 1e9, prices)
+    for axis, count in (("method", 3), ("level", 3), ("d", 8), ("spread", 4), ("place", 2)):
+        assert set(Counter(getattr(c, axis) for c in drawn).values()) == {120 // count}
+    assert all(cases.effort(prices(c)) <= 0.5 and c.pairs <= 1e9 for c in drawn)
+    assert all(max(c.n, c.m) * c.d <= cases.NUMBERS for c in drawn)
+    assert len({(c.n, c.m) for c in drawn}) > 5
+    assert max(c.pairs for c in drawn) > 1e8  # not all fell to the smallest
+
+
+def test_what_is_hopeless(choice):
+    price, hopeless = choice.choice_cases.Price, choice.choice_cases.hopeless
+    gpu = price(0.01, 2.5)
+    assert not hopeless(gpu, [])
+    assert not hopeless(price(0.19, 0.0), [gpu])
+    assert not hopeless(price(4.9, 0.1), [gpu])  # 490 times as long, but it starts at once
+    assert hopeless(price(5.1, 0.1), [gpu])
+    assert hopeless(price(0.21, 0.0), [price(0.01, 0.0)])
+    assert not hopeless(price(0.19, 2.5), [price(0.01, 0.0)])  # warm it may still be the fastest
+
+
+@pytest.mark.parametrize("spread", ["silverman", "tenth", "outliers"])
+def test_data(choice, spread):
+    case = choice.choice_cases.Case("kde", "fast", 3000, 500, 3, spread)
+    (x, y, h), (again, _, _) = (choice.choice_cases.data(case) for _ in range(2))
+    assert x.dtype == np.float32 and x.shape == (3000, 3) and y.shape == (500, 3) and np.array_equal(x, again)
+    radii = np.sqrt((x**2).sum(axis=1)) / h
+    out = radii > 0.9 * choice.choice_cases.OUT
+    assert out.sum() == out[:3].sum() == (3 if spread == "outliers" else 0)
+    std = float(x[~out].std(axis=0).mean())
+    silverman = 0.9 * std * 3000 ** (-1 / 7)
+    assert h == pytest.approx(silverman * (0.1 if spread == "tenth" else 1.0), rel=0.01)
+
+
+def test_prices_without_data_are_those_with_data(choice):
+    """What the grid is planned by is near what auto sees."""
+    for spread in ("silverman", "tenth"):
+        case = choice.choice_cases.Case("kde", "high", 4096, 512, 3, spread)
+        x, y, h = choice.choice_cases.data(case)
+        seen = {c.name: c.seconds for c in choice.choice.Bench("cpu").explain(case, x, y, h).candidates if c.ok}
+        planned = {c.name: c.seconds for c in choice.choice_cases.priced(case, "cpu")}
+        assert planned.keys() == seen.keys()
+        assert planned["numpy"] == pytest.approx(seen["numpy"], rel=0.5)
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------
+
+STARTUPS = {"a": 0.1, "b": 1.0, "c (cuda:0)": 3.0}
+
+
+def candidate(name, seconds=None, chosen=False, outcome="measured", device="cpu", predicted=1.0, **more):
+    entry = {"name": name, "device": device, "predicted": predicted, "predicted_passes": [predicted], "chosen": chosen}
+    entry |= {"declared_startup": 0.5, "reason": "", "outcome": outcome}
+    if seconds is not None:
+        entry |= {"seconds": seconds, "pass_seconds": [seconds], "error": 0.1}
+    return entry | more
+
+
+def record(*candidates, place="host", d=2):
+    case = {"method": "kde", "level": "high", "n": 10, "m": 5, "d": d, "spread": "tenth", "place": place, "seed": 0}
+    return {"case": case, "candidates": list(candidates)}
+
+
+def test_start_up_counts_for_data_on_the_host_only(choice):
+    both = (candidate("a", 0.6, chosen=True), candidate("b", 0.2))
+    verdict = choice.choice_report.judge(record(*both), STARTUPS)
+    assert (verdict.pick, verdict.fastest, verdict.warm_fastest) == ("a", "a", "b")
+    assert verdict.ratio == 1.0 and verdict.warm_ratio == pytest.approx(3.0)
+    assert verdict.pick_seconds == pytest.approx(0.7)
+    verdict = choice.choice_report.judge(record(*both, place="device"), STARTUPS)
+    assert (verdict.fastest, verdict.ratio) == ("b", pytest.approx(3.0))
+    later = (candidate("a", 2.0, chosen=True), candidate("b", 0.2))
+    assert choice.choice_report.judge(record(*later), STARTUPS).ratio == pytest.approx(2.1 / 1.2)
+
+
+def test_what_was_not_measured_is_no_rival_and_what_was_given_up_a_bound(choice):
+    judge = choice.choice_report.judge
+    skipped, failed = candidate("b", outcome="skipped"), candidate("c", outcome="failed", device="cuda:0", why="no")
+    over = candidate("b", 0.01, outcome="over")  # at least that
+    alone = judge(record(candidate("a", 0.6, chosen=True), skipped, failed, over), STARTUPS)
+    assert (alone.ratio, alone.at_least) == (1.0, False)
+    given_up = judge(record(candidate("a", 5.0, chosen=True, outcome="over"), candidate("b", 0.2)), STARTUPS)
+    assert given_up.at_least and given_up.ratio == pytest.approx(5.1 / 1.2)
+    assert judge(record(candidate("a", outcome="failed", chosen=True), candidate("b", 0.2)), STARTUPS) is None
+    assert judge(record(candidate("a", chosen=True, outcome="skipped")), STARTUPS) is None
+
+
+def test_scores_and_fits(choice):
+    report = choice.choice_report
+    records = [record(candidate("a", s, chosen=True, predicted=p), candidate("b", 1.0), place="device")
+               for s, p in ((1.05, 2.1), (1.2, 0.3), (3.0, 6.0))]  # fmt: skip
+    score = report.score([report.judge(r, STARTUPS) for r in records])
+    assert (score.cases, score.bad, score.worst) == (3, 1, pytest.approx(3.0))
+    assert score.good == score.warm_good == pytest.approx(1 / 3)
+    fit = report.fit(records, "a")
+    assert (fit.count, fit.worst) == (3, pytest.approx(0.25))  # 4 times too little is farther than twice too much
+    assert fit.mean == pytest.approx(1.0)
+    assert report.fit(records, "nobody") is None
+
+
+def test_tables_are_whole(choice, capsys):
+    beyond = record(
+        candidate("a", 4.0, chosen=True),
+        candidate("b", 0.2),
+        candidate("c", outcome="failed", device="cuda:0", why="it broke"),
+        d=1,
+    )
+    records = [beyond, record(candidate("a", 0.3, chosen=True), candidate("b", outcome="skipped"), place="device")]
+    saved = {"what": "grid", "machine": {"cpu": "one"}, "startups": STARTUPS, "declared": STARTUPS, "records": records}
+    choice.choice.show(json.loads(json.dumps(saved)))
+    choice.choice.show(saved | {"what": "headline"})
+    text = capsys.readouterr().out
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 4
+    for table in tables:
+        assert len({line.count("|") for line in table}) == 1
+    assert "2 cases: within 1.1 times the fastest in 50.0%" in text
+    assert "kde high, 10 × 5, d = 1, tenth, host: 3.42 (warm 20.00)" in text
+    assert "c (cuda:0): it broke" in text
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", ["silverman", "tenth", "outliers"])
+def test_the_truth_leaves_nothing_out_that_counts(choice, spread):
+    x, y, h = choice.choice_cases.data(choice.choice_cases.Case("kde", "high", 2000, 40, 3, spread))
+    want, got = reference.sums(y, x, h), choice.choice_worker.sums(y, x, h)
+    for name in ("log_sum", "signed", "log_plus"):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(got.shift / h, want.shift / h, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", ["kde", "laplace"])
+@pytest.mark.parametrize("level", ["fast", "high"])
+def test_errors_are_over_the_tolerance(choice, method, level):
+    case, worker = choice.choice_cases.Case(method, level, 400, 30, 2, "third"), choice.choice_worker
+    x, y, h = choice.choice_cases.data(case)
+    want = worker.sums(y, x, h)
+    x, y = x.astype(float), y.astype(float)
+    log_p = reference.estimate(x, y, method=method, bandwidth=h, log=True)
+    assert worker.density_error(case, log_p, want, h) < 1e-6
+    row = int(np.argmax(np.where(want.signed > 0, want.signed, 0.0)))  # the largest of L over M, for Laplace
+    off = 3 * TOLERANCES[level][Reduction.LOG_SUM].at((want.log_sum if method == "kde" else want.log_plus)[row])
+    share = 1.0 if method == "kde" else want.signed[row]
+    log_p[row] += math.log1p(off / share) if method == "laplace" else off
+    assert worker.density_error(case, log_p, want, h) == pytest.approx(3.0, rel=0.01)
+    log_p[row] = math.nan
+    assert worker.density_error(case, log_p, want, h) > 100
+
+
+def test_a_negative_density_is_no_error_where_it_is_negative(choice):
+    case, worker = choice.choice_cases.Case("laplace", "high", 1, 1, 1, "silverman"), choice.choice_worker
+    want = worker.sums(np.array([[3.0]]), np.zeros((1, 1)), 1.0)
+    assert want.signed < 0
+    assert worker.density_error(case, np.array([math.nan]), want, 1.0) < 1e-9
+    assert worker.density_error(case, want.log_plus, want, 1.0) > 100
+
+
+def test_the_shifts_error(choice):
+    case, worker = choice.choice_cases.Case("sdkde", "high", 300, 30, 3, "silverman"), choice.choice_worker
+    x, _, h = choice.choice_cases.data(case)
+    want = worker.sums(x[:10], x, h)
+    shift = want.shift / h
+    assert worker.shift_error(case, shift, want, h) == 0.0
+    shift[4, 1] += 2 * TOLERANCES["high"][Reduction.MEAN].absolute
+    assert worker.shift_error(case, shift, want, h) == pytest.approx(2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_a_backend_is_measured(choice, method):
+    case, worker = choice.choice_cases.Case(method, "high", 500, 60, 2, "outliers"), choice.choice_worker
+    job = worker.Job(case, "numpy", "cpu", worker.truth(case, *choice.choice_cases.data(case)))
+    messages = list(worker.measure(job))
+    assert [kind for kind, _ in messages] == ["ready", "first", "done"]
+    done = messages[-1][1]
+    assert 0 < done["seconds"] < 10 and len(done["times"]) <= choice.choice_cases.CALLS
+    assert len(done["pass_seconds"]) == (2 if method == "sdkde" else 1)
+    assert 0 <= done["error"] < 1
