@@ -38,7 +38,7 @@ INFO = BackendInfo(
     deterministic=True,
     requires_modules=("finufft", "scipy"),
     install="pip install 'sdkde[fourier]'",
-    startup_seconds=0.2,  # finufft; where rows are redone in two or three dimensions, scipy.spatial too
+    startup_seconds=0.14,  # finufft; where many rows are redone in two or three dimensions, scipy.spatial too
     supports=_supports,
     work=_work,
 )

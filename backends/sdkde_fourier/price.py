@@ -4,6 +4,7 @@ matrix products and tiles in PyTorch on a device."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from sdkde_core import cost
 from sdkde_core.hardware import Processor, processor
@@ -27,8 +28,8 @@ __all__ = [
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
-#: The tolerance that is usual, where the data are not known yet; the columns that matter to a lonely row, and the share
-#: of the rows that are lonely, on a device.
+#: The tolerance that is usual, where the data are not known yet; the columns that matter to a lonely row, at most, and
+#: the share of the rows that are lonely, on a device.
 USUAL, NEIGHBOURS, LONELY = 1e-11, 1000.0, 1e-4
 
 
@@ -129,41 +130,77 @@ def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neig
 def estimate(problem: Problem) -> tuple[str, Work]:
     """Say which way is likely to be taken, and its Work, from what is known of a problem before its points are.
 
-    Where the extent asks for more modes than there may be, either few points are far out, and the others take as many
-    modes as there may be, or the bandwidth is small, and so are all neighbourhoods: taken to cost the same.
+    Silverman's bandwidth goes with an extent of about five n^(1/(d+4)). Where it is much more, either the bandwidth is
+    small, and so are all neighbourhoods, or a few points are far out, and the others cost what they do with a usual
+    extent: priced half way between the two, or as the modes of the whole extent where those are cheaper.
     """
-    modes = _usual_modes(problem)[1]
-    direct = by_neighbours(problem, problem.m, problem.n)
-    if problem.level == "float64":  # few rows have all the digits
-        return "most rows summed directly", direct
-    if modes > MOST_MODES:
-        lonely = by_neighbours(problem, 0.02 * problem.m, NEIGHBOURS)
-        fourier = plus(by_modes(problem, MOST_MODES, USUAL), lonely)
-        kind = f"at most {MOST_MODES} modes, or neighbourhoods"
+    usual = 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
+    ways = _ways(problem, problem.extent)
+    if problem.extent > 3.0 * usual:
+        bulk, direct = min(_ways(problem, usual), key=_seconds), ways[-1]
+        dearer = math.sqrt(max(1.0, _seconds(bulk) / _seconds(direct)))
+        ways[-1] = "small neighbourhoods, or modes of the most", times(direct[1], dearer)
+    return min(ways, key=_seconds)
+
+
+def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
+    """Modes, unless there are too many, and neighbourhoods, if the points were normal with that extent."""
+    modes, neighbours = _usual_modes(problem, extent), _usual_neighbours(problem, extent)
+    if problem.level != "float64" or problem.reduction is not Reduction.MEAN:  # they are far out
+        lonely = by_neighbours(problem, _lonely(problem) * problem.m, min(NEIGHBOURS, neighbours))
     else:
-        fourier, kind = by_modes(problem, modes, USUAL), f"about {modes:.0f} modes at most"
-    return (kind, fourier) if seconds(fourier) < seconds(direct) else ("direct sums, few enough", direct)
+        lonely = by_neighbours(problem, _lonely(problem) * problem.m, neighbours)
+    ways = [("direct sums, few enough", by_neighbours(problem, problem.m, neighbours))]
+    if modes <= MOST_MODES:
+        ways.insert(0, (f"about {modes:.0f} modes at most", plus(by_modes(problem, modes, USUAL), lonely)))
+    return ways
+
+
+def _seconds(way: tuple[str, Work]) -> float:
+    return seconds(way[1])
+
+
+def _usual_neighbours(problem: Problem, extent: float) -> float:
+    """The columns that matter to a row, were they normal with that extent: four to five standard deviations."""
+    reach = math.sqrt(2.0 * math.log(1e6 * problem.n)) * max(problem.scales, default=1.0)
+    ball = {1: 2.0, 2: math.pi, 3: 4.2}[problem.d]
+    return min(problem.n, 1.0 + problem.n * ball * (reach / max(0.75 * extent, 1e-3)) ** problem.d)
+
+
+def _lonely(problem: Problem) -> float:
+    """Share of the rows that are redone, as measured with Silverman's bandwidth and a tenth of it."""
+    if problem.level != "float64":
+        return 0.002
+    mean = problem.reduction is Reduction.MEAN
+    return {1: 0.01, 2: 0.4, 3: 0.7}[problem.d] if mean else {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]
 
 
 def estimate_on_device(problem: Problem) -> tuple[str, Work]:
     """As :func:`estimate`, of products and tiles; where there are too many modes, all rows are priced as tiles'."""
     direct = by_tiles(problem, problem.m, problem.n)
-    side, modes = _usual_modes(problem)
+    modes = _usual_modes(problem, problem.extent)
     if modes > MOST_MODES:
         return f"direct sums, more than {MOST_MODES} modes", direct
-    fourier = plus(by_products(problem, (side,) * problem.d), by_tiles(problem, LONELY * problem.m, NEIGHBOURS))
+    fourier = plus(
+        by_products(problem, (modes ** (1.0 / problem.d),) * problem.d),
+        by_tiles(problem, LONELY * problem.m, NEIGHBOURS),
+    )
     if seconds(fourier, problem.device) < seconds(direct, problem.device):
         return f"products of about {modes:.0f} modes at most", fourier
     return "direct sums, few enough", direct
 
 
-def _usual_modes(problem: Problem) -> tuple[float, float]:
-    """Modes per dimension, and in all, as the extent has them."""
+def _usual_modes(problem: Problem, extent: float) -> float:
+    """Modes of a box with that extent."""
     cut, finest, widest = cutoff(USUAL), min(problem.scales, default=1.0), max(problem.scales, default=1.0)
-    width = 2.0 * problem.extent * problem.d**-0.25  # between a cube's around the ball and one's inside
+    width = 2.0 * extent * problem.d**-0.25  # between a cube's around the ball and one's inside
     period = width + 1.5 * cut * widest
-    side = min(period * cut / finest / math.pi, 1e10)
-    return side, side**problem.d
+    return min(period * cut / finest / math.pi, 1e10) ** problem.d
+
+
+def times(a: Work, factor: float) -> Work:
+    """Return a Work as many times."""
+    return replace(a, scalar_flops=factor * a.scalar_flops, exps=factor * a.exps, bytes=factor * a.bytes)
 
 
 def plus(a: Work, b: Work) -> Work:
