@@ -4,14 +4,14 @@
 
 Data: mixtures of eight normals, Silverman's bandwidth.
 
-- headline: SD-KDE of 1,000,000 × 131,072, queries drawn like the data, on a grid over their bounding box, and with 1 % of
-  the samples thrown by Student's t3; errors of single passes against float64 sums, over the tolerance, at the 12
+- headline: SD-KDE of 1,000,000 × 131,072, queries drawn like the data, on a grid over their bounding box, and with 1 %
+  of the samples thrown by Student's t3; errors of single passes against float64 sums, over the tolerance, at the 12
   outermost rows and 12 others.
 - peers: KDE, beside KDEpy's FFTKDE and, in one dimension, statsmodels' FFT at their default grids (by linear
   interpolation), scikit-learn at rtol 1e-4 and the NumPy backend.
 - auto: what it chooses, and what the other choice would have cost.
-- oracle: the paper's one-dimensional experiment, the mean integrated squared error on its mixture of three normals, from
-  its 4096 samples on.
+- oracle: the paper's one-dimensional experiment, the mean integrated squared error on its mixture of three normals,
+  from its 4096 samples on.
 """
 
 from __future__ import annotations
