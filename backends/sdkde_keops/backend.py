@@ -1,0 +1,181 @@
+"""The KeOps backend's implementation of the protocol: rows in blocks, sums in float32 or float64."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import threadpoolctl
+import torch
+from torch import Tensor
+
+from sdkde_core.hardware import cpu_threads
+from sdkde_core.merge import concatenate
+from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+
+from . import bounds, health, library
+from .formulas import Formula, evaluate
+
+#: What a row's own column adds to its exponent, far below all that float64 and float32 have of others.
+ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
+
+#: Terms of a call on a CPU, a fraction of a second: KeOps lets neither other threads of Python nor an interrupt in.
+CALL = 1 << 25
+
+#: Blocks of at least so many columns are shared out among a GPU's processors too, up to so many of them; their results
+#: take so many bytes.
+LEAST_BLOCK, MOST_BLOCKS, BUFFER = 24, 65535, 1 << 30
+
+#: Devices that were found to work.
+_usable: set[str] = set()
+
+
+@dataclass(frozen=True)
+class _State:
+    formula: Formula
+    points: Tensor  # (n, d) float64, as they came
+    columns: list[Tensor]  # (n, d), then (n, 1) log weights if they differ, as KeOps takes them
+    uniform: Tensor | None  # the log weight that all have
+
+
+class KeopsBackend:
+    """Pairs that KeOps compiles into one loop: nothing of size (m, n) is ever stored.
+
+    Parameters
+    ----------
+    scheme : {"auto", "GPU_1D", "GPU_2D"}
+        How a GPU shares the work out: rows, or rows and columns.
+    """
+
+    def __init__(self, scheme: str = "auto") -> None:
+        if scheme not in ("auto", "GPU_1D", "GPU_2D"):
+            raise ValueError(f"scheme is {scheme!r}; pass 'auto', 'GPU_1D' or 'GPU_2D'")
+        self.scheme = scheme
+
+    def probe(self, device: str) -> Support:
+        """Say whether there are a compiler and the device, and whether KeOps works: in a process of its own, once."""
+        if library.compiler() is None:
+            return Support(
+                False,
+                "KeOps compiles as it runs, and there is no C++ compiler: install g++, or set CXX to the one to take",
+            )
+        try:
+            torch.zeros(1, device=device).add_(1.0).cpu()
+        except (RuntimeError, AssertionError, ValueError) as error:
+            return Support(False, f"PyTorch {torch.__version__} cannot use {device}: {str(error).splitlines()[0]}")
+        if torch.device(device).type not in ("cpu", "cuda"):
+            return Support(False, f"KeOps runs on CPUs and CUDA GPUs, not on {device}")
+        support = health.check(device)
+        if support.ok:
+            _usable.add(device)
+        return support
+
+    def prepare(self, problem: Problem, columns: Columns) -> _State:
+        """Choose the precision from the error bounds; KeOps packs nothing."""
+        if problem.device not in _usable and not (support := self.probe(problem.device)).ok:
+            raise BackendUnavailable(support.reason)
+        kind = getattr(torch, bounds.dtype(problem))
+        weighted = "weights" in problem.requires
+        formula = Formula(problem.reduction, problem.d, weighted, "exclude_self" in problem.requires)
+        with _memory_errors():
+            packed = [columns.points, columns.log_weights[:, None]] if weighted else [columns.points]
+            packed = [x.to(kind).contiguous() for x in packed]
+        return _State(formula, columns.points, packed, None if weighted else columns.log_weights[0])
+
+    def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
+        """Reduce over all columns, a block of rows at a time."""
+        rows = state.points if queries is None else queries
+        formula, uniform = state.formula, not (state.formula.weighted or state.formula.excludes)
+        if queries is None and uniform and rows.device.type != "cpu":  # a CPU would compile for seconds to save little
+            formula = formula._replace(peaked=True)
+        scheme, height, room = self._plan(state)
+        blocks = []
+        with _memory_errors(), _threads(rows.device):
+            for start in range(0, max(len(rows), 1), height):
+                some = rows[start : start + height]
+                _make_room(room * len(some), rows.device)
+                sums = _sums(formula, state.columns, some, own_offset + start, scheme)
+                blocks.append(_partial(problem, state, sums))
+        return concatenate(blocks)
+
+    def _plan(self, state: _State) -> tuple[str, int, int]:
+        """KeOps's scheme, the rows of a call, and bytes for each: they depend on the problem, not on what is free."""
+        columns, (n, d) = state.columns[0], state.points.shape
+        if columns.device.type == "cpu":
+            return "CPU", max(1, CALL // (n * (d + 8))), 0
+        width = bounds.block(d, columns.element_size())
+        shares = width >= LEAST_BLOCK and n <= MOST_BLOCKS * width
+        if self.scheme == "GPU_1D" or (self.scheme == "auto" and not shares):
+            return "GPU_1D", 1 << 40, 0
+        results = d + 2 if state.formula.reduction is Reduction.MEAN else 3
+        room = -(-n // width) * results * columns.element_size()
+        return "GPU_2D", max(1, BUFFER // room), room
+
+
+def _make_room(size: int, device: torch.device) -> None:
+    """KeOps takes memory from CUDA, past PyTorch, and prints where there is none: that is asked first."""
+    if size <= BUFFER >> 4 or torch.cuda.mem_get_info(device)[0] > size:
+        return
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info(device)[0] <= size:
+        raise DeviceOutOfMemory(f"{device} has no {size >> 20} MiB free for what KeOps sums block by block")
+
+
+def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, own_offset: int, scheme: str) -> Tensor:
+    """Largest exponents and sums relative to them, (b, 1 + c) float64."""
+    kind, device = columns[0].dtype, columns[0].device
+    if not len(rows):
+        return torch.zeros((0, formula.d + 2), dtype=torch.float64, device=device)
+    arguments = [rows.to(kind).contiguous(), *columns]
+    if formula.excludes:
+        own = torch.arange(own_offset, own_offset + len(rows), device=device).to(kind)[:, None]
+        arguments += [own, torch.arange(len(columns[0]), device=device).to(kind)[:, None]]
+        arguments.append(torch.full((1,), ABSENT[kind], dtype=kind, device=device))
+    sums = evaluate(formula, arguments, scheme).double()
+    return torch.nn.functional.pad(sums, (1, 0)) if formula.peaked else sums
+
+
+def _partial(problem: Problem, state: _State, sums: Tensor) -> Partial:
+    """The log-domain results; an empty sum has log −inf."""
+    top, total = sums[:, 0], sums[:, 1]
+    if state.formula.excludes:  # nothing but a row's own column
+        total = torch.where(top < 0.5 * ABSENT[state.columns[0].dtype], 0.0, total)
+    level = top if state.uniform is None else top + state.uniform
+    if problem.reduction is Reduction.LAPLACE:
+        half = (1.0 + 0.5 * problem.d) * total
+        moment = torch.where(total == 0, 0.0, 0.5 * sums[:, 2])
+        signed = half - moment
+        return Partial((half + moment).log() + level, sign=signed.sign(), log_magnitude=signed.abs().log() + level)
+    shift = None
+    if problem.reduction is Reduction.MEAN:
+        shift = torch.where((total == 0)[:, None], 0.0, sums[:, 2:] / total[:, None])
+    return Partial(total.log() + level, shift=shift)
+
+
+def _threads(device: torch.device) -> AbstractContextManager[Any]:
+    """Limit KeOps's threads to ``SDKDE_NUM_THREADS``, else the cores: OpenMP has a number for each thread that calls."""
+    if device.type != "cpu":
+        return nullcontext()
+    library.load()
+    return _openmp().limit(limits=cpu_threads(), user_api="openmp")
+
+
+@functools.cache
+def _openmp() -> Any:
+    return threadpoolctl.ThreadpoolController()
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Says of a device that ran out of memory what the core understands."""
+    try:
+        yield
+    except RuntimeError as error:
+        full = isinstance(error, torch.OutOfMemoryError) or re.search("out of memory|can't allocate", str(error))
+        if full:
+            raise DeviceOutOfMemory(str(error)) from error
+        raise
