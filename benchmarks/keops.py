@@ -3,15 +3,17 @@
     python benchmarks/keops.py [--device cuda:0] [--n 32768] [--m 4096] [--dimensions 1,2,3,16] [--levels fast,high]
                                [--repeats 7]
 
-Reductions on whitened points of a mixture of eight normals, h by Silverman's rule, so that its extent is that of data.
-By hand: one call of pykeops.torch.Genred on float32 or float64 tensors as the backend takes them, "GPU_2D" on a GPU,
-and the logarithm. Both in turn, medians of wall time (on a GPU synchronised, on a CPU of CPU time too). Errors: worst
-row over the level's tolerance, against float64 sums by differences, over 256 rows.
+Reductions, then SD-KDE as a whole, on a mixture of eight normals in units of Silverman's bandwidth. By hand: one call
+of pykeops.torch.Genred on tensors of the precision that the backend takes, "GPU_2D" on a GPU, and the logarithms and
+quotients that make it a log sum, a shift or a signed sum. Both in turn, medians of
+wall time; the ratio on a CPU, which others may use, is that of CPU time. Levels computed in the same precision share a
+line. Errors: worst row over the strictest level's tolerance, against float64 sums of differences, over 256 rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -23,9 +25,10 @@ from sdkde_keops import bounds
 from sdkde_keops.info import INFO
 from torch import Tensor
 
+import sdkde_core
 from sdkde_core.merge import each
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction
-from sdkde_core.testing.problems import Case, errors, truth
+from sdkde_core.protocol import Columns, Problem, Reduction
+from sdkde_core.testing.problems import Case, Truth, errors
 
 #: The second pass of SD-KDE, its first, and Laplace's only one.
 PASSES = ((Reduction.MEAN, True), (Reduction.LOG_SUM, False), (Reduction.LAPLACE, False))
@@ -41,23 +44,32 @@ def whitened(n: int, m: int, d: int) -> Case:
     return Case("eight normals", (x - centre) / h, (y - centre) / h, np.full(n, -np.log(n)))
 
 
-def by_hand(problem: Problem, x: Tensor, y: Tensor) -> Callable[[], Any]:
-    """The reduction as a user of KeOps writes it: stable sums of −½‖x − y‖²; where x is y, plain ones."""
+def genred(reduction: Reduction, d: int, device: str, plain: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """The reduction as a user of KeOps writes it: stable sums of exp(−½‖x − y‖²), or plain ones, to the end."""
     import pykeops
     from pykeops.torch import Genred
 
     pykeops.set_verbose(False)
-    d, scheme = problem.d, "CPU" if problem.device == "cpu" else "GPU_2D"
     aliases, e = [f"x=Vi({d})", f"y=Vj({d})"], "RatCst(-1,2)*SqDist(x,y)"
-    if problem.reduction is Reduction.LOG_SUM:
-        summed = "IntCst(1)"
-    else:
-        summed = f"Concat(IntCst(1),{'y-x' if problem.reduction is Reduction.MEAN else 'SqDist(x,y)'})"
-    if problem.same and problem.device != "cpu":
+    other = {Reduction.MEAN: "y-x", Reduction.LAPLACE: "SqDist(x,y)"}.get(reduction)
+    summed = f"Concat(IntCst(1),{other})" if other else "IntCst(1)"
+    if plain:
         call = Genred(f"Exp({e})*{summed}", aliases, reduction_op="Sum", axis=1)
     else:
         call = Genred(e, aliases, reduction_op="Max_SumShiftExpWeight", axis=1, formula2=summed)
-    return lambda: call(x, y, backend=scheme)
+
+    def finished(x: Tensor, y: Tensor) -> Any:
+        sums = call(x, y, backend="CPU" if device == "cpu" else "GPU_2D").double()
+        level, sums = (0.0, sums) if plain else (sums[:, 0] - math.log(len(y)), sums[:, 1:])
+        if reduction is Reduction.LOG_SUM:
+            return level + sums[:, 0].log()
+        if reduction is Reduction.MEAN:
+            return level + sums[:, 0].log(), sums[:, 1:] / sums[:, :1]
+        half = (1.0 + 0.5 * d) * sums[:, 0]
+        signed = half - 0.5 * sums[:, 1]
+        return signed.sign(), signed.abs().log() + level, (half + 0.5 * sums[:, 1]).log() + level
+
+    return finished
 
 
 def medians(calls: list[Callable[[], Any]], repeats: int, cuda: bool) -> list[tuple[float, float]]:
@@ -76,30 +88,60 @@ def medians(calls: list[Callable[[], Any]], repeats: int, cuda: bool) -> list[tu
     return [(statistics.median(w for w, _ in t), statistics.median(c for _, c in t)) for t in taken]
 
 
-def worst(problem: Problem, case: Case, got: Partial) -> float:
-    """Of 256 rows, the largest error over its tolerance."""
-    rows = case.points if problem.same else case.queries
-    some = np.linspace(0, len(rows) - 1, min(256, len(rows))).astype(int)
-    want = truth(Case(case.name, case.points, rows[some], case.log_weights))
-    return float(errors(problem, each(got, lambda a: a[torch.as_tensor(some)].cpu().numpy()), want).max())
+def exact(rows: Tensor, points: Tensor) -> Truth:
+    """All three reductions by differences in float64, a row at a time."""
+    found: list[list[Any]] = []
+    half = 1.0 + 0.5 * rows.shape[1]
+    for row in rows:
+        differences = points - row  # (n, d)
+        exponents = -0.5 * (differences**2).sum(1)
+        level = float(exponents.max())
+        phi = (exponents - level).exp()
+        total, plus = phi.sum(), (phi * (half - exponents)).sum()
+        level -= math.log(len(points))
+        shift, signed = (phi @ differences) / total, (phi * (half + exponents)).sum() / plus
+        found.append([float(total.log()) + level, shift.cpu().numpy(), float(signed), float(plus.log()) + level, 0.0])
+    return Truth(*(np.array(column) for column in zip(*found)))
 
 
-def measure(case: Case, reduction: Reduction, same: bool, level: str, device: str, repeats: int) -> str:
-    problem = case.problem(reduction, level, same=same, device=device)
-    backend = INFO.load()
+def measure(case: Case, problem: Problem, want: Truth, some: Any, repeats: int) -> tuple[list[float], float, float]:
+    """Milliseconds of the backend and by hand, their ratio, and the worst error over the tolerance."""
+    backend, device = INFO.load(), problem.device
     columns = Columns(*(torch.as_tensor(a, device=device) for a in (case.points, case.log_weights)))
-    queries = None if same else torch.as_tensor(case.queries, device=device)
+    queries = None if problem.same else torch.as_tensor(case.queries, device=device)
     state = backend.prepare(problem, columns)
-    kind = getattr(torch, bounds.dtype(problem))
-    y = columns.points.to(kind)
-    hand = by_hand(problem, y if queries is None else queries.to(kind), y)
-    ours, theirs = medians([lambda: backend.reduce(problem, queries, state), hand], repeats, device != "cpu")
-    error = worst(problem, case, backend.reduce(problem, queries, state))
-    clock = int(device == "cpu")  # a CPU may be shared: its own time counts
-    return (
-        f"{problem.d} | {reduction} | {level} | {bounds.dtype(problem)} | {1e3 * ours[0]:.3g} | {1e3 * theirs[0]:.3g} "
-        f"| {ours[clock] / theirs[clock]:.3f} | {error:.2g} | {problem.extent:.1f}"
+    y = columns.points.to(getattr(torch, bounds.dtype(problem)))
+    x, hand = (
+        y if queries is None else queries.to(y.dtype),
+        genred(problem.reduction, problem.d, device, problem.same and device != "cpu"),
     )
+    times = medians([lambda: backend.reduce(problem, queries, state), lambda: hand(x, y)], repeats, device != "cpu")
+    got = each(backend.reduce(problem, queries, state), lambda a: a[some].cpu().numpy())
+    return [1e3 * t[0] for t in times], _ratio(times, device), float(errors(problem, got, want).max())
+
+
+def whole(case: Case, level: str, device: str, repeats: int) -> tuple[list[float], float]:
+    """Milliseconds of SD-KDE by the estimator and by hand, and their ratio."""
+    x, y = (torch.as_tensor(a, device=device) for a in (case.points, case.queries))
+    last = case.problem(Reduction.LOG_SUM, level, device=device)
+    kind = getattr(torch, bounds.dtype(last))
+    first = genred(Reduction.MEAN, x.shape[1], device, device != "cpu")
+    second = genred(Reduction.LOG_SUM, x.shape[1], device, False)
+
+    def by_hand() -> Tensor:
+        moved = x + 0.5 * first(x, x)[1]
+        return second(y.to(kind), moved.to(kind))
+
+    def ours() -> Any:
+        return sdkde_core.estimate(x, y, bandwidth=1.0, precision=level, log=True, backend="keops", device=device)
+
+    times = medians([ours, by_hand], repeats, device != "cpu")
+    return [1e3 * t[0] for t in times], _ratio(times, device)
+
+
+def _ratio(times: list[tuple[float, float]], device: str) -> float:
+    clock = int(device == "cpu")
+    return times[0][clock] / times[1][clock]
 
 
 def main() -> None:
@@ -112,18 +154,31 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     print(f"KeOps on {options.device}, {options.n} samples, {options.m} queries, torch {torch.__version__}")
-    print("d | pass | level | computes in | ms | by hand, ms | ratio | worst row over tolerance | extent")
-    print("--:|---|---|---|--:|--:|--:|--:|--:")
+    print("| d | extent | pass | levels | in | ms | by hand, ms | ratio | worst row over tolerance |")
+    print("|--:|--:|---|---|---|--:|--:|--:|--:|")
+    levels = options.levels.split(",")
     for d in map(int, options.dimensions.split(",")):
         case = whitened(options.n, options.m, d)
-        seen = set()
+        some = np.linspace(0, options.m - 1, min(256, options.m)).astype(int)
+        points, queries = (torch.as_tensor(a, device=options.device) for a in (case.points, case.queries))
+        truths = {same: exact((points if same else queries)[some], points) for same in (True, False)}
         for reduction, same in PASSES:
-            for level in options.levels.split(","):
+            kinds: dict[str, list[Problem]] = {}
+            for level in levels:
                 problem = case.problem(reduction, level, same=same, device=options.device)
-                if not INFO.supports(problem).ok or (reduction, bounds.dtype(problem), level == "fast") in seen:
-                    continue
-                seen.add((reduction, bounds.dtype(problem), level == "fast"))
-                print(measure(case, reduction, same, level, options.device, options.repeats), flush=True)
+                if INFO.supports(problem).ok:
+                    kinds.setdefault(bounds.dtype(problem), []).append(problem)
+            for kind, problems in kinds.items():
+                ms, ratio, error = measure(case, problems[-1], truths[same], some, options.repeats)
+                names = ", ".join(p.level for p in problems)
+                print(
+                    f"| {d} | {problems[-1].extent:.1f} | {reduction} | {names} | {kind} | {ms[0]:.3g} | {ms[1]:.3g} "
+                    f"| {ratio:.3f} | {error:.2g} |",
+                    flush=True,
+                )
+        for level in levels:
+            ms, ratio = whole(case, level, options.device, options.repeats)
+            print(f"| {d} | | SD-KDE | {level} | | {ms[0]:.3g} | {ms[1]:.3g} | {ratio:.3f} | |", flush=True)
 
 
 if __name__ == "__main__":

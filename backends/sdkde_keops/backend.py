@@ -24,11 +24,11 @@ from .formulas import Formula, evaluate
 ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
 
 #: Terms of a call on a CPU, a fraction of a second: KeOps lets neither other threads of Python nor an interrupt in.
-CALL = 1 << 25
+CALL = 1 << 28
 
-#: Blocks of at least so many columns are shared out among a GPU's processors too, up to so many of them; their results
-#: take so many bytes.
-LEAST_BLOCK, MOST_BLOCKS, BUFFER = 24, 65535, 1 << 30
+#: Blocks of at least so many columns are shared out among a GPU's processors too, up to so many of them. Their results
+#: take a share of the card's memory at most, and that much is asked for before KeOps takes it, where it is not little.
+LEAST_BLOCK, MOST_BLOCKS, SHARE, LITTLE = 24, 65535, 1 / 16, 1 / 256
 
 #: Devices that were found to work.
 _usable: set[str] = set()
@@ -39,7 +39,7 @@ class _State:
     formula: Formula
     points: Tensor  # (n, d) float64, as they came
     columns: list[Tensor]  # (n, d), then (n, 1) log weights if they differ, as KeOps takes them
-    uniform: Tensor | None  # the log weight that all have
+    uniform: float  # the log weight that all have; 0 where they differ
 
 
 class KeopsBackend:
@@ -81,10 +81,10 @@ class KeopsBackend:
         kind = getattr(torch, bounds.dtype(problem))
         weighted = "weights" in problem.requires
         formula = Formula(problem.reduction, problem.d, weighted, "exclude_self" in problem.requires)
-        with _memory_errors():
+        with _memory_errors(columns.points.device):
             packed = [columns.points, columns.log_weights[:, None]] if weighted else [columns.points]
             packed = [x.to(kind).contiguous() for x in packed]
-        return _State(formula, columns.points, packed, None if weighted else columns.log_weights[0])
+        return _State(formula, columns.points, packed, 0.0 if weighted else float(columns.log_weights[0]))
 
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
@@ -93,13 +93,11 @@ class KeopsBackend:
         if queries is None and uniform and rows.device.type != "cpu":  # a CPU would compile for seconds to save little
             formula = formula._replace(peaked=True)
         scheme, height, room = self._plan(state)
-        blocks = []
-        with _memory_errors(), _threads(rows.device):
+        absent, blocks = ABSENT[state.columns[0].dtype], []
+        with _memory_errors(rows.device, room * min(len(rows), height)), _threads(rows.device):
             for start in range(0, max(len(rows), 1), height):
-                some = rows[start : start + height]
-                _make_room(room * len(some), rows.device)
-                sums = _sums(formula, state.columns, some, own_offset + start, scheme)
-                blocks.append(_partial(problem, state, sums))
+                sums = _sums(formula, state.columns, rows[start : start + height], own_offset + start, scheme)
+                blocks.append(_partial(problem, formula, state.uniform, absent, sums))
         return concatenate(blocks)
 
     def _plan(self, state: _State) -> tuple[str, int, int]:
@@ -113,16 +111,13 @@ class KeopsBackend:
             return "GPU_1D", 1 << 40, 0
         results = d + 2 if state.formula.reduction is Reduction.MEAN else 3
         room = -(-n // width) * results * columns.element_size()
-        return "GPU_2D", max(1, BUFFER // room), room
+        return "GPU_2D", max(1, int(SHARE * _memory(columns.device)) // room), room
 
 
-def _make_room(size: int, device: torch.device) -> None:
-    """KeOps takes memory from CUDA, past PyTorch, and prints where there is none: that is asked first."""
-    if size <= BUFFER >> 4 or torch.cuda.mem_get_info(device)[0] > size:
-        return
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info(device)[0] <= size:
-        raise DeviceOutOfMemory(f"{device} has no {size >> 20} MiB free for what KeOps sums block by block")
+@functools.cache
+def _memory(device: torch.device) -> int:
+    """Bytes that a card has."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, own_offset: int, scheme: str) -> Tensor:
@@ -135,29 +130,35 @@ def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, own_offset: int
         own = torch.arange(own_offset, own_offset + len(rows), device=device).to(kind)[:, None]
         arguments += [own, torch.arange(len(columns[0]), device=device).to(kind)[:, None]]
         arguments.append(torch.full((1,), ABSENT[kind], dtype=kind, device=device))
-    sums = evaluate(formula, arguments, scheme).double()
-    return torch.nn.functional.pad(sums, (1, 0)) if formula.peaked else sums
+    return evaluate(formula, arguments, scheme).double()
 
 
-def _partial(problem: Problem, state: _State, sums: Tensor) -> Partial:
-    """The log-domain results; an empty sum has log −inf."""
-    top, total = sums[:, 0], sums[:, 1]
-    if state.formula.excludes:  # nothing but a row's own column
-        total = torch.where(top < 0.5 * ABSENT[state.columns[0].dtype], 0.0, total)
-    level = top if state.uniform is None else top + state.uniform
+def _partial(problem: Problem, formula: Formula, uniform: float, absent: float, sums: Tensor) -> Partial:
+    """The log-domain results, in few operations: of few rows each takes as long as KeOps; an empty sum has log −inf."""
+    start = 0 if formula.peaked else 1
+    total, others = sums[:, start], sums[:, start + 1 :]
+    if formula.excludes:  # where there is nothing but a row's own column
+        none = sums[:, :1] < 0.5 * absent
+        total, others = torch.where(none[:, 0], 0.0, total), torch.where(none, 0.0, others)
+
+    def log(x: Tensor) -> Tensor:
+        found = x.log()
+        found = found if formula.peaked else found.add_(sums[:, 0])
+        return found.add_(uniform) if uniform else found
+
     if problem.reduction is Reduction.LAPLACE:
         half = (1.0 + 0.5 * problem.d) * total
-        moment = torch.where(total == 0, 0.0, 0.5 * sums[:, 2])
-        signed = half - moment
-        return Partial((half + moment).log() + level, sign=signed.sign(), log_magnitude=signed.abs().log() + level)
+        signed = torch.sub(half, others[:, 0], alpha=0.5)
+        plus = torch.add(half, others[:, 0], alpha=0.5)
+        return Partial(log(plus), sign=signed.sign(), log_magnitude=log(signed.abs()))
     shift = None
     if problem.reduction is Reduction.MEAN:
-        shift = torch.where((total == 0)[:, None], 0.0, sums[:, 2:] / total[:, None])
-    return Partial(total.log() + level, shift=shift)
+        shift = others / (total.clamp(min=1.0) if formula.excludes else total)[:, None]  # 1 and more, or none at all
+    return Partial(log(total), shift=shift)
 
 
 def _threads(device: torch.device) -> AbstractContextManager[Any]:
-    """Limit KeOps's threads to ``SDKDE_NUM_THREADS``, else the cores: OpenMP has a number for each thread that calls."""
+    """Limit KeOps to ``SDKDE_NUM_THREADS`` threads, else the cores: OpenMP has a limit for each thread that calls."""
     if device.type != "cpu":
         return nullcontext()
     library.load()
@@ -170,12 +171,24 @@ def _openmp() -> Any:
 
 
 @contextmanager
-def _memory_errors() -> Iterator[None]:
-    """Says of a device that ran out of memory what the core understands."""
+def _memory_errors(device: torch.device, size: int = 0) -> Iterator[None]:
+    """Says of a device that ran out of memory what the core understands; KeOps takes ``size`` bytes past PyTorch."""
     try:
+        if size and size > LITTLE * _memory(device):
+            _make_room(device, size)
         yield
     except RuntimeError as error:
         full = isinstance(error, torch.OutOfMemoryError) or re.search("out of memory|can't allocate", str(error))
+        if not full and "[KeOps] Cuda error" in str(error):
+            _make_room(device, size)  # it does not say what failed
         if full:
             raise DeviceOutOfMemory(str(error)) from error
         raise
+
+
+def _make_room(device: torch.device, size: int) -> None:
+    if torch.cuda.mem_get_info(device)[0] > size:
+        return
+    torch.cuda.empty_cache()  # what PyTorch keeps for later
+    if torch.cuda.mem_get_info(device)[0] <= size:
+        raise DeviceOutOfMemory(f"{device} has no {size >> 20} MiB free for what KeOps sums block by block")

@@ -12,16 +12,21 @@ from .bounds import MOST_EXTENT, dtype, extent_limit
 __all__ = ["INFO"]
 
 
-#: On a GPU a row's sums are kept in registers as far as there are any: beyond, MEAN takes a thousand times its work.
-MOST_DIMENSIONS, MOST_FOR_MEAN = 1024, 256
+#: On a GPU KeOps cuts sums in more dimensions than some 140 into chunks of them: not those of shifts, whose code it
+#: cannot make then, and in even more it is slow: 3 ns a pair in 784.
+MOST_DIMENSIONS, MOST_ON_GPUS, MOST_WHOLE = 1024, 256, 128
+
+
+def _most_dimensions(problem: Problem) -> int:
+    if problem.device == "cpu":
+        return MOST_DIMENSIONS
+    return MOST_WHOLE if problem.reduction is Reduction.MEAN or "exclude_self" in problem.requires else MOST_ON_GPUS
 
 
 def _supports(problem: Problem) -> Support:
-    on_gpu = problem.device != "cpu"
-    most = MOST_FOR_MEAN if on_gpu and problem.reduction is Reduction.MEAN else MOST_DIMENSIONS
-    if problem.d > most:
-        what = "shifts" if most == MOST_FOR_MEAN else "sums"
-        return Support(False, f"compiles {what} in up to {most} dimensions on {problem.device}, not {problem.d}")
+    if problem.d > (most := _most_dimensions(problem)):
+        where = "a CPU" if problem.device == "cpu" else "a GPU"
+        return Support(False, f"has {problem.reduction} in up to {most} dimensions on {where}, not {problem.d}")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the centre, not {problem.extent:g}")
     return Support(True, f"KeOps, direct differences in {dtype(problem)}")

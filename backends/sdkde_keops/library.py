@@ -98,7 +98,7 @@ def loudly() -> Any:
 def exclusive() -> Iterator[None]:
     """One call of KeOps at a time, without its messages."""
     pykeops = load()
-    keopscore = sys.modules["keopscore"]
+    keopscore: Any = sys.modules["keopscore"]
     with _calls:
         before = pykeops.verbose, keopscore.verbose
         pykeops.verbose = keopscore.verbose = False
