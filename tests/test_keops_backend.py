@@ -309,13 +309,13 @@ def test_nan_stays_where_it_is(method):
 def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
     x = np.random.default_rng(0).normal(size=(200, 3))
     want = sdkde_core.estimate(x, method="kde", backend="keops", device="cpu")
-    real, seen = implementation.evaluate, []
+    real, seen = formulas._call, []
 
-    def evaluate(*arguments):
+    def call(*arguments):
         seen.append({lib["num_threads"] for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "openmp"})
         return real(*arguments)
 
-    monkeypatch.setattr(implementation, "evaluate", evaluate)
+    monkeypatch.setattr(formulas, "_call", call)
     monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
     before = torch.get_num_threads()
     assert np.array_equal(sdkde_core.estimate(x, method="kde", backend="keops", device="cpu"), want)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import threadpoolctl
 import torch
 from torch import Tensor
 
-from sdkde_core.hardware import cpu_threads
 from sdkde_core.merge import concatenate
 from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
@@ -94,7 +91,7 @@ class KeopsBackend:
             formula = formula._replace(peaked=True)
         scheme, height, room = self._plan(state)
         absent, blocks = ABSENT[state.columns[0].dtype], []
-        with _memory_errors(rows.device, room * min(len(rows), height)), _threads(rows.device):
+        with _memory_errors(rows.device, room * min(len(rows), height)):
             for start in range(0, max(len(rows), 1), height):
                 sums = _sums(formula, state.columns, rows[start : start + height], own_offset + start, scheme)
                 blocks.append(_partial(problem, formula, state.uniform, absent, sums))
@@ -155,19 +152,6 @@ def _partial(problem: Problem, formula: Formula, uniform: float, absent: float, 
     if problem.reduction is Reduction.MEAN:
         shift = others / (total.clamp(min=1.0) if formula.excludes else total)[:, None]  # 1 and more, or none at all
     return Partial(log(total), shift=shift)
-
-
-def _threads(device: torch.device) -> AbstractContextManager[Any]:
-    """Limit KeOps to ``SDKDE_NUM_THREADS`` threads, else the cores: OpenMP has a limit for each thread that calls."""
-    if device.type != "cpu":
-        return nullcontext()
-    library.load()
-    return _openmp().limit(limits=cpu_threads(), user_api="openmp")
-
-
-@functools.cache
-def _openmp() -> Any:
-    return threadpoolctl.ThreadpoolController()
 
 
 @contextmanager

@@ -14,11 +14,14 @@ import logging
 import math
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+import threadpoolctl
 import torch
 from torch import Tensor
 
+from sdkde_core.hardware import cpu_threads
 from sdkde_core.protocol import BackendUnavailable, Reduction
 
 from . import library
@@ -74,20 +77,36 @@ def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
     device = arguments[0].device
     key = (formula, arguments[0].dtype, scheme, device)
     with library.exclusive(), torch.no_grad():
-        if key in _ready:
+        if key not in _ready:
+            _compile(formula, [x[:1] for x in arguments], scheme)
+            _ready.add(key)
+        with _threads(device):
             return _call(formula, arguments, scheme)
-        start = time.perf_counter()
-        try:
-            with library.locked(_lock_name(formula, arguments[0], scheme)):
-                found = _call(formula, arguments, scheme)
-        except (ImportError, OSError, ValueError) as error:  # no library where the compiler should have left one
-            raise BackendUnavailable(
-                f"KeOps could not compile a formula with {library.compiler()}: {type(error).__name__}: {error}; "
-                f"pykeops.check_health() says how it is set up, pykeops.clean_pykeops() empties its cache"
-            ) from error
-        _ready.add(key)
-        _logger.info("keops: %s was ready after %.1f s, and is kept", formula, time.perf_counter() - start)
-        return found
+
+
+def _compile(formula: Formula, arguments: list[Tensor], scheme: str) -> None:
+    """Call a formula for the first time: KeOps compiles it, or finds it in its cache, and loads it."""
+    start = time.perf_counter()
+    try:
+        with library.locked(_lock_name(formula, arguments[0], scheme)):
+            _call(formula, arguments, scheme)
+    except (ImportError, OSError, ValueError) as error:  # no library where the compiler should have left one
+        raise BackendUnavailable(
+            f"KeOps could not compile a formula with {library.compiler()}: {type(error).__name__}: {error}; "
+            f"pykeops.check_health() says how it is set up, pykeops.clean_pykeops() empties its cache"
+        ) from error
+    _logger.info("keops: %s was ready after %.1f s, and is kept", formula, time.perf_counter() - start)
+
+
+def _threads(device: torch.device) -> AbstractContextManager[Any]:
+    """Limit KeOps to ``SDKDE_NUM_THREADS`` threads, else the cores: OpenMP has a limit for each thread that calls."""
+    return nullcontext() if device.type != "cpu" else _openmp().limit(limits=cpu_threads(), user_api="openmp")
+
+
+@functools.cache
+def _openmp() -> Any:
+    """The libraries that are loaded: KeOps's, which need not be PyTorch's, is once a formula was called."""
+    return threadpoolctl.ThreadpoolController()
 
 
 def _call(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:

@@ -34,7 +34,7 @@ CODE = "import json, sys; sys.path[:] = json.load(sys.stdin); from sdkde_keops i
 #: What KeOps reads of the environment.
 VARIABLES = (
     *("CXX", "CXXFLAGS", "CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
-    *("KEOPS_CACHE_FOLDER", "PATH"),
+    "KEOPS_CACHE_FOLDER",
 )
 
 _lock = threading.Lock()
