@@ -124,7 +124,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {n.partition("/")[0] for n in archive.namelist()}
-        ours = {f"sdkde_{x}" for x in ("core", "fourier", "numba", "numpy", "torch", "triton", "autotune")}
+        ours = {f"sdkde_{x}" for x in ("core", "fourier", "keops", "numba", "numpy", "torch", "triton", "autotune")}
         assert {n for n in names if not n.endswith(".dist-info")} == ours
         assert {"sdkde_core/py.typed", "sdkde_numpy/py.typed"} <= set(archive.namelist())
         archive.extractall(tmp_path / "site")

@@ -1,0 +1,140 @@
+"""The reductions as KeOps's formulas, and calls of them.
+
+With F_ij = −½ ‖x_i − y_j‖² + log w_j, KeOps gives for every row m_i = max_j F_ij and Σ_j exp(F_ij − m_i) g_ij: g is 1
+for LOG_SUM, [1, y_j − x_i] for MEAN, [1, ‖x_i − y_j‖²] for LAPLACE. Differences are taken before they are squared or
+summed, so that nothing cancels, at any distance from the origin. Where every row is a column and weights are equal,
+m_i is 0, and Σ_j exp(F_ij) g_ij takes a sixth less time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import math
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import threadpoolctl
+import torch
+from torch import Tensor
+
+from sdkde_core.hardware import cpu_threads
+from sdkde_core.protocol import BackendUnavailable, Reduction
+
+from . import library
+
+__all__ = ["Formula", "evaluate", "symbolic", "trial"]
+
+_logger = logging.getLogger("sdkde")
+
+
+class Formula(NamedTuple):
+    """What KeOps compiles; the arguments of a call are ``x, y``, then log weights, then indices with ``absent``."""
+
+    reduction: Reduction
+    d: int
+    weighted: bool = False
+    excludes: bool = False
+    peaked: bool = False  # the largest exponent of every row is 0
+
+
+_ready: set[tuple[Any, ...]] = set()
+
+
+@functools.cache
+def symbolic(formula: Formula) -> Any:
+    """Return KeOps's object for a formula; it compiles when it is first called."""
+    library.load()
+    from pykeops.torch import Genred
+
+    aliases = [f"x=Vi({formula.d})", f"y=Vj({formula.d})"]
+    exponent = "RatCst(-1,2)*SqDist(x,y)"
+    if formula.weighted:
+        aliases.append("w=Vj(1)")
+        exponent += "+w"
+    if formula.excludes:  # a row's own column goes below any that is there
+        aliases += ["i=Vi(1)", "j=Vj(1)", "absent=Pm(1)"]
+        exponent += "+Equal(i,j)*absent"
+    others = {Reduction.MEAN: "y-x", Reduction.LAPLACE: "SqDist(x,y)"}
+    summed = f"Concat(IntCst(1),{others[formula.reduction]})" if formula.reduction in others else "IntCst(1)"
+    if formula.peaked:
+        return Genred(f"Exp({exponent})*{summed}", aliases, reduction_op="Sum", axis=1, sum_scheme="block_sum")
+    stable = {"reduction_op": "Max_SumShiftExpWeight", "formula2": summed}
+    return Genred(exponent, aliases, **stable, axis=1, sum_scheme="block_sum")
+
+
+def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
+    """Return (m, 1 + c): the largest exponent of each row, and its sums relative to that; (m, c) where that is 0.
+
+    Raises
+    ------
+    BackendUnavailable
+        KeOps could not compile the formula.
+    """
+    device = arguments[0].device
+    key = (formula, arguments[0].dtype, scheme, device)
+    with library.exclusive(), torch.no_grad():
+        if key not in _ready:
+            _compile(formula, [x[:1] for x in arguments], scheme)
+            _ready.add(key)
+        with _threads(device):
+            return _call(formula, arguments, scheme)
+
+
+def _compile(formula: Formula, arguments: list[Tensor], scheme: str) -> None:
+    """Call a formula for the first time: KeOps compiles it, or finds it in its cache, and loads it."""
+    start = time.perf_counter()
+    try:
+        with library.locked(_lock_name(formula, arguments[0], scheme)):
+            _call(formula, arguments, scheme)
+    except (ImportError, OSError, ValueError) as error:  # no library where the compiler should have left one
+        raise BackendUnavailable(
+            f"KeOps could not compile a formula with {library.compiler()}: {type(error).__name__}: {error}; "
+            f"pykeops.check_health() says how it is set up, pykeops.clean_pykeops() empties its cache"
+        ) from error
+    _logger.info("keops: %s was ready after %.1f s, and is kept", formula, time.perf_counter() - start)
+
+
+def _threads(device: torch.device) -> AbstractContextManager[Any]:
+    """Limit KeOps to ``SDKDE_NUM_THREADS`` threads, else the cores: OpenMP has a limit for each thread that calls."""
+    return nullcontext() if device.type != "cpu" else _openmp().limit(limits=cpu_threads(), user_api="openmp")
+
+
+@functools.cache
+def _openmp() -> Any:
+    """The libraries that are loaded: KeOps's, which need not be PyTorch's, is once a formula was called."""
+    return threadpoolctl.ThreadpoolController()
+
+
+def _call(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
+    device = arguments[0].device
+    if device.type == "cpu":
+        return symbolic(formula)(*arguments, backend=scheme)
+    # KeOps works on the default stream, which does not wait for others, and returns when all is done. It leaves its own
+    # context current.
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()
+        return symbolic(formula)(*arguments, backend=scheme, device_id=device.index or 0)
+
+
+def trial(device: str) -> None:
+    """Compile a small reduction with all that KeOps has to say, and check what it gives: for a process of its own."""
+    try:
+        version = library.loudly().__version__
+        scheme, x = "CPU" if device == "cpu" else "GPU_2D", torch.tensor([[0.0], [3.0]], dtype=torch.float64)
+        formula, x = Formula(Reduction.LOG_SUM, 1), x.to(device)
+        with library.locked(_lock_name(formula, x, scheme)):
+            got = _call(formula, [x, x], scheme).cpu()
+        want = torch.tensor([[0.0, 1.0 + math.exp(-4.5)]] * 2, dtype=torch.float64)
+        if not torch.allclose(got, want, rtol=1e-12, atol=0.0):
+            raise ValueError(f"KeOps {version} computes {got.tolist()}, not {want.tolist()}")
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _lock_name(formula: Formula, x: Tensor, scheme: str) -> str:
+    return hashlib.sha256(repr((formula, x.dtype, scheme)).encode()).hexdigest()[:16]

@@ -1,0 +1,108 @@
+"""KeOps itself: imported and called without a word, one call at a time, one compilation of a kind on a machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import pickle
+import platform
+import shutil
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["compiler", "exclusive", "folder", "keops_folder", "load", "locked", "loudly"]
+
+#: KeOps keeps the arguments of a call in an object that all calls of a formula share.
+_calls = threading.RLock()
+
+#: KeOps writes what it knows of its formulas as a process ends: another may read half a file.
+ATTEMPTS, PAUSE = 20, 0.1
+
+
+def compiler() -> str | None:
+    """Return the path of the compiler that KeOps will take, by its own rule; None where there is none."""
+    names = ["g++"] if platform.system() != "Darwin" else ["clang++", "g++"]
+    return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), *names])), None)
+
+
+def folder() -> Path:
+    """Where locks and the results of health checks are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdkde" / "keops"
+
+
+def keops_folder() -> Path:
+    """Where KeOps keeps what it compiled, by its own rule."""
+    named = os.environ.get("KEOPS_CACHE_FOLDER")
+    return Path(named) if named else Path.home() / ".cache" / f"keops{importlib.metadata.version('keopscore')}"
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Let in one process at a time: KeOps would load what another is still writing. No lock where none can be had."""
+    import fcntl  # as KeOps does: it runs on Linux and macOS
+
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder().mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(folder() / f"{name}.lock", "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        yield
+
+
+@functools.cache
+def load() -> Any:
+    """Import KeOps in silence, and return the module ``pykeops``; what users make it print later, it prints."""
+    with _calls:
+        if "pykeops" in sys.modules:
+            return sys.modules["pykeops"]
+        names = ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE")
+        before = {name: os.environ.get(name) for name in names}
+        os.environ.update(dict.fromkeys(names, "0"))
+        try:
+            pykeops = loudly()
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+        pykeops.set_verbose("0" not in before.values())
+        return pykeops
+
+
+def loudly() -> Any:
+    """Import KeOps with all that it has to say, and return the module ``pykeops``."""
+    for attempt in range(ATTEMPTS):
+        try:
+            with locked("import"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                import pykeops.torch
+
+                return pykeops
+        except (EOFError, pickle.UnpicklingError):
+            if attempt == ATTEMPTS - 1:
+                raise
+            for name in [n for n in sys.modules if n.partition(".")[0] in ("pykeops", "keopscore")]:
+                del sys.modules[name]
+            time.sleep(PAUSE)
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """One call of KeOps at a time, without its messages."""
+    pykeops = load()
+    keopscore: Any = sys.modules["keopscore"]
+    with _calls:
+        before = pykeops.verbose, keopscore.verbose
+        pykeops.verbose = keopscore.verbose = False
+        try:
+            yield
+        finally:
+            pykeops.verbose, keopscore.verbose = before

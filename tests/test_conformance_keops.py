@@ -1,0 +1,37 @@
+"""The KeOps backend passes the suite that every backend runs, on the CPU and on a GPU where there is one.
+
+KeOps compiles for every dimension and reduction, seconds each on a CPU: `make test` has three dimensions, alone.
+"""
+
+import pytest
+
+from sdkde_core.testing import BackendConformance
+
+pytest.importorskip("pykeops")
+torch = pytest.importorskip("torch")
+
+
+class TestKeops(BackendConformance):
+    backend = "keops"
+    device = "cpu"
+    dimensions = (3,)
+
+    @pytest.mark.slow  # in five dimensions
+    def test_repeat(self, parameter):
+        super().test_repeat(parameter)
+
+
+@pytest.mark.slow
+class TestKeopsFull(BackendConformance):
+    backend = "keops"
+    device = "cpu"
+    profile = "full"
+    dimensions = (1, 3, 17, 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestKeopsOnCuda(BackendConformance):
+    backend = "keops"
+    device = "cuda:0"
+    profile = "full"

@@ -1,0 +1,350 @@
+"""The KeOps backend: silence, the trial in a process of its own, its bounds, its threads. In one and three dimensions,
+which the conformance suite compiles too."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core.protocol import BackendUnavailable, Problem, Reduction, Support
+
+pytest.importorskip("pykeops")
+torch = pytest.importorskip("torch")
+
+import threadpoolctl  # noqa: E402
+from sdkde_keops import backend as implementation  # noqa: E402
+from sdkde_keops import bounds, formulas, health, library  # noqa: E402
+from sdkde_keops.backend import KeopsBackend  # noqa: E402
+from sdkde_keops.info import INFO  # noqa: E402
+
+ONE = "import numpy as np, sdkde_core; x = np.linspace(-2, 2, 30)\n"
+KDE = "sdkde_core.estimate(x, backend='keops', device='cpu', method='kde')"
+
+
+def _python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", ONE + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in {**os.environ, **environment}.items() if v is not None},
+    )
+
+
+def test_finding_it_does_not_import_keops():
+    done = _python("import sys, sdkde_keops.info; sdkde_core.explain(x); print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    assert not {"pykeops", "keopscore", "torch"} & set(done.stdout.split())
+
+
+# --- silence --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_printed_but_what_users_print():
+    code = f"""
+    print("before")
+    p = {KDE}
+    print("after", p.shape)
+    import os, pykeops
+    print(pykeops.verbose, "KEOPS_VERBOSE" in os.environ, "PYKEOPS_VERBOSE" in os.environ)
+    """
+    done = _python(code, KEOPS_VERBOSE=None, PYKEOPS_VERBOSE=None)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "before\nafter (30,)\nTrue False False\n"
+    assert done.stderr == ""
+
+
+def test_what_users_set_keops_to_say_stays_as_they_set_it():
+    pykeops = library.load()
+    before = pykeops.verbose
+    try:
+        for verbose in (True, False):
+            pykeops.set_verbose(verbose)
+            with library.exclusive():
+                assert not pykeops.verbose
+            assert pykeops.verbose is verbose
+    finally:
+        pykeops.set_verbose(before)
+
+
+def test_a_cache_that_another_process_is_writing_is_read_again(monkeypatch):
+    """KeOps writes its caches as a process ends, and reads them as it is imported."""
+    real, calls = library.locked, []
+
+    def half_written(name):
+        calls.append(name)
+        if len(calls) < 3:
+            raise EOFError("Ran out of input")
+        return real(name)
+
+    kept = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in ("pykeops", "keopscore")}
+    monkeypatch.setattr(library, "locked", half_written)
+    monkeypatch.setattr(library, "PAUSE", 0.0)
+    try:
+        pykeops = library.loudly()
+        assert pykeops.__version__
+        assert len(calls) == 3
+    finally:
+        for name in [n for n in sys.modules if n.partition(".")[0] in ("pykeops", "keopscore")]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+
+
+# --- the trial ------------------------------------------------------------------------------------------------------
+
+
+def _compiler(tmp_path, script):
+    path = tmp_path / "g++"
+    path.write_text("#!/bin/sh\n" + textwrap.dedent(script))
+    path.chmod(0o755)
+    return {"CXX": str(path), "KEOPS_CACHE_FOLDER": str(tmp_path / "keops"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+UNAVAILABLE = f"""
+try:
+    {KDE}
+except sdkde_core.protocol.BackendUnavailable as error:
+    print(error)
+print("alive")
+"""
+
+
+def test_a_compiler_that_crashes_is_reported(tmp_path):
+    done = _python("import sdkde_core.protocol" + UNAVAILABLE, **_compiler(tmp_path, "kill -SEGV $$"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("alive\n")
+    assert f"Cause: with the compiler {tmp_path / 'g++'} it ended with status 1, saying: " in done.stdout
+    assert "ModuleNotFoundError" in done.stdout
+    assert "Remedy: set CXX to the system's own g++" in done.stdout
+    assert f"delete {tmp_path / 'keops'}" in done.stdout
+    assert done.stderr == ""
+    assert not list((tmp_path / "cache").rglob("health-*"))  # it may be mended
+
+
+def test_code_that_crashes_does_not_take_the_process_along(tmp_path):
+    """A compiler that leaves libraries which end whoever loads them."""
+    source = tmp_path / "crash.c"
+    source.write_text("#include <signal.h>\n__attribute__((constructor)) static void crash(void) { raise(SIGSEGV); }\n")
+    script = f"""
+    while [ $# -gt 1 ]; do
+        if [ "$1" = -o ]; then out=$2; fi
+        shift
+    done
+    exec gcc -shared -fPIC -o "$out" {source}
+    """
+    done = _python("import sdkde_core.protocol" + UNAVAILABLE, **_compiler(tmp_path, script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("alive\n")
+    assert "it was ended by SIGSEGV" in done.stdout
+    assert "Remedy: set CXX" in done.stdout
+
+
+def test_no_compiler_is_said_before_anything_is_tried(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    support = KeopsBackend().probe("cpu")
+    assert not support.ok
+    assert "no C++ compiler: install g++, or set CXX" in support.reason
+    monkeypatch.setattr(implementation, "_usable", set())
+    problem = Problem(Reduction.LOG_SUM, 1, 1, 1)
+    with pytest.raises(BackendUnavailable, match="install g"):
+        KeopsBackend().prepare(problem, None)
+
+
+def test_a_good_answer_is_kept_and_a_bad_one_is_not(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "folder", lambda: tmp_path / "kept")
+    answers = []
+    monkeypatch.setattr(health, "_try", lambda device, compiler: answers.pop(0))
+    check = health._check.__wrapped__
+    good, bad = Support(True, "works"), Support(False, "does not")
+    answers += [bad, bad]
+    assert check("cpu") == check("cpu") == bad
+    answers += [good]
+    assert check("cpu") == check("cpu") == good  # nobody left to ask
+    monkeypatch.setenv("CXX", "another")
+    answers += [bad]
+    assert check("cpu") == bad
+    monkeypatch.delenv("CXX")
+    assert check("cpu") == good
+    engine = tmp_path / "keops" / "linux" / "nvrtc_jit.so"
+    monkeypatch.setattr(library, "keops_folder", lambda: tmp_path / "keops")
+    engine.parent.mkdir(parents=True)
+    engine.write_bytes(b"")
+    answers += [good]  # built since, perhaps by another compiler
+    assert check("cpu") == check("cpu") == good
+    engine.unlink()
+    next((tmp_path / "kept").glob("health-*.json")).write_text("half")
+    answers += [good]
+    assert check("cpu") == check("cpu") == good
+    assert not answers
+
+
+def test_a_trial_that_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr(health, "CODE", "import time; time.sleep(60)")
+    monkeypatch.setattr(health, "PATIENCE", 0.3)
+    support = health._try("cuda:0", "g++")
+    assert not support.ok
+    assert "not done after 0.3 s" in support.reason
+    assert "CUDA_PATH" in support.reason
+
+
+def test_a_formula_that_does_not_compile_is_unavailable(monkeypatch):
+    def broken(*arguments):
+        raise ModuleNotFoundError("No module named 'pykeops_cpp_0123456789'")
+
+    monkeypatch.setattr(formulas, "_call", broken)
+    monkeypatch.setattr(formulas, "_ready", set())
+    with pytest.raises(BackendUnavailable, match=r"could not compile a formula with .*pykeops_cpp_0123456789"):
+        sdkde_core.estimate(np.ones((4, 3)) * np.arange(4)[:, None], backend="keops", device="cpu", method="kde")
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("level", ["fast", "high", "float64"])
+def test_float32_is_for_gpus_within_its_bounds(reduction, level):
+    problem = Problem(reduction, 10, 10, 16, level=level, extent=1.0)
+    assert bounds.dtype(problem) == "float64"  # on a CPU it is no faster
+    there = replace(problem, device="cuda:0")
+    limit = bounds.single_limit(there)
+    if level == "float64" or reduction is Reduction.MEAN:
+        assert limit < 0
+        assert INFO.extent_limit(there) == np.inf
+        return
+    assert INFO.extent_limit(there) == INFO.extent_limit(replace(there, extent=1e4)) == limit
+    assert INFO.extent_limit(replace(there, extent=2 * limit)) == np.inf  # data, and not outliers
+    assert bounds.dtype(replace(there, extent=limit)) == "float32"
+    assert bounds.dtype(replace(there, extent=1.01 * limit)) == "float64"
+    assert bounds.single_limit(replace(there, requires=frozenset({"weights"}))) < limit
+    assert bounds.single_limit(replace(there, d=64)) < limit
+    many = replace(there, n=1 << 24)
+    assert bounds.single_limit(many) < limit
+    assert bounds.single_limit(replace(many, requires=frozenset({"exclude_self"}))) < 0  # indices are not exact
+
+
+def test_bounds_are_near_what_data_have():
+    """Silverman's bandwidth gives 15 bandwidths in 16 dimensions and 12 in 64."""
+    problem = Problem(Reduction.LOG_SUM, 32768, 4096, 16, device="cuda:0")
+    assert bounds.single_limit(replace(problem, level="high")) > 15
+    assert bounds.single_limit(replace(problem, level="fast", d=64)) > 12
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("d", [1, 3, 16, 64, 128, 256])
+@pytest.mark.parametrize("reduction", [Reduction.LOG_SUM, Reduction.LAPLACE])
+def test_float32_holds_up_to_its_limits(d, reduction, level):
+    from sdkde_core.testing.checks import Target
+    from sdkde_core.testing.problems import errors, make, truth
+
+    target = Target(INFO, KeopsBackend(), "cuda:0")
+    limit = bounds.single_limit(Problem(reduction, 400, 90, d, level=level, device="cuda:0"))
+    n, m = (400, 90) if d < 200 else (100, 30)
+    for kind in ("mixture", "tails", "clusters", "duplicates", "weights"):
+        case = make(kind, n, m, d, extent=0.97 * limit if kind != "clusters" else 0.6 * limit)
+        problem = case.problem(reduction, level, device="cuda:0")
+        if bounds.dtype(problem) == "float32":
+            assert errors(problem, target.answer(problem, case), truth(case)).max() <= 0.8, kind
+
+
+def test_what_it_cannot_take_is_declined():
+    assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 10, 1, extent=1e145)).ok
+    assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 10, 1025)).ok
+    assert INFO.supports(Problem(Reduction.MEAN, 10, 10, 1024)).ok
+    support = INFO.supports(Problem(Reduction.MEAN, 10, 10, 129, device="cuda:0"))
+    assert support == (False, "has mean in up to 128 dimensions on a GPU, not 129")
+    assert INFO.supports(Problem(Reduction.LAPLACE, 10, 10, 256, device="cuda:0")).ok
+    assert not INFO.supports(Problem(Reduction.LAPLACE, 10, 10, 257, device="cuda:0")).ok
+    left_out = Problem(Reduction.LAPLACE, 10, 10, 200, device="cuda:0", requires=frozenset({"exclude_self"}))
+    assert not INFO.supports(left_out).ok
+
+
+def test_far_from_every_point_and_without_any():
+    """The exponent itself is what counts; a single point without its own column has an empty sum."""
+    x = np.zeros((1, 3))
+    far = sdkde_core.estimate(
+        x, np.array([[1e6, 0, 0]]), bandwidth=1.0, method="kde", log=True, backend="keops", device="cpu"
+    )
+    assert abs(far[0] / (-0.5e12 - 1.5 * np.log(2 * np.pi)) - 1) < 1e-14
+    columns = implementation.Columns(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    requires = frozenset({"exclude_self"})
+    for reduction in Reduction:
+        problem = Problem(reduction, 1, 1, 3, level="float64", same=True, requires=requires)
+        backend = KeopsBackend()
+        got = backend.reduce(problem, None, backend.prepare(problem, columns))
+        assert got.log_sum.tolist() == [-np.inf]
+        assert got.shift is None or got.shift.tolist() == [[0.0, 0.0, 0.0]]
+        assert got.sign is None or got.sign.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("method", ["kde", "laplace", "gradient"])
+def test_nan_stays_where_it_is(method):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(100, 3)), rng.normal(size=(9, 3))
+    y[4, 1] = np.nan
+    options = {"bandwidth": 0.5, "check_finite": False, "backend": "keops", "device": "cpu"}
+
+    def call(x, y):
+        if method == "gradient":
+            return sdkde_core.grad_log_density(x, y, method="kde", **options)
+        return sdkde_core.estimate(x, y, method=method, **options)
+
+    got = np.isnan(call(x, y).reshape(9, -1))
+    assert got[4].all()
+    assert not np.delete(got, 4, axis=0).any()
+    x[7, 0] = np.nan
+    assert np.isnan(call(x, y)).all()
+
+
+# --- threads, blocks, options ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    want = sdkde_core.estimate(x, method="kde", backend="keops", device="cpu")
+    real, seen = formulas._call, []
+
+    def call(*arguments):
+        seen.append({lib["num_threads"] for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "openmp"})
+        return real(*arguments)
+
+    monkeypatch.setattr(formulas, "_call", call)
+    monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
+    before = torch.get_num_threads()
+    assert np.array_equal(sdkde_core.estimate(x, method="kde", backend="keops", device="cpu"), want)
+    assert seen == [{threads}]
+    assert torch.get_num_threads() == before
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    want = sdkde_core.estimate(x, method="laplace", backend="keops", device="cpu")
+    monkeypatch.setattr(implementation, "CALL", 200 * 11 * 7)
+    assert np.array_equal(sdkde_core.estimate(x, method="laplace", backend="keops", device="cpu"), want)
+
+
+def test_options():
+    with pytest.raises(ValueError, match="pass 'auto', 'GPU_1D' or 'GPU_2D'"):
+        KeopsBackend(scheme="GPU")
+
+
+def test_a_gpu_shares_columns_out_while_there_is_room(monkeypatch):
+    monkeypatch.setattr(implementation, "_memory", lambda device: 16 << 30)
+    points = torch.empty((40000, 16), dtype=torch.float64, device="meta")
+    formula = formulas.Formula(Reduction.MEAN, 16)
+    state = implementation._State(formula, points, [points], 0.0)
+    scheme, height, room = KeopsBackend()._plan(state)
+    assert scheme == "GPU_2D"
+    assert room == 209 * 18 * 8  # blocks of 192, the largest exponent, a sum and sixteen more
+    assert height == (1 << 30) // room
+    wide = torch.empty((40000, 784), dtype=torch.float64, device="meta")
+    state = implementation._State(formulas.Formula(Reduction.LOG_SUM, 784), wide, [wide], 0.0)
+    assert KeopsBackend()._plan(state)[0] == "GPU_1D"
+    assert KeopsBackend(scheme="GPU_1D")._plan(replace(state, points=points, columns=[points]))[0] == "GPU_1D"
