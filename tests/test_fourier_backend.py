@@ -37,7 +37,7 @@ def _worst(problem, got, case, rows):
 
 def _whole_box(problem, points, epsilon):
     ends = points.min(axis=0), points.max(axis=0)
-    return modes.choose_box(problem, ends, points, epsilon, lambda shape, share, neighbours: math.inf if share else 0.0)
+    return modes.choose_box(problem, ends, points, epsilon, lambda shape, share, *outside: math.inf if share else 0.0)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])

@@ -39,7 +39,7 @@ def test_products_are_the_sums(d, reduction):
     scales = (1.0, 2.5)
     problem = Problem(reduction, 40, 5000, d, requires=frozenset({"multi_scale"}), scales=scales)
     ends = points.min(axis=0), points.max(axis=0)
-    box, _ = modes.choose_box(problem, ends, points, 1e-13, lambda shape, share, n: math.inf if share else 0.0)
+    box, _ = modes.choose_box(problem, ends, points, 1e-13, lambda shape, share, *outside: math.inf if share else 0.0)
     basis = separable.Basis(box, torch.device("cpu"), 1 << 20)
     found = separable.to_modes(basis, torch.tensor(points), torch.tensor(weights))
     for scale in scales:

@@ -88,9 +88,9 @@ class FourierBackend:
         weights = np.exp(log_weights)
         # A point's own row has at least its own term; the largest sum is not known before the box is.
         usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
-        ends = tuple(np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
+        low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
         some = points[:: max(1, len(points) // SAMPLE)]
-        found = choose_box(problem, ends, some, usual, lambda *found: _price(problem, usual, *found))
+        found = choose_box(problem, (low, high), some, usual, lambda *found: _price(problem, usual, *found))
         if found is None or not self._pays(problem, points, found[1]):
             return None
         box = found[0]
@@ -220,13 +220,15 @@ def _without_own(
     return total, others
 
 
-def _price(problem: Problem, epsilon: float, shape: tuple[int, ...], share: float, neighbours: float) -> float:
-    """Predicted time of a box; ``share`` of the rows have so many columns outside it to be added. inf: no such box."""
+def _price(
+    problem: Problem, epsilon: float, shape: tuple[int, ...], share: float, neighbours: float, columns: float
+) -> float:
+    """Predicted time of a box; a share of the rows have so many columns outside to add. inf: no such box."""
     modes = math.prod(shape)
     if modes > price.MOST_MODES:
         return math.inf
     seconds = price.seconds(price.by_modes(problem, modes, epsilon))
-    return seconds + (price.seconds(price.by_neighbours(problem, share * problem.m, neighbours)) if share else 0.0)
+    return seconds + price.seconds(price.by_neighbours(problem, share * problem.m, neighbours, columns))
 
 
 def _mean_neighbours(problem: Problem, points: Array) -> float:

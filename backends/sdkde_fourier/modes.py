@@ -75,7 +75,7 @@ def choose_box(
     ends: tuple[Array, Array],
     sample: Array,
     epsilon: float,
-    price: Callable[[tuple[int, ...], float, float], float],
+    price: Callable[[tuple[int, ...], float, float, float], float],
 ) -> tuple[Box, float] | None:
     """Return the cheapest box and its price, of one around all points and some around most.
 
@@ -90,11 +90,11 @@ def choose_box(
         Some of the points.
     epsilon : float
     price : callable
-        Of a shape in modes, the share of the rows that have columns outside the box in reach, and how many those
-        are on average; inf where there are too many modes.
+        Of a shape in modes, the share of the rows that have columns outside the box in reach, how many those are on
+        average, and how many columns are outside; inf where there are too many modes.
     """
     box = _box(problem, *ends, epsilon, True)
-    best = box, price(box.shape, 0.0, 0.0)
+    best = box, price(box.shape, 0.0, 0.0, 0.0)
     n, reach = problem.n, cutoff(epsilon) * max(problem.scales, default=1.0)
     ordered = np.sort(sample, axis=0)
     for trim in TRIMS:
@@ -102,21 +102,22 @@ def choose_box(
         if 4 * skip > len(sample):
             break
         box = _box(problem, ordered[skip], ordered[-1 - skip], epsilon, False)
-        if price(box.shape, 0.0, 0.0) < best[1]:
+        if price(box.shape, 0.0, 0.0, 0.0) < best[1]:
             cost = price(box.shape, *_in_reach(box, sample, n, reach))
             best = (box, cost) if cost < best[1] else best
     return best if best[1] < math.inf else None
 
 
-def _in_reach(box: Box, sample: Array, n: int, reach: float) -> tuple[float, float]:
-    """Share of the rows near the box's faces or outside, and how many columns outside each has in reach on average."""
+def _in_reach(box: Box, sample: Array, n: int, reach: float) -> tuple[float, float, float]:
+    """Share of the rows near the box's faces or outside; columns outside that each has in reach on average; and all."""
     outside = sample[~box.holds(sample, np.zeros(len(box.low)))]
     near = sample[~box.holds(sample, np.full(len(box.low), reach))]
     if not len(outside):
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     rows, columns = (x[:: -(-len(x) // k)] for x, k in zip((near, outside), PAIRS))
-    r2 = sum((rows[:, a, None] - columns[None, :, a]) ** 2 for a in range(len(box.low)))
-    return len(near) / len(sample), float((r2 <= reach**2).mean()) * n * len(outside) / len(sample)
+    r2 = ((rows[:, None] - columns[None]) ** 2).sum(-1)
+    many = n * len(outside) / len(sample)
+    return len(near) / len(sample), float((r2 <= reach**2).mean()) * many, many
 
 
 def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool) -> Box:

@@ -57,12 +57,13 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     )
 
 
-def by_neighbours(problem: Problem, rows: float, neighbours: float) -> Work:
-    """Return the Work of summing ``rows`` directly, each over ``neighbours`` columns on average."""
+def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: float | None = None) -> Work:
+    """Return the Work of summing ``rows`` directly, each over ``neighbours`` of the columns on average."""
+    columns = problem.n if columns is None else columns
     scales = max(1, len(problem.scales))
-    pairs = rows * min(neighbours, problem.n) * scales
+    pairs = rows * min(neighbours, columns) * scales
     search = 3e4 if problem.d == 1 else 2.5e5
-    sort = problem.n * (60.0 if problem.d == 1 else 300.0) * math.log2(problem.n + 1.0)
+    sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
     return Work(
         scalar_flops=(600.0 + 150.0 * problem.d) * pairs + search * rows * scales + sort * (rows > 0),
         exps=6.0 * pairs,
@@ -91,20 +92,20 @@ def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
     )
 
 
-def by_tiles(problem: Problem, rows: float, neighbours: float) -> Work:
+def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | None = None) -> Work:
     """Return the Work of summing ``rows`` over tiles that matter, each over ``neighbours`` columns on average.
 
     Every operation of a pair reads and writes float64 in memory; judging and sorting tiles comes before, and rows are
     padded to whole tiles and lists.
     """
-    scales = max(1, len(problem.scales))
-    pairs = rows * min(8.0 * neighbours + 512.0, problem.n + 512.0) * scales  # whole tiles of 32 × 256
+    columns, scales = problem.n if columns is None else columns, max(1, len(problem.scales))
+    pairs = rows * min(8.0 * neighbours + 512.0, columns + 512.0) * scales  # whole tiles of 32 × 256
     passes = 3.0 * problem.d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
-    judged = rows / 32.0 * problem.n / 256.0 * scales
+    judged = rows / 32.0 * columns / 256.0 * scales
     return Work(
         scalar_flops=4.0 * passes * pairs,
         exps=16.0 * pairs,
-        bytes=16.0 * passes * pairs + 400.0 * judged + 300.0 * (problem.n if rows else 0.0),
+        bytes=16.0 * passes * pairs + 400.0 * judged + 300.0 * (columns if rows else 0.0),
         launches=int((700.0 + 20.0 * pairs / (1 << 22)) * (rows > 0)),
     )
 
@@ -117,14 +118,16 @@ def seconds(work: Work, device: str = "cpu") -> float:
     return cost.seconds(work, on)
 
 
-def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neighbours: float) -> float:
-    """Return the predicted time of a box on a device; a share of the rows have so many columns outside it to be added.
+def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neighbours: float, columns: float) -> float:
+    """Return the predicted time of a box on a device; a share of the rows have so many columns outside to add.
 
     inf: the modes do not pay, or would not fit.
     """
     if math.prod(shape) > MOST_MODES:
         return math.inf
-    return seconds(plus(by_products(problem, shape), by_tiles(problem, share * problem.m, neighbours)), problem.device)
+    return seconds(
+        plus(by_products(problem, shape), by_tiles(problem, share * problem.m, neighbours, columns)), problem.device
+    )
 
 
 def estimate(problem: Problem) -> tuple[str, Work]:
@@ -207,7 +210,7 @@ def plus(a: Work, b: Work) -> Work:
     """Return the Work of both."""
     return Work(
         matrix_flops={
-            k: a.matrix_flops.get(k, 0.0) + b.matrix_flops.get(k, 0.0) for k in a.matrix_flops | b.matrix_flops
+            k: a.matrix_flops.get(k, 0.0) + b.matrix_flops.get(k, 0.0) for k in {**a.matrix_flops, **b.matrix_flops}
         },
         scalar_flops=a.scalar_flops + b.scalar_flops,
         exps=a.exps + b.exps,
