@@ -4,6 +4,7 @@ matrix products and tiles in PyTorch on a device."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from sdkde_core import cost
@@ -28,9 +29,8 @@ __all__ = [
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
-#: The tolerance that is usual, where the data are not known yet; the columns that matter to a lonely row, at most, and
-#: the share of the rows that are lonely, on a device.
-USUAL, NEIGHBOURS, LONELY = 1e-11, 1000.0, 1e-4
+#: The tolerance that is usual, where the data are not known yet, and the columns that matter to a lonely row, at most.
+USUAL, NEIGHBOURS = 1e-11, 1000.0
 
 
 def fields_of(problem: Problem) -> int:
@@ -131,19 +131,33 @@ def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neig
 
 
 def estimate(problem: Problem) -> tuple[str, Work]:
-    """Say which way is likely to be taken, and its Work, from what is known of a problem before its points are.
+    """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
+    return _likely(problem, _ways)
+
+
+def estimate_on_device(problem: Problem) -> tuple[str, Work]:
+    """As :func:`estimate`, of products and tiles."""
+    return _likely(problem, _ways_on_device)
+
+
+def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str, Work]]]) -> tuple[str, Work]:
+    """The cheapest way.
 
     Silverman's bandwidth goes with an extent of about five n^(1/(d+4)). Where it is much more, either the bandwidth is
     small, and so are all neighbourhoods, or a few points are far out, and the others cost what they do with a usual
     extent: priced half way between the two, or as the modes of the whole extent where those are cheaper.
     """
+
+    def price(way: tuple[str, Work]) -> float:
+        return seconds(way[1], problem.device)
+
     usual = 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
-    ways = _ways(problem, problem.extent)
+    ways = ways_at(problem, problem.extent)
     if problem.extent > 3.0 * usual:
-        bulk, direct = min(_ways(problem, usual), key=_seconds), ways[-1]
-        dearer = math.sqrt(max(1.0, _seconds(bulk) / _seconds(direct)))
+        bulk, direct = min(ways_at(problem, usual), key=price), ways[-1]
+        dearer = math.sqrt(max(1.0, price(bulk) / price(direct)))
         ways[-1] = "small neighbourhoods, or modes of the most", times(direct[1], dearer)
-    return min(ways, key=_seconds)
+    return min(ways, key=price)
 
 
 def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
@@ -159,8 +173,15 @@ def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
     return ways
 
 
-def _seconds(way: tuple[str, Work]) -> float:
-    return seconds(way[1])
+def _ways_on_device(problem: Problem, extent: float) -> list[tuple[str, Work]]:
+    """As :func:`_ways`, of products and tiles."""
+    modes, neighbours = _usual_modes(problem, extent), _usual_neighbours(problem, extent)
+    ways = [("direct sums, few enough", by_tiles(problem, problem.m, neighbours))]
+    if modes <= MOST_MODES:
+        products = by_products(problem, (modes ** (1.0 / problem.d),) * problem.d)
+        lonely = by_tiles(problem, _lonely(problem) * problem.m, min(NEIGHBOURS, neighbours))
+        ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, lonely)))
+    return ways
 
 
 def _usual_neighbours(problem: Problem, extent: float) -> float:
@@ -176,21 +197,6 @@ def _lonely(problem: Problem) -> float:
         return 0.002
     mean = problem.reduction is Reduction.MEAN
     return {1: 0.01, 2: 0.4, 3: 0.7}[problem.d] if mean else {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]
-
-
-def estimate_on_device(problem: Problem) -> tuple[str, Work]:
-    """As :func:`estimate`, of products and tiles; where there are too many modes, all rows are priced as tiles'."""
-    direct = by_tiles(problem, problem.m, problem.n)
-    modes = _usual_modes(problem, problem.extent)
-    if modes > MOST_MODES:
-        return f"direct sums, more than {MOST_MODES} modes", direct
-    fourier = plus(
-        by_products(problem, (modes ** (1.0 / problem.d),) * problem.d),
-        by_tiles(problem, LONELY * problem.m, NEIGHBOURS),
-    )
-    if seconds(fourier, problem.device) < seconds(direct, problem.device):
-        return f"products of about {modes:.0f} modes at most", fourier
-    return "direct sums, few enough", direct
 
 
 def _usual_modes(problem: Problem, extent: float) -> float:
