@@ -118,14 +118,14 @@ def test_same_bits_again(d):
     assert torch.equal(first.log_sum, again.log_sum) and torch.equal(first.shift, again.shift)
 
 
-def test_prices_grow_and_much_work_is_no_bargain():
+def test_prices_and_support():
     info = registry.find("fourier-torch").info
     problem = Problem(Reduction.MEAN, 10**6, 10**6, 1, extent=100.0, device="cpu")
     assert not info.supports(replace(problem, d=4)).ok and "4" in info.supports(replace(problem, d=4)).reason
     costs = [price.seconds(info.work(replace(problem, d=d), None)) for d in (1, 2, 3)]
     assert costs == sorted(costs)
-    far = info.work(replace(problem, d=3, extent=1e6), None)
-    assert price.seconds(far) > 1e4  # all pairs
+    assert "products" in info.supports(problem).reason
+    assert "neighbourhoods" in info.supports(replace(problem, d=3, extent=1e6)).reason
     assert "float64" not in info.levels
 
 
