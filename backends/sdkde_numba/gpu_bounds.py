@@ -1,0 +1,134 @@
+"""Which arithmetic keeps a level on a GPU, from error bounds; extents are in bandwidths.
+
+ε is the unit roundoff of float32, R the extent, r the distance of a pair. An exponent is off
+
+- by 2 ε R r at most where coordinates are float32 (**single**): each point is at most ε R from where it was;
+- by a r²/2 where squares of differences are summed, a = 4 ε (√L/3 + 3/2) for L of them in a thread: four standard
+  deviations of independent roundings (Higham and Mary, 2019), of a difference, and of the exchange between threads;
+- by 4 ε (√d/3 + 3/2) R² where squares are **expanded**, as in :mod:`sdkde_torch.bounds`.
+
+Where coordinates are pairs of float32 numbers (**doubled**), 2⁻²⁴ of the first part is left. What remains of a tolerance
+after :data:`BUDGET` is for exponentials (two units in the last place) and sums (some 10⁻⁶ of themselves).
+
+An exponent off by δ moves a log sum by δ at most, and a shift by δ times half the distance between the points that
+matter. In a row that is a column too, with all weights equal, the row's own φ is 1 and exact, so columns r away matter
+only if e^(r²/2) of them are there. Without one (queries, weights, a row without itself) the nearest column may be any
+distance away, and those shifts are summed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
+
+__all__ = [
+    "ARITHMETICS",
+    "DEPTH",
+    "MANY",
+    "MOST_DEPTH",
+    "MOST_EXTENT",
+    "anchored",
+    "arithmetic",
+    "expanded_limit",
+    "extent_limit",
+    "single_limit",
+]
+
+#: From the fastest to the one that holds everywhere.
+ARITHMETICS = ("expanded", "single", "doubled", "float64")
+
+EPSILON = 2.0**-24
+
+#: Share of the tolerance that exponents may use.
+BUDGET = 0.9
+
+#: Coordinates that a thread sums at most, in as many dimensions as its row's 32 threads can have so, and in more.
+DEPTH, MOST_DEPTH, MANY = 16, 32, 512
+
+#: Extents up to which shifts of rows with themselves among the columns are summed by float32 coordinates. Both ends of a
+#: difference are rounded: by 0.6 ε R together, at most 2 ε R in few dimensions; that moves the row's mean of the points
+#: around it, whose covariance is about 1, by as much again. 30 · 2 ε · 2 is 7e-6.
+MEAN_LIMIT = {"fast": 200.0, "high": 30.0}
+
+#: Extents up to which pairs of float32 numbers hold: where 2⁻²⁴ · 2 ε R r reaches what single may. LAPLACE's L follows
+#: from log |L| only while an exponent, off by some 5e-7 of itself, is known to a part of one.
+DOUBLED_LIMIT = {Reduction.LOG_SUM: 1e7, Reduction.MEAN: 1e7, Reduction.LAPLACE: 400.0}
+
+#: Log weights (nats) that float32 takes: what is left out, and where maxima start, stays far below.
+MOST_SPAN = 1e5
+
+#: What float64 takes: squares of distances that stay far above where maxima start.
+MOST_EXTENT = 1e140
+
+
+def anchored(problem: Problem) -> bool:
+    """Whether every row is a column too, of equal weight: its largest φ is its own, 1."""
+    return problem.same and not problem.requires & {"weights", "exclude_self"}
+
+
+def arithmetic(problem: Problem, extent: float, span: float = 0.0) -> str:
+    """Return the fastest of :data:`ARITHMETICS` that keeps the level.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without scales.
+    extent : float
+        The largest of all problems of the state.
+    span : float
+        Largest magnitude of a log weight, nats.
+    """
+    extent /= 1.0 + 1e-9  # a limit that was multiplied by a scale and divided by it
+    if span <= MOST_SPAN:
+        if extent <= expanded_limit(problem):
+            return "expanded"
+        if extent <= single_limit(problem):
+            return "single"
+        if single_limit(problem) > 0 and extent <= DOUBLED_LIMIT[problem.reduction]:
+            return "doubled"
+    return "float64"
+
+
+def extent_limit(problem: Problem) -> float:
+    """Return the extent up to which float32 holds, in coordinates or pairs of them.
+
+    Pairs take half as long again; points split off would be summed in float64, which takes many cards thirty times as
+    long.
+    """
+    limit = DOUBLED_LIMIT[problem.reduction] if single_limit(problem) > 0 else math.inf
+    return min(problem.scales, default=1.0) * limit
+
+
+def expanded_limit(problem: Problem) -> float:
+    """Return the extent up to which expanded squares keep "fast"; −inf where they are not taken.
+
+    They cannot be told from their t_j where LAPLACE would have to be without weights; nor keep a shift.
+    """
+    laplace = problem.reduction is Reduction.LAPLACE
+    if problem.level != "fast" or problem.reduction is Reduction.MEAN or (laplace and "weights" in problem.requires):
+        return -math.inf
+    return math.sqrt(_budget(problem).absolute / (4.0 * EPSILON * (math.sqrt(problem.d) / 3.0 + 1.5)))
+
+
+def single_limit(problem: Problem) -> float:
+    """Return the extent up to which direct differences of float32 coordinates keep the level; −inf where not at 0.
+
+    The tolerance grows with a log sum, b r²/2 for columns r away: those matter only where log sums are that low. Ahead
+    of it, 2 ε R r + a r²/2 is worst at r = √(2 A / (b − a)), A being the absolute part: R = √(2 A (b − a)) / 2 ε.
+    """
+    if problem.level == "float64" or (problem.reduction is Reduction.MEAN and not anchored(problem)):
+        return -math.inf
+    if problem.reduction is Reduction.MEAN:
+        return MEAN_LIMIT[problem.level]
+    absolute, relative = _budget(problem)
+    depth = min(problem.d, DEPTH if problem.d <= MANY else MOST_DEPTH)
+    a = 4.0 * EPSILON * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
+    return math.sqrt(2.0 * absolute * max(relative - a, 0.0)) / (2.0 * EPSILON)
+
+
+def _budget(problem: Problem) -> Tolerance:
+    """LAPLACE has an exponent's error in φ and in its factor, which is at least 1 + d/2."""
+    paid = 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
+    level = TOLERANCES[problem.level][problem.reduction]
+    return level._replace(absolute=BUDGET * level.absolute / paid, relative=BUDGET * level.relative / paid)

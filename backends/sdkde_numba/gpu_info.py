@@ -1,0 +1,92 @@
+"""The entry point of Numba's CUDA target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+
+from .gpu_bounds import MOST_EXTENT, arithmetic, extent_limit
+
+__all__ = ["INFO"]
+
+#: Dimensions that a row's 32 threads hold.
+MOST_DIMENSIONS = 1024
+
+#: Bandwidth factors that are taken.
+SCALES = (1e-7, 1e7)
+
+#: What Numba's simulator costs on a CPU, in operations for one.
+SIMULATOR = 1e4
+
+
+def _simulated() -> bool:
+    """As Numba reads it when it is imported."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "") not in ("", "0")
+
+
+def _supports(problem: Problem) -> Support:
+    if problem.d > MOST_DIMENSIONS:
+        return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
+    if problem.device.startswith("cpu") and not _simulated():
+        return Support(False, "compiles for GPUs; NUMBA_ENABLE_CUDASIM=1 simulates its kernels on a CPU")
+    if not all(SCALES[0] <= scale <= SCALES[1] for scale in problem.scales):
+        return Support(False, f"takes bandwidth factors from {SCALES[0]:g} to {SCALES[1]:g}")
+    extent = problem.extent / min(problem.scales, default=1.0)
+    if extent > MOST_EXTENT:
+        return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the centre, not {extent:g}")
+    return Support(True, _REASONS[arithmetic(problem, extent)])
+
+
+_REASONS = {
+    "expanded": "expanded squares in float32",
+    "single": "direct differences in float32",
+    "doubled": "direct differences of pairs of float32",
+    "float64": "direct differences in float64",
+}
+
+
+def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+    """Instructions of a pair, as the compiler has them; each counts as an FMA, two operations.
+
+    The kernels reach some four fifths of the rate at which those are issued.
+    """
+    pairs, mean = float(problem.pairs * max(1, len(problem.scales))), problem.reduction is Reduction.MEAN
+    kind = arithmetic(problem, problem.extent / min(problem.scales, default=1.0))
+    distance = {"expanded": 1.0, "single": 2.0, "doubled": 4.0, "float64": 2.0}[kind]
+    instructions = (distance + mean) * problem.d + (4.0 if mean else 6.0)
+    double = kind == "float64"
+    if double:
+        instructions += 30.0  # the exponential
+    operations = 2.0 * 1.25 * instructions * pairs
+    simulated = SIMULATOR if problem.device.startswith("cpu") else 1.0
+    return Work(
+        matrix_flops={"float64": operations} if double and simulated == 1.0 else {},
+        scalar_flops=0.0 if double and simulated == 1.0 else simulated * operations,
+        exps=0.0 if double else pairs,
+        bytes=32.0 * (problem.m + problem.n) * problem.d + 8.0 * problem.m * (problem.d + 1),
+        launches=12,
+        parallel=simulated == 1.0,
+    )
+
+
+INFO = BackendInfo(
+    name="numba-cuda",
+    protocol=(1, 2),
+    implementation="sdkde_numba.gpu_backend:CudaBackend",
+    devices=("cuda", "cpu"),
+    levels=("fast", "high", "float64"),
+    features=frozenset({"weights", "exclude_self", "multi_scale"}),
+    deterministic=True,
+    requires_modules=("torch", "numba", "numba_cuda"),
+    install="pip install 'sdkde[numba-cuda]'",
+    arrays="torch",
+    startup_seconds=8.3,  # of which importing is 5, and compiling, once for each kind of problem, the rest
+    supports=_supports,
+    extent_limit=extent_limit,
+    work=_work,
+    capturable=True,
+    tuning="sdkde_numba.gpu_tunables:SPACE",
+)

@@ -1,0 +1,295 @@
+"""Device code of the CUDA target: one reduction of rows over columns, made for every shape that is asked for.
+
+A row belongs to ``group`` neighbouring threads, each with ``depth`` of its coordinates in registers; a thread has
+``rows`` of them, so that a column's coordinate, read from shared memory, serves as many. In log2 units:
+
+    v = √(½ log2 e) u     e_ij = t_j − Σ_k (v_jk − v_ik)²        direct differences; float64: v = u, Σ times ½ log2 e
+    v = √(log2 e) u       e_ij = t_j + Σ_k v_ik v_jk             expanded squares, −½‖v_i‖² added at the end
+
+t_j is log2 w_j where weights vary, and for expanded squares −½‖v_j‖² with it. Summed are 2^(e_ij − top_i), top_i near
+the row's largest exponent; for MEAN also its products with v_j − v_i, for LAPLACE with e_ij, of direct differences
+without t_j. Sums in float32 are added to the results, which are float64, every few hundred columns.
+
+No module here may have a name that begins with ``cuda``: numba-cuda's import hook takes any module for its own whose
+full name contains ``numba.cuda``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import config, cuda, float32, float64, int64, uint64, void
+
+__all__ = ["ABSENT", "FAR", "FLOOR", "LAZY", "SIMULATED", "Shape", "reduction", "signature"]
+
+#: Whether kernels run in Numba's simulator, on the CPU.
+SIMULATED = bool(config.ENABLE_CUDASIM)
+
+#: By whether numbers are float64: where running maxima start, finite so that differences of them are; exponents of what
+#: is left out; a coordinate of the columns that pad the last tile. They are far from each other and from any exponent.
+FLOOR = (-1e30, -1e290)
+ABSENT = (-1e34, -1e296)
+FAR = (1e18, 1e150)
+
+#: How far (log2) an exponent may be above a row's running maximum before the row's sums are scaled to it.
+LAZY = 20.0
+
+#: log2 of what a squared distance in bandwidths makes of a pair: −½ log2 e.
+HALF_SQUARE = -0.5 * np.log2(np.e)
+
+
+#: Indices without a sign: one with it may count from an array's end, and finding that out takes longer than to load.
+index = uint64
+
+#: Mask of the threads that exchange numbers.
+ALL = 0xFFFFFFFF
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for.
+
+    Parameters
+    ----------
+    depth, group : int
+        A row's coordinates in one thread, and the threads of a row (a power of two, at most 32).
+    rows, threads : int
+        Rows and threads of a block's thread, and of a block.
+    columns : int
+        Columns in shared memory at a time.
+    registers : int
+        Most registers of a thread; 0: the compiler's choice.
+    reduction : {"log_sum", "mean", "laplace"}
+    double, doubled, expanded : bool
+        Numbers are float64; coordinates are the sum of two float32 numbers; expanded squares. Else direct differences
+        in float32.
+    terms, anchored, exclude : bool
+        There are t_j; every row is a column too, so that its largest exponent is 0; row i leaves out column i + own.
+    """
+
+    depth: int
+    group: int
+    rows: int
+    threads: int
+    columns: int
+    registers: int
+    reduction: str
+    double: bool = False
+    doubled: bool = False
+    expanded: bool = False
+    terms: bool = False
+    anchored: bool = False
+    exclude: bool = False
+
+    @property
+    def width(self) -> int:
+        """Numbers of a packed point."""
+        return self.depth * self.group * (2 if self.doubled else 1)
+
+    @property
+    def results(self) -> int:
+        """Numbers of a row's result: the running maximum, the sum, the moment or the sums of differences."""
+        return 2 + {"log_sum": 0, "laplace": 1, "mean": self.depth * self.group}[self.reduction]
+
+    @property
+    def unrolled(self) -> int:
+        """Columns whose exponents a thread has at once."""
+        return 1 if self.reduction == "mean" and self.depth > 2 else 4
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return self.columns * (self.width + self.terms) * (8 if self.double else 4)
+
+
+if SIMULATED:
+
+    def exp2(x):
+        return np.exp2(x)
+
+    def exchanged(mask, x, step):
+        """What the thread whose number differs in bit ``step`` has; the simulator knows no registers but its own."""
+        shared = cuda.shared.array(1024, float64)
+        t = cuda.threadIdx.x
+        shared[t] = x
+        cuda.syncthreads()
+        other = x.dtype.type(shared[t ^ step])
+        cuda.syncthreads()
+        return other
+
+else:
+    from llvmlite import ir
+    from numba.cuda.extending import intrinsic
+
+    exchanged = cuda.shfl_xor_sync
+
+    @intrinsic
+    def exp2(typingctx, x):
+        """2^x. In float32 as the hardware has it: off by two units in the last place, 0 below 2^−126."""
+
+        def generate(context, builder, signature, arguments):
+            real = arguments[0].type
+            function = ir.FunctionType(real, [real])
+            if isinstance(real, ir.FloatType):
+                return builder.call(ir.InlineAsm(function, "ex2.approx.ftz.f32 $0, $1;", "=f,f"), arguments)
+            module = builder.module
+            known = module.globals.get("__nv_exp2") or ir.Function(module, function, "__nv_exp2")
+            return builder.call(known, arguments)
+
+        return x(x), generate
+
+
+def signature(shape: Shape) -> Any:
+    """Return the types of a kernel's arguments."""
+    numbers = (float64 if shape.double else float32)[::1]
+    return void(numbers, numbers, numbers, float64[::1], int64, int64, int64, int64, int64)
+
+
+def reduction(shape: Shape) -> Any:
+    """Return the kernel of a shape, not yet compiled.
+
+    Its arguments are rows (m, width) and columns (padded, width) as packed, the columns' t_j (padded,) or anything,
+    ``results`` (parts, results, m), zeros, m, padded, own, how many columns a part has, and how many are summed in float32.
+    Closed over are numbers alone, by which compiled code is known in the cache.
+    """
+    depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude = shape
+    width, many, unrolled = shape.width, shape.results, shape.unrolled
+    size, low, lanes, bits = tile * width, depth * group, threads // group, group.bit_length() - 1
+    mean, laplace = kind == "mean", kind == "laplace"
+    kept_low, kept_means, kept_terms = (depth if doubled else 1), (depth if mean else 1), (tile if terms else 1)
+    floor, absent = FLOOR[double], ABSENT[double]
+    # Of the coordinates a thread has some neighbours, then those after its row's other threads: whole vectors.
+    shift = 2 if depth % 4 == 0 else 1 if depth % 2 == 0 else 0
+    vector, gap = 1 << shift, (group - 1) << shift  # besides the vector itself, from one to the next
+    real, aligned = (float64 if double else float32), (None if SIMULATED else 16)  # bytes, for whole vectors
+
+    def kernel(packed_rows, packed_columns, packed_terms, results, m, padded, own, part, chunk):
+        columns = cuda.shared.array(size, real, aligned)
+        t_j = cuda.shared.array(kept_terms, real, aligned)
+        x = cuda.local.array((rows, depth), real)
+        x_low = cuda.local.array((rows, kept_low), real)
+        away = cuda.local.array((rows, unrolled, kept_means), real)
+        e = cuda.local.array((rows, unrolled), real)
+        total_e = cuda.local.array((rows, unrolled), real)  # with t_j
+        below = cuda.local.array((rows, unrolled), real)
+        top = cuda.local.array(rows, real)
+        stored_top = cuda.local.array(rows, real)
+        total = cuda.local.array(rows, real)
+        moment = cuda.local.array(rows, real)
+        means = cuda.local.array((rows, kept_means), real)
+
+        thread = cuda.threadIdx.x
+        lane = thread & (group - 1)
+        first_row = cuda.blockIdx.x * (lanes * rows) + (thread >> bits)
+        for r in range(rows):
+            i = min(first_row + r * lanes, m - 1)
+            top[r] = real(0.0 if anchored else floor)
+            stored_top[r] = top[r]
+            total[r] = real(0.0)
+            moment[r] = real(0.0)
+            for k in range(depth):
+                at = i * width + lane * vector + (k >> shift) * gap + k
+                x[r, k] = packed_rows[index(at)]
+                if doubled:
+                    x_low[r, k] = packed_rows[index(at + low)]
+                if mean:
+                    means[r, k] = real(0.0)
+
+        begin = cuda.blockIdx.y * part
+        end = min(begin + part, padded)
+        for first in range(begin, end, chunk):
+            for start in range(first, min(first + chunk, end), tile):
+                cuda.syncthreads()
+                for at in range(thread, size, threads):
+                    columns[index(at)] = packed_columns[index(start * width + at)]
+                if terms:
+                    for at in range(thread, tile, threads):
+                        t_j[index(at)] = packed_terms[index(start + at)]
+                cuda.syncthreads()
+                for j in range(0, tile, unrolled):
+                    highest = real(floor)
+                    for u in range(unrolled):
+                        by = (j + u) * width + lane * vector
+                        for r in range(rows):
+                            s = real(0.0)
+                            for k in range(depth):
+                                at = by + (k >> shift) * gap + k
+                                c = columns[index(at)]
+                                if expanded:
+                                    s += c * x[r, k]
+                                else:
+                                    a = c - x[r, k]
+                                    if doubled:  # near pairs' leading parts cancel exactly: then the rest counts
+                                        a += columns[index(at + low)] - x_low[r, k]
+                                    s += a * a
+                                    if mean:
+                                        away[r, u, k] = a
+                            e[r, u] = s
+                    # Rows side by side: an exchange waits for the one before it of the same row alone.
+                    for bit in range(bits):  # the same bits in all threads of a row
+                        for u in range(unrolled):
+                            for r in range(rows):
+                                e[r, u] += exchanged(ALL, e[r, u], 1 << bit)
+                    for u in range(unrolled):
+                        for r in range(rows):
+                            s = e[r, u]
+                            if double:
+                                s *= real(HALF_SQUARE)
+                            elif not expanded:
+                                s = -s
+                            e[r, u] = s
+                            if terms:
+                                s += t_j[index(j + u)]
+                            if exclude and start + j + u == first_row + r * lanes + own:
+                                s = real(absent)
+                            total_e[r, u] = s
+                            below[r, u] = s - top[r]
+                            highest = max(highest, below[r, u])
+                    if not anchored and highest > real(LAZY):
+                        for r in range(rows):
+                            new = top[r]
+                            for u in range(unrolled):
+                                if below[r, u] > real(LAZY):
+                                    new = max(new, total_e[r, u])
+                            decay = exp2(top[r] - new)
+                            top[r] = new
+                            total[r] *= decay
+                            moment[r] *= decay
+                            for u in range(unrolled):
+                                below[r, u] = total_e[r, u] - new
+                            if mean:
+                                for k in range(depth):
+                                    means[r, k] *= decay
+                    for u in range(unrolled):
+                        for r in range(rows):
+                            p = exp2(below[r, u])
+                            total[r] += p
+                            if laplace:
+                                moment[r] += p * (total_e[r, u] if expanded else e[r, u])
+                            if mean:
+                                for k in range(depth):
+                                    means[r, k] += p * away[r, u, k]
+            for r in range(rows):
+                i = first_row + r * lanes
+                at = cuda.blockIdx.y * (many * m) + i
+                share = 1.0  # of what is there
+                if not anchored:
+                    share = exp2(float64(stored_top[r]) - float64(top[r]))
+                if i < m:
+                    if lane == 0:
+                        results[index(at)] = top[r]
+                        results[index(at + m)] = results[index(at + m)] * share + total[r]
+                        if laplace:
+                            results[index(at + 2 * m)] = results[index(at + 2 * m)] * share + moment[r]
+                    if mean:
+                        for k in range(depth):
+                            to = index(at + (2 + lane * vector + (k >> shift) * gap + k) * m)
+                            results[to] = results[to] * share + means[r, k]
+                stored_top[r] = top[r]
+                total[r] = real(0.0)
+                moment[r] = real(0.0)
+                if mean:
+                    for k in range(depth):
+                        means[r, k] = real(0.0)
+
+    return kernel

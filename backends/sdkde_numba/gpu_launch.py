@@ -1,0 +1,356 @@
+"""Host side of the CUDA kernels: packing, compiled code, grids, and the results of all parts joined."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from numba import cuda
+
+from sdkde_core.hardware import card_name
+from sdkde_core.protocol import Partial, Problem, Reduction
+from sdkde_core.tuning import Query, Tuned, tuned
+
+from .gpu_bounds import anchored
+from .gpu_kernels import ABSENT, FAR, SIMULATED, Shape, reduction, signature
+from .gpu_space import Config, default, depth_of, fits
+from .gpu_tunables import CONFIG_VERSION
+
+__all__ = ["LaunchFailed", "Packed", "Processor", "configuration", "most_rows", "pack", "reduce", "shape_of"]
+
+_logger = logging.getLogger("sdkde")
+
+LN2 = math.log(2.0)
+LOG2E = math.log2(math.e)
+
+#: What coordinates are multiplied by before they are rounded, see :mod:`sdkde_numba.gpu_kernels`.
+SCALE = {
+    "expanded": math.sqrt(LOG2E),
+    "single": math.sqrt(0.5 * LOG2E),
+    "doubled": math.sqrt(0.5 * LOG2E),
+    "float64": 1.0,
+}
+
+#: Columns that are added up in float32 at a time.
+CHUNK = 512
+
+#: Bytes of partial results that may exist at once, and parts at most.
+PARTIAL_BYTES, MOST_PARTS = 256 << 20, 64
+
+#: Row offset at which no row has a column.
+NO_COLUMN = -(1 << 62)
+
+#: Threads of a block in the simulator, each a thread of the operating system.
+SIMULATED_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Points as the kernels read them: (padded, width) numbers, and for columns t_j (padded,) if there are any."""
+
+    numbers: torch.Tensor
+    count: int
+    padded: int
+    terms: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What decides grids and configurations.
+
+    Parameters
+    ----------
+    multiprocessors, registers, shared, threads : int
+        Their number, and what one has: registers, bytes of shared memory, threads.
+    name, architecture : str
+        As :func:`sdkde_core.hardware.card_name` has it, and ``"sm_90"``.
+    """
+
+    multiprocessors: int
+    registers: int
+    shared: int
+    threads: int
+    name: str = "CPU"
+    architecture: str = "simulated"
+
+    @staticmethod
+    @functools.cache
+    def of(device: torch.device) -> Processor:
+        """Look at a device; the CPU, where kernels are simulated, passes for a tiny one."""
+        if device.type != "cuda":
+            return Processor(1, 1 << 16, 48 << 10, 64)
+        found = torch.cuda.get_device_properties(device)
+        return Processor(
+            found.multi_processor_count,
+            found.regs_per_multiprocessor,
+            found.shared_memory_per_multiprocessor,
+            found.max_threads_per_multi_processor,
+            card_name(found.name),
+            f"sm_{10 * found.major + found.minor}",
+        )
+
+
+class LaunchFailed(RuntimeError):
+    """A kernel could not be compiled or launched as tuned; that configuration is not used again."""
+
+
+def kernel_name(problem: Problem, arithmetic: str) -> str:
+    """Return the name by which a kernel's configurations are known."""
+    return f"{problem.reduction.value}_{arithmetic}"
+
+
+def configuration(problem: Problem, arithmetic: str, processor: Processor) -> tuple[Config, tuple[Query, Tuned] | None]:
+    """Return the launch parameters, and how they are known where they were tuned."""
+    kind, d = problem.reduction.value, problem.d
+    name = kernel_name(problem, arithmetic)
+    query = Query("numba-cuda", name, CONFIG_VERSION, d, processor.name, processor.architecture)
+
+    def accept(values: Mapping[str, Any]) -> bool:
+        try:
+            return fits(Config.of(values), kind, d, arithmetic)
+        except (TypeError, ValueError) as error:
+            _logger.warning("tuned configuration of %s ignored: %s", name, error)
+            return False
+
+    asked = replace(problem, dtype="float32" if problem.level == "fast" else "float64", deterministic=True)
+    found = tuned(query, asked, accept)
+    if found is None:
+        return _simulated(default(kind, d, arithmetic), d), None
+    if found.rung == "forced" and not accept(found.config):
+        raise ValueError(f"{name} cannot be launched with {dict(found.config)}")
+    return _simulated(Config.of(found.config), d), (query, found)
+
+
+def _simulated(config: Config, d: int) -> Config:
+    """The configuration itself, or what the simulator is done with in time."""
+    if not SIMULATED:
+        return config
+    return config._replace(rows=2, threads=max(SIMULATED_THREADS, depth_of(d, config.depth)[1]), columns=64)
+
+
+def shape_of(problem: Problem, arithmetic: str, config: Config) -> Shape:
+    """Return what the kernel of a problem is compiled for."""
+    depth, group = depth_of(problem.d, config.depth)
+    weighted, expanded = "weights" in problem.requires, arithmetic == "expanded"
+    return Shape(
+        depth,
+        group,
+        config.rows,
+        config.threads,
+        config.columns,
+        config.registers,
+        problem.reduction.value,
+        double=arithmetic == "float64",
+        doubled=arithmetic == "doubled",
+        expanded=expanded,
+        terms=weighted or expanded,
+        anchored=anchored(problem) and not expanded,
+        exclude="exclude_self" in problem.requires,
+    )
+
+
+def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = None, tile: int = 0) -> Packed:
+    """Pack float64 points (n, d) to ``width`` coordinates, padded with zeros, in float32 or float64.
+
+    Parameters
+    ----------
+    points : (n, d) float64 tensor
+    arithmetic : str
+    width : int
+        Depth times group.
+    log_weights : (n,) float64 tensor, optional
+        Of columns, where weights vary.
+    tile : int
+        Of columns, which are padded to a multiple of it: the added ones lie far away, or have no weight.
+    """
+    n, d = points.shape
+    padded = -(-n // tile) * tile if tile else n
+    double, pieces = arithmetic == "float64", 2 if arithmetic == "doubled" else 1
+    dtype = torch.float64 if double else torch.float32
+    numbers = torch.zeros(padded, pieces * width, dtype=dtype, device=points.device)
+    scaled = points * SCALE[arithmetic] if SCALE[arithmetic] != 1.0 else points
+    numbers[:n, :d] = scaled
+    if pieces == 2:
+        numbers[:n, width : width + d] = scaled - numbers[:n, :d]
+    if arithmetic != "expanded":
+        numbers[n:, 0] = FAR[double]
+    if not tile or (log_weights is None and arithmetic != "expanded"):
+        return Packed(numbers.view(-1), n, padded)
+    terms = torch.full((padded,), ABSENT[double], dtype=dtype, device=points.device)
+    t = torch.zeros(n, dtype=torch.float64, device=points.device) if log_weights is None else log_weights * LOG2E
+    terms[:n] = t - _half_squares(numbers[:n]) if arithmetic == "expanded" else t
+    return Packed(numbers.view(-1), n, padded, terms)
+
+
+def _half_squares(numbers: torch.Tensor) -> torch.Tensor:
+    """½‖v‖² of coordinates as the kernel has them, float64."""
+    return 0.5 * numbers.double().square().sum(1)
+
+
+def most_rows(problem: Problem, arithmetic: str, n: int) -> int:
+    """Return how many rows to take at a time, for the memory of their partial results."""
+    return max(1024, PARTIAL_BYTES // (8 * (problem.d + 18)))
+
+
+def reduce(
+    problem: Problem,
+    rows: Packed,
+    columns: Packed,
+    log_weight: torch.Tensor,
+    arithmetic: str,
+    config: Config,
+    own: int | None = None,
+) -> Partial:
+    """Sum rows over columns.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its m is of all rows, of which these may be some.
+    rows, columns : Packed
+    log_weight : () float64 tensor
+        What is added to log sums: the columns' log weight where all have the same, else 0.
+    arithmetic : str
+    config : Config
+    own : int, optional
+        Row i leaves out column i + own.
+    """
+    shape = shape_of(problem, arithmetic, config)
+    kernel, resident = compiled(shape, rows.numbers.device)
+    processor, m = Processor.of(rows.numbers.device), rows.count
+    height = config.threads // shape.group * config.rows
+    slab = min(problem.m, most_rows(problem, arithmetic, columns.count))
+    limit = max(1, min(MOST_PARTS, PARTIAL_BYTES // (8 * shape.results * slab)))
+    part = part_size(problem.m, columns.padded, height, config.columns, processor.multiprocessors * resident, limit)
+    parts = -(-columns.padded // part)
+    results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
+    chunk = part if shape.double else max(CHUNK, config.columns)
+    terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
+    arguments = (rows.numbers, columns.numbers, terms, results.view(-1))
+    counts = (m, columns.padded, NO_COLUMN if own is None else own, part, chunk)
+    _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
+    base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else None
+    return _joined(problem, shape, results, base, log_weight, SCALE[arithmetic])
+
+
+@functools.lru_cache(maxsize=4096)
+def part_size(m: int, padded: int, height: int, tile: int, slots: int, limit: int) -> int:
+    """Return the columns of a part: as many parts as make the least predicted time, by the problem and the card alone.
+
+    Parameters
+    ----------
+    m, padded : int
+        Rows and columns.
+    height : int
+        Rows of a block.
+    tile : int
+        Columns that a block takes at a time.
+    slots : int
+        Blocks that the card holds at once.
+    limit : int
+        Parts at most.
+    """
+    blocks, tiles = -(-m // height), -(-padded // tile)
+    best, best_time = tiles, math.inf
+    for count in range(1, min(tiles, limit, max(1, 8 * slots // blocks)) + 1):
+        length = -(-tiles // count)
+        waves = blocks * -(-tiles // length) / slots
+        # With a fraction of the slots filled the others run faster; after some waves blocks no longer start together.
+        time = (max(1.0, waves) if waves <= 1 else math.ceil(waves) if waves < 4 else waves + 0.5) * (length + 1)
+        if time < best_time:
+            best, best_time = length, time
+    return best * tile
+
+
+def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight: Any, scale: float) -> Partial:
+    """Add up the parts (parts, results, m) in order, in float64."""
+    top, share = 0.0, None
+    if not shape.anchored and results.shape[0] > 1:
+        top = results[:, 0].amax(0)
+        share = torch.exp2(results[:, 0] - top)[:, None]  # (parts, 1, m)
+    elif not shape.anchored:
+        top = results[0, 0]
+    sums = results[:, 1:]
+    added = (sums if share is None else sums * share).sum(0)  # (results − 1, m)
+    total = added[0]
+    levels = top if base is None else top + base
+    scaled = levels * LN2 + log_weight
+    if problem.reduction is Reduction.LAPLACE:
+        # Σ φ (1 + d/2 ∓ ½r²), with −½r² = ln 2 · log2 φ
+        exponents = (added[1] if base is None else added[1] + base * total) * LN2
+        constant = (1.0 + 0.5 * problem.d) * total
+        signed = constant + exponents
+        magnitude = signed.abs()
+        return Partial(
+            (constant - exponents).log() + scaled, sign=torch.sign(signed), log_magnitude=magnitude.log() + scaled
+        )
+    log_sum = total.log() + scaled
+    if problem.reduction is not Reduction.MEAN:
+        return Partial(log_sum)
+    safe = torch.where(total == 0.0, 1.0, total) * scale
+    return Partial(log_sum, shift=(added[1 : 1 + problem.d] / safe).T.contiguous())
+
+
+# --- compiled code --------------------------------------------------------------------------------------------------
+
+_lock = threading.RLock()
+_compiled: dict[Any, tuple[Any, int]] = {}
+_streams: dict[int, Any] = {}
+
+
+def compiled(shape: Shape, device: torch.device) -> tuple[Any, int]:
+    """Return a kernel, from Numba's cache on disk or compiled, and how many blocks a multiprocessor holds."""
+    key = shape, device.index
+    found = _compiled.get(key)
+    if found is None:
+        with _lock:
+            found = _compiled.get(key) or _compiled.setdefault(key, _compile(shape, device))
+    return found
+
+
+def _compile(shape: Shape, device: torch.device) -> tuple[Any, int]:
+    function = reduction(shape)
+    if SIMULATED:
+        return cuda.jit(function), 1
+    options: dict[str, Any] = {"max_registers": shape.registers} if shape.registers else {}
+    types = signature(shape)
+    with cuda.gpus[device.index]:
+        try:
+            kernel = cuda.jit(types, cache=True, **options)(function)
+        except RuntimeError as error:  # nowhere to write
+            _logger.info("numba-cuda: compiled code cannot be kept for the next process: %s", error)
+            kernel = cuda.jit(types, **options)(function)
+        registers = kernel.get_regs_per_thread(types)
+    processor = Processor.of(device)
+    by_registers = processor.registers // (shape.threads * (-(-registers // 8) * 8))
+    by_shared = processor.shared // (shape.shared + 1024)  # the system keeps 1 KiB a block
+    return kernel, max(1, min(by_registers, by_shared, processor.threads // shape.threads))
+
+
+def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, counts: tuple[int, ...]) -> None:
+    """Launch on the stream that PyTorch uses."""
+    device = arguments[0].device
+    if SIMULATED:
+        with _lock:  # the simulator replaces parts of modules while it runs
+            kernel[grid, threads](*(x.numpy() for x in arguments), *counts)
+        return
+    handle = torch.cuda.current_stream(device).cuda_stream
+    with cuda.gpus[device.index]:
+        stream = _streams.get(handle) or _streams.setdefault(handle, cuda.external_stream(handle))
+        arrays = [cuda.as_cuda_array(x, sync=False) for x in arguments]
+        _configured(kernel, grid, threads, stream)(*arrays, *counts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _configured(kernel: Any, grid: tuple[int, int], threads: int, stream: Any) -> Any:
+    """A kernel with its grid; Numba advises on grids that are as large as the problem is."""
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kernel[grid, threads, stream]

@@ -1,0 +1,106 @@
+"""What of the CUDA kernels can be tuned: launch parameters, their limits, and the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .gpu_bounds import DEPTH, MANY, MOST_DEPTH
+
+__all__ = ["SPACE", "Config", "default", "depth_of", "fits", "shared_bytes"]
+
+#: Values that are worth trying.
+SPACE: Mapping[str, tuple[int, ...]] = {
+    "depth": (4, 8, 16),
+    "rows": (1, 2, 4, 8),
+    "threads": (64, 128, 256),
+    "columns": (4, 8, 16, 32, 64, 128, 256),
+    "registers": (0, 128, 168),
+}
+
+#: Shared memory that a block can have without asking, on every card.
+SHARED = 48 << 10
+
+
+class Config(NamedTuple):
+    """Launch parameters.
+
+    Parameters
+    ----------
+    depth : int
+        A row's coordinates in one thread, at most: where there are more, neighbouring threads share a row.
+    rows : int
+        Rows of a thread.
+    threads : int
+        Of a block.
+    columns : int
+        In shared memory at a time.
+    registers : int
+        Most registers of a thread; 0: the compiler's choice.
+    """
+
+    depth: int
+    rows: int
+    threads: int
+    columns: int
+    registers: int
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Config:
+        """Return the configuration that a mapping (from a table, or from the user) describes.
+
+        Raises
+        ------
+        ValueError
+            An unknown name, or a value that is not in :data:`SPACE`.
+        """
+        names = list(cls._fields)
+        if sorted(values) != sorted(names):
+            raise ValueError(f"a configuration has {', '.join(names)}, not {', '.join(map(str, values))}")
+        for name, value in values.items():
+            if type(value) is not int or value not in SPACE[name]:
+                raise ValueError(f"{name} is {value!r}; pass one of {SPACE[name]}")
+        return cls(**{name: int(values[name]) for name in names})
+
+
+def depth_of(d: int, most: int) -> tuple[int, int]:
+    """Return the coordinates in one thread, and the threads of a row, of d dimensions with ``most`` in a thread.
+
+    Beyond 512 dimensions 32 threads need more than 16 each. Up to ``most`` nothing is padded; beyond, to pairs.
+    """
+    if d <= most:
+        return d, 1
+    group = min(32, 1 << (-(-d // most) - 1).bit_length())
+    return 2 * -(-d // (2 * group)), group
+
+
+def shared_bytes(config: Config, d: int, arithmetic: str) -> int:
+    """Return the shared memory of a block, with a number a column besides its coordinates."""
+    depth, group = depth_of(d, config.depth)
+    numbers = depth * group * (2 if arithmetic == "doubled" else 1) + 1
+    return config.columns * numbers * (8 if arithmetic == "float64" else 4)
+
+
+def fits(config: Config, reduction: str, d: int, arithmetic: str) -> bool:
+    """Whether a configuration fits the shared memory of every card, and its coordinates a thread's registers."""
+    depth, _ = depth_of(d, config.depth)
+    if depth > (DEPTH if d <= MANY else MOST_DEPTH) or shared_bytes(config, d, arithmetic) > SHARED:
+        return False
+    words = {"doubled": 2, "float64": 2}.get(arithmetic, 1)
+    held = (2 * depth + 4 if reduction == "mean" else depth + 4) * words * config.rows
+    return held <= (config.registers or 255) - 24
+
+
+def default(reduction: str, d: int, arithmetic: str) -> Config:
+    """Return the default configuration, as measured on an H200: 16 coordinates in a thread, few threads to a row."""
+    mean, wide = reduction == "mean", arithmetic in ("doubled", "float64")
+    held, _ = depth_of(d, DEPTH)
+    rows = 8 if held <= 4 and not wide else 2 if wide or not mean or held > DEPTH else 4
+    config = Config(DEPTH, rows, 256, 128, 0)
+    while shared_bytes(config, d, arithmetic) > SHARED // 2 and config.columns > SPACE["columns"][0]:
+        config = config._replace(columns=config.columns // 2)
+    while not fits(config, reduction, d, arithmetic) and config.rows > 1:
+        config = config._replace(rows=config.rows // 2)
+    if mean and wide and held > 8:
+        config = config._replace(rows=1, threads=128, registers=168 if held <= DEPTH else 0)
+    return config

@@ -1,0 +1,160 @@
+"""What the autotuner needs of the CUDA target: its kernels, what they may be launched with, what that should cost."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sdkde_core.hardware import GPU
+from sdkde_core.protocol import Problem, Reduction
+from sdkde_core.tuning import Compiled, Config
+
+from . import gpu_space as space
+from .gpu_bounds import arithmetic
+
+__all__ = ["SPACE", "CudaSpace"]
+
+#: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
+CONFIG_VERSION = 1
+
+
+class CudaSpace:
+    """See :class:`sdkde_core.tuning.Space`."""
+
+    config_version = CONFIG_VERSION
+
+    def kernels(self, problem: Problem) -> tuple[str, ...]:
+        return (f"{problem.reduction.value}_{_arithmetic(problem)}",)
+
+    def dimension(self, kernel: str, problem: Problem) -> int:
+        return problem.d
+
+    def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
+        return space.SPACE
+
+    def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
+        return space.default(problem.reduction.value, problem.d, _arithmetic(problem))._asdict()
+
+    def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
+        try:
+            given = space.Config.of(config)
+        except ValueError as error:
+            return str(error)
+        if space.fits(given, problem.reduction.value, problem.d, _arithmetic(problem)):
+            return None
+        return "exceeds the shared memory of a block, or a thread's registers"
+
+    def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
+        return predicted(space.Config.of(config), problem, card)
+
+    def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
+        return compile_kernel(space.Config.of(config), problem, architecture)
+
+    def too_much(self, compiled: Compiled, architecture: str) -> str | None:
+        if compiled.shared > space.SHARED:
+            return f"takes {compiled.shared} bytes of shared memory, a block has {space.SHARED}"
+        # What the loop over columns does not touch may spill: a few numbers do no harm.
+        return f"spills {compiled.spills} bytes" if compiled.spills > SPILLS else None
+
+
+SPACE = CudaSpace()
+
+#: Bytes of a thread that may spill.
+SPILLS = 512
+
+
+def _arithmetic(problem: Problem) -> str:
+    return arithmetic(problem, problem.extent / min(problem.scales, default=1.0))
+
+
+def predicted(config: space.Config, problem: Problem, card: GPU) -> float:
+    """Seconds of a kernel on a card: a rough figure, for ranking.
+
+    A column costs a block its instructions, for every row of a thread, and vectors from shared memory, once; blocks
+    that share a multiprocessor hide the latencies of each other, as far as registers let several in.
+    """
+    from .gpu_launch import part_size  # PyTorch comes with it
+
+    kind, mean = _arithmetic(problem), problem.reduction is Reduction.MEAN
+    depth, group = space.depth_of(problem.d, config.depth)
+    words = 2 if kind in ("doubled", "float64") else 1
+    distance = {"expanded": 1, "single": 2, "doubled": 4, "float64": 2}[kind]
+    instructions = config.rows * ((distance + mean) * depth + (5 if mean else 7) + 2 * math.log2(group)) + 8
+    rate = card.scalar / 64  # warp instructions per clock and multiprocessor
+    if kind == "float64":
+        instructions, rate = instructions + 30 * config.rows, card.matrix.get("float64", 4) / 128
+    issue = instructions / rate
+    loads = words * depth * 4 / 16 * 2.0  # two cycles a vector
+    exps = config.rows * 32 / card.exps * (0 if kind == "float64" else 1)
+    held = words * depth * config.rows * (3 if mean else 1) + 4 * config.rows + 40
+    registers = min(255, held, config.registers or 255)
+    warps = config.threads // 32
+    resident = max(1, min(65536 // (registers * config.threads), 2048 // config.threads))
+    spilled = max(1.0, held / (config.registers or 255)) ** 2
+    chains = min(1.0, resident * warps * min(config.rows, 4) / 24)  # dependent instructions take some cycles
+    cycles = max(issue / chains, loads, exps) * warps * spilled
+    height = config.threads // group * config.rows
+    slots = card.sms * resident
+    padded = -(-problem.n // config.columns) * config.columns
+    part = part_size(problem.m, padded, height, config.columns, slots, 64)
+    blocks = math.ceil(problem.m / height) * math.ceil(padded / part)
+    tiles = math.ceil(part / config.columns)
+    waves = blocks / slots
+    rounds = 1.0 if waves <= 1 else float(math.ceil(waves)) if waves < 4 else waves + 0.5
+    copy = 40.0 + config.columns * depth * group * words * 4 / 64  # of a tile, and two barriers
+    shared = resident * min(1.0, waves) if waves <= 1 else resident
+    return rounds * max(1.0, shared) * tiles * (config.columns * cycles + copy) / (card.clock_ghz * 1e9) + 4e-6
+
+
+def compile_kernel(config: space.Config, problem: Problem, architecture: str) -> Compiled:
+    """Compile a kernel as a problem launches it, for any architecture that the toolkit here knows.
+
+    Raises
+    ------
+    RuntimeError
+        In a process whose Numba simulates kernels.
+    Exception
+        Whatever the compiler raises.
+    """
+    from .gpu_launch import shape_of
+
+    return resources(ptx(shape_of(problem, _arithmetic(problem), config), architecture), architecture, config.registers)
+
+
+def ptx(shape: Any, architecture: str) -> str:
+    """Return the PTX of a kernel."""
+    from numba import cuda
+
+    from .gpu_kernels import SIMULATED, reduction, signature
+
+    if SIMULATED:
+        raise RuntimeError("NUMBA_ENABLE_CUDASIM replaces the compiler; unset it to compile")
+    capability = divmod(int(architecture.removeprefix("sm_")), 10)
+    text: str = cuda.compile_ptx(reduction(shape), signature(shape).args, cc=capability)[0]
+    return text
+
+
+def resources(text: str, architecture: str, registers: int = 0) -> Compiled:
+    """Assemble PTX, and return what the assembler says that it takes."""
+    from cuda.bindings import nvjitlink
+
+    options = [f"-arch={architecture}", "-verbose", *([f"-maxrregcount={registers}"] if registers else [])]
+    code = text.encode()
+    linker = nvjitlink.create(len(options), options)
+    try:
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code, len(code), "kernel")
+        nvjitlink.complete(linker)
+        log = bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_info_log(linker, log)
+    finally:
+        nvjitlink.destroy(linker)
+    report = log.decode()
+    found = {
+        key: int(value) for value, key in re.findall(r"(\d+) (bytes spill stores|bytes spill loads|bytes smem)", report)
+    }
+    used = re.findall(r"[Uu]sed (\d+) registers", report)
+    # The linker's count has the KiB that the system keeps of a block's shared memory.
+    shared = max(0, found.get("bytes smem", 0) - 1024)
+    return Compiled(int(used[-1]), shared, found.get("bytes spill stores", 0) + found.get("bytes spill loads", 0))

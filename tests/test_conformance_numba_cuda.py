@@ -1,0 +1,249 @@
+"""Numba's CUDA target passes the suite: on the GPU where there is one, otherwise in Numba's simulator, on the CPU.
+
+The simulator runs every thread of a block as one of the operating system, some ten thousand pairs a second: it sees few
+points, and the whole suite only in `make test-full`. It rounds like a GPU but for fused products and sums.
+"""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sdkde_core
+from sdkde_core import registry, tuning
+from sdkde_core.arrays import to_host
+from sdkde_core.merge import each, merge
+from sdkde_core.protocol import Columns, DeviceOutOfMemory, Problem, Reduction
+from sdkde_core.split import reduce_pass
+from sdkde_core.testing import BackendConformance, problems
+from sdkde_core.testing.checks import CHECKS, Target
+
+pytest.importorskip("numba_cuda")
+
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+NAME = "numba-cuda"
+LEVELS = ("fast", "high", "float64")
+
+simulated = pytest.mark.skipif(not SIMULATED, reason="runs in a process of its own, see test_in_the_simulator")
+
+
+def _errors(case, problem, device, info=None, backend=None):
+    """Errors of a problem over its tolerance, by way of the core."""
+    record = registry.find(NAME)
+    columns = Columns(*(torch.tensor(x, device=device) for x in (case.points, case.log_weights)))
+    queries = None if problem.same else torch.tensor(case.queries, device=device)
+    got, _ = reduce_pass(backend or record.info.load(), info or record.info, problem, columns, queries)
+    exclude, (scale,) = "exclude_self" in problem.requires, problem.scales or (1.0,)
+    want = problems.truth(case, same=problem.same, exclude_self=exclude, scale=scale)
+    return problems.errors(problem, each(got, to_host), want)
+
+
+@simulated
+@pytest.mark.parametrize("reduction", list(Reduction))
+@pytest.mark.parametrize(("kind", "extent"), [*((k, 10.0) for k in problems.CASES), ("tails", 1e4), ("clusters", 1e5)])
+def test_simulated_rows_keep_their_tolerances(kind, extent, reduction):
+    case = problems.make(kind, 37, 11, 3, extent)
+    for level, same in itertools.product(LEVELS, (False, True)):
+        error = _errors(case, case.problem(reduction, level, same=same, device="cpu"), "cpu")
+        assert error.max() <= 1.0, (level, same, error.max())
+
+
+@simulated
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 5), (2, 1), (3, 33), (65, 2)])
+def test_simulated_sizes_that_divide_nothing(n, m):
+    case = problems.make("mixture", n, m, 2, 10.0)
+    for reduction, same, exclude in itertools.product(Reduction, (False, True), (False, True)):
+        problem = case.problem(reduction, "high", same=same, exclude_self=exclude, device="cpu")
+        assert _errors(case, problem, "cpu").max() <= 1.0, (reduction, same, exclude)
+
+
+@simulated
+@pytest.mark.parametrize("arithmetic", ["expanded", "single", "doubled", "float64"])
+def test_simulated_rows_that_several_threads_share(arithmetic):
+    """Dimensions that divide nothing either, over two and four threads, in every arithmetic."""
+    level, extent = {"expanded": ("fast", 5.0), "single": ("high", 5.0), "doubled": ("high", 25.0)}.get(
+        arithmetic, ("float64", 5.0)
+    )
+    for d, depth in ((7, 4), (13, 4)):
+        case = problems.make("mixture", 7, 5, d, extent)
+        for reduction, same in itertools.product(Reduction, (False, True)):
+            problem = case.problem(reduction, level, same=same, device="cpu")
+            shape = {"depth": depth, "rows": 2, "threads": 64, "columns": 8, "registers": 0}
+            with tuning.using(
+                {f"{reduction.value}_{kind}": shape for kind in ("expanded", "single", "doubled", "float64")}
+            ):
+                assert _errors(case, problem, "cpu").max() <= 1.0, (d, reduction, same)
+
+
+@simulated
+@pytest.mark.parametrize(
+    "check", ["answers_something", "reasons", "options", "result_format", "no_rows", "inputs_untouched"]
+)
+def test_simulated_formalities(check):
+    info = registry.find(NAME).info
+    target = Target(info, info.load(), "cpu")
+    for parameter in CHECKS[check].parameters(info, None):
+        CHECKS[check].run(target, parameter)
+
+
+@simulated
+def test_simulated_shards_and_batches_leave_out_the_right_columns():
+    case = problems.make("mixture", 23, 1, 3, 10.0)
+    info = registry.find(NAME).info
+    target = Target(info, info.load(), "cpu")
+    for reduction in Reduction:
+        problem = case.problem(reduction, "high", same=True, exclude_self=True, device="cpu")
+        truth, parts = problems.truth(case, same=True, exclude_self=True), []
+        for start, stop in ((0, 10), (10, 23)):
+            part = replace(problem, n=stop - start, same=False)
+            shard = replace(case, points=case.points[start:stop], log_weights=case.log_weights[start:stop])
+            parts.append(target.reduce(part, case.points, target.prepare(part, shard), own_offset=-start))
+        assert problems.errors(problem, merge(parts), truth).max() <= 1.0
+
+
+@simulated
+def test_simulated_several_bandwidths_at_once():
+    case = problems.make("weights", 23, 7, 3, 10.0)
+    info = registry.find(NAME).info
+    target = Target(info, info.load(), "cpu")
+    scales = (0.5, 2.5)
+    for reduction, level in itertools.product(Reduction, ("fast", "float64")):
+        problem = target.problem(case, reduction, level, requires={"multi_scale"}, scales=scales)
+        got = target.answer(problem, case)
+        for s, scale in enumerate(scales):
+            one = each(got, lambda x, s=s: x[:, s])
+            assert problems.errors(problem, one, problems.truth(case, scale=scale)).max() <= 1.0
+
+
+@simulated
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_simulated_nan_stays_nan(method):
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    y = x[:3].copy()
+    y[1, 2] = np.nan
+    options = {"method": method, "backend": NAME, "precision": "fast", "bandwidth": 1.0, "check_finite": False}
+    assert list(np.isnan(sdkde_core.estimate(x, y, **options))) == [False, True, False]
+
+
+@simulated
+def test_simulated_memory_changes_no_bits(monkeypatch):
+    """Rows come in halves until they fit; where the fewest do not, the core hears of it."""
+    from sdkde_numba import gpu_backend as module
+
+    backend, real, sizes, fit = registry.find(NAME).info.load(), module._slab, [], 9
+
+    def crowded(problem, points, start, stop, *rest):
+        sizes.append(min(stop, len(points)) - start)
+        if sizes[-1] > fit:
+            raise torch.cuda.OutOfMemoryError
+        return real(problem, points, start, stop, *rest)
+
+    case = problems.make("mixture", 30, 1, 2, 8.0)
+    columns = Columns(torch.tensor(case.points), torch.tensor(case.log_weights))
+    for reduction in Reduction:
+        problem = case.problem(reduction, "high", same=True, device="cpu")
+        whole = backend.reduce(problem, None, backend.prepare(problem, columns))
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_slab", crowded)
+            patch.setattr(module, "FEWEST_ROWS", 4)
+            parts = backend.reduce(problem, None, backend.prepare(problem, columns))
+            patch.setattr(module, "FEWEST_ROWS", 16)
+            with pytest.raises(DeviceOutOfMemory):
+                backend.reduce(problem, None, backend.prepare(problem, columns))
+        assert max(sizes) > fit >= min(sizes)
+        for name in ("log_sum", "shift", "sign", "log_magnitude"):
+            a, b = getattr(whole, name), getattr(parts, name)
+            assert (a is None) == (b is None)
+            assert a is None or torch.equal(a, b), (reduction, name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SIMULATED, reason="runs in a process of its own, see test_the_suite_in_the_simulator")
+class TestSimulatedSuite(BackendConformance):
+    backend = NAME
+    device = "cpu"
+    dimensions = (1, 3)
+
+
+def _simulate(*options):
+    """Run this file in a process that simulates kernels: Numba decides that when it is imported."""
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+no_gpu = pytest.mark.skipif(SIMULATED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
+
+
+@no_gpu
+def test_in_the_simulator():
+    _simulate("-k", "simulated")
+
+
+@no_gpu
+@pytest.mark.slow
+def test_the_suite_in_the_simulator():
+    _simulate("-k", "TestSimulatedSuite")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestNumbaCuda(BackendConformance):
+    backend = NAME
+    device = "cuda:0"
+    dimensions = (1, 2, 3, 5, 8, 16, 17, 33, 64, 128, 784)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("d", [1, 2, 5, 16, 33, 64, 128, 300])
+@pytest.mark.parametrize("extent", [5.0, 9.0, 13.0, 16.0, 20.0, 25.0, 30.0, 60.0, 120.0])
+def test_the_arithmetics_hold_up_to_their_limits(d, extent):
+    for kind, level, reduction, same in itertools.product(
+        ("mixture", "duplicates", "tails"), LEVELS, Reduction, (False, True)
+    ):
+        case = problems.make(kind, 900, 120, d, extent)
+        error = _errors(case, case.problem(reduction, level, same=same, device="cuda:0"), "cuda:0")
+        assert error.max() <= 0.9, (kind, level, reduction, same, error.max())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_a_recorded_call_gives_the_same_bits(method):
+    """The twelfth call replays what the first ones launched; other streams and threads answer alike."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, y = (torch.randn(n, 5, device="cuda", generator=generator) for n in (700, 90))
+    options = {"bandwidth": 0.7, "backend": NAME, "method": method}
+    first = sdkde_core.estimate(x, y, **options)
+    for _ in range(12):
+        again = sdkde_core.estimate(x, y, **options)
+    assert torch.equal(first, again)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        there = sdkde_core.estimate(x, y, **options)
+    stream.synchronize()
+    assert torch.equal(first, there)
+
+
+def test_a_cpu_is_refused_unless_kernels_are_simulated(monkeypatch):
+    info = registry.find(NAME).info
+    problem = Problem(Reduction.LOG_SUM, 5, 5, 3, device="cpu")
+    monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
+    assert "NUMBA_ENABLE_CUDASIM=1" in info.supports(problem).reason
+    assert not info.supports(problem).ok
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    assert info.supports(problem).ok
+    assert not info.supports(replace(problem, d=1025)).ok
+    assert not info.supports(replace(problem, extent=1e200)).ok
+    assert math.isinf(info.extent_limit(replace(problem, level="float64")))
