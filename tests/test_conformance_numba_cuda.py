@@ -49,37 +49,40 @@ def _errors(case, problem, device, info=None, backend=None):
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize(("kind", "extent"), [*((k, 10.0) for k in problems.CASES), ("tails", 1e4), ("clusters", 1e5)])
 def test_simulated_rows_keep_their_tolerances(kind, extent, reduction):
-    case = problems.make(kind, 37, 11, 3, extent)
-    for level, same in itertools.product(LEVELS, (False, True)):
+    case = problems.make(kind, 29, 11, 3, extent)
+    for level, same in (("fast", False), ("high", True), ("float64", False)):
         error = _errors(case, case.problem(reduction, level, same=same, device="cpu"), "cpu")
         assert error.max() <= 1.0, (level, same, error.max())
 
 
 @simulated
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 5), (2, 1), (3, 33), (65, 2)])
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 1), (3, 17), (33, 2)])
 def test_simulated_sizes_that_divide_nothing(n, m):
-    case = problems.make("mixture", n, m, 2, 10.0)
-    for reduction, same, exclude in itertools.product(Reduction, (False, True), (False, True)):
+    case = problems.make("mixture", n, m, 1, 10.0)
+    for reduction, (same, exclude) in itertools.product(Reduction, ((False, True), (True, False), (True, True))):
         problem = case.problem(reduction, "high", same=same, exclude_self=exclude, device="cpu")
         assert _errors(case, problem, "cpu").max() <= 1.0, (reduction, same, exclude)
 
 
 @simulated
-@pytest.mark.parametrize("arithmetic", ["expanded", "single", "doubled", "float64"])
-def test_simulated_rows_that_several_threads_share(arithmetic):
+@pytest.mark.parametrize(
+    ("d", "level", "extent", "reduction"),
+    [
+        (7, "fast", 5.0, "laplace"),
+        (7, "high", 5.0, "mean"),
+        (7, "high", 60.0, "mean"),
+        (7, "float64", 5.0, "mean"),
+        (13, "high", 5.0, "mean"),
+    ],
+)
+def test_simulated_rows_that_several_threads_share(d, level, extent, reduction):
     """Dimensions that divide nothing either, over two and four threads, in every arithmetic."""
-    level, extent = {"expanded": ("fast", 5.0), "single": ("high", 5.0), "doubled": ("high", 25.0)}.get(
-        arithmetic, ("float64", 5.0)
-    )
-    for d, depth in ((7, 4), (13, 4)):
-        case = problems.make("mixture", 7, 5, d, extent)
-        for reduction, same in itertools.product(Reduction, (False, True)):
-            problem = case.problem(reduction, level, same=same, device="cpu")
-            shape = {"depth": depth, "rows": 2, "threads": 64, "columns": 8, "registers": 0}
-            with tuning.using(
-                {f"{reduction.value}_{kind}": shape for kind in ("expanded", "single", "doubled", "float64")}
-            ):
-                assert _errors(case, problem, "cpu").max() <= 1.0, (d, reduction, same)
+    case = problems.make("mixture", 5, 2, d, extent)
+    shape = {"depth": 4, "rows": 1, "threads": 64, "columns": 4, "registers": 0}
+    kinds = {f"{reduction}_{kind}": shape for kind in ("expanded", "single", "doubled", "float64")}
+    problem = case.problem(Reduction(reduction), level, same=reduction == "mean", device="cpu")
+    with tuning.using(kinds):
+        assert _errors(case, problem, "cpu").max() <= 1.0
 
 
 @simulated
@@ -95,13 +98,13 @@ def test_simulated_formalities(check):
 
 @simulated
 def test_simulated_shards_and_batches_leave_out_the_right_columns():
-    case = problems.make("mixture", 23, 1, 3, 10.0)
+    case = problems.make("mixture", 13, 1, 2, 10.0)
     info = registry.find(NAME).info
     target = Target(info, info.load(), "cpu")
     for reduction in Reduction:
         problem = case.problem(reduction, "high", same=True, exclude_self=True, device="cpu")
         truth, parts = problems.truth(case, same=True, exclude_self=True), []
-        for start, stop in ((0, 10), (10, 23)):
+        for start, stop in ((0, 6), (6, 13)):
             part = replace(problem, n=stop - start, same=False)
             shard = replace(case, points=case.points[start:stop], log_weights=case.log_weights[start:stop])
             parts.append(target.reduce(part, case.points, target.prepare(part, shard), own_offset=-start))
@@ -110,11 +113,11 @@ def test_simulated_shards_and_batches_leave_out_the_right_columns():
 
 @simulated
 def test_simulated_several_bandwidths_at_once():
-    case = problems.make("weights", 23, 7, 3, 10.0)
+    case = problems.make("weights", 13, 5, 3, 10.0)
     info = registry.find(NAME).info
     target = Target(info, info.load(), "cpu")
     scales = (0.5, 2.5)
-    for reduction, level in itertools.product(Reduction, ("fast", "float64")):
+    for reduction, level in zip(Reduction, ("fast", "high", "float64")):
         problem = target.problem(case, reduction, level, requires={"multi_scale"}, scales=scales)
         got = target.answer(problem, case)
         for s, scale in enumerate(scales):

@@ -11,6 +11,7 @@ from numba import cuda
 
 from sdkde_core.merge import concatenate, stack
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+from sdkde_core.tuning import reject
 
 from . import gpu_launch as launch
 from .gpu_bounds import anchored, arithmetic
@@ -121,7 +122,7 @@ def _times(partial: Partial, scale: float) -> Partial:
 def _in_slabs(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
     kind = arithmetic(problem, state.problem.extent, state.span)
     config, tuned = launch.configuration(problem, kind, launch.Processor.of(points.device))
-    rows, m = launch.most_rows(problem, kind, state.points.shape[0]), points.shape[0]
+    rows, m = launch.most_rows(problem), points.shape[0]
     found: list[Partial] = []
     start = 0
     while start < m:
@@ -136,7 +137,7 @@ def _in_slabs(problem: Problem, points: torch.Tensor, state: _State, own_offset:
         except Exception as error:
             if tuned is None or tuned[1].rung == "forced":
                 raise
-            launch.reject(*tuned, error)
+            reject(*tuned, error)
             found, start = [], 0  # with the next best configuration, whose bits may differ
             config, tuned = launch.configuration(problem, kind, launch.Processor.of(points.device))
     return concatenate(found)

@@ -7,8 +7,8 @@
   deviations of independent roundings (Higham and Mary, 2019), of a difference, and of the exchange between threads;
 - by 4 ε (√d/3 + 3/2) R² where squares are **expanded**, as in :mod:`sdkde_torch.bounds`.
 
-Where coordinates are pairs of float32 numbers (**doubled**), 2⁻²⁴ of the first part is left. What remains of a tolerance
-after :data:`BUDGET` is for exponentials (two units in the last place) and sums (some 10⁻⁶ of themselves).
+Where coordinates are pairs of float32 numbers (**doubled**), 2⁻²⁴ of the first part is left. What remains of a
+tolerance after :data:`BUDGET` is for exponentials (two units in the last place) and sums (some 10⁻⁶ of themselves).
 
 An exponent off by δ moves a log sum by δ at most, and a shift by δ times half the distance between the points that
 matter. In a row that is a column too, with all weights equal, the row's own φ is 1 and exact, so columns r away matter
@@ -46,9 +46,9 @@ BUDGET = 0.9
 #: Coordinates that a thread sums at most, in as many dimensions as its row's 32 threads can have so, and in more.
 DEPTH, MOST_DEPTH, MANY = 16, 32, 512
 
-#: Extents up to which shifts of rows with themselves among the columns are summed by float32 coordinates. Both ends of a
-#: difference are rounded: by 0.6 ε R together, at most 2 ε R in few dimensions; that moves the row's mean of the points
-#: around it, whose covariance is about 1, by as much again. 30 · 2 ε · 2 is 7e-6.
+#: Extents up to which shifts of rows with themselves among the columns are summed by float32 coordinates. Both ends of
+#: a difference are rounded: by 0.6 ε R together, at most 2 ε R in few dimensions; that moves the row's mean of the
+#: points around it, whose covariance is about 1, by as much again. 30 · 2 ε · 2 is 7e-6.
 MEAN_LIMIT = {"fast": 200.0, "high": 30.0}
 
 #: Extents up to which pairs of float32 numbers hold: where 2⁻²⁴ · 2 ε R r reaches what single may. LAPLACE's L follows

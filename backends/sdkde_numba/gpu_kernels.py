@@ -149,7 +149,8 @@ def reduction(shape: Shape) -> Any:
     """Return the kernel of a shape, not yet compiled.
 
     Its arguments are rows (m, width) and columns (padded, width) as packed, the columns' t_j (padded,) or anything,
-    ``results`` (parts, results, m), zeros, m, padded, own, how many columns a part has, and how many are summed in float32.
+    ``results`` (parts, results, m), zeros, m, padded, own, how many columns a part has, and how many are summed in
+    float32.
     Closed over are numbers alone, by which compiled code is known in the cache.
     """
     depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude = shape

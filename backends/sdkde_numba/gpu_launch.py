@@ -23,7 +23,7 @@ from .gpu_kernels import ABSENT, FAR, SIMULATED, Shape, reduction, signature
 from .gpu_space import Config, default, depth_of, fits
 from .gpu_tunables import CONFIG_VERSION
 
-__all__ = ["LaunchFailed", "Packed", "Processor", "configuration", "most_rows", "pack", "reduce", "shape_of"]
+__all__ = ["Packed", "Processor", "configuration", "most_rows", "pack", "reduce", "shape_of"]
 
 _logger = logging.getLogger("sdkde")
 
@@ -97,10 +97,6 @@ class Processor:
         )
 
 
-class LaunchFailed(RuntimeError):
-    """A kernel could not be compiled or launched as tuned; that configuration is not used again."""
-
-
 def kernel_name(problem: Problem, arithmetic: str) -> str:
     """Return the name by which a kernel's configurations are known."""
     return f"{problem.reduction.value}_{arithmetic}"
@@ -132,7 +128,8 @@ def _simulated(config: Config, d: int) -> Config:
     """The configuration itself, or what the simulator is done with in time."""
     if not SIMULATED:
         return config
-    return config._replace(rows=2, threads=max(SIMULATED_THREADS, depth_of(d, config.depth)[1]), columns=64)
+    threads = max(SIMULATED_THREADS, depth_of(d, config.depth)[1])
+    return config._replace(rows=min(config.rows, 2), threads=threads, columns=min(config.columns, 32))
 
 
 def shape_of(problem: Problem, arithmetic: str, config: Config) -> Shape:
@@ -194,7 +191,7 @@ def _half_squares(numbers: torch.Tensor) -> torch.Tensor:
     return 0.5 * numbers.double().square().sum(1)
 
 
-def most_rows(problem: Problem, arithmetic: str, n: int) -> int:
+def most_rows(problem: Problem) -> int:
     """Return how many rows to take at a time, for the memory of their partial results."""
     return max(1024, PARTIAL_BYTES // (8 * (problem.d + 18)))
 
@@ -226,7 +223,7 @@ def reduce(
     kernel, resident = compiled(shape, rows.numbers.device)
     processor, m = Processor.of(rows.numbers.device), rows.count
     height = config.threads // shape.group * config.rows
-    slab = min(problem.m, most_rows(problem, arithmetic, columns.count))
+    slab = min(problem.m, most_rows(problem))
     limit = max(1, min(MOST_PARTS, PARTIAL_BYTES // (8 * shape.results * slab)))
     part = part_size(problem.m, columns.padded, height, config.columns, processor.multiprocessors * resident, limit)
     parts = -(-columns.padded // part)

@@ -95,12 +95,16 @@ def default(reduction: str, d: int, arithmetic: str) -> Config:
     """Return the default configuration, as measured on an H200: 16 coordinates in a thread, few threads to a row."""
     mean, wide = reduction == "mean", arithmetic in ("doubled", "float64")
     held, _ = depth_of(d, DEPTH)
-    rows = 8 if held <= 4 and not wide else 2 if wide or not mean or held > DEPTH else 4
+    if held <= 4:
+        rows = 4 if mean or wide else 8
+    else:
+        rows = 2 if wide or not mean or held > DEPTH else 4
     config = Config(DEPTH, rows, 256, 128, 0)
     while shared_bytes(config, d, arithmetic) > SHARED // 2 and config.columns > SPACE["columns"][0]:
         config = config._replace(columns=config.columns // 2)
-    while not fits(config, reduction, d, arithmetic) and config.rows > 1:
-        config = config._replace(rows=config.rows // 2)
-    if mean and wide and held > 8:
-        config = config._replace(rows=1, threads=128, registers=168 if held <= DEPTH else 0)
+    if wide and held > 4:
+        if not mean:
+            config = config._replace(threads=128 if arithmetic == "doubled" else 256)
+        else:
+            config = config._replace(rows=1, threads=128, registers=168 if held <= DEPTH else 0)
     return config

@@ -88,12 +88,12 @@ def predicted(config: space.Config, problem: Problem, card: GPU) -> float:
     issue = instructions / rate
     loads = words * depth * 4 / 16 * 2.0  # two cycles a vector
     exps = config.rows * 32 / card.exps * (0 if kind == "float64" else 1)
-    held = words * depth * config.rows * (3 if mean else 1) + 4 * config.rows + 40
+    held = words * depth * (2 * config.rows + 1 if mean else config.rows) + 4 * config.rows + 30
     registers = min(255, held, config.registers or 255)
     warps = config.threads // 32
     resident = max(1, min(65536 // (registers * config.threads), 2048 // config.threads))
     spilled = max(1.0, held / (config.registers or 255)) ** 2
-    chains = min(1.0, resident * warps * min(config.rows, 4) / 24)  # dependent instructions take some cycles
+    chains = min(1.0, resident * warps * min(config.rows, 4) / (6 * rate))  # dependent instructions take some cycles
     cycles = max(issue / chains, loads, exps) * warps * spilled
     height = config.threads // group * config.rows
     slots = card.sms * resident

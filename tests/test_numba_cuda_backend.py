@@ -1,0 +1,198 @@
+"""What Numba's CUDA target decides on the host, and what its compiler makes of the kernels, on any machine."""
+
+import importlib.util
+import math
+import os
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("numba_cuda")
+
+import torch
+from sdkde_numba import gpu_bounds, gpu_info, gpu_launch, gpu_space, gpu_tunables
+from sdkde_numba.gpu_info import INFO
+from sdkde_numba.gpu_space import Config, depth_of
+
+from sdkde_core import cost, hardware, tuning
+from sdkde_core.protocol import Problem, Reduction
+
+needs_compiler = pytest.mark.skipif(
+    os.environ.get("NUMBA_ENABLE_CUDASIM") == "1" or importlib.util.find_spec("cuda") is None,
+    reason="the simulator replaces the compiler, or the CUDA toolkit's packages are not installed",
+)
+
+#: Dimensions at and around those where the shape of a kernel changes.
+DIMENSIONS = (1, 2, 4, 5, 7, 16, 17, 33, 64, 128, 300, 512, 513, 784, 1024)
+
+
+def problem(reduction="log_sum", m=1000, n=2000, d=16, level="high", **more):
+    return Problem(Reduction(reduction), m, n, d, level=level, device="cuda:0", **more)
+
+
+def test_no_module_has_a_name_that_numba_takes_for_its_own():
+    """Its import hook looks for "numba.cuda" anywhere in a name."""
+    folder = Path(gpu_info.__file__).parent
+    assert not [path for path in folder.glob("*.py") if "numba.cuda" in f"sdkde_numba.{path.stem}"]
+
+
+@pytest.mark.parametrize(
+    ("reduction", "level", "extent", "more", "kind"),
+    [
+        ("log_sum", "fast", 10.0, {}, "expanded"),
+        ("log_sum", "fast", 60.0, {}, "single"),
+        ("log_sum", "fast", 1e4, {}, "doubled"),
+        ("log_sum", "high", 10.0, {}, "single"),
+        ("log_sum", "high", 100.0, {}, "doubled"),
+        ("log_sum", "high", 1e9, {}, "float64"),
+        ("log_sum", "float64", 1.0, {}, "float64"),
+        ("laplace", "fast", 10.0, {}, "expanded"),
+        ("laplace", "fast", 10.0, {"requires": frozenset({"weights"})}, "single"),
+        ("laplace", "high", 500.0, {}, "float64"),
+        ("mean", "high", 15.0, {"same": True}, "single"),
+        ("mean", "high", 40.0, {"same": True}, "doubled"),
+        ("mean", "fast", 15.0, {}, "float64"),
+        ("mean", "fast", 15.0, {"same": True, "requires": frozenset({"exclude_self"})}, "float64"),
+    ],
+)
+def test_the_extent_picks_the_arithmetic(reduction, level, extent, more, kind):
+    assert gpu_bounds.arithmetic(problem(reduction, level=level, **more), extent) == kind
+
+
+def test_log_weights_beyond_float32_are_summed_in_float64():
+    assert gpu_bounds.arithmetic(problem(), 5.0, 1e6) == "float64"
+
+
+@pytest.mark.parametrize(("d", "level", "reduction"), [*product((1, 3, 16, 128, 784), ("fast", "high"), Reduction)])
+def test_pairs_take_over_where_coordinates_end_and_scales_shrink_the_limit(d, level, reduction):
+    given = problem(reduction, d=d, level=level, same=True)
+    single, limit = gpu_bounds.single_limit(given), INFO.extent_limit(given)
+    assert 5.0 < single < limit
+    assert gpu_bounds.arithmetic(given, 1.01 * max(single, gpu_bounds.expanded_limit(given))) == "doubled"
+    scaled = problem(reduction, d=d, level=level, same=True, requires=frozenset({"multi_scale"}), scales=(0.5, 2.0))
+    assert INFO.extent_limit(scaled) == 0.5 * limit
+
+
+def test_a_rows_threads_hold_its_coordinates():
+    for d, most in product(range(1, 1025), (4, 8, 16)):
+        depth, group = depth_of(d, most)
+        assert depth * group >= d
+        assert group <= 32
+        assert group.bit_count() == 1
+        assert depth <= most or group == 32
+        assert d > most or depth * group == d
+
+
+@pytest.mark.parametrize(("kind", "arithmetic", "d"), [*product(Reduction, gpu_bounds.ARITHMETICS, DIMENSIONS)])
+def test_defaults_fit(kind, arithmetic, d):
+    config = gpu_space.default(kind.value, d, arithmetic)
+    assert Config.of(config._asdict()) == config
+    assert gpu_space.fits(config, kind.value, d, arithmetic)
+
+
+def test_parts_cover_the_columns_and_follow_from_the_problem_and_the_card():
+    for m, padded, tile, slots in product((1, 100, 5000, 40000), (128, 4096, 32768), (4, 128), (1, 132, 396)):
+        part = gpu_launch.part_size(m, padded, 1024, tile, slots, 64)
+        assert part % tile == 0
+        assert 1 <= -(-padded // part) <= 64
+    assert -(-32768 // gpu_launch.part_size(32768, 32768, 1024, 128, 132, 64)) > 1  # 32 blocks alone would not fill it
+
+
+@pytest.mark.parametrize("arithmetic", gpu_bounds.ARITHMETICS)
+def test_packed_points_are_what_they_were_as_far_as_the_arithmetic_goes(arithmetic):
+    points = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 10.0
+    packed = gpu_launch.pack(points, arithmetic, 4, None, 8)
+    numbers = packed.numbers.view(packed.padded, -1).double()
+    assert packed.padded == 8
+    whole = numbers[:7, :3] + (numbers[:7, 4:7] if arithmetic == "doubled" else 0.0)
+    allowed = {"doubled": 2.0**-45, "float64": 0.0}.get(arithmetic, 2.0**-20)
+    assert (whole / gpu_launch.SCALE[arithmetic] - points).abs().max() <= allowed
+    assert not numbers[:7, 3].any()
+    assert (packed.terms is not None) == (arithmetic == "expanded")
+    assert numbers[7, 0] > 1e17 or packed.terms[7] < -1e30  # a column that counts for nothing
+
+
+def test_prices_grow_with_the_work_and_float64_costs_more():
+    card = hardware.gpu("h200").at()
+    given = [problem("mean", 32768, 32768, d, same=True, extent=10.0) for d in (2, 16, 64)]
+    times = [cost.predict(INFO, p, card) for p in given]
+    assert times == sorted(times)
+    assert 1.5e-3 < times[1] < 4e-3  # 2.3 ms measured
+    double = problem("mean", 32768, 32768, 16, level="float64", same=True, extent=10.0)
+    assert 4e-3 < cost.predict(INFO, double, card) < 9e-3  # 6.4 ms measured
+
+
+# --- what can be tuned ----------------------------------------------------------------------------------------------
+
+
+def test_the_space_is_consistent():
+    space = tuning.space_of(INFO)
+    given = problem("mean", 32768, 32768, same=True, extent=10.0)
+    (kernel,) = space.kernels(given)
+    assert kernel == "mean_single"
+    default = space.default(kernel, given, "sm_90")
+    assert space.limit(kernel, default, given, "sm_90") is None
+    assert all(default[name] in values for name, values in space.parameters(kernel).items())
+    assert "exceeds" in space.limit(kernel, {**default, "rows": 8}, given, "sm_90")
+    assert "block_m" in space.limit(kernel, {"block_m": 64}, given, "sm_90")
+    card = hardware.gpu("h200")
+    good, poor = (space.seconds(kernel, {**default, **change}, given, card) for change in ({}, {"rows": 1, "depth": 4}))
+    assert 1e-3 < good < poor < 1.0
+
+
+def test_a_forced_configuration_that_cannot_run_is_refused():
+    bad = {"depth": 16, "rows": 8, "threads": 128, "columns": 128, "registers": 0}
+    with (
+        tuning.using({"mean_single": bad}),
+        pytest.raises(ValueError, match="mean_single cannot be launched"),
+    ):
+        gpu_launch.configuration(problem("mean", same=True), "single", gpu_launch.Processor.of(torch.device("cpu")))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("reduction", "arithmetic", "d", "requires", "architecture"),
+    [
+        ("mean", "single", 16, (), "sm_90"),
+        ("log_sum", "expanded", 64, ("weights",), "sm_75"),
+        ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_86"),
+        ("mean", "float64", 16, ("weights",), "sm_80"),
+    ],
+)
+def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
+    _compiles(reduction, arithmetic, d, requires, architecture)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reduction", "arithmetic", "d", "architecture"),
+    [
+        *product(
+            ("log_sum", "mean", "laplace"), gpu_bounds.ARITHMETICS, (1, 5, 16, 64, 784), ("sm_80", "sm_86", "sm_120")
+        )
+    ],
+)
+def test_every_default_compiles_without_a_gpu(reduction, arithmetic, d, architecture):
+    if reduction is Reduction.MEAN and arithmetic == "expanded":
+        pytest.skip("shifts are not taken by expanded squares")
+    _compiles(reduction.value, arithmetic, d, (), architecture)
+
+
+def _compiles(reduction, arithmetic, d, requires, architecture):
+    """Compile a default as it is launched: what is in registers stays there, and vectors are loaded whole."""
+    level = {"expanded": "fast", "float64": "float64"}.get(arithmetic, "high")
+    given = problem(reduction, d=d, level=level, same=True, requires=frozenset(requires))
+    config = gpu_space.default(reduction, d, arithmetic)
+    shape = gpu_launch.shape_of(given, arithmetic, config)
+    text = gpu_tunables.ptx(shape, architecture)
+    assert ".local" not in text, "a loop was not unrolled: its arrays are in memory"
+    if shape.depth % 4 == 0:
+        assert "ld.shared.v2.f64" in text if arithmetic == "float64" else "ld.shared.v4" in text
+    compiled = gpu_tunables.resources(text, architecture, config.registers)
+    assert 0 < compiled.registers <= (config.registers or 255)
+    assert compiled.shared <= gpu_space.SHARED
+    assert gpu_tunables.SPACE.too_much(compiled, architecture) is None
+    assert math.isfinite(compiled.spills)
