@@ -19,7 +19,7 @@ __all__ = ["backends", "devices", "environment", "versions"]
 #: Distributions that ``sdkde doctor`` lists, by name, importing none.
 DISTRIBUTIONS = (
     *("numpy", "array-api-compat", "threadpoolctl", "click"),
-    *("torch", "triton", "numba", "pykeops", "optuna", "pyarrow"),
+    *("torch", "triton", "numba", "numba-cuda", "pykeops", "optuna", "pyarrow"),
 )
 
 

@@ -1,7 +1,7 @@
 """Numba's CUDA target passes the suite: on the GPU where there is one, otherwise in Numba's simulator, on the CPU.
 
 The simulator runs every thread of a block as one of the operating system, some ten thousand pairs a second: it sees few
-points, and the whole suite only in `make test-full`. It rounds like a GPU but for fused products and sums.
+points, and checks of the suite itself only in `make test-full`. It rounds like a GPU but for fused products and sums.
 """
 
 import itertools
@@ -168,11 +168,13 @@ def test_simulated_memory_changes_no_bits(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SIMULATED, reason="runs in a process of its own, see test_the_suite_in_the_simulator")
-class TestSimulatedSuite(BackendConformance):
-    backend = NAME
-    device = "cpu"
-    dimensions = (1, 3)
+@simulated
+@pytest.mark.parametrize("reduction", list(Reduction))
+@pytest.mark.parametrize("check", ["state_reuse", "query_chunks", "column_chunks", "exclude_self", "multi_scale"])
+def test_simulated_suite(check, reduction):
+    """Checks of the suite at its own sizes; all of them would take an hour here."""
+    info = registry.find(NAME).info
+    CHECKS[check].run(Target(info, info.load(), "cpu"), f"high-{reduction.value}")
 
 
 def _simulate(*options):
@@ -189,13 +191,13 @@ no_gpu = pytest.mark.skipif(SIMULATED or torch.cuda.is_available(), reason="ther
 
 @no_gpu
 def test_in_the_simulator():
-    _simulate("-k", "simulated")
+    _simulate("-k", "simulated", "-m", "not slow")
 
 
 @no_gpu
 @pytest.mark.slow
 def test_the_suite_in_the_simulator():
-    _simulate("-k", "TestSimulatedSuite")
+    _simulate("-k", "test_simulated_suite")
 
 
 @pytest.mark.gpu

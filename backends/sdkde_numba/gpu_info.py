@@ -52,8 +52,8 @@ _REASONS = {
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """Instructions of a pair, as the compiler has them; each counts as an FMA, two operations.
 
-    On an H200 the kernels reach some four fifths of the rate at which those are issued, less where several threads share
-    a row. In float64 that rate is half the one of matrix products.
+    On an H200 the kernels reach some four fifths of the rate at which those are issued, less where several threads
+    share a row. In float64 that rate is half the one of matrix products.
     """
     pairs, mean = float(problem.pairs * max(1, len(problem.scales))), problem.reduction is Reduction.MEAN
     kind = arithmetic(problem, problem.extent / min(problem.scales, default=1.0))
