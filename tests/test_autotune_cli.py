@@ -496,7 +496,7 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
 
     db = tmp_path / "tuning.sqlite"
     command = [sys.executable, "-c", "from sdkde_autotune.cli import main; main()", "--gpu", "a6000", "--db", str(db)]
-    command += ["--dim", "64", "--reduction", "log_sum", "--trials", "3", "--json"]
+    command += ["--backend", "triton", "--dim", "64", "--reduction", "log_sum", "--trials", "3", "--json"]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,9 @@
 import importlib.util
 import math
 import os
+import sqlite3
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -163,6 +166,23 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
 )
 def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
     _compiles(reduction, arithmetic, d, requires, architecture)
+
+
+@needs_compiler
+def test_the_tuner_ranks_and_compiles_for_a_card_that_is_not_here(tmp_path):
+    """As users run it, and a look-up on that card finds what it kept."""
+    pytest.importorskip("sqlite_utils")
+    pytest.importorskip("optuna")
+    db = tmp_path / "tuning.sqlite"
+    command = [sys.executable, "-c", "from sdkde_autotune.cli import main; main()", "--gpu", "a6000", "--db", str(db)]
+    command += ["--backend", "numba-cuda", "--dim", "3", "--reduction", "log_sum", "--trials", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with sqlite3.connect(db) as store:
+        rows = store.execute("select kernel, status from trial").fetchall()
+    assert len(rows) >= 2
+    assert {kernel for kernel, _ in rows} == {"log_sum_expanded"}
+    assert "ok" in {status for _, status in rows}
 
 
 @needs_compiler
