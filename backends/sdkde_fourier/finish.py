@@ -35,8 +35,9 @@ def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: f
     if problem.reduction is Reduction.LOG_SUM:
         return Partial(log_sum), good
     if problem.reduction is Reduction.MEAN:
-        shift = xp.stack(others, axis=1) / total[:, None]
-        moved = math.sqrt(problem.d) * scale + xp.sqrt(xp.sum(shift * shift, axis=1))
+        parts = [x / total for x in others]
+        moved = math.sqrt(problem.d) * scale + xp.sqrt(sum(x * x for x in parts))
+        shift = xp.stack(parts, axis=1)
         good &= error * moved <= BUDGET * level[Reduction.MEAN].absolute * total
         return Partial(log_sum, shift=shift), good
     signed = others[0]
