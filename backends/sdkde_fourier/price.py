@@ -62,7 +62,7 @@ def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: flo
     columns = problem.n if columns is None else columns
     scales = max(1, len(problem.scales))
     pairs = rows * min(neighbours, columns) * scales
-    search = 3e4 if problem.d == 1 else 2.5e5
+    search = 3e4 if problem.d == 1 else 1.2e5
     sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
     return Work(
         scalar_flops=(600.0 + 150.0 * problem.d) * pairs + search * rows * scales + sort * (rows > 0),
@@ -145,7 +145,7 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
 
     Silverman's bandwidth goes with an extent of about five n^(1/(d+4)). Where it is much more, either the bandwidth is
     small, and so are all neighbourhoods, or a few points are far out, and the others cost what they do with a usual
-    extent: priced half way between the two, or as the modes of the whole extent where those are cheaper.
+    extent: priced a third of the way from the first to the second, or as the modes of the whole extent where those are cheaper.
     """
 
     def price(way: tuple[str, Work]) -> float:
@@ -155,7 +155,7 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
     ways = ways_at(problem, problem.extent)
     if problem.extent > 3.0 * usual:
         bulk, direct = min(ways_at(problem, usual), key=price), ways[-1]
-        dearer = math.sqrt(max(1.0, price(bulk) / price(direct)))
+        dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 3.0)
         ways[-1] = "small neighbourhoods, or modes of the most", times(direct[1], dearer)
     return min(ways, key=price)
 
