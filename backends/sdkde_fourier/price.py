@@ -145,7 +145,8 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
 
     Silverman's bandwidth goes with an extent of about five n^(1/(d+4)). Where it is much more, either the bandwidth is
     small, and so are all neighbourhoods, or a few points are far out, and the others cost what they do with a usual
-    extent: priced a third of the way from the first to the second, or as the modes of the whole extent where those are cheaper.
+    extent: priced a third of the way from the first to the second, or as the modes of the whole extent where those are
+    cheaper.
     """
 
     def price(way: tuple[str, Work]) -> float:
