@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import sdkde_core
 from sdkde_core import reference, registry
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 from sdkde_core.testing.problems import errors
@@ -116,6 +117,67 @@ def test_same_bits_again(d):
     backend, columns = TorchFourierBackend(always=True), _columns(points)
     first, again = (backend.reduce(problem, None, backend.prepare(problem, columns)) for _ in range(2))
     assert torch.equal(first.log_sum, again.log_sum) and torch.equal(first.shift, again.shift)
+
+
+@pytest.mark.parametrize("name", ["fourier", "fourier-torch"])
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("always", [False, True])
+def test_what_is_not_a_number_stays_in_its_row(name, d, always):
+    """Rows that are not numbers, beside lonely ones; infinite columns; columns that are not numbers."""
+    pytest.importorskip("finufft")
+    rng = np.random.default_rng(d)
+    x, y = rng.normal(size=(500, d)), 0.5 * rng.normal(size=(64, d)) + 6.0
+    options = {"method": "kde", "bandwidth": 0.3, "log": True, "check_finite": False, "device": "cpu"}
+    mine = {"backend": name, "backend_options": {"always": always}}
+    want = sdkde_core.estimate(x, y, backend="numpy", **options)
+    for few in (5, [1, 5, 40]):
+        rows = y.copy()
+        rows[few] = np.nan
+        for some in (rows, rows[:8]):
+            got = sdkde_core.estimate(x, some, **mine, **options)
+            lost = np.isnan(some).any(axis=1)
+            assert np.isnan(got[lost]).all()
+            np.testing.assert_allclose(got[~lost], want[: len(some)][~lost], rtol=1e-6)
+    x[7] = np.nan
+    assert np.isnan(sdkde_core.estimate(x, y, **mine, **options)).all()
+
+
+@pytest.mark.parametrize("name", ["fourier", "fourier-torch"])
+def test_weights_near_the_end_of_float64(name):
+    """A shard of the columns, whose weights underflow or nearly do: summed directly, in the log domain."""
+    pytest.importorskip("finufft")
+    info = registry.find(name).info
+    rng = np.random.default_rng(0)
+    points, rows = rng.normal(size=(300, 2)), rng.normal(size=(50, 2))
+    rows[:5] += 30.0
+    for level in (-600.0, -720.0, -735.0, -800.0, -3000.0):
+        log_weights = np.full(300, level)
+        problem = Problem(Reduction.MEAN, 50, 300, 2, extent=40.0, device="cpu")
+        backend = info.load({"always": True})
+        numpy = info.arrays == "numpy"
+        columns = Columns(points, log_weights) if numpy else _columns(points, log_weights)
+        got = backend.reduce(problem, rows if numpy else torch.tensor(rows), backend.prepare(problem, columns))
+        got = got if numpy else _numpy(got)
+        assert errors(problem, got, reference.sums(rows, points, log_weights=log_weights)).max() <= 1.0
+
+
+def test_thin_boxes_take_blocks_that_fit():
+    """Where the other dimensions have many modes a block has fewer points."""
+    rng = np.random.default_rng(0)
+    points = rng.uniform(size=(300, 3)) * [300.0, 2.0, 2.0]
+    problem = Problem(Reduction.MEAN, 300, 300, 3, same=True, extent=300.0)
+    ends = points.min(axis=0), points.max(axis=0)
+    box, _ = modes.choose_box(problem, ends, points, 1e-11, lambda shape, share, *outside: math.inf if share else 0.0)
+    small, large = (separable.Basis(box, torch.device("cpu"), 1 << k) for k in (24, 30))
+    assert 32 <= small.rows(3) < 300 < large.rows(3)
+    weights = torch.full((300,), 1 / 300, dtype=torch.float64)
+    found = [separable.to_modes(basis, torch.tensor(points), weights) for basis in (small, large)]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-14)
+    values = [
+        separable.to_points(b, torch.tensor(points), separable.fields(problem, b, found[0], 1.0), 1.0)
+        for b in (small, large)
+    ]
+    torch.testing.assert_close(*values, rtol=0, atol=1e-14)
 
 
 def test_prices_and_support():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.exact import reduce_exact
 from sdkde_core.hardware import cpu_threads
 from sdkde_core.merge import concatenate, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
@@ -17,13 +18,13 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 from . import bounds, price
 from .finish import finish
 from .modes import Box, choose_box, density_bound, fields
-from .rows import Neighbourhoods, Outside
+from .rows import FARTHEST, Neighbourhoods, Outside
 from .transforms import to_modes, to_points
 
 Array = NDArray[Any]
 
-#: Points from which the bulk is told from the rest; rows and columns that the neighbourhoods' sizes are estimated from.
-SAMPLE, PAIRS = 1 << 16, (128, 1 << 13)
+#: Points from which the bulk is told from the rest.
+SAMPLE = 1 << 16
 
 #: Rows at a time, which bounds the memory of angles and fields.
 ROWS = 1 << 20
@@ -48,6 +49,7 @@ class _State:
     columns: Columns
     series: _Series | None
     neighbourhoods: Neighbourhoods
+    exact: bool = False  # columns that no tree takes: infinite, or not numbers
 
 
 class FourierBackend:
@@ -76,9 +78,10 @@ class FourierBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Transform the columns to modes, if that pays."""
+        exact = not bool((np.abs(columns.points) < FARTHEST).all())
         with np.errstate(all="ignore"):
-            series = self._transform(problem, columns)
-        return _State(columns, series, Neighbourhoods(columns, self._threads()))
+            series = None if exact else self._transform(problem, columns)
+        return _State(columns, series, Neighbourhoods(columns, self._threads()), exact)
 
     def _threads(self) -> int:
         return self.threads or cpu_threads()
@@ -87,7 +90,10 @@ class FourierBackend:
         points, log_weights = columns.points, columns.log_weights
         weights = np.exp(log_weights)
         # A point's own row has at least its own term; the largest sum is not known before the box is.
-        usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
+        floor, total = float(np.exp(log_weights.mean())), float(weights.sum())
+        if not total > bounds.SMALLEST:
+            return None
+        usual = bounds.tolerance(problem, floor, total)
         low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
         some = points[:: max(1, len(points) // SAMPLE)]
         found = choose_box(problem, (low, high), some, usual, lambda *found: _price(problem, usual, *found))
@@ -97,10 +103,10 @@ class FourierBackend:
         inside = box.holds(points, np.zeros(problem.d))
         whole = bool(inside.all())
         mine, w = (points, weights) if whole else (points[inside], weights[inside])
-        if not w.any():
-            return None
         largest = [density_bound(box, mine, w, s) for s in problem.scales or (1.0,)]
-        epsilon = bounds.tolerance(problem, float(np.exp(log_weights.mean())), max(largest))
+        if not min(largest) > bounds.SMALLEST:
+            return None
+        epsilon = bounds.tolerance(problem, floor, max(largest))
         epsilon = max(epsilon, usual)  # the box was made for that
         modes = to_modes(box.angles(mine), w, box.shape, epsilon, self._threads())
         errors = tuple(bounds.error(epsilon, top, float(box.period.max())) for top in largest)
@@ -116,7 +122,7 @@ class FourierBackend:
         """Whether modes at that price are faster than neighbourhoods."""
         if self.always or seconds <= price.seconds(price.by_neighbours(problem, problem.m, 1.0)):
             return True
-        neighbours = _mean_neighbours(problem, points)
+        neighbours = price.mean_neighbours(problem, points, len(points))
         return seconds <= price.seconds(price.by_neighbours(problem, problem.m, neighbours))
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
@@ -124,6 +130,8 @@ class FourierBackend:
         rows = state.columns.points if queries is None else queries
         blocks = []
         with np.errstate(all="ignore"):
+            if state.exact:
+                return reduce_exact(problem, rows, state.columns, own_offset)
             for start in range(0, max(len(rows), 1), ROWS):
                 block = rows[start : start + ROWS]
                 own = None
@@ -176,7 +184,8 @@ class FourierBackend:
         if own is not None:
             total, others = _without_own(problem, mine, own, state, series, scale, total, others)
         if series.outside is not None and series.weight:  # farther away they vanish in the error
-            reach = scale * math.sqrt(2.0 * max(0.0, math.log(10.0 * series.weight / error)))
+            nats = max(0.0, math.log(10.0 * series.weight) - math.log(error))
+            reach = scale * math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
             near = np.flatnonzero(~box.holds(mine, np.where(series.beyond, reach, -np.inf)))
             more = series.outside.sums(problem, mine[near], None if own is None else own[near], reach, scale)
             total, others = total.copy(), [x.copy() for x in others]
@@ -229,16 +238,6 @@ def _price(
         return math.inf
     seconds = price.seconds(price.by_modes(problem, modes, epsilon))
     return seconds + price.seconds(price.by_neighbours(problem, share * problem.m, neighbours, columns))
-
-
-def _mean_neighbours(problem: Problem, points: Array) -> float:
-    """Estimate how many columns matter to a column's row."""
-    rows, columns = (points[:: max(1, len(points) // k)] for k in PAIRS)
-    radius = max(problem.scales, default=1.0) * math.sqrt(2.0 * math.log(1e6 * len(points)))
-    r2 = np.zeros((len(rows), len(columns)))
-    for a in range(problem.d):
-        r2 += (rows[:, a, None] - columns[None, :, a]) ** 2
-    return len(points) * float((r2 <= radius**2).mean())
 
 
 def _empty(problem: Problem, m: int) -> Partial:

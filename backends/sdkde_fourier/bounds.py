@@ -24,6 +24,9 @@ BUDGET = 0.5
 #: What finufft can be asked for in float64, and what is never worth less.
 FINEST, COARSEST = 1e-14, 1e-7
 
+#: Least of the largest sums that is transformed: of smaller ones the bounds on errors would underflow.
+SMALLEST = 1e-280
+
 UNIT_ROUNDOFF = 2.0**-53
 
 

@@ -54,6 +54,8 @@ class _State:
         with self.lock:
             if self.tiles is None:
                 self.tiles = Tiles(self.columns.points, self.columns.log_weights)
+                if self.columns.points.is_cuda:  # calls on other streams find them made
+                    torch.cuda.current_stream(self.columns.points.device).synchronize()
             return self.tiles
 
 
@@ -89,16 +91,18 @@ class TorchFourierBackend:
     def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
         points, log_weights = columns.points, columns.log_weights
         some = points[:: max(1, len(points) // SAMPLE)]
-        known = (
-            torch.cat([points.amin(0), points.amax(0), log_weights.exp().mean()[None], some.flatten()]).cpu().numpy()
-        )
-        d = problem.d
+        weighed = torch.stack([log_weights.mean().exp(), log_weights.exp().sum()])
+        known, d = torch.cat([points.amin(0), points.amax(0), weighed, some.flatten()]).cpu().numpy(), problem.d
         # A point's own row has at least its own term; no sum is more than all weights.
-        epsilon = bounds.tolerance(problem, float(known[2 * d]), 1.0)
-        ends, sample = (known[:d], known[d : 2 * d]), known[2 * d + 1 :].reshape(-1, d)
+        floor, total = float(known[2 * d]), float(known[2 * d + 1])
+        if not total > bounds.SMALLEST:
+            return None
+        epsilon = bounds.tolerance(problem, floor, total)
+        ends, sample = (known[:d], known[d : 2 * d]), known[2 * d + 2 :].reshape(-1, d)
 
         found = choose_box(problem, ends, sample, epsilon, lambda *found: price.product_seconds(problem, *found))
-        direct = price.seconds(price.by_tiles(problem, problem.m, len(points)), problem.device)
+        neighbours = price.mean_neighbours(problem, sample, len(points))
+        direct = price.seconds(price.by_tiles(problem, problem.m, neighbours), problem.device)
         if found is None or not (self.always or found[1] <= direct):
             return None
         box = found[0]
@@ -112,6 +116,8 @@ class TorchFourierBackend:
         held = points if members is None else torch.where(inside[:, None], points, low)
         modes = separable.to_modes(basis, held, weights)
         largest = [_density_bound(box, held, weights, s) for s in problem.scales or (1.0,)]
+        if not min(float(top) for top in largest) > bounds.SMALLEST:
+            return None
         errors = tuple(bounds.error(epsilon, 1.0, float(box.period.max())) * top for top in largest)
         if members is None or not len(members):
             return _Series(basis, modes, epsilon, errors)
@@ -172,7 +178,8 @@ class TorchFourierBackend:
         if own is not None:
             _take_off_own(problem, rows, own, state, series, scale, total, others)
         if series.outside is not None:
-            least = math.log(0.1 * float(error))  # what is smaller vanishes in the error
+            least = math.log(0.1 * float(error))  # what is smaller vanishes in the error,
+            least -= math.log(2.0 - least)  # and does times 1 + r²/2
             near = torch.nonzero(held & _reaches(box, rows, series.outside, scale, least))[:, 0]
             if len(near):
                 left_out = None if own is None else own[near]
@@ -286,7 +293,8 @@ class _memory_errors:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         full = isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and re.search("out of memory|can't allocate memory", str(error))
+            isinstance(error, RuntimeError)
+            and re.search("out of memory|can't allocate memory|ALLOC_FAILED", str(error))
         )
         if full:
             raise DeviceOutOfMemory(str(error)) from error

@@ -135,8 +135,9 @@ def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool)
 
 
 def _highest(last: float, period: float) -> int:
-    """The mode at the wave number ``last``; capped where it is beyond any use."""
-    return math.ceil(min(last * period / (2.0 * math.pi), 1e10))
+    """The mode at the wave number ``last``; capped where it is beyond any use, or not a number."""
+    mode = last * period / (2.0 * math.pi)
+    return math.ceil(mode) if mode < 1e10 else 10**10
 
 
 def density_bound(box: Box, points: Array, weights: Array, scale: float) -> float:

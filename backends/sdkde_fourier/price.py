@@ -6,6 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sdkde_core import cost
 from sdkde_core.hardware import Processor, processor
@@ -21,13 +25,19 @@ __all__ = [
     "by_tiles",
     "estimate",
     "estimate_on_device",
+    "mean_neighbours",
     "plus",
     "product_seconds",
     "seconds",
 ]
 
+Array = NDArray[Any]
+
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
+
+#: Rows and columns that the neighbourhoods' sizes are estimated from.
+PAIRS = (128, 1 << 13)
 
 #: The tolerance that is usual, where the data are not known yet, and the columns that matter to a lonely row, at most.
 USUAL, NEIGHBOURS = 1e-11, 1000.0
@@ -108,6 +118,16 @@ def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | 
         bytes=16.0 * passes * pairs + 400.0 * judged + 300.0 * (columns if rows else 0.0),
         launches=int((700.0 + 20.0 * pairs / (1 << 22)) * (rows > 0)),
     )
+
+
+def mean_neighbours(problem: Problem, points: Array, n: int) -> float:
+    """Estimate how many of n columns matter to a column's row, from some of the points."""
+    rows, columns = (points[:: max(1, len(points) // k)] for k in PAIRS)
+    radius = max(problem.scales, default=1.0) * math.sqrt(2.0 * math.log(1e6 * n))
+    r2 = np.zeros((len(rows), len(columns)))
+    for a in range(problem.d):
+        r2 += (rows[:, a, None] - columns[None, :, a]) ** 2
+    return n * float((r2 <= radius**2).mean())
 
 
 def seconds(work: Work, device: str = "cpu") -> float:

@@ -12,11 +12,13 @@ import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.exact import reduce_exact
 from sdkde_core.merge import concatenate
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
@@ -29,6 +31,9 @@ PAIRS, ROWS = 1 << 19, 1 << 15
 
 #: Rows up to which columns are looked at one after the other: sorting them takes longer.
 FEW = 12
+
+#: Coordinates from which squares overflow.
+FARTHEST = 1e150
 
 #: Nats within which the weights of a class lie.
 CLASS = 12.0
@@ -109,8 +114,11 @@ class _Scan:
         r2 = np.full((len(queries), k), np.inf)
         index = np.zeros((len(queries), k), np.intp)
         for i, row in enumerate(self._squares(queries)):
-            first = np.argpartition(row, k - 1)[:k] if k < len(row) else np.arange(len(row))
-            first = first[np.argsort(row[first], kind="stable")]
+            if k == 1:
+                first = np.array([row.argmin()])
+            else:
+                first = np.argpartition(row, k - 1)[:k] if k < len(row) else np.arange(len(row))
+                first = first[np.argsort(row[first], kind="stable")]
             r2[i, : len(first)], index[i, : len(first)] = row[first], first
         return r2, index
 
@@ -184,6 +192,14 @@ class Neighbourhoods:
             The column that a row leaves out; any number that is no column's leaves out none.
         scale : float
         """
+        far = (np.abs(queries) < FARTHEST).min(axis=1) == 0
+        if far.any():  # or not numbers; a search takes neither
+            found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own, scale)
+            some = self._far(problem, queries[far], scale)
+            for name in ("log_sum", "shift", "sign", "log_magnitude"):
+                if getattr(found, name) is not None:
+                    getattr(found, name)[far] = getattr(some, name)
+            return found
         if len(queries) <= FEW:  # whether columns are sorted by now or not: the same call gives the same bits
             return concatenate(self._block(problem, self._classes(few=True), queries, own, scale))
         with self._lock:
@@ -194,6 +210,12 @@ class Neighbourhoods:
             here = slice(start, start + ROWS)
             blocks += self._block(problem, self._made, queries[here], None if own is None else own[here], scale)
         return concatenate(blocks)
+
+    def _far(self, problem: Problem, queries: Array, scale: float) -> Partial:
+        """Rows so far out that none is a column."""
+        plain = replace(problem, requires=problem.requires - {"exclude_self", "multi_scale"}, scales=())
+        found = reduce_exact(plain, queries / scale, Columns(self.points / scale, self.log_weights))
+        return found if found.shift is None else replace(found, shift=found.shift * scale)
 
     def _classes(self, few: bool = False) -> list[_Class]:
         top = self.log_weights.max()

@@ -67,11 +67,12 @@ class Basis:
         found = [(points[:, a] - float(centre[a])) * float(factor[a]) for a in range(points.shape[1])]
         return found if len(found) > 1 else found * 2
 
-    def rows(self) -> int:
-        """Points of a block: as many as memory allows."""
+    def rows(self, fields: int = 1) -> int:
+        """Points of a block: as many as memory allows, with so many fields to be evaluated."""
         sizes = [2 * len(w) for w in self.waves]
-        numbers = 3 * sum(sizes) + (2 * sizes[0] * sizes[1] if len(sizes) == 3 else 0)
-        return max(DEPTH, self.memory // (8 * numbers) // DEPTH * DEPTH)
+        numbers = 3 * sum(sizes) + 2 * fields * math.prod(sizes[:-1])
+        most = max(32, self.memory // (8 * numbers))
+        return most // DEPTH * DEPTH or most
 
     def functions(self, points: Tensor) -> list[Tensor]:
         """Per factor cosines and sines of its waves at the points, (b, 2 waves − 1)."""
@@ -193,7 +194,7 @@ def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: f
     # (fields · N1 [· N2], N last), so that one product serves all fields
     matrix = torch.cat([c.flatten(0, -2) for c in coefficients])
     found = points.new_empty(len(coefficients) + bool(slope), len(points))
-    rows = max(DEPTH, basis.rows() // len(coefficients) // DEPTH * DEPTH)
+    rows = basis.rows(len(coefficients))
     for start in range(0, len(points), rows):
         here = slice(start, start + rows)
         *others, last = basis.functions(points[here])

@@ -105,7 +105,7 @@ class Tiles:
         low, high = rows.low[:, None], rows.high[:, None]  # (r, 1, d)
         farthest = torch.maximum(mine.high - low, high - mine.low).square().sum(-1)  # (r, tiles)
         promise = self.heaviest[:, 0 if own is None else 1] - sharpness * farthest
-        leaders = promise.topk(min(LEADERS, len(mine.low)), dim=1).indices
+        leaders = torch.argsort(promise, dim=1, descending=True, stable=True)[:, :LEADERS]  # topk has no order of ties
         floor = self._terms(rows.points, None if own is None else own[rows.order.clamp(min=0)], leaders, scale)[1]
         floor = floor.amax(-1).amin(1, keepdim=True)
         nearest = torch.maximum(mine.low - high, low - mine.high).clamp(min=0.0).square().sum(-1)
@@ -113,7 +113,8 @@ class Tiles:
         # Terms are multiplied by r, or 1 + r².
         nats = math.log(self.n / tolerance) + 5.0 + (2.0 + farthest.amin(1, keepdim=True).sqrt()).log()
         term = self.heaviest[:, 0] - sharpness * nearest
-        needed = (term >= floor - nats - 1e-12 * floor.abs()) & (term > least - math.log(self.n))
+        # Where a row is NaN so is its tile's floor, and all tiles are needed: the others of the tile have them all.
+        needed = ~(term < floor - nats - 1e-12 * floor.abs()) & ~(term <= least - math.log(self.n))
         return torch.argsort(needed.byte(), dim=1, descending=True, stable=True), needed.sum(1)
 
     def _terms(
