@@ -20,8 +20,7 @@ from sdkde_core.tuning import Query, Tuned, tuned
 
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, FAR, SIMULATED, Shape, reduction, signature
-from .gpu_space import Config, default, depth_of, fits
-from .gpu_tunables import CONFIG_VERSION
+from .gpu_space import CONFIG_VERSION, Config, default, depth_of, fits
 
 __all__ = ["Packed", "Processor", "configuration", "most_rows", "pack", "reduce", "shape_of"]
 

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 
 from .gpu_bounds import DEPTH, MANY, MOST_DEPTH
 
-__all__ = ["SPACE", "Config", "default", "depth_of", "fits", "shared_bytes"]
+__all__ = ["CONFIG_VERSION", "SPACE", "Config", "default", "depth_of", "fits", "shared_bytes"]
+
+#: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
+CONFIG_VERSION = 1
 
 #: Values that are worth trying.
 SPACE: Mapping[str, tuple[int, ...]] = {

@@ -16,14 +16,11 @@ from .gpu_bounds import arithmetic
 
 __all__ = ["SPACE", "CudaSpace"]
 
-#: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
-CONFIG_VERSION = 1
-
 
 class CudaSpace:
     """See :class:`sdkde_core.tuning.Space`."""
 
-    config_version = CONFIG_VERSION
+    config_version = space.CONFIG_VERSION
 
     def kernels(self, problem: Problem) -> tuple[str, ...]:
         return (f"{problem.reduction.value}_{_arithmetic(problem)}",)
