@@ -30,7 +30,15 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 class TestInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
-    dimensions = (1, 2, 5, 17)
+    dimensions = (1, 17)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_more_in_the_interpreter")
+class TestMoreInterpreted(BackendConformance):
+    backend = "triton"
+    device = "cpu"
+    dimensions = (2, 5)
 
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
@@ -73,6 +81,7 @@ def test_interpreted_duplicates_keep_their_weight(d, extent):
 
 
 @interpreted
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [16, 64, 128])
 @pytest.mark.parametrize("extent", [13.0, 18.0, 25.0, 36.0])
 def test_interpreted_formulas_hold_between_the_suites_extents(d, extent):
@@ -185,15 +194,40 @@ def test_memory_changes_no_bits(d, level, monkeypatch):
     _same_bits_in_slabs(monkeypatch, problems.make("mixture", 3000, 900, d, 8.0), "cuda:0", level, 300)
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or this is what the test starts")
-def test_in_the_interpreter():
-    """The suite above, in a process that interprets kernels: Triton decides that when it is imported."""
+def _interpret(marked):
+    """Run this file in a process that interprets kernels: Triton decides that when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "nterpreted"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "nterpreted",
+        "-m",
+        marked,
+    ]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
+
+
+@no_gpu
+def test_in_the_interpreter():
+    _interpret("not slow and not gpu")
+
+
+@no_gpu
+@pytest.mark.slow
+def test_more_in_the_interpreter():
+    _interpret("slow and not gpu")
 
 
 @pytest.mark.gpu
