@@ -83,7 +83,7 @@ def test_tiles_are_the_sums(d, extent):
                 assert errors(problem, mine, one).max() <= 1e-3
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_columns_outside_the_box_are_added(d):
     """A few points far out: the box is of the others, and rows near its faces see what is outside."""
     rng = np.random.default_rng(d)
@@ -108,7 +108,7 @@ def test_columns_outside_the_box_are_added(d):
             assert errors(problem, mine, one).max() <= 1.0
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_same_bits_again(d):
     rng = np.random.default_rng(d)
     points = 6.0 * rng.normal(size=(20_000, d))

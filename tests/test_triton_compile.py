@@ -126,6 +126,7 @@ def _shipped():
                 )
 
 
+@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize("row", list(_shipped()))
 def test_shipped_winners(row):
     """Every shipped configuration is one of this backend's, fits its card by our own bounds, and compiles for it."""
