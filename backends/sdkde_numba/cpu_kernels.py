@@ -30,6 +30,9 @@ LEAST = (-126.0, -1022.0)
 #: Sums may be reordered, and what is NaN is seen to by the caller: so LLVM may vectorise maxima and sums.
 _FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
 
+# Every function here is inlined: called, one that was just compiled on its own and its copy in the code that is kept
+# for the next process may add in different orders.
+
 
 # --- exponents ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +141,9 @@ def _exp2(typing_context, x):
     return x(x), generate
 
 
-@njit(nogil=True, fastmath={"contract"})  # said here, or Numba takes the caller's, and the large number cancels
+@njit(
+    nogil=True, fastmath={"contract"}, forceinline=True
+)  # said here, or Numba takes the caller's, and the large number cancels
 def exp2(x):
     """2^x to about one unit of its last place, for −126 ≤ x ≤ 127 in float32, −1022 ≤ x ≤ 1023 in float64."""
     return _exp2(x)
@@ -159,7 +164,7 @@ def _larger(typing_context, a, b):
 # --- a tile ---------------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, fastmath=_FAST)
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
 def _largest(s, r, log_weights, factor):
     top = s[r, 0] * factor + log_weights[0]
     for j in range(s.shape[1]):
@@ -167,7 +172,7 @@ def _largest(s, r, log_weights, factor):
     return top
 
 
-@njit(nogil=True, fastmath=_FAST)
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
 def _exponentials(s, r, log_weights, factor, top, phi):
     """phi[r, j] = 2^(s · factor + log_weights − top), 0 where that is below the normal numbers; return the sum."""
     real = s.dtype.type
@@ -180,7 +185,7 @@ def _exponentials(s, r, log_weights, factor, top, phi):
     return total
 
 
-@njit(nogil=True, fastmath=_FAST)
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
 def _product(s, phi, r):
     total = s.dtype.type(0.0)
     for j in range(s.shape[1]):
@@ -188,7 +193,7 @@ def _product(s, phi, r):
     return total
 
 
-@njit(nogil=True, fastmath=_FAST)
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
 def _add_means(phi, columns, rows, i, c, last, out):
     """out[r, c] += Σ_j phi[r, j] (columns[c, j] − rows[i + r, c]), and for c + 1 where that is not beyond ``last``."""
     e = min(c + 1, last)
