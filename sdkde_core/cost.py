@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .hardware import Processor
+from .hardware import Processor, speedup
 from .protocol import BackendInfo, Problem, Reduction, Work
 
 __all__ = [
@@ -52,7 +52,7 @@ def exact_work(problem: Problem) -> Work:
 
 def roofs(work: Work, on: Processor) -> dict[str, float]:
     """Return the time that each unit needs for ``work`` at its peak, in seconds."""
-    share = 1 if work.parallel else on.threads  # one thread has that fraction of the rates
+    share = 1.0 if work.parallel else speedup(on.threads)  # one thread has that fraction of the rates
     times = {f"matrix {dtype}": share * flops / on.matrix_flops[dtype] for dtype, flops in work.matrix_flops.items()}
     times["scalar"] = share * work.scalar_flops / on.scalar_flops
     times["exp"] = share * work.exps / on.exps

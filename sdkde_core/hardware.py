@@ -34,6 +34,7 @@ __all__ = [
     "local_gpus",
     "measure_cpu",
     "processor",
+    "speedup",
 ]
 
 
@@ -270,15 +271,25 @@ def cpu() -> Processor:
     """
     core = _measured_core() or NOMINAL_CORE
     threads = cpu_threads()
+    cores = speedup(threads)
     return replace(
         core,
         name=f"{core.name}, {threads} threads",
         threads=threads,
-        matrix_flops={dtype: rate * threads for dtype, rate in core.matrix_flops.items()},
-        scalar_flops=core.scalar_flops * threads,
-        exps=core.exps * threads,
+        matrix_flops={dtype: rate * cores for dtype, rate in core.matrix_flops.items()},
+        scalar_flops=core.scalar_flops * cores,
+        exps=core.exps * cores,
         bandwidth=core.bandwidth * min(threads, 4),  # a few cores saturate the memory
     )
+
+
+def speedup(threads: int) -> float:
+    """Return how many times as fast as one thread so many are expected to be.
+
+    Each costs the others a sixteenth of what one does alone: caches, memory, clock and the system are shared. Measured
+    with compiled loops on 16 virtual cores of a Xeon: 1.9 for 2, 3.5 for 4, 6.0 for 8, 7.5 for 16.
+    """
+    return threads / (1 + (threads - 1) / 16)
 
 
 def measure_cpu() -> Processor:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from sdkde_numpy.info import INFO
@@ -70,7 +71,14 @@ def test_where_units_do_not_overlap_times_add():
 def test_serial_work_has_one_threads_share():
     on = hardware.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, threads=8, overlaps=False)
     work = Work({"float32": 20.0}, exps=12.0)
-    assert cost.seconds(replace(work, parallel=False), on) - 0.5 == 8 * (cost.seconds(work, on) - 0.5)
+    alone = cost.seconds(replace(work, parallel=False), on) - 0.5
+    assert alone == pytest.approx(hardware.speedup(8) * (cost.seconds(work, on) - 0.5))
+
+
+def test_threads_help_less_the_more_there_are():
+    assert hardware.speedup(1) == 1.0
+    gains = [hardware.speedup(t + 1) - hardware.speedup(t) for t in range(1, 64)]
+    assert all(0.0 < b < a < 1.0 for a, b in pairwise(gains))
 
 
 def test_utilisation_of_a_measured_time():
@@ -168,10 +176,10 @@ def test_the_cpu_is_nominal_until_measured(monkeypatch, tmp_path):
     hardware._measured_core.cache_clear()
     nominal = hardware.cpu()
     assert "nominal" in nominal.source
-    assert nominal.exps == 3 * hardware.NOMINAL_CORE.exps
+    assert nominal.exps == hardware.speedup(3) * hardware.NOMINAL_CORE.exps
     core = hardware.measure_cpu()
     assert core.source == "measured"
-    assert hardware.cpu().matrix_flops["float64"] == 3 * core.matrix_flops["float64"]
+    assert hardware.cpu().matrix_flops["float64"] == hardware.speedup(3) * core.matrix_flops["float64"]
     assert 1e8 < core.exps < 1e11
     assert 1e9 < core.matrix_flops["float64"] < core.matrix_flops["float32"] * 1.5 < 1e13
     (kept,) = tmp_path.rglob("*.json")

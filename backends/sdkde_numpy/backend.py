@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from sdkde_core.hardware import cpu_threads
 from sdkde_core.merge import concatenate, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .formulas import Formula, choose
+from .info import default_threads
 from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]
@@ -42,8 +42,8 @@ class NumpyBackend:
     Parameters
     ----------
     threads : int, optional
-        Default: ``SDKDE_NUM_THREADS``, else the cores that the process may use. BLAS itself runs on one thread
-        meanwhile.
+        Default: ``SDKDE_NUM_THREADS``, else the cores that the process may use, at most
+        :data:`sdkde_numpy.info.MOST_THREADS` of them. BLAS itself runs on one thread meanwhile.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -84,7 +84,7 @@ class NumpyBackend:
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
         with _single_threaded_blas():
-            parts = _map(task, tasks, self.threads or cpu_threads())
+            parts = _map(task, tasks, self.threads or default_threads())
         chunks = -(-n // chunk)
         with np.errstate(all="ignore"):
             strips = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
