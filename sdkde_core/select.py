@@ -320,10 +320,9 @@ def _judge(
         if failure:
             return no(f"broken: its work fails on this problem: {failure}")
         if predicted is not None and on is not None and asked is not problem:
-            beyond, failure = ask(_seconds_beyond, info, problem, on)
+            predicted, failure = ask(_seconds_apart, info, problem, asked, far, predicted, on)
             if failure:
                 return no(f"broken: its work fails on this problem: {failure}")
-            predicted = (1.0 - far) * predicted + far * beyond
         passes.append(measured.seconds(problem, predicted) if measured and predicted is not None else predicted)
     known = tuple(p for p in passes if p is not None)
     if len(set(reasons)) > 1:
@@ -350,10 +349,18 @@ def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | Non
     return asked, far, as_support(info.supports(asked))
 
 
-def _seconds_beyond(info: BackendInfo, problem: Problem, on: Processor) -> float:
-    """Predicted time of the whole in the way that far points are summed: by the backend if it can, else exactly."""
-    predicted = cost.predict(info, problem, on) if info.supports(problem).ok else None
-    return cost.seconds(cost.exact_work(problem), on) if predicted is None else predicted
+def _seconds_apart(
+    info: BackendInfo, problem: Problem, asked: Problem, far: float, near_seconds: float, on: Processor
+) -> float:
+    """Predicted time where a share of the pairs is summed apart: by the backend if it can, else exactly.
+
+    ``near_seconds``: of the whole, were no point far. Near rows over far columns and far rows are calls of their own.
+    """
+    beyond = cost.predict(info, problem, on) if info.supports(problem).ok else None
+    if beyond is None:
+        beyond = cost.seconds(cost.exact_work(problem), on)
+    begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
+    return (1.0 - far) * near_seconds + far * beyond + 2.0 * begun * (far > 0.0)
 
 
 def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:

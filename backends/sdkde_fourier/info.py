@@ -38,7 +38,7 @@ INFO = BackendInfo(
     deterministic=True,
     requires_modules=("finufft", "scipy"),
     install="pip install 'sdkde[fourier]'",
-    startup_seconds=0.14,  # finufft; where many rows are redone in two or three dimensions, scipy.spatial too
+    startup_seconds=0.15,  # finufft; where many rows are redone in two or three dimensions, scipy.spatial too
     supports=_supports,
     work=_work,
 )
@@ -65,7 +65,7 @@ TORCH = BackendInfo(
     requires_modules=("torch",),
     install="pip install 'sdkde[torch]'",
     arrays="torch",
-    startup_seconds=2.2,
+    startup_seconds=2.8,
     supports=_torch_supports,
     work=_torch_work,
 )

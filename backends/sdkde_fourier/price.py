@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core import cost
-from sdkde_core.hardware import Processor, processor
+from sdkde_core.hardware import Processor, cpu_threads, processor, speedup
 from sdkde_core.protocol import Problem, Reduction, Work
 
 from .bounds import cutoff
@@ -68,15 +68,21 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
 
 
 def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: float | None = None) -> Work:
-    """Return the Work of summing ``rows`` directly, each over ``neighbours`` of the columns on average."""
+    """Return the Work of summing ``rows`` directly, each over ``neighbours`` of the columns on average.
+
+    Rows are shared out over threads, of which more than three wait for the interpreter's lock; one builds the tree.
+    """
     columns = problem.n if columns is None else columns
     scales = max(1, len(problem.scales))
     pairs = rows * min(neighbours, columns) * scales
-    search = 3e4 if problem.d == 1 else 1.2e5
+    search = 3e4 if problem.d == 1 else 5e4
     sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
+    threads = cpu_threads()
+    idle = speedup(threads) / speedup(min(threads, 3))
+    sort *= speedup(threads) / speedup(min(threads, 2))  # as timed beside one other thread
     return Work(
-        scalar_flops=(600.0 + 150.0 * problem.d) * pairs + search * rows * scales + sort * (rows > 0),
-        exps=6.0 * pairs,
+        scalar_flops=idle * ((600.0 + 150.0 * problem.d) * pairs + search * rows * scales) + sort * (rows > 0),
+        exps=idle * 6.0 * pairs,
         launches=100,
     )
 
@@ -98,7 +104,7 @@ def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
         matrix_flops={"float64": 5.0 * modes * (n + backs * m) + 40.0 * functions * rows},
         scalar_flops=20.0 * functions * rows,
         bytes=48.0 * functions * rows + 16.0 * between * (backs * m + (n if d == 3 else 0)),
-        launches=int(700 + 20.0 * rows * (functions + (between if d == 3 else 0)) / (1 << 25)),
+        launches=int(1000 + 20.0 * rows * (functions + (between if d == 3 else 0)) / (1 << 25)),
     )
 
 
@@ -116,7 +122,7 @@ def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | 
         scalar_flops=4.0 * passes * pairs,
         exps=16.0 * pairs,
         bytes=16.0 * passes * pairs + 400.0 * judged + 300.0 * (columns if rows else 0.0),
-        launches=int((700.0 + 20.0 * pairs / (1 << 22)) * (rows > 0)),
+        launches=int((1400.0 + 20.0 * pairs / (1 << 22)) * (rows > 0)),
     )
 
 
@@ -165,18 +171,18 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
 
     Silverman's bandwidth goes with an extent of about five n^(1/(d+4)). Where it is much more, either the bandwidth is
     small, and so are all neighbourhoods, or a few points are far out, and the others cost what they do with a usual
-    extent: priced a third of the way from the first to the second, or as the modes of the whole extent where those are
+    extent: priced a sixth of the way from the first to the second, or as the modes of the whole extent where those are
     cheaper.
     """
 
     def price(way: tuple[str, Work]) -> float:
         return seconds(way[1], problem.device)
 
-    usual = 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
+    usual = _usual_extent(problem)
     ways = ways_at(problem, problem.extent)
     if problem.extent > 3.0 * usual:
         bulk, direct = min(ways_at(problem, usual), key=price), ways[-1]
-        dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 3.0)
+        dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 6.0)
         ways[-1] = "small neighbourhoods, or modes of the most", times(direct[1], dearer)
     return min(ways, key=price)
 
@@ -195,14 +201,23 @@ def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
 
 
 def _ways_on_device(problem: Problem, extent: float) -> list[tuple[str, Work]]:
-    """As :func:`_ways`, of products and tiles."""
-    modes, neighbours = _usual_modes(problem, extent), _usual_neighbours(problem, extent)
+    """As :func:`_ways`, of products and tiles.
+
+    Boxes may leave out what is far out: the modes are those of an extent a third of the way down to the usual one.
+    """
+    box = min(extent, (extent**2 * _usual_extent(problem)) ** (1.0 / 3.0))
+    modes, neighbours = _usual_modes(problem, box), _usual_neighbours(problem, extent)
     ways = [("direct sums, few enough", by_tiles(problem, problem.m, neighbours))]
     if modes <= MOST_MODES:
         products = by_products(problem, (modes ** (1.0 / problem.d),) * problem.d)
         lonely = by_tiles(problem, _lonely(problem) * problem.m, min(NEIGHBOURS, neighbours))
         ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, lonely)))
     return ways
+
+
+def _usual_extent(problem: Problem) -> float:
+    """The extent that goes with Silverman's bandwidth."""
+    return 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
 
 
 def _usual_neighbours(problem: Problem, extent: float) -> float:
