@@ -1,6 +1,8 @@
 """How good the choice of backend="auto" is: what it takes against the fastest, over a grid of estimates.
 
     python benchmarks/choice.py [--device cpu|cuda] [--save FILE.json] [--budget SECONDS] [--largest PAIRS]
+        [--startups FILE.json] [--compiled]
+    python benchmarks/choice.py compile --device cuda
     python benchmarks/choice.py headline [--budget SECONDS] [--levels fast,high]
     python benchmarks/choice.py explain
     python benchmarks/choice.py --table FILE.json
@@ -15,7 +17,8 @@ measured, but told: what is predicted to take more than 20 times the fastest so 
 with start-up in both; but such a prediction is put to the test, by a call that may take as long as the fastest with its
 start-up, or half a second, until one for that backend, level and kind of data has proved right. Given up: a call that
 takes more than 10 times the fastest, twice that with start-up, and two seconds. Fewer than eight calls are alike, so
-that none on a GPU is the replay of a recording.
+that none on a GPU is the replay of a recording. Start-ups may be taken from an earlier record of the same machine, and
+what the grid needs on a GPU may be compiled beforehand, by a command of its own.
 
 The ratio is auto's choice over the fastest. For data on the host start-up counts, as auto counts it: measured in fresh
 processes, from NumPy and the core imported to a first tiny result, less what a later one takes. For data on a device it
@@ -188,7 +191,7 @@ class Bench:
                 (case, c.name, c.device) for c, p in zip(able, prices) if c.device != "cpu" and not hopeless(p, prices)
             ]
         if todo:
-            jobs = max(1, min(8, hardware.cpu_threads() // 2))
+            jobs = max(1, min(12, hardware.cpu_threads() - 2))
             try:
                 with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
                     list(pool.map(compile_ahead, *zip(*todo)))
@@ -287,12 +290,14 @@ def explain(cases: list[Case], bench: Bench) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="grid", choices=("grid", "headline", "explain"))
+    parser.add_argument("what", nargs="?", default="grid", choices=("grid", "compile", "headline", "explain"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--budget", type=float, help=f"seconds; headline: of a call. Default: {BUDGET}, headline 60")
     parser.add_argument("--count", type=int, help=f"cases; default: {COUNT}")
     parser.add_argument("--largest", type=float, default=math.inf, help="pairs of a pass at most")
     parser.add_argument("--levels", default="fast,high", help="of headline")
+    parser.add_argument("--startups", type=Path, metavar="FILE.json", help="take those that this record has")
+    parser.add_argument("--compiled", action="store_true", help="`compile` was run before, with the same options")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write every record there")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="print the tables of saved records")
@@ -309,12 +314,17 @@ def main() -> None:
         cases = cases_of(options, bench)
     if options.what == "explain":
         return explain(cases, bench)
+    if options.what == "compile":
+        return bench.compile_ahead(cases)
+    if options.startups:
+        bench.startups |= json.loads(options.startups.read_text())["startups"]
     start = time.perf_counter()
     saved: dict[str, Any] = {"what": options.what, "seed": options.seed, "machine": about(options.device)}
     saved |= {"startups": bench.startups, "declared": bench.declared, "records": []}
     try:
         if options.what == "grid":
-            bench.compile_ahead(cases)
+            if not options.compiled:
+                bench.compile_ahead(cases)
             bench.start_up(cases)
         for done, case in enumerate(cases):
             if options.what == "grid" and time.perf_counter() - start > options.budget:
