@@ -310,6 +310,7 @@ def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):
     assert "best configuration" in result.stdout
 
 
+@pytest.mark.slow
 def test_where_nothing_is_named_a_grid_is_tuned_the_most_valuable_first(worker, monkeypatch):
     cards(monkeypatch, "NVIDIA RTX A6000")
     clock = itertools.count()

@@ -16,6 +16,15 @@ class TestFourier(BackendConformance):
 class TestFourierAlways(BackendConformance):
     backend = "fourier"
     options: ClassVar = {"always": True}
+    dimensions = (1, 2)
+
+    @pytest.mark.slow
+    def test_multi_scale(self, parameter):
+        super().test_multi_scale(parameter)
+
+    @pytest.mark.slow
+    def test_exclude_self(self, parameter):
+        super().test_exclude_self(parameter)
 
 
 @pytest.mark.slow

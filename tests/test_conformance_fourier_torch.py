@@ -13,7 +13,7 @@ class TestFourierTorchAlways(BackendConformance):
     backend = "fourier-torch"
     device = "cpu"
     options: ClassVar = {"always": True}
-    dimensions = (1, 3)
+    dimensions = (1, 2)
 
 
 @pytest.mark.slow

@@ -30,7 +30,15 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 class TestInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
-    dimensions = (1, 17)
+    dimensions = (1, 5)
+
+    @pytest.mark.slow
+    def test_query_chunks(self, parameter):
+        super().test_query_chunks(parameter)
+
+    @pytest.mark.slow
+    def test_repeat(self, parameter):
+        super().test_repeat(parameter)
 
 
 @pytest.mark.slow
@@ -38,7 +46,7 @@ class TestInterpreted(BackendConformance):
 class TestMoreInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
-    dimensions = (2, 5)
+    dimensions = (2, 17)
 
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
@@ -72,8 +80,8 @@ def _check(case, device, reductions=tuple(Reduction), rows=(False, True), level=
 
 
 @interpreted
-@pytest.mark.parametrize("d", [8, 15, 16, 32, 64, 128])
-@pytest.mark.parametrize("extent", [6.0, 10.0, 17.0])
+@pytest.mark.parametrize("d", [8, 15, 16, 32, *(pytest.param(d, marks=pytest.mark.slow) for d in (64, 128))])
+@pytest.mark.parametrize("extent", [6.0, pytest.param(10.0, marks=pytest.mark.slow), 17.0])
 def test_interpreted_duplicates_keep_their_weight(d, extent):
     if d <= 16 and extent == 17.0:
         pytest.skip("takes one bit more than the CPU's sums are exact in; see grid_step")

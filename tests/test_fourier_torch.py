@@ -29,7 +29,7 @@ def _numpy(partial, rows=slice(None)):
     return Partial(*(None if a is None else a.numpy()[rows] for a in arrays))
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reduction", list(Reduction))
 def test_products_are_the_sums(d, reduction):
     """Cosines and sines in blocks, and in one dimension of two factors: to rounding, at two scales."""
@@ -59,7 +59,7 @@ def test_products_are_the_sums(d, reduction):
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("extent", [1.0, 100.0, 1e4])
+@pytest.mark.parametrize("extent", [1.0, pytest.param(100.0, marks=pytest.mark.slow), 1e4])
 def test_tiles_are_the_sums(d, extent):
     """Weights of all sizes, rows far away, own columns left out, several scales."""
     rng = np.random.default_rng(d)
@@ -83,7 +83,7 @@ def test_tiles_are_the_sums(d, extent):
                 assert errors(problem, mine, one).max() <= 1e-3
 
 
-@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_columns_outside_the_box_are_added(d):
     """A few points far out: the box is of the others, and rows near its faces see what is outside."""
     rng = np.random.default_rng(d)

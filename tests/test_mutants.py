@@ -231,7 +231,11 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+#: Every other one is left to `make test-full`.
+ALL = [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(MUTANTS)]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_the_suite_catches(name):
     factory, info, expected = MUTANTS[name]
     profile = Profile((784,), (30.0,)) if "784" in name else SMALL

@@ -169,6 +169,7 @@ def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, archi
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_the_tuner_ranks_and_compiles_for_a_card_that_is_not_here(tmp_path):
     """As users run it, and a look-up on that card finds what it kept."""
     pytest.importorskip("sqlite_utils")

@@ -164,6 +164,7 @@ print(json.dumps([small.backend, small.reason, str(small), sdkde_core.explain((2
     assert same
 
 
+@pytest.mark.slow
 def test_the_toy_passes_the_suite(strangers):
     """As its author would run it: the test file is a class with a name."""
     path = strangers.work / "test_toy.py"
@@ -182,6 +183,7 @@ def test_the_toy_passes_the_suite(strangers):
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_ends_in_a_package_that_passes_the_suite(page):
     report = page.suite(page.source / "tests")
     passed = re.search(r"^(\d+) passed", report, re.M)

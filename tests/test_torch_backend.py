@@ -155,7 +155,7 @@ def test_expanded_squares_hold_to_their_limit(d, dtype):
 
 
 @pytest.mark.parametrize("kind", ["mixture", "tails", "clusters", "weights", "duplicates"])
-@pytest.mark.parametrize("extent", [5.0, 13.0, 40.0])
+@pytest.mark.parametrize("extent", [5.0, pytest.param(13.0, marks=pytest.mark.slow), 40.0])
 @pytest.mark.parametrize("d", [1, 16])
 def test_formulas_of_a_gpu(pretend, kind, extent, d):
     """The CPU passed off as a GPU with float64: split squares at "fast" and "high"."""

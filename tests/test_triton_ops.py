@@ -59,6 +59,7 @@ def _partial(reduction, result):
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or this is what the test starts")
+@pytest.mark.slow
 def test_in_the_interpreter():
     """The tests of numbers, in a process that interprets kernels: Triton decides that when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -34,7 +34,11 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+#: Calls that `make test` has.
+QUICK = ("estimate", "debias", "prepared", "prepared gradient")
+
+
+@pytest.mark.parametrize("name", [pytest.param(c, marks=[pytest.mark.slow] * (c not in QUICK)) for c in CALLS])
 def test_the_same_bits_with_the_graph_broken_at_the_call(name):
     graphs = []
 
