@@ -265,6 +265,7 @@ def test_what_it_cannot_take_is_declined():
     assert not INFO.supports(left_out).ok
 
 
+@pytest.mark.slow  # three formulas to compile
 def test_far_from_every_point_and_without_any():
     """The exponent itself is what counts; a single point without its own column has an empty sum."""
     x = np.zeros((1, 3))

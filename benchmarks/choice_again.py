@@ -1,0 +1,90 @@
+"""What auto would take by today's prices in the cases of a record of benchmarks/choice.py, and how good that was there.
+
+    python benchmarks/choice_again.py benchmarks/recorded/choice-cpu.json
+    python benchmarks/choice_again.py benchmarks/recorded/choice-h200.json --gpu "NVIDIA H200" --threads 16 \\
+        --core benchmarks/recorded/core-h200.json
+
+For work on prices without the machine: data are made again, every backend installed here is priced on the processors
+named, and times are the record's. Prices fitted to a record say little about others: see what a new one gives.
+
+--core: rates of one core, as `sdkde doctor --measure` keeps them; default: the nominal ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from choice_cases import Case, Price, data
+from choice_report import Record, label
+
+import sdkde_core
+from sdkde_core import execute, hardware, select
+
+
+class _Asked(Exception):
+    """Carries what auto was to choose for."""
+
+
+def _ask(problems: Any, **options: Any) -> Any:
+    raise _Asked(problems, options["share"])
+
+
+def ranked(case: Case, cpu_alone: bool) -> list[select.Candidate]:
+    """All candidates for a case, by the data that it has."""
+    x, y, h = data(case)
+    try:
+        sdkde_core.estimate(x, y, method=case.method, bandwidth=h, precision=case.level)
+    except _Asked as asked:
+        problems, share = asked.args
+    where = "cuda:0" if case.place == "device" else "cpu"
+    return select.rank(select.at(problems, where), device="cpu" if cpu_alone else None, data_device=where, share=share)
+
+
+def judged(record: Record, startups: dict[str, float], cpu_alone: bool) -> tuple[float, str]:
+    """Time of what is taken now over the fastest of the record (inf: it was not measured), and both in words."""
+    case = Case(**record["case"])
+    counts = case.place == "host"
+    took = {
+        label(c): Price(c["seconds"], startups.get(label(c), 0.0) if counts else 0.0).total
+        for c in record["candidates"]
+        if c["outcome"] == "measured"
+    }
+    known = {label(c) for c in record["candidates"]}
+    able = [c for c in ranked(case, cpu_alone) if c.ok and c.seconds is not None]
+    able = [c for c in able if label({"name": c.name, "device": c.device}) in known]
+    first = min(able, key=lambda c: c.total_seconds if counts else c.seconds or math.inf)
+    pick, best = label({"name": first.name, "device": first.device}), min(took, key=lambda name: took[name])
+    ratio = took[pick] / took[best] if pick in took else math.inf
+    return ratio, f"{case.text}: {pick}, where {best} is the fastest"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--gpu", default="", help="the driver's name of a card; none: the CPU alone")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--core", type=Path, metavar="FILE.json")
+    options = parser.parse_args()
+    os.environ["SDKDE_NUM_THREADS"] = str(options.threads)
+    core = json.loads(options.core.read_text()) if options.core else None
+    processor = hardware.Processor(**{k: v for k, v in core.items() if k != "numpy"}) if core else None
+    hardware._measured_core = functools.cache(lambda: processor)
+    hardware.local_gpus = lambda root="": (options.gpu,) * bool(options.gpu)
+    execute.select.choose = _ask
+    saved = json.loads(options.record.read_text())
+    found = [judged(record, saved["startups"], not options.gpu) for record in saved["records"]]
+    for ratio, text in sorted(found, reverse=True):
+        if ratio > 1.1:
+            print(f"{ratio:.2f} {text}")
+    good, bad = sum(r <= 1.1 for r, _ in found), sum(r > 2 for r, _ in found)
+    print(f"{len(found)} cases: within 1.1 times the fastest in {good / len(found):.1%}, beyond 2 times in {bad}")
+
+
+if __name__ == "__main__":
+    main()
