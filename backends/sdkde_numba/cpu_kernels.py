@@ -141,9 +141,8 @@ def _exp2(typing_context, x):
     return x(x), generate
 
 
-@njit(
-    nogil=True, fastmath={"contract"}, forceinline=True
-)  # said here, or Numba takes the caller's, and the large number cancels
+# Its own fastmath, or Numba takes the caller's, and the large number cancels.
+@njit(nogil=True, fastmath={"contract"}, forceinline=True)
 def exp2(x):
     """2^x to about one unit of its last place, for −126 ≤ x ≤ 127 in float32, −1022 ≤ x ≤ 1023 in float64."""
     return _exp2(x)
