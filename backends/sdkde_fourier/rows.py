@@ -32,6 +32,9 @@ PAIRS, ROWS = 1 << 19, 1 << 15
 #: Rows up to which columns are looked at one after the other: sorting them takes longer.
 FEW = 12
 
+#: Columns of a block that stays in cache while they are.
+BLOCK = 1 << 15
+
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
 
@@ -105,10 +108,11 @@ class _Tree:
 
 
 class _Scan:
-    """For a few rows: all columns, one row after the other."""
+    """For a few rows: all columns, one row after the other; what was counted is kept until it is asked for."""
 
     def __init__(self, points: Array) -> None:
         self.coordinates = np.ascontiguousarray(points.T)  # (d, n)
+        self.counted: dict[tuple[bytes, float], Array] = {}
 
     def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
         r2 = np.full((len(queries), k), np.inf)
@@ -123,14 +127,28 @@ class _Scan:
         return r2, index
 
     def count(self, queries: Array, radius: Array) -> Array:
-        return np.array([np.count_nonzero(row <= r * r) for row, r in zip(self._squares(queries), radius)])
+        for query, r, row in zip(queries, radius, self._squares(queries)):
+            self.counted[query.tobytes(), float(r)] = np.flatnonzero(row <= r * r)
+        return np.array([len(self.counted[query.tobytes(), float(r)]) for query, r in zip(queries, radius)])
 
     def within(self, queries: Array, radius: Array, count: Array) -> Array:
-        return np.concatenate([np.flatnonzero(row <= r * r) for row, r in zip(self._squares(queries), radius)])
+        return np.concatenate([self.counted[query.tobytes(), float(r)] for query, r in zip(queries, radius)])
 
     def _squares(self, queries: Array) -> Iterator[Array]:
+        """Squared distances from each row to all columns, in one array that the next row overwrites."""
+        d, n = self.coordinates.shape
+        squares, step = np.empty(n), np.empty(min(n, BLOCK))
         for query in queries:
-            yield sum((x - y) ** 2 for x, y in zip(self.coordinates, query))
+            for start in range(0, n, BLOCK):  # which stays in cache
+                block = squares[start : start + BLOCK]
+                rest = step[: len(block)]
+                for a in range(d):
+                    into = rest if a else block
+                    np.subtract(self.coordinates[a, start : start + BLOCK], query[a], out=into)
+                    np.multiply(into, into, out=into)
+                    if a:
+                        np.add(block, rest, out=block)
+            yield squares
 
 
 class _Class:
