@@ -193,9 +193,9 @@ def test_the_tuner_ranks_and_compiles_for_a_card_that_is_not_here(tmp_path):
     [*product(("log_sum", "mean", "laplace"), gpu_bounds.ARITHMETICS, (1, 16, 784), ("sm_86",))],
 )
 def test_every_default_compiles_without_a_gpu(reduction, arithmetic, d, architecture):
-    if reduction is Reduction.MEAN and arithmetic == "expanded":
+    if reduction == "mean" and arithmetic == "expanded":
         pytest.skip("shifts are not taken by expanded squares")
-    _compiles(reduction.value, arithmetic, d, (), architecture)
+    _compiles(reduction, arithmetic, d, (), architecture)
 
 
 def _compiles(reduction, arithmetic, d, requires, architecture):
