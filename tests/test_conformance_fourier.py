@@ -16,7 +16,7 @@ class TestFourier(BackendConformance):
 class TestFourierAlways(BackendConformance):
     backend = "fourier"
     options: ClassVar = {"always": True}
-    dimensions = (1, 2)
+    dimensions = (2,)
 
     @pytest.mark.slow
     def test_multi_scale(self, parameter):

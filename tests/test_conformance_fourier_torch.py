@@ -13,7 +13,7 @@ class TestFourierTorchAlways(BackendConformance):
     backend = "fourier-torch"
     device = "cpu"
     options: ClassVar = {"always": True}
-    dimensions = (1, 2)
+    dimensions = (2,)
 
 
 @pytest.mark.slow

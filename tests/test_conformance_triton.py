@@ -40,6 +40,10 @@ class TestInterpreted(BackendConformance):
     def test_repeat(self, parameter):
         super().test_repeat(parameter)
 
+    @pytest.mark.slow
+    def test_exclude_self(self, parameter):
+        super().test_exclude_self(parameter)
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_more_in_the_interpreter")

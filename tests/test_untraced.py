@@ -35,7 +35,7 @@ CALLS = {
 
 
 #: Calls that `make test` has.
-QUICK = ("estimate", "debias", "prepared", "prepared gradient")
+QUICK = ("estimate", "prepared gradient")
 
 
 @pytest.mark.parametrize("name", [pytest.param(c, marks=[pytest.mark.slow] * (c not in QUICK)) for c in CALLS])
