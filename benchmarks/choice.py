@@ -22,8 +22,8 @@ what the grid needs on a GPU may be compiled beforehand, by a command of its own
 
 The ratio is auto's choice over the fastest. For data on the host start-up counts, as auto counts it: measured in fresh
 processes, from NumPy and the core imported to a first tiny result, less what a later one takes. For data on a device it
-does not. Errors: the worst of 12 rows over the tolerance of the level, against sdkde_core.reference; of sdkde, that of
-the shifts, and of the densities given the backend's own moved points.
+does not. Errors: the worst of 12 rows over the tolerance of the level, against
+sdkde_core.testing.reference; of sdkde, that of the shifts, and of the densities given the backend's own moved points.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from choice_worker import Job, compile_ahead, placed, serve, startup, truth
 from cpu import machine
 
 import sdkde_core
-from sdkde_core import hardware
-from sdkde_core.select import Candidate
+from sdkde_core.choice import hardware
+from sdkde_core.choice.select import Candidate
 
 COUNT = {"cpu": 120, "cuda": 100}
 BUDGET = {"cpu": 720.0, "cuda": 240.0}  # seconds
@@ -221,7 +221,7 @@ class Bench:
 
 def about(kind: str) -> dict[str, Any]:
     """The machine, and the rates by which auto priced."""
-    versions = {p: v for p in ("sdkde", "numba", "torch", "triton", "finufft", "jax") if (v := version(p))}
+    versions = {p: v for p in ("sdkde-core", "numba", "torch", "triton", "finufft", "jax") if (v := version(p))}
     on = hardware.cpu()
     found = machine() | {"priced by": f"{on.name}, {on.source}", "versions": versions}
     return found | ({"gpus": list(hardware.local_gpus())} if kind == "cuda" else {})

@@ -24,7 +24,8 @@ from choice_cases import Case, Price, data
 from choice_report import Record, label
 
 import sdkde_core
-from sdkde_core import execute, hardware, select
+from sdkde_core.choice import cards, hardware, select
+from sdkde_core.estimator import plan as execute
 
 
 class _Asked(Exception):
@@ -73,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["SDKDE_NUM_THREADS"] = str(options.threads)
     core = json.loads(options.core.read_text()) if options.core else None
-    processor = hardware.Processor(**{k: v for k, v in core.items() if k != "numpy"}) if core else None
+    processor = cards.Processor(**{k: v for k, v in core.items() if k != "numpy"}) if core else None
     hardware._measured_core = functools.cache(lambda: processor)
     hardware.local_gpus = lambda root="": (options.gpu,) * bool(options.gpu)
     execute.select.choose = _ask

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.choice.select import Candidate, rank
+from sdkde_core.estimator.spec import METHODS, EstimatorSpec, typical_extent
 from sdkde_core.protocol import LEVELS
-from sdkde_core.select import Candidate, rank
-from sdkde_core.spec import METHODS, EstimatorSpec, typical_extent
 
 Array = NDArray[Any]
 

@@ -18,9 +18,9 @@ import numpy as np
 from choice_cases import CALLS, SLOW, Array, Case, data
 
 import sdkde_core
-from sdkde_core import reference
 from sdkde_core.arrays import to_host
 from sdkde_core.protocol import Partial, Problem, Reduction
+from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors
 
 #: Rows that errors are taken over, the first among them, which may be thrown out.

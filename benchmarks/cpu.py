@@ -76,7 +76,7 @@ def case_a(repeat: int) -> None:
     from sklearn.neighbors import KernelDensity
 
     import sdkde_core
-    from sdkde_core import reference
+    from sdkde_core.testing import reference
 
     x, y = mixture(np.random.default_rng(), N, M)
     rows = np.linspace(0, M - 1, SAMPLE).astype(int)

@@ -26,8 +26,9 @@ import numpy as np
 from cpu import machine
 
 import sdkde_core
-from sdkde_core import reference, registry
+from sdkde_core.choice import registry
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
+from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors
 
 N, M = 1_000_000, 131_072

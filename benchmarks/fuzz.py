@@ -43,11 +43,11 @@ import torch
 from fuzz_oracle import UNIT, Array, Points, Sums, host, sums
 
 import sdkde_core
-from sdkde_core import registry
 from sdkde_core.arrays import to_host
-from sdkde_core.merge import each
+from sdkde_core.choice import registry
+from sdkde_core.engine.merge import each
+from sdkde_core.estimator.spec import METHODS
 from sdkde_core.protocol import LEVELS, TOLERANCES, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
-from sdkde_core.spec import METHODS
 from sdkde_core.testing.checks import NotDeclared, Target
 from sdkde_core.testing.problems import Case, errors
 

@@ -26,7 +26,7 @@ from sdkde_keops.info import INFO
 from torch import Tensor
 
 import sdkde_core
-from sdkde_core.merge import each
+from sdkde_core.engine.merge import each
 from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing.problems import Case, Truth, errors
 

@@ -16,10 +16,10 @@ import time
 import numpy as np
 from scipy.stats import spearmanr
 
-from sdkde_core import cost, hardware, registry
 from sdkde_core.arrays import convert
+from sdkde_core.choice import cost, hardware, registry
+from sdkde_core.engine.outliers import reduce_pass
 from sdkde_core.protocol import Columns, Reduction
-from sdkde_core.split import reduce_pass
 from sdkde_core.testing.problems import make
 
 SIZES = ((500, 500), (4000, 1000), (20000, 2000), (100_000, 100), (8000, 8000))

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from sdkde_core import cost, hardware
+from sdkde_core.choice import cards, cost
 from sdkde_core.protocol import Problem, Reduction
 
 PASSES = {
@@ -35,7 +35,7 @@ def main() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    cards = [hardware.gpu(name) for name in arguments.gpus]
+    cards = [cards.gpu(name) for name in arguments.gpus]
     figure, axes = plt.subplots(1, len(cards), figsize=(6.4 * len(cards), 5), sharey=True, layout="constrained")
     axes = np.atleast_1d(axes)
     for ax, card in zip(axes, cards):
@@ -47,7 +47,7 @@ def main() -> None:
     print(arguments.output)
 
 
-def _draw(ax: Any, on: hardware.Processor) -> None:
+def _draw(ax: Any, on: cards.Processor) -> None:
     x = np.geomspace(1, 3000, 200)
     units = {"fp16": on.matrix_flops["float16"], "TF32": on.matrix_flops["tf32"], "fp32": on.scalar_flops}
     for label, peak in units.items():

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
-from sdkde_core import registry
+from sdkde_core.choice import registry
 from sdkde_core.protocol import LEVELS, Reduction
 from sdkde_core.testing.problems import CASES, answer, errors, make, truth
 

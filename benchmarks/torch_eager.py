@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import sdkde_core
-from sdkde_core import registry
+from sdkde_core.choice import registry
 from sdkde_core.protocol import Columns, Problem, Reduction
 
 Call = Callable[[Tensor, Tensor, float], Tensor]

@@ -31,7 +31,8 @@ from sdkde_autotune.simulate import task_of
 from sdkde_autotune.store import Store
 from sdkde_autotune.worker import ROUNDS, MeasuringRunner, quantiles
 
-from sdkde_core import hardware, tuning
+from sdkde_core import tuning
+from sdkde_core.choice import cards, hardware
 from sdkde_core.protocol import Reduction
 
 DEVICE, PATIENCE = "cuda:0", 60.0
@@ -67,8 +68,8 @@ def main() -> None:
     calls[arguments.pop("command")](**arguments)
 
 
-def card() -> hardware.GPU:
-    found = hardware.gpu(hardware.local_gpus()[0])
+def card() -> cards.GPU:
+    found = cards.gpu(hardware.local_gpus()[0])
     assert found is not None, "a GPU that nobody knows"
     return found
 
@@ -236,7 +237,7 @@ def judge(file: Path, write: Path | None) -> None:
         best = min(row["q50"] for row in ours if row["status"] == "ok")
         ran = [row["q50"] for row in pruned if row["status"] == "ok"]
         timed = [row for row in ours if row["status"] == "ok"]
-        on = hardware.gpu(key.gpu)
+        on = cards.gpu(key.gpu)
         assert on is not None
         priced = [space.seconds(key.kernel, _config(row), task.problem, on) for row in timed]
         order = sorted(range(len(timed)), key=lambda i: priced[i])
@@ -263,8 +264,8 @@ def _task(key: Key) -> tuple[Task, tuning.Space]:
     return task_of(key), space
 
 
-def _named(key: Key) -> hardware.GPU:
-    found = hardware.gpu(key.gpu)
+def _named(key: Key) -> cards.GPU:
+    found = cards.gpu(key.gpu)
     assert found is not None
     return found
 

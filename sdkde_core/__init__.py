@@ -1,14 +1,14 @@
 """Score-debiased kernel density estimation: estimators, the contract for backends, and the choice among them.
 
-Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:`sdkde_core.merge` and
+Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:`sdkde_core.engine.merge` and
 :mod:`sdkde_core.testing`.
 """
 
 import logging
 
 from .api import backends, debias, estimate, explain, grad_log_density, prepare
-from .bandwidth import Bandwidth
-from .prepared import Prepared
+from .estimator.bandwidth import Bandwidth
+from .estimator.fitted import Prepared
 from .protocol import BackendUnavailable
 
 __all__ = [

@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from . import registry, replay, select
 from .arrays import Argument, Data, Origin, ingest
-from .bandwidth import RULES, Bandwidth, resolve
-from .density import density
-from .execute import Plan, plan, run
-from .explanation import Explanation, rows_of, shape_of
-from .gradients import AttachedBandwidth, Given, accepted, attach
-from .prepared import Prepared
+from .choice import registry, select
+from .estimator import graphs as replay
+from .estimator.autograd import AttachedBandwidth, Given, accepted, attach
+from .estimator.bandwidth import Bandwidth
+from .estimator.density import density
+from .estimator.explanation import Explanation, rows_of, shape_of
+from .estimator.fitted import Prepared
+from .estimator.plan import Plan, plan, run
+from .estimator.rules import RULES, resolve
+from .estimator.spec import EstimatorSpec, Goal, asked_precision, typical_extent
+from .estimator.untraced import untraced
 from .protocol import Partial
-from .spec import EstimatorSpec, Goal, asked_precision, typical_extent
-from .untraced import untraced
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
-from .hardware import GPU
+from .choice.cards import GPU
 from .protocol import BackendInfo, Problem
 
 __all__ = ["GROUP", "Compiled", "Query", "Space", "Tuned", "reject", "space_of", "tuned", "using"]
@@ -38,7 +38,7 @@ class Query:
     dimension : int
         As the kernel pads it: problems of one dimension share configurations.
     gpu : str
-        :func:`sdkde_core.hardware.card_name` of the device.
+        :func:`sdkde_core.choice.cards.card_name` of the device.
     architecture : str
         ``"sm_90"``.
     """

@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn.neighbors import KernelDensity
 
 import sdkde_core
-from sdkde_core import reference
+from sdkde_core.testing import reference
 
 METHODS = ("kde", "sdkde", "laplace")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import sdkde_core
-from sdkde_core import reference
 from sdkde_core.arrays import Origin, ingest
+from sdkde_core.testing import reference
 
 X = np.random.default_rng(0).normal(size=(50, 2))
 Y = np.random.default_rng(1).normal(size=(7, 2))

@@ -23,7 +23,7 @@ from sdkde_autotune.problems import problems, tunables
 from sdkde_autotune.store import Store
 from test_autotune_search import ALL, BEST, HILLS, PAPER, Played, ms
 
-from sdkde_core import hardware, registry
+from sdkde_core.choice import cards, hardware, registry
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
@@ -48,7 +48,7 @@ def _place(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "records", lambda: (*records, gone))
     monkeypatch.setenv("SDKDE_DB", str(tmp_path / "tuning.sqlite"))
     monkeypatch.chdir(tmp_path)
-    cards(monkeypatch)
+    listed_cards(monkeypatch)
     for forget in (lookup.forget, provenance.current.cache_clear):  # versions of backends that only these tests have
         forget()
     yield
@@ -56,7 +56,7 @@ def _place(tmp_path, monkeypatch):
         forget()
 
 
-def cards(monkeypatch, *names):
+def listed_cards(monkeypatch, *names):
     monkeypatch.setattr(hardware, "local_gpus", lambda: names)
 
 
@@ -207,7 +207,7 @@ def test_problems_are_typical_calls():
 
 
 def test_a_key_is_tuned_once():
-    card = hardware.gpu("a6000")
+    card = cards.gpu("a6000")
     found = tunables(problems(dims=(2, 5, 16, 17), n_train=(32768, 33000)), card)
     keys = [Key.of(t.task.query, t.task.problem) for t in found]
     assert len(keys) == len(set(keys)) == 6  # dimensions of 16 and less are one kernel's
@@ -241,7 +241,7 @@ def test_without_that_gpu_the_best_priced_are_compiled_and_kept_as_predicted(off
     told = "no RTX A6000 here: nothing is measured; ranking by the cost model and compiling for sm_86"
     assert result.stderr.splitlines() == [told]
     (runner,) = offline
-    assert runner.made_with == (hardware.gpu("a6000"), hardware.cpu_threads())
+    assert runner.made_with == (cards.gpu("a6000"), hardware.cpu_threads())
     assert len(runner.ran) == 17
     assert re.search(r"log_sum +fast +16 .*block_m=.* 17 +0 +0$", result.stdout, re.M)
     assert result.stdout.splitlines()[-1].startswith("predicted for RTX A6000 in ")
@@ -256,13 +256,13 @@ def test_without_that_gpu_the_best_priced_are_compiled_and_kept_as_predicted(off
 
 
 def test_another_card_than_the_one_here_is_predicted(offline, monkeypatch):
-    cards(monkeypatch, "NVIDIA H100 80GB HBM3")
+    listed_cards(monkeypatch, "NVIDIA H100 80GB HBM3")
     result = run("--gpu", "a6000", *ONE)
     assert "no RTX A6000 here" in result.stderr
 
 
 def test_a_card_that_is_here_is_measured(worker, monkeypatch, tmp_path):
-    cards(monkeypatch, "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000")
     db = tmp_path / "other.sqlite"
     result = run("--gpu", "a6000", *ONE, "--db", db, "--seed", "1")
     assert result.stderr == ""
@@ -280,13 +280,13 @@ def test_a_card_that_is_here_is_measured(worker, monkeypatch, tmp_path):
 
 
 def test_a_grid_tries_all(worker, monkeypatch):
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     (task,) = json.loads(run(*ONE, "--sampler", "grid", "--json").stdout)["tasks"]
     assert (task["tried"], task["config"]) == (len(ALL), BEST)
 
 
 def test_several_matches_take_the_first_aloud(worker, monkeypatch):
-    cards(monkeypatch, "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000", "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000", "NVIDIA RTX A6000")
     result = run("--gpu", "a6000", *ONE, "--trials", "3")
     assert result.stderr == "2 GPUs here are RTX A6000: taking the first, cuda:1\n"
     assert worker[0].made_with[0] == "cuda:1"
@@ -297,12 +297,12 @@ def test_several_matches_take_the_first_aloud(worker, monkeypatch):
 
 
 def test_a_card_here_that_nobody_knows(monkeypatch):
-    cards(monkeypatch, "NVIDIA GeForce GT 710")
+    listed_cards(monkeypatch, "NVIDIA GeForce GT 710")
     assert "'NVIDIA GeForce GT 710'" in refused("--gpu", "auto")
 
 
 def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     clock = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     result = run("--dim", "16,64", "--budget", "10s")
@@ -312,7 +312,7 @@ def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):
 
 @pytest.mark.slow
 def test_where_nothing_is_named_a_grid_is_tuned_the_most_valuable_first(worker, monkeypatch):
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     clock = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: 0.3 * next(clock))
     told = run("--gpu", "auto", "--json")
@@ -329,14 +329,14 @@ def test_where_nothing_is_named_a_grid_is_tuned_the_most_valuable_first(worker, 
 
 
 def test_a_busy_card_is_said(worker, monkeypatch):
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     for load, said in ((0.0, False), (93.0, True)):
         monkeypatch.setattr(provenance, "clocks", lambda device, load=load: {"load_percent": load})
         assert ("cuda:0 is busy (93 % of its time)" in run(*ONE, "--trials", 3).stderr) is said
 
 
 def test_ctrl_c_keeps_what_was_tried(worker, monkeypatch, tmp_path):
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     count = itertools.count()
 
     def interrupted(config):
@@ -384,9 +384,9 @@ def test_progress_shows_on_a_terminal_only(offline, monkeypatch):
 @pytest.fixture
 def tuned(worker, monkeypatch):
     """A tuned database: log_sum and mean in 16 dimensions."""
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     run("--reduction", "log_sum,mean", "--dim", "16", "--trials", "30")
-    cards(monkeypatch)
+    listed_cards(monkeypatch)
 
 
 def test_show(tuned):
@@ -434,7 +434,7 @@ def test_explain(tuned, monkeypatch):
 
 
 def test_explain_says_what_has_changed(tmp_path):
-    (tunable, *_) = tunables(problems(["log_sum"], [16]), hardware.gpu("a6000"))
+    (tunable, *_) = tunables(problems(["log_sum"], [16]), cards.gpu("a6000"))
     key = Key.of(tunable.task.query, tunable.task.problem)
     with Store(tmp_path / "there.sqlite") as store:
         store.add(key, BEST, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {"source": "a", "triton": "2.0"})
@@ -461,7 +461,7 @@ def test_export_and_import(tuned, tmp_path):
 
 
 def test_simulate(worker, monkeypatch):
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     run(*ONE, "--sampler", "grid")
     run("export", "out.json")
     output = run("simulate", "out.json", "--repeats", "2", "--trials", "40").stdout
@@ -518,7 +518,7 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
 
 def test_verify_measures_winners_again(worker, tmp_path, monkeypatch):
     db, made = tmp_path / "tuning.sqlite", worker
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     run("--gpu", "auto", *ONE, "--trials", 30, "--db", db)
     with Store(db) as store:
         (before,) = store.best()
@@ -541,7 +541,7 @@ def test_verify_measures_winners_again(worker, tmp_path, monkeypatch):
 def test_verify_lets_no_time_of_another_day_win(worker, tmp_path, monkeypatch):
     """The default is best, as measured then in turns with others; now everything takes ten times longer."""
     db = tmp_path / "tuning.sqlite"
-    cards(monkeypatch, "NVIDIA RTX A6000")
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
     default = HILLS.default("", None, "")
     worker.answer = worker.again = lambda config: 0.5 if config == default else ms(config)
     run("--gpu", "auto", *ONE, "--trials", 20, "--db", db)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from sdkde_core.bandwidth import RULES, Bandwidth, _Sample, resolve
+from sdkde_core.estimator.bandwidth import Bandwidth
+from sdkde_core.estimator.rules import RULES, _Sample, resolve
 
 
 @pytest.fixture

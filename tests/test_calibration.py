@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core import calibration, hardware, registry, select
-from sdkde_core.calibration import Calibration, calibration_of, ignored, machine_of
-from sdkde_core.hardware import NOMINAL_CORE, Processor
+from sdkde_core.choice import calibration, cards, registry, select
+from sdkde_core.choice.calibration import Calibration, calibration_of, ignored, machine_of
+from sdkde_core.choice.cards import Processor
+from sdkde_core.choice.hardware import NOMINAL_CORE
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Work
 
 PROBLEM = Problem(Reduction.MEAN, 100, 100, 16, level="fast")
@@ -35,7 +36,7 @@ def test_what_no_measurement_gives_is_left_out(value):
 
 
 def test_a_cpu_is_known_by_its_host_and_a_card_by_its_name():
-    assert machine_of(hardware.gpu("h200").at()) == "H200 SXM"
+    assert machine_of(cards.gpu("h200").at()) == "H200 SXM"
     assert machine_of(replace(NOMINAL_CORE, threads=2)).endswith(": CPU core, nominal")
 
 

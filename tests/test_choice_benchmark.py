@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sdkde_core import reference
 from sdkde_core.protocol import TOLERANCES, Reduction
+from sdkde_core.testing import reference
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 MODULES = ("choice_cases", "choice_worker", "choice_report", "choice", "cpu")

@@ -20,11 +20,14 @@ import pytest
 from click.testing import CliRunner
 
 import sdkde_core
-from sdkde_core import files, hardware, reference, registry, stream
 from sdkde_core.arrays import ingest
-from sdkde_core.bandwidth import resolve
-from sdkde_core.cli import main
+from sdkde_core.choice import hardware, registry
+from sdkde_core.cli import files
+from sdkde_core.cli import streaming as stream
+from sdkde_core.cli.main import main
+from sdkde_core.estimator.rules import resolve
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
+from sdkde_core.testing import reference
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
 X = np.random.default_rng(0).normal(size=(300, 3)) * [1.0, 20.0, 0.3] + [0.0, 500.0, 0.0]
@@ -216,7 +219,7 @@ def test_parquet_without_pyarrow(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     Path("x.parquet").touch()
     for arguments in (("x.parquet", "-o", "out.npy"), (save("x.npy", X), "-o", "out.parquet")):
-        assert "pip install 'sdkde[parquet]'" in refused("estimate", *arguments)
+        assert "pip install 'sdkde-core[parquet]'" in refused("estimate", *arguments)
 
 
 def test_columns_of_the_same_names_in_another_order_are_refused():
@@ -428,9 +431,9 @@ def test_a_file_that_grows_while_it_is_read():
 def test_a_progress_bar_on_a_terminal_for_long_work_only(predicted, bar):
     np.save("x.npy", X)
     code = (
-        "from sdkde_core import cli, stream; "
-        f"stream.Stream.predicted_seconds = property(lambda self: {predicted}); "
-        "cli.main(['estimate', 'x.npy', '-o', 'out.npy'])"
+        "from sdkde_core.cli import main, streaming; "
+        f"streaming.Stream.predicted_seconds = property(lambda self: {predicted}); "
+        "main.main(['estimate', 'x.npy', '-o', 'out.npy'])"
     )
     leader, follower = os.openpty()
     subprocess.run([sys.executable, "-c", code], stderr=follower, check=True)
@@ -526,7 +529,7 @@ def test_what_is_not_expected_keeps_its_traceback(monkeypatch):
 
 
 def test_the_console_script_shows_no_traceback():
-    code = "from sdkde_core.cli import main; main(['estimate', 'none.npy', '-o', 'out.npy'])"
+    code = "from sdkde_core.cli.main import main; main(['estimate', 'none.npy', '-o', 'out.npy'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr == "Error: none.npy: No such file or directory\n"
@@ -674,7 +677,15 @@ def test_what_is_not_a_plain_csv_is_refused(text, message):
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs POSIX signals")
 def test_a_termination_leaves_nothing_behind():
     save("x.npy", np.random.default_rng(0).normal(size=(30_000, 8)))
-    command = [sys.executable, "-c", "from sdkde_core.cli import main; main()", "estimate", "x.npy", "-o", "out.npy"]
+    command = [
+        sys.executable,
+        "-c",
+        "from sdkde_core.cli.main import main; main()",
+        "estimate",
+        "x.npy",
+        "-o",
+        "out.npy",
+    ]
     process = subprocess.Popen([*command, "--backend", "numpy"])  # a faster one might be done before the signal comes
     while process.poll() is None and not list(Path().glob(".out.npy.*")):
         time.sleep(0.02)

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 import sdkde_core
-from sdkde_core import registry, tuning
+from sdkde_core import tuning
 from sdkde_core.arrays import to_host
-from sdkde_core.merge import each, merge
+from sdkde_core.choice import registry
+from sdkde_core.engine.merge import each, merge
+from sdkde_core.engine.outliers import reduce_pass
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Problem, Reduction
-from sdkde_core.split import reduce_pass
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.checks import CHECKS, Target
 

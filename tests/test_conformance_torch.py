@@ -7,7 +7,7 @@ import pytest
 import torch
 from sdkde_torch import backend, devices, tiles
 
-from sdkde_core import registry
+from sdkde_core.choice import registry
 from sdkde_core.protocol import Reduction
 from sdkde_core.testing import BackendConformance
 from sdkde_core.testing.checks import NotDeclared, Target

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from sdkde_numpy.info import INFO
 
-from sdkde_core import cost, hardware
+from sdkde_core.choice import cards, cost, hardware
 from sdkde_core.protocol import Problem, Reduction, Work
 
 K = 32768
@@ -45,7 +45,7 @@ def test_the_papers_model_has_no_1d():
         cost.paper_model(K, 1)
 
 
-GPU = hardware.Processor("toy", {"float16": 100.0, "float32": 10.0}, 10.0, 4.0, 50.0, 0.5, transfer=25.0)
+GPU = cards.Processor("toy", {"float16": 100.0, "float32": 10.0}, 10.0, 4.0, 50.0, 0.5, transfer=25.0)
 
 
 def test_time_is_the_largest_roof_after_what_nothing_hides():
@@ -64,12 +64,12 @@ def test_time_is_the_largest_roof_after_what_nothing_hides():
 
 def test_where_units_do_not_overlap_times_add():
     work = Work({"float32": 20.0}, scalar_flops=20.0, exps=12.0, bytes=100.0)
-    on = hardware.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, overlaps=False)
+    on = cards.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, overlaps=False)
     assert cost.seconds(work, on) == 0.5 + 2.0 + 2.0 + 3.0 + 2.0
 
 
 def test_serial_work_has_one_threads_share():
-    on = hardware.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, threads=8, overlaps=False)
+    on = cards.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, threads=8, overlaps=False)
     work = Work({"float32": 20.0}, exps=12.0)
     alone = cost.seconds(replace(work, parallel=False), on) - 0.5
     assert alone == pytest.approx(hardware.speedup(8) * (cost.seconds(work, on) - 0.5))
@@ -134,7 +134,7 @@ SHEETS = {  # TFLOP/s of fp32, TF32, fp16; GB/s: the vendor's figures, at the cl
 
 @pytest.mark.parametrize("name", SHEETS)
 def test_gpus_have_their_data_sheets_rates(name):
-    card = hardware.gpu(name)
+    card = cards.gpu(name)
     fp32, tf32, fp16, bandwidth, quoted = SHEETS[name]
     boost, at_quoted = card.at(), card.at(quoted)
     assert boost.scalar_flops / 1e12 == pytest.approx(fp32, rel=0.01)
@@ -166,7 +166,7 @@ def test_gpus_have_their_data_sheets_rates(name):
     ],
 )
 def test_cards_by_the_drivers_name(driver_name, name):
-    card = hardware.gpu(driver_name)
+    card = cards.gpu(driver_name)
     assert (card.name if card else None) == name
 
 

@@ -14,13 +14,16 @@ import pytest
 import torch
 
 import sdkde_core
-from sdkde_core import arrays, execute, reference, registry, select
+from sdkde_core import arrays
 from sdkde_core.arrays import ingest
-from sdkde_core.bandwidth import resolve
-from sdkde_core.exact import reduce_exact
-from sdkde_core.execute import plan, run
+from sdkde_core.choice import registry, select
+from sdkde_core.engine.exact import reduce_exact
+from sdkde_core.estimator import plan as execute
+from sdkde_core.estimator.plan import plan, run
+from sdkde_core.estimator.rules import resolve
+from sdkde_core.estimator.spec import EstimatorSpec
 from sdkde_core.protocol import BackendInfo, Support
-from sdkde_core.spec import EstimatorSpec
+from sdkde_core.testing import reference
 from sdkde_core.testing.problems import CASES, make
 
 DEVICE = array_api_strict.Device("device1")
@@ -93,7 +96,12 @@ def looks(monkeypatch):
             seen.append("to_host")
         return original(x)
 
-    for module in (arrays, execute, sys.modules["sdkde_core.split"], sys.modules["sdkde_core.bandwidth"]):
+    for module in (
+        arrays,
+        execute,
+        sys.modules["sdkde_core.engine.outliers"],
+        sys.modules["sdkde_core.estimator.bandwidth"],
+    ):
         monkeypatch.setattr(module, "to_host", to_host)
     return seen
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import sdkde_core
-from sdkde_core import demo
-from sdkde_core.cli import main
+from sdkde_core.cli import demo
+from sdkde_core.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -32,7 +32,10 @@ def test_the_readmes_commands_exist():
 
 
 def test_every_method_and_backend_is_in_the_readme():
-    for name in (*sdkde_core.spec.METHODS, *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde")):
+    for name in (
+        *sdkde_core.estimator.spec.METHODS,
+        *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde"),
+    ):
         assert f"`{name}`" in README or f'`"{name}"`' in README, name
 
 

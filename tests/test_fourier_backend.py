@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sdkde_core import reference, registry
+from sdkde_core.choice import registry
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
+from sdkde_core.testing import reference
 from sdkde_core.testing.problems import Case, errors, make
 
 pytest.importorskip("finufft")

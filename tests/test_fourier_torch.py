@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core import reference, registry
+from sdkde_core.choice import registry
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
+from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors
 
 torch = pytest.importorskip("torch")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core import reference, registry
-from sdkde_core.merge import each
+from sdkde_core.choice import registry
+from sdkde_core.engine.merge import each
 from sdkde_core.protocol import Reduction, Support
+from sdkde_core.testing import reference
 
 torch = pytest.importorskip("torch")
 

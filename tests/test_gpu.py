@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import sdkde_core
-from sdkde_core import reference, registry
 from sdkde_core.arrays import ingest
-from sdkde_core.exact import reduce_exact
+from sdkde_core.choice import registry
+from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.protocol import BackendInfo, Support
+from sdkde_core.testing import reference
 
 pytestmark = [
     pytest.mark.gpu,
@@ -179,7 +180,7 @@ def test_debias_and_gradient():
 
 @pytest.fixture
 def recordings():
-    from sdkde_core import replay
+    from sdkde_core.estimator import graphs as replay
 
     replay._calls.clear(), replay._recordings.clear()
     yield replay._recordings

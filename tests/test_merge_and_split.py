@@ -13,10 +13,10 @@ from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
 
 import sdkde_core
-from sdkde_core.exact import reduce_exact
-from sdkde_core.merge import each, merge
+from sdkde_core.engine.exact import reduce_exact
+from sdkde_core.engine.merge import each, merge
+from sdkde_core.engine.outliers import reduce_pass
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
-from sdkde_core.split import reduce_pass
 from sdkde_core.testing.problems import CASES, errors, make, truth
 
 
@@ -201,7 +201,7 @@ def test_what_is_left_out_would_not_change_a_bit(monkeypatch, kind, far):
         for same in (False, True):
             problem, got = case.problem(reduction, "high", same=same), []
             for nothing in (2000.0, math.inf):
-                monkeypatch.setattr("sdkde_core.split.NOTHING", nothing)
+                monkeypatch.setattr("sdkde_core.engine.outliers.NOTHING", nothing)
                 info, backend, asked = _noting(5.0, problem.extent)
                 columns = Columns(case.points, case.log_weights)
                 got.append(reduce_pass(backend, info, problem, columns, None if same else case.queries)[0])
@@ -285,7 +285,7 @@ def test_the_exact_path_runs_on_any_array_library(reduction):
 
 
 def test_the_exact_path_in_blocks(monkeypatch):
-    monkeypatch.setattr("sdkde_core.exact.BLOCK", 64)
+    monkeypatch.setattr("sdkde_core.engine.exact.BLOCK", 64)
     case = make("mixture", 70, 31, 3)
     for reduction in Reduction:
         problem = case.problem(reduction, "float64")

@@ -13,7 +13,7 @@ from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.formulas import Expanded
 from sdkde_numpy.info import INFO
 
-from sdkde_core.merge import each
+from sdkde_core.engine.merge import each
 from sdkde_core.protocol import FEATURES, Reduction
 from sdkde_core.testing.checks import CHECKS, Profile, Target, cases, failures
 

@@ -19,7 +19,7 @@ from sdkde_numba.cpu_kernels import LEAST, exp2
 from sdkde_numba.info import INFO
 
 import sdkde_core
-from sdkde_core import cost, hardware, registry
+from sdkde_core.choice import cost, hardware, registry
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from sdkde_core.testing.problems import Case, answer, errors, make, truth
 

@@ -19,7 +19,8 @@ from sdkde_numba import gpu_bounds, gpu_info, gpu_launch, gpu_space, gpu_tunable
 from sdkde_numba.gpu_info import INFO
 from sdkde_numba.gpu_space import Config, depth_of
 
-from sdkde_core import cost, hardware, tuning
+from sdkde_core import tuning
+from sdkde_core.choice import cards, cost
 from sdkde_core.protocol import Problem, Reduction
 
 needs_compiler = pytest.mark.skipif(
@@ -118,7 +119,7 @@ def test_packed_points_are_what_they_were_as_far_as_the_arithmetic_goes(arithmet
 
 
 def test_prices_grow_with_the_work_and_float64_costs_more():
-    card = hardware.gpu("h200").at()
+    card = cards.gpu("h200").at()
     given = [problem("mean", 32768, 32768, d, same=True, extent=10.0) for d in (2, 16, 64)]
     times = [cost.predict(INFO, p, card) for p in given]
     assert times == sorted(times)
@@ -140,7 +141,7 @@ def test_the_space_is_consistent():
     assert all(default[name] in values for name, values in space.parameters(kernel).items())
     assert "exceeds" in space.limit(kernel, {**default, "rows": 8}, given, "sm_90")
     assert "block_m" in space.limit(kernel, {"block_m": 64}, given, "sm_90")
-    card = hardware.gpu("h200")
+    card = cards.gpu("h200")
     good, poor = (space.seconds(kernel, {**default, **change}, given, card) for change in ({}, {"rows": 1, "depth": 4}))
     assert 1e-3 < good < poor < 1.0
 

@@ -12,7 +12,7 @@ from sdkde_numpy.formulas import Direct, Expanded, Split, choose
 from sdkde_numpy.info import INFO
 
 import sdkde_core
-from sdkde_core.merge import each
+from sdkde_core.engine.merge import each
 from sdkde_core.protocol import LEVELS, Columns, Problem, Reduction
 from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error
 

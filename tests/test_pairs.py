@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sdkde_core import registry
 from sdkde_core.arrays import convert, to_host
-from sdkde_core.merge import each
+from sdkde_core.choice import registry
+from sdkde_core.engine.merge import each
+from sdkde_core.engine.outliers import reduce_pass
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
-from sdkde_core.split import reduce_pass
 from sdkde_core.testing.problems import CASES, make
 
 LEVELS = ("fast", "high", "float64")

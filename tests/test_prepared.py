@@ -15,9 +15,15 @@ from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
 
 import sdkde_core
-from sdkde_core import arrays, bandwidth, execute, prepared_columns, reference, registry, select, split
-from sdkde_core.exact import reduce_exact
+from sdkde_core import arrays
+from sdkde_core.choice import registry, select
+from sdkde_core.engine import outliers as split
+from sdkde_core.engine import packed as prepared_columns
+from sdkde_core.engine.exact import reduce_exact
+from sdkde_core.estimator import bandwidth
+from sdkde_core.estimator import plan as execute
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
+from sdkde_core.testing import reference
 
 METHODS = ("kde", "sdkde", "laplace")
 SCALE = np.array([0.01, 1.0, 100.0])

@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from sdkde_core import reference
+from sdkde_core.testing import reference
 
 
 def _mp_density(train, query, h_matrix, weights, method):

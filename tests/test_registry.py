@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core import hardware, reference, registry, select, tuning
+from sdkde_core import tuning
+from sdkde_core.choice import hardware, registry, select
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
-from sdkde_core.testing import problems
+from sdkde_core.testing import problems, reference
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_a_taken_name_resolves_the_same_way_every_time(install):
     install("aaa", "numpy", good("numpy", "aaa"))
     install("zzz", "other", good("other", "zzz"))
     install("bbb", "other", good("other", "bbb"))
-    assert registry.find("numpy").distribution == "sdkde"
+    assert registry.find("numpy").distribution == "sdkde-core"
     assert registry.find("other").distribution == "bbb"
     shadowed = {r.distribution: r.reason for r in sdkde_core.backends() if r.status == "shadowed"}
     assert set(shadowed) == {"aaa", "zzz"}

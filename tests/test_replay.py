@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import sdkde_core
-from sdkde_core import replay
-from sdkde_core.execute import rounded
-from sdkde_core.spec import EstimatorSpec, Goal
+from sdkde_core.estimator import graphs as replay
+from sdkde_core.estimator.plan import rounded
+from sdkde_core.estimator.spec import EstimatorSpec, Goal
 
 SPEC = EstimatorSpec("sdkde", Goal.DENSITY, "auto", True)
 

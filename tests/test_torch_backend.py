@@ -15,10 +15,11 @@ from sdkde_torch.formulas import Expanded, Split
 from sdkde_torch.info import INFO
 
 import sdkde_core
-from sdkde_core import cost, hardware, reference
 from sdkde_core.arrays import to_host
-from sdkde_core.merge import each
+from sdkde_core.choice import cards, cost, hardware
+from sdkde_core.engine.merge import each
 from sdkde_core.protocol import LEVELS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
+from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors, make, truth
 
 CPU = torch.device("cpu")
@@ -217,7 +218,7 @@ def test_a_device_that_is_not_here():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_device_without_float64(pretend, method, dtype, monkeypatch):
     """Whitened on the host, where the points stay; no level "float64", and `explain` says why."""
-    monkeypatch.setattr(sdkde_core.select, "_loaded", {})
+    monkeypatch.setattr(sdkde_core.choice.select, "_loaded", {})
     pretend("mps", False)
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(n, 3)).astype(dtype) for n in (300, 40))
@@ -320,7 +321,7 @@ def test_in_inference_mode_and_without_autograd():
 @pytest.mark.parametrize("reduction", Reduction)
 def test_the_price_grows_with_the_problem_and_is_no_bargain(reduction, level, device):
     """On neither kind of device is it cheaper than the plain formulation in one pass over memory."""
-    on = hardware.cpu() if device == "cpu" else hardware.gpu("h200").at()
+    on = hardware.cpu() if device == "cpu" else cards.gpu("h200").at()
     problem = Problem(reduction, 65536, 32768, 16, level=level, device=device, extent=10.0)
     price = cost.predict(INFO, problem, on)
     assert price > cost.seconds(replace(cost.plain_work(problem), matrix_flops={}), on)

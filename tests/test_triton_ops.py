@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sdkde_core
 from sdkde_core.arrays import to_host
-from sdkde_core.merge import each
+from sdkde_core.engine.merge import each
 from sdkde_core.protocol import BackendUnavailable, Partial, Reduction
 from sdkde_core.testing import problems
 

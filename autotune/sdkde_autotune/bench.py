@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from sdkde_core import registry
-from sdkde_core.merge import each
+from sdkde_core.choice import registry
+from sdkde_core.engine.merge import each
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
 from sdkde_core.tuning import Config, using
 

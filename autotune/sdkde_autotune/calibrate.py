@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sdkde_core.arrays import convert, ingest, to_host
-from sdkde_core.bandwidth import resolve
-from sdkde_core.calibration import ignored
-from sdkde_core.execute import Plan, plan, run
+from sdkde_core.choice.calibration import ignored
+from sdkde_core.estimator.plan import Plan, plan, run
+from sdkde_core.estimator.rules import resolve
+from sdkde_core.estimator.spec import EstimatorSpec, Goal
 from sdkde_core.protocol import LEVELS, BackendInfo, BackendUnavailable, Reduction
-from sdkde_core.spec import EstimatorSpec, Goal
 
 __all__ = ["DIMENSIONS", "Calibrated", "calibrate"]
 
@@ -47,7 +47,7 @@ class Calibrated(NamedTuple):
     ----------
     backend, device : str
     values : dict of str to float
-        As :meth:`sdkde_core.calibration.Calibration.of` reads them; empty: nothing could be measured.
+        As :meth:`sdkde_core.choice.calibration.Calibration.of` reads them; empty: nothing could be measured.
     declined : str
         Then why.
     """

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sdkde_core import __version__, hardware
-from sdkde_core.calibration import machine_of
-from sdkde_core.console import Argument, json_option, stopped_by_signals
-from sdkde_core.console import Group as OneLine
-from sdkde_core.hardware import GPU
+from sdkde_core import __version__
+from sdkde_core.choice import cards, hardware
+from sdkde_core.choice.calibration import machine_of
+from sdkde_core.choice.cards import GPU
+from sdkde_core.cli.console import Argument, json_option, stopped_by_signals
+from sdkde_core.cli.console import Group as OneLine
 
 from . import lookup, options, terminal
 from .measure import Runner
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 try:
     from click_default_group import DefaultGroup
 except ImportError:
-    click.echo("Error: the tuner needs more packages: pip install 'sdkde[autotune]'", err=True)
+    click.echo("Error: the tuner needs more packages: pip install 'sdkde-core[autotune]'", err=True)
     raise SystemExit(2) from None
 
 __all__ = ["main"]
@@ -51,7 +52,7 @@ class _Commands(OneLine, DefaultGroup):
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
             close = difflib.get_close_matches(cmd_name, self.commands, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}? " if close else ""
-            if hardware.gpu(cmd_name):
+            if cards.gpu(cmd_name):
                 hint = f"did you mean --gpu {cmd_name}? "
             raise click.UsageError(f"there is no command {cmd_name!r}; {hint}There are {', '.join(self.commands)}")
         return super().get_command(ctx, cmd_name)

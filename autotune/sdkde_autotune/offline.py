@@ -13,8 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from sdkde_core import cost, hardware, registry
-from sdkde_core.hardware import GPU
+from sdkde_core.choice import cost, hardware, registry
+from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Compiled, Config, Space, space_of
 
 from .measure import Outcome, Task

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from sdkde_core import hardware, registry
-from sdkde_core.console import together
-from sdkde_core.hardware import GPU
+from sdkde_core.choice import cards, hardware, registry
+from sdkde_core.choice.cards import GPU
+from sdkde_core.cli.console import together
 from sdkde_core.protocol import LEVELS, BackendInfo, BackendUnavailable, Problem, Reduction
 
 from . import lookup
@@ -110,7 +110,7 @@ def card_here(name: str) -> tuple[GPU, str | None]:
             raise ValueError("no NVIDIA GPU is visible here; name the one to predict for, such as --gpu a6000")
         name = here[0]
     card = card_named(name)
-    matches = [i for i, found in enumerate(here) if hardware.gpu(found) is card]
+    matches = [i for i, found in enumerate(here) if cards.gpu(found) is card]
     if len(matches) > 1:
         click.echo(f"{len(matches)} GPUs here are {card.name}: taking the first, cuda:{matches[0]}", err=True)
     return card, f"cuda:{matches[0]}" if matches else None
@@ -139,7 +139,7 @@ def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     names = {"dim": "dimension", "precision": "level"}
     wanted = {names.get(name, name): value for name, value in filters.items() if value}
     if "gpu" in wanted:
-        wanted["gpu"] = hardware.card_name(wanted["gpu"])
+        wanted["gpu"] = cards.card_name(wanted["gpu"])
     return wanted
 
 

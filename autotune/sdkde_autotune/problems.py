@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sdkde_core import registry
-from sdkde_core.hardware import GPU, GPUS, gpu
+from sdkde_core.choice import registry
+from sdkde_core.choice.cards import GPU, GPUS, gpu
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
 from sdkde_core.tuning import Query, Space, space_of
 

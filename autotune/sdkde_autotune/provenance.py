@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdkde_core import registry
+from sdkde_core.choice import registry
 
 __all__ = ["NAMES", "clocks", "current", "same"]
 

@@ -299,7 +299,7 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a plot needs matplotlib: pip install 'sdkde[plot]'") from error
+        raise ImportError("a plot needs matplotlib: pip install 'sdkde-core[plot]'") from error
 
     ran = [trial for trial in trials if trial.outcome.status == "ok" and trial.outcome.ms]
     if not ran:

@@ -13,7 +13,7 @@ from typing import Protocol as TypingProtocol
 
 import numpy as np
 
-from sdkde_core.hardware import gpu
+from sdkde_core.choice.cards import gpu
 from sdkde_core.tuning import Config, Space
 
 from .key import Key

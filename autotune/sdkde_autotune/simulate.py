@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sdkde_core.hardware import GPU
+from sdkde_core.choice.cards import GPU
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Compiled, Config, Query, Space
 

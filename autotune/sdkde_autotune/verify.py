@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sdkde_core import registry
+from sdkde_core.choice import registry
 from sdkde_core.tuning import Query, Space, space_of
 
 from .key import Key

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core import cost
-from sdkde_core.hardware import Processor, cpu_threads, processor, speedup
+from sdkde_core.choice import cost
+from sdkde_core.choice.cards import Processor
+from sdkde_core.choice.hardware import cpu_threads, processor, speedup
 from sdkde_core.protocol import Problem, Reduction, Work
 
 from .bounds import cutoff

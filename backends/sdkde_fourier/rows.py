@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.exact import reduce_exact
-from sdkde_core.merge import concatenate
+from sdkde_core.engine.exact import reduce_exact
+from sdkde_core.engine.merge import concatenate
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 __all__ = ["Neighbourhoods", "Outside"]

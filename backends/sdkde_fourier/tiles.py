@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sdkde_core.merge import concatenate, each, safe_log
+from sdkde_core.engine.merge import concatenate, each, safe_log
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 __all__ = ["Tiles"]

@@ -70,7 +70,9 @@ def _depends_on(device: str) -> dict[str, Any]:
     compiler = library.compiler()
     stat = os.stat(compiler) if compiler else None
     return {
-        "versions": {name: importlib.metadata.version(name) for name in ("pykeops", "keopscore", "torch", "sdkde")},
+        "versions": {
+            name: importlib.metadata.version(name) for name in ("pykeops", "keopscore", "torch", "sdkde-core")
+        },
         "python": [sys.executable, platform.python_version(), platform.platform()],
         "compiler": compiler,
         "compiler file": [os.path.realpath(compiler), stat.st_size, stat.st_mtime_ns] if compiler and stat else None,

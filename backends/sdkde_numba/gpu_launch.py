@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.hardware import card_name
+from sdkde_core.choice.cards import card_name
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import Query, Tuned, tuned
 
@@ -69,7 +69,7 @@ class Processor:
     multiprocessors, registers, shared, threads : int
         Their number, and what one has: registers, bytes of shared memory, threads.
     name, architecture : str
-        As :func:`sdkde_core.hardware.card_name` has it, and ``"sm_90"``.
+        As :func:`sdkde_core.choice.cards.card_name` has it, and ``"sm_90"``.
     """
 
     multiprocessors: int

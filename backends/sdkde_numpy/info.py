@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.hardware import cpu_threads, speedup
+from sdkde_core.choice.hardware import cpu_threads, speedup
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import double_limit, extent_limit, single_limit, takes_split
@@ -87,7 +87,7 @@ INFO = BackendInfo(
     features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
     deterministic=True,
     requires_modules=("numpy", "threadpoolctl"),
-    install="pip install sdkde",
+    install="pip install sdkde-core",
     startup_seconds=0.12,  # the core's own imports, which the others' have too
     supports=_supports,
     extent_limit=extent_limit,

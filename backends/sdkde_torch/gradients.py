@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sdkde_core.hardware import cpu_threads
+from sdkde_core.choice.hardware import cpu_threads
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sdkde_core.hardware import cpu_threads
+from sdkde_core.choice.hardware import cpu_threads
+from sdkde_core.estimator.spec import typical_extent
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
-from sdkde_core.spec import typical_extent
 
 from .bounds import CHUNK, extent_limit, formula, has_double
 
@@ -93,7 +93,7 @@ INFO = BackendInfo(
     features=frozenset({"weights", "exclude_self", "values", "multi_scale", "grad"}),
     deterministic=True,
     requires_modules=("torch",),
-    install="pip install 'sdkde[torch]'",
+    install="pip install 'sdkde-core[torch]'",
     arrays="torch",
     startup_seconds=2.5,  # on a GPU; 1.6 on a CPU, where others are faster
     supports=_supports,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sdkde_core.hardware import cpu_threads
+from sdkde_core.choice.hardware import cpu_threads
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import CHUNK

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.hardware import card_name
+from sdkde_core.choice.cards import card_name
 
 from .space import Config
 
@@ -37,7 +37,7 @@ class Processor:
     registers, shared, threads : int
         Of one multiprocessor: 32-bit registers, bytes of shared memory, threads.
     name : str
-        As :func:`sdkde_core.hardware.card_name` has it.
+        As :func:`sdkde_core.choice.cards.card_name` has it.
     """
 
     multiprocessors: int

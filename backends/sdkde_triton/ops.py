@@ -34,8 +34,8 @@ from typing import Any
 import torch
 
 from sdkde_core.arrays import c_order
+from sdkde_core.engine.outliers import radii, reduce_pass
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
-from sdkde_core.split import radii, reduce_pass
 
 from .backend import TritonBackend
 from .info import INFO

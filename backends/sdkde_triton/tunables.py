@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdkde_core.hardware import GPU
+from sdkde_core.choice.cards import GPU
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Compiled, Config
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdkde_core.arrays import convert, detached, device_name, to_host
-from sdkde_core.merge import each, merge
+from sdkde_core.engine.merge import each, merge
+from sdkde_core.engine.outliers import reduce_pass, within_limit
 from sdkde_core.protocol import (
     FEATURES,
     LEVELS,
@@ -29,7 +30,6 @@ from sdkde_core.protocol import (
     Reduction,
     Support,
 )
-from sdkde_core.split import reduce_pass, within_limit
 
 from . import derivatives, problems
 from .problems import Case, Truth, errors

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sdkde_core import registry
+from sdkde_core.choice import registry
 
 from .checks import CHECKS, PROFILES, NotDeclared, Profile, Target
 

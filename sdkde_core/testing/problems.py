@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core import reference
+from sdkde_core.engine.outliers import reduce_pass
 from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Columns, Partial, Problem, Reduction
-from sdkde_core.split import reduce_pass
+from sdkde_core.testing import reference
 
 __all__ = ["CASES", "Case", "Truth", "answer", "errors", "make", "truth", "worst_error"]
 

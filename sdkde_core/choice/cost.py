@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .hardware import Processor, speedup
-from .protocol import BackendInfo, Problem, Reduction, Work
+from ..protocol import BackendInfo, Problem, Reduction, Work
+from .cards import Processor
+from .hardware import speedup
 
 __all__ = [
     "PaperModel",
@@ -191,7 +192,7 @@ def paper_model(k: int, d: int = 16, block_m: int = 64, block_n: int = 1024) -> 
     measured). C(16) is 1.13 by coincidence, the same digits as the bytes per k², in other units.
 
     The 155 TFLOP/s that the paper takes as the A6000's Tensor Core peak are the fp16 figure; its kernels use TF32,
-    whose dense peak is half of it (:data:`sdkde_core.hardware.GPUS`).
+    whose dense peak is half of it (:data:`sdkde_core.choice.cards.GPUS`).
     """
     if d < 2:
         raise ValueError(f"d is {d}; the paper's 1-D kernels have another model, pass d ≥ 2")

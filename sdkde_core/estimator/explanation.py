@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .arrays import Argument
-from .execute import PassReport
-from .protocol import TOLERANCES, Problem, Reduction
-from .select import Candidate, Choice
+from ..arrays import Argument
+from ..choice.select import Candidate, Choice
+from ..protocol import TOLERANCES, Problem, Reduction
+from .plan import PassReport
 from .spec import EstimatorSpec
 
 __all__ = ["Explanation", "PassLine", "shape_of"]

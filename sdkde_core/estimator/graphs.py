@@ -22,10 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .arrays import Data, ingest
+from ..arrays import Data, ingest
+from ..protocol import Partial
 from .bandwidth import Bandwidth
-from .execute import Plan, measure, rounded, run
-from .protocol import Partial
+from .plan import Plan, measure, rounded, run
 from .spec import EstimatorSpec
 
 __all__ = ["key_of", "play", "record"]

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..engine.outliers import within_limit
+from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
 from . import cost, registry
 from .calibration import calibration_of
-from .hardware import Processor, processor
-from .protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
-from .split import within_limit
+from .cards import Processor
+from .hardware import processor
 
 __all__ = ["Candidate", "Choice", "choose", "parse_device", "rank"]
 

@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from .hardware import Processor
-from .protocol import Problem
+from ..protocol import Problem
+from .cards import Processor
 
 __all__ = ["GROUP", "Calibration", "calibration_of", "ignored", "machine_of"]
 

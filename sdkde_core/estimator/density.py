@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from .protocol import Partial
+from ..protocol import Partial
 from .untraced import caller_level
 
 __all__ = ["density"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from .protocol import Partial
+from ..protocol import Partial
 
 __all__ = ["concatenate", "each", "merge", "safe_log", "stack"]
 

@@ -13,13 +13,15 @@ from typing import Any
 
 import click
 
-from . import __version__, api, diagnosis, hardware, registry
-from .bandwidth import RULES
+from .. import __version__, api
+from ..choice import hardware, registry
+from ..estimator.rules import RULES
+from ..estimator.spec import METHODS
+from ..protocol import LEVELS
+from . import doctor as diagnosis
 from .console import Argument, Group, json_option, stopped_by_signals, together
 from .files import EXTENSIONS, same_file, source, writing
-from .protocol import LEVELS
-from .spec import METHODS
-from .stream import Stream
+from .streaming import Stream
 
 __all__ = ["main"]
 

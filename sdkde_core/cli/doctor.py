@@ -10,9 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import __version__, hardware, registry
-from .protocol import BackendInfo, Support
-from .select import as_support, ask
+from .. import __version__
+from ..choice import cards, hardware, registry
+from ..choice.select import as_support, ask
+from ..protocol import BackendInfo, Support
 
 __all__ = ["backends", "devices", "environment", "versions"]
 
@@ -80,7 +81,7 @@ def _gpus() -> list[tuple[str, str]]:
     rows = []
     for i, line in enumerate(filter(None, printed.splitlines())):
         name, *rest = (part.strip() for part in line.split(","))
-        known = "rates known" if hardware.gpu(name) else "rates not known: no predicted times"
+        known = "rates known" if cards.gpu(name) else "rates not known: no predicted times"
         rows.append(
             (f"cuda:{i}", ", ".join((name, *(f"driver {x}" if k == 0 else x for k, x in enumerate(rest)), known)))
         )

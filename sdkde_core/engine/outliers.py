@@ -17,10 +17,10 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from .arrays import to_host
+from ..arrays import to_host
+from ..protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, Reduction
 from .exact import Exact
 from .merge import concatenate, each, merge
-from .protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, Reduction
 
 __all__ = [
     "SPLIT_SHARE",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from .protocol import LEVELS, Problem, Reduction
+from ..protocol import LEVELS, Problem, Reduction
 
 __all__ = ["METHODS", "EstimatorSpec", "Goal", "Pass", "asked_precision", "typical_extent"]
 

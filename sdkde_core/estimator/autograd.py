@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace, device
 
-from .arrays import Data, c_order, convert, detached, grad_enabled, is_attached
+from ..arrays import Data, c_order, convert, detached, grad_enabled, is_attached
 from .bandwidth import Bandwidth
-from .execute import Plan
+from .plan import Plan
 
 __all__ = ["AttachedBandwidth", "Given", "accepted", "attach"]
 

@@ -11,7 +11,7 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
-from .protocol import FEATURES, LEVELS, PROTOCOL, BackendInfo
+from ..protocol import FEATURES, LEVELS, PROTOCOL, BackendInfo
 
 __all__ = ["GROUP", "Record", "find", "records", "refresh"]
 
@@ -61,7 +61,7 @@ def records() -> tuple[Record, ...]:
     """
     found = sorted(
         {(p.name, _distribution(p)[0], p.value): p for p in importlib.metadata.entry_points(group=GROUP)}.items(),
-        key=lambda item: (item[0][0], item[0][1] != "sdkde", item[0]),
+        key=lambda item: (item[0][0], item[0][1] != "sdkde-core", item[0]),
     )
     result: list[Record] = []
     taken: dict[str, Record] = {}

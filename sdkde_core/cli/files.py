@@ -280,7 +280,7 @@ def _pyarrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ImportError(f"parquet files need pyarrow: pip install 'sdkde[parquet]' ({error})") from error
+        raise ImportError(f"parquet files need pyarrow: pip install 'sdkde-core[parquet]' ({error})") from error
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

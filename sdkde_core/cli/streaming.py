@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .api import estimate, explain, prepare
-from .arrays import ingest, to_host
-from .bandwidth import Bandwidth, resolve
-from .explanation import Explanation
+from ..api import estimate, explain, prepare
+from ..arrays import ingest, to_host
+from ..choice.hardware import cpu_threads
+from ..choice.select import parse_device
+from ..estimator.bandwidth import Bandwidth
+from ..estimator.explanation import Explanation
+from ..estimator.fitted import Prepared, TrainingSet
+from ..estimator.rules import resolve
+from ..estimator.spec import EstimatorSpec, Goal, asked_precision
+from ..protocol import BackendUnavailable
 from .files import NUMBERS, ROWS, Source
-from .hardware import cpu_threads
-from .prepared import Prepared, TrainingSet
-from .protocol import BackendUnavailable
-from .select import parse_device
-from .spec import EstimatorSpec, Goal, asked_precision
 
 __all__ = ["Stream"]
 

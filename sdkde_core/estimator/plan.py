@@ -17,12 +17,12 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from . import select
-from .arrays import Data, convert, detached, to_host
+from ..arrays import Data, convert, detached, to_host
+from ..choice import select
+from ..engine.outliers import far_share, radii, reduce_pass
+from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .bandwidth import Bandwidth
-from .protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .spec import EstimatorSpec
-from .split import far_share, radii, reduce_pass
 
 __all__ = [
     "Measured",
@@ -152,12 +152,12 @@ def plan(
     """Whiten the data and choose the backend.
 
     ``explained``: with every candidate's reason and price. ``grad``: one whose results can be attached to autograd; the
-    points of the plan are not, until :func:`sdkde_core.gradients.attach` has replaced them.
+    points of the plan are not, until :func:`sdkde_core.estimator.autograd.attach` has replaced them.
 
     Raises
     ------
     BackendUnavailable
-        See :func:`sdkde_core.select.choose`.
+        See :func:`sdkde_core.choice.select.choose`.
     ValueError
         The data are not finite, or the bandwidth is so small that distances overflow.
     """

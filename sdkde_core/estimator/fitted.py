@@ -12,14 +12,14 @@ import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from .arrays import Data, Origin, Query, convert, ingest_query
+from ..arrays import Data, Origin, Query, convert, ingest_query
+from ..engine.outliers import radii
+from ..engine.packed import PreparedColumns
+from ..protocol import Partial, Reduction
 from .bandwidth import Bandwidth
 from .density import density
-from .execute import columns_of_last_pass, plan, read_extent, report
-from .prepared_columns import PreparedColumns
-from .protocol import Partial, Reduction
+from .plan import columns_of_last_pass, plan, read_extent, report
 from .spec import EstimatorSpec, Goal
-from .split import radii
 from .untraced import untraced
 
 __all__ = ["Prepared", "TrainingSet"]

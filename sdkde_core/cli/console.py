@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from .protocol import BackendUnavailable
+from ..protocol import BackendUnavailable
 
 __all__ = ["Argument", "Group", "json_option", "stopped_by_signals", "together"]
 

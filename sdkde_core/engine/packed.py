@@ -1,4 +1,4 @@
-"""The columns of one reduction, packed once: :func:`sdkde_core.split.reduce_pass` for many batches of rows."""
+"""The columns of one reduction, packed once: for many batches of rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import to_host
+from ..arrays import to_host
+from ..protocol import Backend, BackendInfo, BackendUnavailable, Columns, Partial, Problem
 from .exact import Exact
 from .merge import concatenate, merge
-from .protocol import Backend, BackendInfo, BackendUnavailable, Columns, Partial, Problem
-from .split import (
+from .outliers import (
     Far,
     count,
     look,

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .api import debias, estimate, explain
-from .bandwidth import resolve
-from .spec import METHODS
+from ..api import debias, estimate, explain
+from ..estimator.rules import resolve
+from ..estimator.spec import METHODS
 
 __all__ = ["run_demo"]
 
@@ -39,7 +39,9 @@ def load_digits(d: int = 16, seed: int = 0) -> Digits:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:
-        raise ImportError(f"the demo needs scikit-learn and matplotlib: pip install 'sdkde[demo]' ({error})") from error
+        raise ImportError(
+            f"the demo needs scikit-learn and matplotlib: pip install 'sdkde-core[demo]' ({error})"
+        ) from error
 
     bunch = bundled()
     train, test, labels, _, _, images = train_test_split(
@@ -62,7 +64,9 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError(f"the demo needs scikit-learn and matplotlib: pip install 'sdkde[demo]' ({error})") from error
+        raise ImportError(
+            f"the demo needs scikit-learn and matplotlib: pip install 'sdkde-core[demo]' ({error})"
+        ) from error
     matplotlib.use("Agg")
     from matplotlib.backend_bases import FigureCanvasBase
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
+from ..protocol import Columns, Partial, Problem, Reduction, Support
 from .merge import concatenate, merge, safe_log, stack
-from .protocol import Columns, Partial, Problem, Reduction, Support
 
 __all__ = ["Exact", "reduce_exact"]
 

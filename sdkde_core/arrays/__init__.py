@@ -1,0 +1,20 @@
+"""Arrays of every kind: validated on the way in, and returned as they came."""
+
+from .arguments import Argument, Data, Query, ingest, ingest_query
+from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
+
+__all__ = [
+    "Argument",
+    "Data",
+    "Origin",
+    "Query",
+    "c_order",
+    "convert",
+    "detached",
+    "device_name",
+    "grad_enabled",
+    "ingest",
+    "ingest_query",
+    "is_attached",
+    "to_host",
+]

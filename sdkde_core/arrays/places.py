@@ -1,0 +1,135 @@
+"""Arrays of any library on any device: where they are, and how they get elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, is_cupy_array, is_jax_namespace, is_torch_array, to_device
+from array_api_compat import device as device_of
+
+__all__ = [
+    "Origin",
+    "c_order",
+    "convert",
+    "detached",
+    "device_name",
+    "grad_enabled",
+    "has_float64",
+    "is_attached",
+    "to_host",
+]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an array came from, so that results can go back there: an array-API namespace (None: NumPy) and device."""
+
+    xp: Any = None
+    device: Any = None
+    on_host: bool = True
+
+    def restore(self, x: Any, dtype: str) -> Any:
+        """Return ``x`` with ``dtype``, as the kind of array and on the device that this origin describes."""
+        with np.errstate(all="ignore"):  # float32 may overflow to inf or underflow to 0, as rounding does
+            return self._restore(x, dtype)
+
+    def _restore(self, x: Any, dtype: str) -> Any:
+        if self.xp is None or isinstance(x, np.ndarray) or (self.on_host and not is_attached(x)):
+            x = np.ascontiguousarray(to_host(x), dtype=dtype)
+            return x if self.xp is None else self.xp.asarray(x, device=self.device)
+        if array_namespace(x) is not self.xp:
+            x = self.xp.from_dlpack(x)
+        if dtype == "float64" and not has_float64(self):
+            dtype = "float32"
+        return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
+
+
+def device_name(x: Any) -> str:
+    """Name the device of ``x``: ``"cpu"``, or as its library writes it (``"cuda:0"``)."""
+    if isinstance(x, np.ndarray):
+        return "cpu"
+    device = device_of(x)
+    return f"cuda:{device.id}" if type(x).__module__.startswith("cupy") else str(device).lower()
+
+
+def convert(x: Any, library: str, device: str) -> Any:
+    """Return the float64 array ``x`` as one of ``library`` on ``device``; itself where it is that already.
+
+    On the host where the device has no float64: a backend that works there packs it itself.
+    """
+    if library == "numpy":
+        return to_host(x)
+    xp = importlib.import_module(f"array_api_compat.{library}")
+    if device.partition(":")[0] in ("mps", "xpu") and not has_float64(Origin(xp, device)):
+        device = "cpu"
+    if isinstance(x, np.ndarray):
+        # PyTorch has no read-only tensors, and warns when it is to share such memory.
+        return xp.asarray(x if x.flags.writeable or device != "cpu" else x.copy(), device=device)
+    if array_namespace(x) is not xp:
+        x = xp.from_dlpack(x)
+    return x if device_name(x) == device else to_device(x, device)
+
+
+def grad_enabled() -> bool:
+    """Whether PyTorch records what is done with tensors that require grad; it is not imported for this."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.is_grad_enabled()
+
+
+def is_attached(x: Any) -> bool:
+    """Whether ``x`` is a tensor that requires grad."""
+    return getattr(x, "requires_grad", False) is True and is_torch_array(x)
+
+
+def detached(x: Any) -> Any:
+    """Return ``x`` without what autograd knows of it; itself where that is nothing."""
+    return x.detach() if is_attached(x) else x
+
+
+def c_order(x: Any) -> Any:
+    """Return ``x`` in C order, itself where it is: what kernels that are given its address rely on."""
+    if isinstance(x, np.ndarray):
+        return np.ascontiguousarray(x)
+    if is_torch_array(x):
+        return x.contiguous()
+    return importlib.import_module("cupy").ascontiguousarray(x) if is_cupy_array(x) else x
+
+
+def to_host(x: Any) -> np.ndarray:
+    """Return ``x`` as a NumPy array, without a copy where it is on the host."""
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        x = to_device(x, "cpu")
+    except ValueError:  # a library with other names for its devices: its default one is the host
+        x = to_device(x, array_namespace(x).__array_namespace_info__().default_device())
+    return np.asarray(x)
+
+
+#: Whether a device has float64, by library and device.
+_float64: dict[tuple[str, str], bool] = {}
+
+
+def has_float64(place: Origin) -> bool:
+    """Whether the device has float64: asked once, but of JAX, which has it or not as it was told last."""
+    key = place.xp.__name__, str(place.device)
+    if key not in _float64 or is_jax_namespace(place.xp):
+        _float64[key] = _makes_float64(place.xp, place.device)
+    return _float64[key]
+
+
+def _makes_float64(xp: Any, device: Any) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JAX says that it gives float32
+            one = xp.asarray([1.0], dtype=xp.float64, device=device)
+            if one.dtype != xp.float64:
+                return False
+            return "xpu" not in str(device) or bool((one + one)[0] == 2.0)  # some of those hold what they cannot add
+    except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none; JAX gives float32 unless told otherwise
+        return False

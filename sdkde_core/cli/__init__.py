@@ -1,0 +1,1 @@
+"""The command `sdkde`; imported by the console script only."""

@@ -1,0 +1,1 @@
+"""The sums: outliers, packed columns, exact sums, and how partial results merge."""

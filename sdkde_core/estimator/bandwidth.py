@@ -1,0 +1,195 @@
+"""A bandwidth: a matrix H = L Lᵀ in squared data units, and the linear maps that it stands for.
+
+It is given as a number h (H = h² I), one h_j per dimension (H = diag h_j²), or H itself. ``whiten`` maps x to
+L⁻¹(x − centre), in which every bandwidth is the unit one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device
+from numpy.typing import NDArray
+
+from ..arrays import Argument, c_order, to_host
+
+__all__ = ["Bandwidth", "like"]
+
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Bandwidth:
+    """A bandwidth for d dimensions; make one with :meth:`of` or :func:`resolve`.
+
+    Parameters
+    ----------
+    d : int
+    factor : (d,) or (d, d) float64 array
+        The diagonal of L, or the lower Cholesky factor L of H; data units.
+    rule : str
+        Where it came from: a rule's name, or ``"given"``.
+    """
+
+    d: int
+    factor: Array
+    rule: str = "given"
+
+    @classmethod
+    def of(cls, value: Any, d: int, rule: str = "given") -> Bandwidth:
+        """Make a bandwidth from a number, d numbers or a (d, d) matrix H.
+
+        Raises
+        ------
+        TypeError
+            ``value`` is not real numbers.
+        ValueError
+            Wrong shape, a value that is not finite and positive, or a matrix that is not symmetric positive
+            definite (the message names the directions).
+        """
+        if isinstance(value, Bandwidth):
+            if value.d != d:
+                raise ValueError(f"bandwidth is for {value.d} dimensions, but train has {d}")
+            return value
+        h = _as_numbers(value)
+        if h.ndim == 2:
+            if h.shape != (d, d):
+                raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
+            return cls(d, _cholesky(h), rule)
+        if h.shape not in ((), (1,), (d,)):
+            raise ValueError(
+                f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass one number, {d} numbers, "
+                f"or a ({d}, {d}) matrix H in squared units"
+            )
+        good = (h > 0) & (h < math.inf)
+        if not good.all():
+            bad = int(np.flatnonzero(~good)[0])
+            where = "" if h.ndim == 0 else f" at index {bad}"
+            raise ValueError(f"bandwidth is {h.flat[bad]}{where}; pass positive finite numbers in the data's units")
+        return cls(d, np.full(d, h, dtype=np.float64), rule)
+
+    @property
+    def matrix(self) -> Array:
+        """H, (d, d), in squared data units."""
+        return np.diag(self.factor**2) if self.factor.ndim == 1 else self.factor @ self.factor.T
+
+    @property
+    def log_determinant(self) -> float:
+        """log det L = ½ log det H."""
+        diagonal = self.factor if self.factor.ndim == 1 else np.diagonal(self.factor)
+        return float(np.log(diagonal).sum())
+
+    @property
+    def log_constant(self) -> float:
+        """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L."""
+        return -0.5 * self.d * math.log(2 * math.pi) - self.log_determinant
+
+    def scaled(self, scale: float) -> Bandwidth:
+        """Return this bandwidth with L multiplied by ``scale``."""
+        return Bandwidth(self.d, self.factor * scale, self.rule)
+
+    def whiten(self, x: Any, centre: Any) -> Any:
+        """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
+
+        ``centre`` is float64; x may be float32.
+        """
+        return self.whitening(centre)(x)
+
+    def whitening(self, centre: Any) -> Callable[[Any], Any]:
+        """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
+        scale = like(self._scale, centre)
+        inverse = None if self.factor.ndim == 1 else like(self._inverse.T, centre)
+
+        def whiten(x: Any) -> Any:
+            scaled = c_order(x - centre)  # which has the order of x
+            scaled /= scale
+            return scaled if inverse is None else scaled @ inverse
+
+        return whiten
+
+    def stretch(self, u: Any) -> Any:
+        """Return L u for every row: a whitened displacement in data units."""
+        return u * like(self.factor, u) if self.factor.ndim == 1 else u @ like(self.factor.T, u)
+
+    def pull_back(self, u: Any) -> Any:
+        """Return L⁻ᵀ u for every row: a gradient with respect to whitened points, per data unit."""
+        return (u if self.factor.ndim == 1 else u @ like(self._inverse, u)) / like(self._scale, u)
+
+    @functools.cached_property
+    def _scale(self) -> Array:
+        """sqrt(diag H): columns in units far apart are brought together before anything is subtracted."""
+        return self.factor if self.factor.ndim == 1 else np.linalg.norm(self.factor, axis=1)
+
+    @functools.cached_property
+    def _inverse(self) -> Array:
+        """Inverse of the Cholesky factor of the correlation matrix, L = diag(scale) · factor."""
+        return np.linalg.inv(self.factor / self._scale[:, None])
+
+    def __str__(self) -> str:
+        if self.factor.ndim == 2:
+            return f"{self.rule}: full matrix, sqrt(diag H) {_span(np.sqrt(np.diagonal(self.matrix)))}"
+        return f"{self.rule}: h {_span(self.factor)}"
+
+
+def _span(h: Array) -> str:
+    low, high = float(h.min()), float(h.max())
+    return f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}"
+
+
+def like(factor: Array, x: Any) -> Any:
+    """``factor`` where x is; one number where all are equal, which no device has to be sent."""
+    if factor.ndim == 1 and (factor == factor[0]).all():
+        return float(factor[0])
+    if isinstance(x, np.ndarray):
+        return factor
+    return array_namespace(x).asarray(np.ascontiguousarray(factor), device=device(x))
+
+
+def _as_numbers(value: Any) -> Array:
+    if isinstance(value, float):
+        return np.asarray(value, dtype=np.float64)
+    argument = Argument.of("bandwidth", value)
+    with np.errstate(all="ignore"):  # extended precision may overflow; the checks that follow say so
+        h = np.asarray(to_host(argument.array), dtype=np.float64)
+    if argument.array.dtype in (bool, np.bool_):
+        raise TypeError(f"bandwidth is {value!r}; pass a rule's name, numbers or a (d, d) matrix H")
+    return h
+
+
+def _cholesky(h: Array) -> Array:
+    if not np.isfinite(h).all():
+        raise ValueError("bandwidth has values that are not finite")
+    diagonal = np.diagonal(h)
+    if not (diagonal > 0).all():
+        k = int(np.flatnonzero(~(diagonal > 0))[0])
+        raise ValueError(f"bandwidth is not positive definite: H[{k}, {k}] = {diagonal[k]}; pass a covariance matrix")
+    # Judged as a correlation matrix, so that columns in different units look neither singular nor lopsided.
+    scale = np.sqrt(diagonal)
+    correlation = h / scale[:, None] / scale
+    asymmetry = abs(correlation - correlation.T)
+    if asymmetry.max() > 1e-8:
+        i, j = divmod(int(np.argmax(asymmetry)), len(h))
+        raise ValueError(f"bandwidth is not symmetric: H[{i}, {j}] = {h[i, j]}, H[{j}, {i}] = {h[j, i]}; symmetrise it")
+    correlation = (correlation + correlation.T) / 2
+    values, vectors = np.linalg.eigh(correlation)
+    flat = values <= len(h) * np.finfo(float).eps * values[-1]
+    if flat.any():
+        raise ValueError(
+            f"bandwidth is not positive definite: {int(flat.sum())} of {len(h)} directions have no spread, "
+            f"the flattest {_direction(vectors[:, 0])} (columns in units of sqrt(H[j, j])); "
+            "drop dependent columns, or pass one number or one per dimension"
+        )
+    return np.linalg.cholesky(correlation) * scale[:, None]
+
+
+def _direction(vector: Array) -> str:
+    """The largest components of a direction, as a sum over columns."""
+    order = np.argsort(-abs(vector))[:4]
+    kept = [int(j) for j in order if abs(vector[j]) > 1e-3]
+    return " ".join(f"{vector[j]:+.3f}·x{j}" for j in kept)
