@@ -7,22 +7,22 @@
     python benchmarks/choice.py explain
     python benchmarks/choice.py --table FILE.json
 
-The grid: method, level, dimensions, sizes, bandwidth (Silverman's, a third and a tenth of it, and his with one point in
-a thousand 10⁴ bandwidths out) and, with --device cuda, data on the host or the device. Every value of an axis comes
+The grid: method, precision, dimensions, sizes, bandwidth (Silverman's, a third and a tenth of it, and his with one
+point in a thousand 10⁴ bandwidths out) and, with --device cuda, data on the host or the device. Every value of an axis comes
 equally often; a size that would take too long is replaced by the next smaller one. Data: mixtures of eight normals.
 
 Measured is estimate(..., log=True, backend=name) in a process of its own for every backend: the median of up to five
 calls after one that compiles and plans; where that takes more than a second it alone, its kernels compiled before. Not
 measured, but told: what is predicted to take more than 20 times the fastest so far and, where start-up counts, twice it
 with start-up in both; but such a prediction is put to the test, by a call that may take as long as the fastest with its
-start-up, or half a second, until one for that backend, level and kind of data has proved right. Given up: a call that
-takes more than 10 times the fastest, twice that with start-up, and two seconds. Fewer than eight calls are alike, so
-that none on a GPU is the replay of a recording. Start-ups may be taken from an earlier record of the same machine, and
+start-up, or half a second, until one for that backend, precision and kind of data has proved right. Given up: a call
+that takes more than 10 times the fastest, twice that with start-up, and two seconds. Fewer than eight calls are alike,
+so that none on a GPU is the replay of a recording. Start-ups may be taken from an earlier record of the same machine, and
 what the grid needs on a GPU may be compiled beforehand, by a command of its own.
 
 The ratio is auto's choice over the fastest. For data on the host start-up counts, as auto counts it: measured in fresh
 processes, from NumPy and the core imported to a first tiny result, less what a later one takes. For data on a device it
-does not. Errors: the worst of 12 rows over the tolerance of the level, against
+does not. Errors: the worst of 12 rows over the tolerance of the precision, against
 sdkde_core.testing.reference; of sdkde, that of the shifts, and of the densities given the backend's own moved points.
 """
 
@@ -125,13 +125,15 @@ class Bench:
         self.workers: dict[str, Worker] = {}
         self.startups: dict[str, float] = {}
         self.declared: dict[str, float] = {}
-        self.believed: set[tuple[str, str, str]] = set()  # backends, levels and kinds of data, of hopeless predictions
+        self.believed: set[tuple[str, str, str]] = (
+            set()
+        )  # backends, precisions and kinds of data, of hopeless predictions
         self.doubts = DOUBT * budget  # seconds left to find out which are
 
     def explain(self, case: Case, x: Any, y: Any, h: float) -> sdkde_core.Explanation:
         options = {"device": self.device} if case.place == "host" else {}
         train, query = placed(x, case.place), placed(y, case.place)
-        return sdkde_core.explain(train, query, method=case.method, bandwidth=h, precision=case.level, **options)
+        return sdkde_core.explain(train, query, method=case.method, bandwidth=h, precision=case.precision, **options)
 
     def measure(self, case: Case, most: float = math.inf, patient: bool = False) -> Record:
         """Measure the candidates of a case, auto's choice first, then by predicted time.
@@ -148,7 +150,10 @@ class Bench:
         for c in sorted(able, key=lambda c: (not c.chosen, c.seconds)):
             entry = self.entry(c)
             found.append(entry)
-            doubtful, kind = not patient and hopeless(price(case, c), prices), (label(entry), case.level, case.spread)
+            doubtful, kind = (
+                not patient and hopeless(price(case, c), prices),
+                (label(entry), case.precision, case.spread),
+            )
             if c.seconds > most or (doubtful and (kind in self.believed or self.doubts < 0)):
                 entry["outcome"] = "skipped"
                 continue
@@ -309,7 +314,7 @@ def main() -> None:
     options.count, bench = options.count or COUNT[options.device], Bench(options.device, options.budget)
     if options.what == "headline":
         place = "host" if options.device == "cpu" else "device"
-        cases = [replace(case, seed=options.seed) for case in headline(options.levels.split(","), place)]
+        cases = [replace(case, seed=options.seed) for case in headline(options.precisions.split(","), place)]
     else:
         cases = cases_of(options, bench)
     if options.what == "explain":

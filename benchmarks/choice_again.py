@@ -40,7 +40,7 @@ def ranked(case: Case, cpu_alone: bool) -> list[select.Candidate]:
     """All candidates for a case, by the data that it has."""
     x, y, h = data(case)
     try:
-        sdkde_core.estimate(x, y, method=case.method, bandwidth=h, precision=case.level)
+        sdkde_core.estimate(x, y, method=case.method, bandwidth=h, precision=case.precision)
     except _Asked as asked:
         problems, share = asked.args
     where = "cuda:0" if case.place == "device" else "cpu"

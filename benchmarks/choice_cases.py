@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.choice.cost import typical_extent
 from sdkde_core.choice.select import Candidate, rank
-from sdkde_core.estimator.spec import METHODS, EstimatorSpec, typical_extent
-from sdkde_core.protocol import LEVELS
+from sdkde_core.estimator.spec import METHODS, EstimatorSpec
+from sdkde_core.protocol import PRECISIONS
 
 Array = NDArray[Any]
 
@@ -50,7 +51,7 @@ class Case:
     """An estimate to make: the data follow from it."""
 
     method: str
-    level: str
+    precision: str
     n: int
     m: int
     d: int
@@ -60,7 +61,7 @@ class Case:
 
     @property
     def dtype(self) -> str:
-        return "float32" if self.level == "fast" else "float64"
+        return "float32" if self.precision == "fast" else "float64"
 
     @property
     def pairs(self) -> int:
@@ -69,7 +70,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        return f"{self.method} {self.level}, {self.n} × {self.m}, d = {self.d}, {self.spread}, {self.place}"
+        return f"{self.method} {self.precision}, {self.n} × {self.m}, d = {self.d}, {self.spread}, {self.place}"
 
 
 def data(case: Case) -> tuple[Array, Array, float]:
@@ -95,7 +96,7 @@ def priced(case: Case, device: str | None = None) -> list[Candidate]:
     if case.spread == "outliers":
         extent, share = OUT, 2.0 / THROWN
     where = "cuda:0" if case.place == "device" else "cpu"
-    spec = EstimatorSpec(case.method, precision=case.level)
+    spec = EstimatorSpec(case.method, precision=case.precision)
     problems = spec.problems(case.m, case.n, case.d, case.dtype, where, extent, False)
     ranked = rank(problems, device=device, data_device=where, share=lambda step, limit: share)
     return [c for c in ranked if c.ok and c.seconds is not None]
@@ -151,7 +152,7 @@ def draw(
     ``prices(case)``, ``largest`` pairs, or NUMBERS coordinates of either kind.
     """
     rng = np.random.default_rng(seed)
-    axes = {"method": METHODS, "level": LEVELS, "d": DIMENSIONS, "spread": tuple(SPREADS), "place": places}
+    axes = {"method": METHODS, "precision": PRECISIONS, "d": DIMENSIONS, "spread": tuple(SPREADS), "place": places}
     decks = {name: deck(values, count, rng) for name, values in axes.items()}
     ranks = deck(range(len(SIZES)), count, rng)
     found = []
@@ -165,8 +166,8 @@ def draw(
     return found
 
 
-def headline(levels: Sequence[str], place: str) -> list[Case]:
+def headline(precisions: Sequence[str], place: str) -> list[Case]:
     """SD-KDE at the sizes that others publish."""
     sizes = [(32_768, 4096, d) for d in (1, 2, 3, 16, 64)] + [(1_000_000, 131_072, d) for d in (1, 2, 3, 16)]
     first = Case("sdkde", "high", 0, 0, 0, "silverman", place)
-    return [replace(first, level=level, n=n, m=m, d=d) for n, m, d in sizes for level in levels]
+    return [replace(first, precision=precision, n=n, m=m, d=d) for n, m, d in sizes for precision in precisions]

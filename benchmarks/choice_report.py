@@ -137,11 +137,13 @@ def said(score: Score) -> str:
 
 def grid_table(records: Sequence[Record], startups: dict[str, float]) -> str:
     """Every case: auto's choice, the fastest, ratios, and the choice's worst error over the tolerance."""
-    head = "method, level | n × m | d | data | auto's choice | time | the fastest | time | ratio | ratio warm | error"
+    head = (
+        "method, precision | n × m | d | data | auto's choice | time | the fastest | time | ratio | ratio warm | error"
+    )
     rows = []
     for record in sorted(records, key=lambda r: (r["case"]["place"], r["case"]["d"], case_of(r).pairs)):
         case, verdict = case_of(record), judge(record, startups)
-        what = [f"{case.method} {case.level}", f"{case.n} × {case.m}", str(case.d)]
+        what = [f"{case.method} {case.precision}", f"{case.n} × {case.m}", str(case.d)]
         what.append(case.spread if case.place == "host" else f"{case.spread}, on the GPU")
         if verdict is None:
             rows.append([*what, *["?"] * 7])
@@ -204,7 +206,7 @@ def by_axis(records: Sequence[Record], startups: dict[str, float]) -> str:
     """The share of good choices by the value of every axis."""
     rows = []
     order = {name: i for i, name in enumerate(SPREADS)}
-    for axis in ("method", "level", "d", "spread", "place"):
+    for axis in ("method", "precision", "d", "spread", "place"):
         for value in sorted({r["case"][axis] for r in records}, key=lambda v: (order.get(v, 0), v)):
             verdicts = [judge(r, startups) for r in records if r["case"][axis] == value]
             told = [v for v in verdicts if v is not None]
@@ -226,7 +228,7 @@ def headline_table(records: Sequence[Record]) -> str:
             c = by_name.get(name)
             text = "" if c is None else headline_cell(c)
             cells.append(f"**{text}**" if c is not None and c["chosen"] else text)
-        rows.append([f"{case.n} × {case.m}, d = {case.d}, {case.level}", *cells])
+        rows.append([f"{case.n} × {case.m}, d = {case.d}, {case.precision}", *cells])
     return rows_of(("SD-KDE", *columns), *rows)
 
 

@@ -67,22 +67,22 @@ def truth(case: Case, x: Array, y: Array, h: float) -> reference.Sums:
 
 
 def density_error(case: Case, log_p: Array, want: reference.Sums, h: float) -> float:
-    """Worst error of log densities over the level's tolerance; NaN is Laplace's negative density."""
+    """Worst error of log densities over the precision's tolerance; NaN is Laplace's negative density."""
     constant = -case.d * (math.log(h) + 0.5 * math.log(2 * math.pi))
     if case.method != "laplace":
-        problem = Problem(Reduction.LOG_SUM, len(log_p), case.n, case.d, level=case.level)
+        problem = Problem(Reduction.LOG_SUM, len(log_p), case.n, case.d, precision=case.precision)
         return float(errors(problem, Partial(log_p - constant), want).max())
     with np.errstate(over="ignore", divide="ignore"):
         sizes = np.exp(log_p - constant - want.log_plus)
         signed = np.where(np.isnan(log_p), np.minimum(want.signed, 0.0), sizes)
         got = Partial(want.log_plus, sign=np.sign(signed), log_magnitude=np.log(abs(signed)) + want.log_plus)
-    problem = Problem(Reduction.LAPLACE, len(log_p), case.n, case.d, level=case.level)
+    problem = Problem(Reduction.LAPLACE, len(log_p), case.n, case.d, precision=case.precision)
     return float(errors(problem, got, want).max())
 
 
 def shift_error(case: Case, shift: Array, want: reference.Sums, h: float) -> float:
-    """Worst error of shifts, in bandwidths, over the level's tolerance."""
-    problem = Problem(Reduction.MEAN, len(shift), case.n, case.d, level=case.level)
+    """Worst error of shifts, in bandwidths, over the precision's tolerance."""
+    problem = Problem(Reduction.MEAN, len(shift), case.n, case.d, precision=case.precision)
     return float(errors(problem, Partial(want.log_sum, shift=shift), want._replace(shift=want.shift / h)).max())
 
 
@@ -117,7 +117,7 @@ def measure(job: Job) -> Iterator[tuple[str, Any]]:
     """
     case = job.case
     x, y, h = data(case)
-    options: dict[str, Any] = {"precision": case.level, "backend": job.backend, "bandwidth": h}
+    options: dict[str, Any] = {"precision": case.precision, "backend": job.backend, "bandwidth": h}
     if case.place == "host":
         options["device"] = job.device
     density = options | {"method": case.method, "log": True}
@@ -159,7 +159,7 @@ def compile_ahead(case: Case, backend: str, device: str) -> None:
         x, y, h = data(case)
         options = {"device": device} if case.place == "host" else {}
         train, query = placed(x, case.place), placed(y, case.place)
-        options |= {"method": case.method, "precision": case.level, "backend": backend}
+        options |= {"method": case.method, "precision": case.precision, "backend": backend}
         sdkde_core.estimate(train, query, bandwidth=h, **options)
 
 

@@ -87,27 +87,25 @@ def case_a(repeat: int) -> None:
         lambda: KernelDensity(bandwidth=H, rtol=0, atol=0).fit(x).score_samples(y), max(1, repeat // 2)
     )
     print(f"  scikit-learn {sklearn.__version__}, exact: {peer_time * 1e3:8.1f} ms; {errors(peer[rows], want)}")
-    for backend, (dtype, level) in itertools.product(
+    for backend, (dtype, precision) in itertools.product(
         ("numpy", "numba"), (("float32", "fast"), ("float64", "fast"), ("float64", "high"), ("float64", "float64"))
     ):
         a, b = x.astype(dtype), y.astype(dtype)
-        options = {"method": "kde", "bandwidth": H, "log": True, "precision": level, "backend": backend}
+        options = {"method": "kde", "bandwidth": H, "log": True, "precision": precision, "backend": backend}
         sdkde_core.estimate(a[:100], b, **options)  # imports, and compiles
         seconds, got = timed(lambda a=a, b=b, o=options: sdkde_core.estimate(a, b, **o), repeat)
         truth = want
         if dtype == "float32":
             truth = reference.estimate(a.astype(float), b[rows].astype(float), method="kde", bandwidth=H, log=True)
         what = f"{peer_time / seconds:5.1f} × faster; {errors(got[rows].astype(float), truth)}"
-        print(f"  {backend}, {level:7} ({dtype} in): {seconds * 1e3:8.1f} ms, {what}")
+        print(f"  {backend}, {precision:7} ({dtype} in): {seconds * 1e3:8.1f} ms, {what}")
 
     shift = reference.sums(x[rows], x, H).shift
-    for backend, level in itertools.product(("numpy", "numba"), ("fast", "high", "float64")):
-        options = {"bandwidth": H, "precision": level, "backend": backend}
+    for backend, precision in itertools.product(("numpy", "numba"), ("fast", "high", "float64")):
+        options = {"bandwidth": H, "precision": precision, "backend": backend}
         seconds, moved = timed(lambda o=options: sdkde_core.debias(x, **o), max(1, repeat // 2))
         off = np.sqrt(((2 * (moved[rows] - x[rows]) - shift) ** 2).sum(1)).max() / H
-        print(
-            f"SD-KDE first pass {N} × {N}, {backend}, {level}: {seconds:.2f} s; worst shift off by {off:.1e} bandwidths"
-        )
+        print(f"SD-KDE first pass {N} × {N}, {backend}, {precision}: {seconds:.2f} s; worst shift off by {off:.1e}")
 
 
 def compiled(repeat: int) -> None:

@@ -1,4 +1,4 @@
-"""Random problems against float64, for any backend: worst error over tolerance, by level and method or reduction.
+"""Random problems against float64, for any backend: worst error over tolerance, by precision and method or reduction.
 
     python benchmarks/fuzz.py [--backend numpy] [--device cpu] [--problems 1000] [--seed 0] [--levels fast,high]
 
@@ -47,7 +47,7 @@ from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.merge import each
 from sdkde_core.estimator.spec import METHODS
-from sdkde_core.protocol import LEVELS, TOLERANCES, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
+from sdkde_core.protocol import PRECISIONS, TOLERANCES, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
 from sdkde_core.testing.checks import NotDeclared, Target
 from sdkde_core.testing.problems import Case, errors
 
@@ -71,7 +71,7 @@ class Drawn:
 
     index: int
     task: str  # a method, or a reduction's name, which is in capitals
-    level: str
+    precision: str
     text: str  # what it is, in a line
     train: Array  # (n, d)
     query: Array | None  # (m, d)
@@ -91,7 +91,7 @@ class Drawn:
 def draw(
     seed: int,
     index: int,
-    levels: tuple[str, ...],
+    precisions: tuple[str, ...],
     info: BackendInfo,
     kind: str,
     largest: int,
@@ -99,7 +99,7 @@ def draw(
 ) -> Drawn:
     """Draw problem ``index``; ``kind`` is the device's."""
     rng = np.random.default_rng([seed, index])
-    task, level, data, near, weighting = (str(rng.choice(c)) for c in (TASKS, levels, KINDS, QUERIES, WEIGHTS))
+    task, precision, data, near, weighting = (str(rng.choice(c)) for c in (TASKS, precisions, KINDS, QUERIES, WEIGHTS))
     d = int(rng.choice(dimensions))
     n, m = (round(largest ** rng.random()) for _ in range(2))
     n, m = (1 if data == "single" else n), (n if near == "same" else m)
@@ -136,7 +136,7 @@ def draw(
         more["scales"] = tuple(10 ** rng.uniform(-0.5, 0.5, rng.integers(1, 4))) if "multi_scale" in features else ()
         more["features"] = frozenset(features)
         text += "".join(f", {f}" for f in sorted(features))
-    return Drawn(index, task, level, text, train, query, weights, bandwidth, **more)
+    return Drawn(index, task, precision, text, train, query, weights, bandwidth, **more)
 
 
 def _points(rng: np.random.Generator, kind: str, n: int, d: int, h: float) -> tuple[Array, str]:
@@ -245,7 +245,7 @@ def check_estimate(drawn: Drawn, target: Target) -> Found:
     """Check a whole estimate."""
     x, y, w = (target.give(a) for a in (drawn.train, drawn.query, drawn.weights))
     options: dict[str, Any] = {"method": drawn.task, "bandwidth": drawn.bandwidth, "weights": w, "log": drawn.log}
-    options |= {"precision": drawn.level, "backend": target.info.name}
+    options |= {"precision": drawn.precision, "backend": target.info.name}
     options |= {"device": "cpu"} if target.device == "cpu" else {}
     start = time.perf_counter()
     got = to_host(sdkde_core.estimate(x, y, **options))
@@ -271,7 +271,7 @@ def check_estimate(drawn: Drawn, target: Target) -> Found:
     reduction, meaning = Reduction.LOG_SUM, _log_sum
     if drawn.task == "laplace":
         reduction, meaning = Reduction.LAPLACE, _laplace
-    problem = Problem(reduction, len(got), n, d, level=drawn.level)
+    problem = Problem(reduction, len(got), n, d, precision=drawn.precision)
     both = (errors(problem, meaning(answer, found, mercy), found.truth) for mercy in (1.0, 0.0))
     error, strict = (e / (2.0 if drawn.task == "sdkde" else 1.0) for e in both)
     return Found(error, strict, found.truth.log_sum, seconds)
@@ -329,8 +329,8 @@ def _laplace(answer: Answer, found: Sums, mercy: float) -> Partial:
 
 def check_reduction(drawn: Drawn, target: Target) -> Found:
     """Check a single reduction; its points, whitened and rounded before, are exact."""
-    if drawn.level not in target.info.levels:
-        raise NotDeclared(f"has levels {', '.join(target.info.levels)}, not {drawn.level}")
+    if drawn.precision not in target.info.precisions:
+        raise NotDeclared(f"has precisions {', '.join(target.info.precisions)}, not {drawn.precision}")
     centre = np.sort(drawn.train, axis=0)[(len(drawn.train) - 1) // 2].astype(float)
     u, v = ((a.astype(float) - centre) / drawn.bandwidth for a in (drawn.train, drawn.queries))
     case = Case(drawn.text, u, v, log_weights(drawn.weights, len(u)))
@@ -338,7 +338,7 @@ def check_reduction(drawn: Drawn, target: Target) -> Found:
     problem = target.problem(
         case,
         Reduction[drawn.task],
-        drawn.level,
+        drawn.precision,
         same=drawn.query is None,
         exclude_self=excludes,
         dtype=drawn.train.dtype.name,
@@ -364,7 +364,9 @@ def check_reduction(drawn: Drawn, target: Target) -> Found:
             kept = forgive(size, np.zeros(()), host(found.shift_slack)) / np.where(size > 0, size, 1.0)
             error = errors(problem, replace(mine, shift=want.shift + kept[:, None] * off), want)
         if values is not None:  # as in the conformance suite: twice ℓ's tolerance, of the largest value
-            allowed = TOLERANCES[drawn.level][Reduction.LOG_SUM].at(np.where(want.log_sum > -np.inf, want.log_sum, 0))
+            allowed = TOLERANCES[drawn.precision][Reduction.LOG_SUM].at(
+                np.where(want.log_sum > -np.inf, want.log_sum, 0)
+            )
             off = abs(mine.values - want.values).max(1) / (2 * allowed * abs(values).max())
             error, strict = (np.maximum(e, np.where(np.isnan(off), np.inf, off)) for e in (error, strict))
         both = np.maximum(both, [error, strict])
@@ -382,7 +384,7 @@ class Record:
 
     index: int
     task: str
-    level: str
+    precision: str
     text: str
     outcome: str = "kept"  # of OUTCOMES
     reason: str = ""
@@ -395,7 +397,7 @@ class Record:
 
 def run(drawn: Drawn, target: Target) -> Record:
     """Check a problem, whatever happens."""
-    record, start = Record(drawn.index, drawn.task, drawn.level, drawn.text), time.perf_counter()
+    record, start = Record(drawn.index, drawn.task, drawn.precision, drawn.text), time.perf_counter()
     try:
         found = check(drawn, target)
     except (BackendUnavailable, NotDeclared) as error:
@@ -415,18 +417,18 @@ def run(drawn: Drawn, target: Target) -> Record:
 
 
 def table(records: list[Record]) -> str:
-    """By level and task, with the worst problem of each."""
-    lines = [f"{'level':8}{'of':8}" + "".join(f"{c:>9}" for c in (*OUTCOMES, "forgiven", "worst")) + "  where"]
-    for level in LEVELS:
+    """By precision and task, with the worst problem of each."""
+    lines = [f"{'precision':8}{'of':8}" + "".join(f"{c:>9}" for c in (*OUTCOMES, "forgiven", "worst")) + "  where"]
+    for precision in PRECISIONS:
         for task in dict.fromkeys(TASKS):
-            here = [r for r in records if (r.level, r.task) == (level, task)]
+            here = [r for r in records if (r.precision, r.task) == (precision, task)]
             if not here:
                 continue
             forgiven = sum(r.outcome == "kept" and not r.strict <= 1 for r in here)
             counts = *(sum(r.outcome == o for r in here) for o in OUTCOMES), forgiven
             worst = max((r for r in here if r.outcome in ("kept", "missed")), key=lambda r: r.error, default=None)
             where = f"{worst.error:9.1e}  {worst.index}: {worst.text}" if worst else ""
-            lines.append(f"{level:8}{task:8}{''.join(f'{c:9}' for c in counts)}{where}")
+            lines.append(f"{precision:8}{task:8}{''.join(f'{c:9}' for c in counts)}{where}")
     return "\n".join(lines)
 
 
@@ -455,12 +457,14 @@ def main() -> None:
     parser.add_argument("--json", metavar="PATH", help="write every record there")
     options = parser.parse_args()
     target, kind = target_of(options.backend, options.device), options.device.partition(":")[0]
-    levels = tuple(options.levels.split(",")) if options.levels else target.info.levels
-    if not set(levels) <= set(LEVELS):
-        parser.error(f"--levels is {options.levels}; there are {','.join(LEVELS)}")
+    precisions = tuple(options.precisions.split(",")) if options.precisions else target.info.precisions
+    if not set(precisions) <= set(PRECISIONS):
+        parser.error(f"--levels is {options.precisions}; there are {','.join(PRECISIONS)}")
     largest = options.largest or LARGEST[kind]
     dimensions = tuple(map(int, options.dimensions.split(","))) if options.dimensions else DIMENSIONS
-    again = f"--backend {options.backend} --device {options.device} --seed {options.seed} --levels {','.join(levels)}"
+    again = (
+        f"--backend {options.backend} --device {options.device} --seed {options.seed} --levels {','.join(precisions)}"
+    )
     again += f" --dimensions {options.dimensions}" if options.dimensions else ""
     again += f" --largest {largest} --replay"
     warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
@@ -469,11 +473,11 @@ def main() -> None:
     for index in indices:
         if time.perf_counter() - start > options.seconds:
             break
-        record = run(draw(options.seed, index, levels, target.info, kind, largest, dimensions), target)
+        record = run(draw(options.seed, index, precisions, target.info, kind, largest, dimensions), target)
         records.append(record)
         if record.outcome in ("missed", "raised") or options.replay is not None:
             size = f"{record.error:.3g} ({record.strict:.3g} with its rounding alone forgiven)"
-            print(f"{record.outcome} {size}: {record.level} {record.task}, {record.text}")
+            print(f"{record.outcome} {size}: {record.precision} {record.task}, {record.text}")
             print(f"    {record.reason}\n    {again} {index}", flush=True)
     seconds = time.perf_counter() - start
     ours, oracle = sum(r.seconds for r in records), sum(r.oracle_seconds for r in records)

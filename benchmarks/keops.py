@@ -7,7 +7,7 @@ Reductions, then SD-KDE as a whole, on a mixture of eight normals in units of Si
 of pykeops.torch.Genred on tensors of the precision that the backend takes, "GPU_2D" on a GPU, and the logarithms and
 quotients that make it a log sum, a shift or a signed sum. Both in turn, medians of
 wall time; the ratio on a CPU, which others may use, is that of CPU time. Levels computed in the same precision share a
-line. Errors: worst row over the strictest level's tolerance, against float64 sums of differences, over 256 rows.
+line. Errors: worst row over the strictest precision's tolerance, against float64 sums of differences, over 256 rows.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def genred(reduction: Reduction, d: int, device: str, plain: bool) -> Callable[[
 
     def finished(x: Tensor, y: Tensor) -> Any:
         sums = call(x, y, backend="CPU" if device == "cpu" else "GPU_2D").double()
-        level, sums = (0.0, sums) if plain else (sums[:, 0] - math.log(len(y)), sums[:, 1:])
+        log_scale, sums = (0.0, sums) if plain else (sums[:, 0] - math.log(len(y)), sums[:, 1:])
         if reduction is Reduction.LOG_SUM:
-            return level + sums[:, 0].log()
+            return log_scale + sums[:, 0].log()
         if reduction is Reduction.MEAN:
-            return level + sums[:, 0].log(), sums[:, 1:] / sums[:, :1]
+            return log_scale + sums[:, 0].log(), sums[:, 1:] / sums[:, :1]
         half = (1.0 + 0.5 * d) * sums[:, 0]
         signed = half - 0.5 * sums[:, 1]
-        return signed.sign(), signed.abs().log() + level, (half + 0.5 * sums[:, 1]).log() + level
+        return signed.sign(), signed.abs().log() + log_scale, (half + 0.5 * sums[:, 1]).log() + log_scale
 
     return finished
 
@@ -95,12 +95,14 @@ def exact(rows: Tensor, points: Tensor) -> Truth:
     for row in rows:
         differences = points - row  # (n, d)
         exponents = -0.5 * (differences**2).sum(1)
-        level = float(exponents.max())
-        phi = (exponents - level).exp()
+        log_scale = float(exponents.max())
+        phi = (exponents - log_scale).exp()
         total, plus = phi.sum(), (phi * (half - exponents)).sum()
-        level -= math.log(len(points))
+        log_scale -= math.log(len(points))
         shift, signed = (phi @ differences) / total, (phi * (half + exponents)).sum() / plus
-        found.append([float(total.log()) + level, shift.cpu().numpy(), float(signed), float(plus.log()) + level, 0.0])
+        found.append(
+            [float(total.log()) + log_scale, shift.cpu().numpy(), float(signed), float(plus.log()) + log_scale, 0.0]
+        )
     return Truth(*(np.array(column) for column in zip(*found)))
 
 
@@ -120,10 +122,10 @@ def measure(case: Case, problem: Problem, want: Truth, some: Any, repeats: int) 
     return [1e3 * t[0] for t in times], _ratio(times, device), float(errors(problem, got, want).max())
 
 
-def whole(case: Case, level: str, device: str, repeats: int) -> tuple[list[float], float]:
+def whole(case: Case, precision: str, device: str, repeats: int) -> tuple[list[float], float]:
     """Milliseconds of SD-KDE by the estimator and by hand, and their ratio."""
     x, y = (torch.as_tensor(a, device=device) for a in (case.points, case.queries))
-    last = case.problem(Reduction.LOG_SUM, level, device=device)
+    last = case.problem(Reduction.LOG_SUM, precision, device=device)
     kind = getattr(torch, bounds.dtype(last))
     first = genred(Reduction.MEAN, x.shape[1], device, device != "cpu")
     second = genred(Reduction.LOG_SUM, x.shape[1], device, False)
@@ -133,7 +135,7 @@ def whole(case: Case, level: str, device: str, repeats: int) -> tuple[list[float
         return second(y.to(kind), moved.to(kind))
 
     def ours() -> Any:
-        return sdkde_core.estimate(x, y, bandwidth=1.0, precision=level, log=True, backend="keops", device=device)
+        return sdkde_core.estimate(x, y, bandwidth=1.0, precision=precision, log=True, backend="keops", device=device)
 
     times = medians([ours, by_hand], repeats, device != "cpu")
     return [1e3 * t[0] for t in times], _ratio(times, device)
@@ -154,9 +156,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     print(f"KeOps on {options.device}, {options.n} samples, {options.m} queries, torch {torch.__version__}")
-    print("| d | extent | pass | levels | in | ms | by hand, ms | ratio | worst row over tolerance |")
+    print("| d | extent | pass | precisions | in | ms | by hand, ms | ratio | worst row over tolerance |")
     print("|--:|--:|---|---|---|--:|--:|--:|--:|")
-    levels = options.levels.split(",")
+    precisions = options.precisions.split(",")
     for d in map(int, options.dimensions.split(",")):
         case = whitened(options.n, options.m, d)
         some = np.linspace(0, options.m - 1, min(256, options.m)).astype(int)
@@ -164,21 +166,21 @@ def main() -> None:
         truths = {same: exact((points if same else queries)[some], points) for same in (True, False)}
         for reduction, same in PASSES:
             kinds: dict[str, list[Problem]] = {}
-            for level in levels:
-                problem = case.problem(reduction, level, same=same, device=options.device)
+            for precision in precisions:
+                problem = case.problem(reduction, precision, same=same, device=options.device)
                 if INFO.supports(problem).ok:
                     kinds.setdefault(bounds.dtype(problem), []).append(problem)
             for kind, problems in kinds.items():
                 ms, ratio, error = measure(case, problems[-1], truths[same], some, options.repeats)
-                names = ", ".join(p.level for p in problems)
+                names = ", ".join(p.precision for p in problems)
                 print(
                     f"| {d} | {problems[-1].extent:.1f} | {reduction} | {names} | {kind} | {ms[0]:.3g} | {ms[1]:.3g} "
                     f"| {ratio:.3f} | {error:.2g} |",
                     flush=True,
                 )
-        for level in levels:
-            ms, ratio = whole(case, level, options.device, options.repeats)
-            print(f"| {d} | | SD-KDE | {level} | | {ms[0]:.3g} | {ms[1]:.3g} | {ratio:.3f} | |", flush=True)
+        for precision in precisions:
+            ms, ratio = whole(case, precision, options.device, options.repeats)
+            print(f"| {d} | | SD-KDE | {precision} | | {ms[0]:.3g} | {ms[1]:.3g} | {ratio:.3f} | |", flush=True)
 
 
 if __name__ == "__main__":

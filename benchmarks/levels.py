@@ -1,6 +1,6 @@
-"""Both levels of the Triton backend on one CUDA GPU: dimensions, outliers, prepared training sets.
+"""Both precisions of the Triton backend on one CUDA GPU: dimensions, outliers, prepared training sets.
 
-    python benchmarks/levels.py [--cases dims,outliers,prepared] [--json PATH]
+    python benchmarks/precisions.py [--cases dims,outliers,prepared] [--json PATH]
 
 Whole estimates of SD-KDE on the data of gpu.py, float32, once repeated calls are replayed; medians by CUDA events.
 Kernels: what a first call runs on the card, by the profiler. Error: the worst row of |Δ log p̂| over the
@@ -26,7 +26,7 @@ from sdkde_core.protocol import TOLERANCES, Reduction
 
 N, M = 32768, 4096
 DIMENSIONS = (1, 2, 8, 16, 32, 64, 128, 384, 784)
-LEVELS = ("fast", "high")
+PRECISIONS = ("fast", "high")
 
 
 def median(call: Callable[..., Tensor], *args: Any, times: int = 9) -> float:
@@ -44,8 +44,8 @@ def kernels(call: Callable[..., Tensor], *args: Any) -> float:
     return sum(event.device_time_total for event in found.key_averages()) / 1e3
 
 
-def estimate(level: str, h: float, **more: Any) -> Callable[..., Tensor]:
-    return lambda x, y: sdkde_core.estimate(x, y, bandwidth=h, precision=level, backend="triton", **more)
+def estimate(precision: str, h: float, **more: Any) -> Callable[..., Tensor]:
+    return lambda x, y: sdkde_core.estimate(x, y, bandwidth=h, precision=precision, backend="triton", **more)
 
 
 def dims() -> list[dict[str, Any]]:
@@ -54,23 +54,25 @@ def dims() -> list[dict[str, Any]]:
         x, y, h, _ = mixture(N, M, d)
         moved = x.double() + 0.5 * h * reference(x, x, h, "shift")
         want = reference(y, moved, h, "log")
-        for level in LEVELS:
-            call = estimate(level, h, log=True)
+        for precision in PRECISIONS:
+            call = estimate(precision, h, log=True)
             off = call(x.double(), y.double()) - log_constant(d, h) - want
-            error = (off.abs() / TOLERANCES[level][Reduction.LOG_SUM].at(want)).max().item()
+            error = (off.abs() / TOLERANCES[precision][Reduction.LOG_SUM].at(want)).max().item()
             ms = median(call, x, y, times=5 if d > 128 else 9)
-            rows.append({"d": d, "level": level, "ms": ms, "kernels": kernels(call, x.clone(), y), "error": error})
+            rows.append(
+                {"d": d, "precision": precision, "ms": ms, "kernels": kernels(call, x.clone(), y), "error": error}
+            )
     return rows
 
 
 def outliers() -> list[dict[str, Any]]:
     x, y, h, _ = mixture(N, M, 16)
     rows = []
-    for level in LEVELS:
+    for precision in PRECISIONS:
         for count in (0, 10, 1000):
             far = x.clone()
             far[7 * torch.arange(count, device=x.device)] += 1e4 * h
-            rows.append({"outliers": count, "level": level, "ms": median(estimate(level, h), far, y)})
+            rows.append({"outliers": count, "precision": precision, "ms": median(estimate(precision, h), far, y)})
     return rows
 
 

@@ -39,9 +39,9 @@ def main() -> None:
     print(f"{on.name}: {on.source}; exps {on.exps:.2e}/s, scalar {on.scalar_flops:.2e}/s, ", end="")
     print(", ".join(f"{dtype} products {rate:.2e}/s" for dtype, rate in on.matrix_flops.items()), "\n")
     rows = []
-    for (n, m), d, reduction, level in itertools.product(SIZES, (1, 3, 16, 64), Reduction, ("fast", "high")):
+    for (n, m), d, reduction, precision in itertools.product(SIZES, (1, 3, 16, 64), Reduction, ("fast", "high")):
         case = make("mixture", n, m, d, extent=12.0)
-        problem = case.problem(reduction, level)
+        problem = case.problem(reduction, precision)
         points, log_weights, queries = (
             convert(x, info.arrays, "cpu") for x in (case.points, case.log_weights, case.queries)
         )
@@ -60,7 +60,7 @@ def main() -> None:
     for i in (*order[:5], *order[-5:]):
         p = rows[i][2]
         times_ms = f"predicted {predicted[i] * 1e3:8.2f} ms, measured {measured[i] * 1e3:8.2f} ms"
-        what = f"{p.reduction} {p.level} {p.m} × {p.n}, d = {p.d}"
+        what = f"{p.reduction} {p.precision} {p.m} × {p.n}, d = {p.d}"
         print(f"{what:44} {times_ms}, factor {factor[i]:.2f}")
     print(f"\n{len(rows)} problems: rank correlation {spearmanr(predicted, measured).statistic:.3f}, ", end="")
     print(f"median factor {np.median(factor):.2f}, worst factor {max(factor.max(), 1 / factor.min()):.2f}")

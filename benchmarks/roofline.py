@@ -56,7 +56,7 @@ def _draw(ax: Any, on: cards.Processor) -> None:
     ax.text(1.1, 1.3 * on.bandwidth / 1e12, f"memory, {on.bandwidth / 1e12:.2g} TB/s", rotation=37, fontsize=8)
     for d, colour in COLOURS.items():
         for reduction, (label, marker) in PASSES.items():
-            work = cost.tiled(Problem(reduction, 32768, 32768, d, level="fast"), *TILE)
+            work = cost.tiled(Problem(reduction, 32768, 32768, d, precision="fast"), *TILE)
             operations = sum(work.matrix_flops.values()) + work.scalar_flops
             ceiling = operations / cost.roofs(work, on)["exp"] / 1e12
             at = cost.intensity(work)

@@ -1,4 +1,4 @@
-"""Worst error over tolerance of a backend's reductions, by level: dimensions, extents, tails, clusters, weights.
+"""Worst error over tolerance of a backend's reductions, by precision: dimensions, extents, tails, clusters, weights.
 
     python benchmarks/tolerances.py [--backend numpy] [--quick]
 
@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
 from sdkde_core.choice import registry
-from sdkde_core.protocol import LEVELS, Reduction
+from sdkde_core.protocol import PRECISIONS, Reduction
 from sdkde_core.testing.problems import CASES, answer, errors, make, truth
 
 KINDS = tuple(CASES)
@@ -24,7 +24,7 @@ ROWS = {"other rows": (False, False), "same": (True, False), "leave-one-out": (T
 
 
 def worst(task: tuple[str, str, int, float]) -> list[tuple[str, str, Reduction, float, str]]:
-    """Every level's and reduction's worst row over its tolerance, for one case."""
+    """Every precision's and reduction's worst row over its tolerance, for one case."""
     name, kind, d, extent = task
     record = registry.find(name)
     assert record is not None and record.info is not None, f"no backend {name!r}"
@@ -35,10 +35,10 @@ def worst(task: tuple[str, str, int, float]) -> list[tuple[str, str, Reduction, 
         if exclude and "exclude_self" not in info.features:
             continue
         want = truth(case, same=same, exclude_self=exclude)
-        for level, reduction in product(info.levels, Reduction):
-            problem = case.problem(reduction, level, same=same, exclude_self=exclude)
+        for precision, reduction in product(info.precisions, Reduction):
+            problem = case.problem(reduction, precision, same=same, exclude_self=exclude)
             error = float(errors(problem, answer(info, backend, problem, case), want).max())
-            found.append((level, kind, reduction, error, f"d={d} e={extent:g} {rows}"))
+            found.append((precision, kind, reduction, error, f"d={d} e={extent:g} {rows}"))
     return found
 
 
@@ -57,15 +57,15 @@ def main() -> None:
             rows += found
     seconds = time.perf_counter() - start
     print(f"{arguments.backend}: {len(rows)} reductions in {seconds:.0f} s; worst row over its tolerance\n")
-    print(f"{'level':8} {'case':13} " + " ".join(f"{r:>9} {'where':28}" for r in Reduction))
-    for level, kind in product(LEVELS, KINDS):
+    print(f"{'precision':8} {'case':13} " + " ".join(f"{r:>9} {'where':28}" for r in Reduction))
+    for precision, kind in product(PRECISIONS, KINDS):
         cells = []
         for reduction in Reduction:
-            here = [(error, where) for lv, k, r, error, where in rows if (lv, k, r) == (level, kind, reduction)]
+            here = [(error, where) for lv, k, r, error, where in rows if (lv, k, r) == (precision, kind, reduction)]
             if here:
                 cells.append("{:9.1e} {:28}".format(*max(here)))
         if cells:
-            print(f"{level:8} {kind:13} " + " ".join(cells))
+            print(f"{precision:8} {kind:13} " + " ".join(cells))
 
 
 if __name__ == "__main__":

@@ -69,10 +69,10 @@ def plain(compiled: bool = False, tf32: bool = False) -> Call:
     return call
 
 
-def ours(level: str, device: str, **options: object) -> Call:
+def ours(precision: str, device: str, **options: object) -> Call:
     def call(x: Tensor, y: Tensor, h: float) -> Tensor:
         torch.set_float32_matmul_precision("highest")
-        fixed = {"backend": "torch", "precision": level, "log": True, "device": device, "backend_options": options}
+        fixed = {"backend": "torch", "precision": precision, "log": True, "device": device, "backend_options": options}
         return sdkde_core.estimate(x, y, bandwidth=h, **fixed)
 
     return call
@@ -115,10 +115,10 @@ def compare(options: argparse.Namespace) -> None:
     contenders |= {"plain formula, compiled": plain(compiled=True)}
     contenders |= {"plain formula, compiled, TF32": plain(compiled=True, tf32=True)} if tf32 else {}
     for memory in options.memory.split(","):
-        for level in ("fast", "high"):
+        for precision in ("fast", "high"):
             for compiled in (False, True):
-                name = f"sdkde_torch, {level}, {memory}{', compiled' if compiled else ''}"
-                contenders[name] = ours(level, device, memory=memory, compile=compiled)
+                name = f"sdkde_torch, {precision}, {memory}{', compiled' if compiled else ''}"
+                contenders[name] = ours(precision, device, memory=memory, compile=compiled)
     pool = [mixture(options.n, options.m, options.d, device) for _ in range(3)]
     wanted = [truth(data) for data in pool]
     print(f"SD-KDE, {options.n} × {options.m}, d = {options.d}, {device}, PyTorch {torch.__version__}\n")
@@ -145,8 +145,8 @@ def compare(options: argparse.Namespace) -> None:
 # --- derivatives ----------------------------------------------------------------------------------------------------
 
 
-def sdkde(x: Tensor, y: Tensor, level: str, attached: bool) -> Tensor:
-    """ℓ after both passes at the level of reductions, x and y whitened."""
+def sdkde(x: Tensor, y: Tensor, precision: str, attached: bool) -> Tensor:
+    """ℓ after both passes at the precision of reductions, x and y whitened."""
     found = registry.find("torch")
     assert found is not None and found.info is not None
     backend = found.info.load()
@@ -154,7 +154,7 @@ def sdkde(x: Tensor, y: Tensor, level: str, attached: bool) -> Tensor:
     extent = float(torch.cat([x, y]).detach().norm(dim=1).max()) * 1.01
     log_w = torch.full((n,), -math.log(n), dtype=torch.float64, device=x.device)
     requires = frozenset({"grad"} if attached else ())
-    more = {"level": level, "device": str(x.device), "requires": requires, "extent": extent}
+    more = {"precision": precision, "device": str(x.device), "requires": requires, "extent": extent}
     first = Problem(Reduction.MEAN, n, n, d, same=True, **more)
     points = x + 0.5 * backend.reduce(first, None, backend.prepare(first, Columns(x, log_w))).shift
     last = Problem(Reduction.LOG_SUM, len(y), n, d, **more)
@@ -171,7 +171,7 @@ def derivative(options: argparse.Namespace) -> None:
     seconds: list[list[float]] = [[], []]
     for _ in range(3):
         start = time.perf_counter()
-        result = sdkde(u, v, options.level, attached)
+        result = sdkde(u, v, options.precision, attached)
         float(result.detach()[0])  # waits for the device
         middle = time.perf_counter()
         if attached:
@@ -184,9 +184,7 @@ def derivative(options: argparse.Namespace) -> None:
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - base
     forward, backward = (statistics.median(s) for s in seconds)
-    print(
-        f"{options.part:9} {options.level:8} forward {forward:7.3f} s, backward {backward:7.3f} s, peak {peak:6.0f} MiB"
-    )
+    print(f"{options.part:9} {options.precision:8} forward {forward:.3f} s, backward {backward:.3f} s, {peak:.0f} MiB")
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from sdkde_core.protocol import Reduction
 
 DEVICE, PATIENCE = "cuda:0", 60.0
 
-#: Problems whose whole spaces are recorded: reductions, dimensions, training points, level.
+#: Problems whose whole spaces are recorded: reductions, dimensions, training points, precision.
 RECORDED = [
     (("mean",), (2, 16, 64), (32768,), ("fast",)),
     (("mean",), (16,), (32768,), ("high",)),
@@ -55,7 +55,7 @@ def main() -> None:
     for name in ("reduction", "d", "n"):
         paper_parser.add_argument(name)
     pruned_parser = commands.add_parser("pruned", help="used by record")
-    for name in ("reduction", "d", "n", "level"):
+    for name in ("reduction", "d", "n", "precision"):
         pruned_parser.add_argument(name)
     record_parser = commands.add_parser("record")
     record_parser.add_argument("--db", type=Path, required=True)
@@ -74,9 +74,9 @@ def card() -> cards.GPU:
     return found
 
 
-def of(reductions: Any, dims: Any, n_train: Any, levels: Any = ("fast",)) -> Tunable:
+def of(reductions: Any, dims: Any, n_train: Any, precisions: Any = ("fast",)) -> Tunable:
     """The kernel that takes longest of a problem."""
-    return next(iter(tunables(problems(reductions, dims, n_train, (), levels), card())))
+    return next(iter(tunables(problems(reductions, dims, n_train, (), precisions), card())))
 
 
 # --- tuned, default, the paper's -------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def record(db: Path, jobs: int) -> None:
                         store.add(key, config, outcome, runner.source, runner.provenance(task))
                     default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
                     store.settle(key, default)
-                    print(key.kernel, key.reduction, key.level, key.dimension, key.n_octave, len(every), best)
+                    print(key.kernel, key.reduction, key.precision, key.dimension, key.n_octave, len(every), best)
     finally:
         runner.close()
 
@@ -193,7 +193,7 @@ def _pruned(runner: MeasuringRunner, task: Task, space: tuning.Space, configs: l
             outcomes[i] = Outcome("compile_error", error=f"takes {compiled[0].shared} bytes of shared memory")
         else:
             able.append(i)
-    which = [str(x) for x in (problem.reduction, problem.d, problem.n, problem.level)]
+    which = [str(x) for x in (problem.reduction, problem.d, problem.n, problem.precision)]
     command = [sys.executable, __file__, "pruned", *which]
     given = json.dumps([configs[i] for i in able])
     done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=300)
@@ -203,12 +203,12 @@ def _pruned(runner: MeasuringRunner, task: Task, space: tuning.Space, configs: l
     return [outcomes[i] for i in range(len(configs))]
 
 
-def pruned(reduction: str, d: str, n: str, level: str) -> None:
+def pruned(reduction: str, d: str, n: str, precision: str) -> None:
     from sdkde_autotune.bench import Bench
     from sdkde_autotune.worker import _run
 
     configs = json.load(sys.stdin)
-    task, _ = of((reduction,), (int(d),), (int(n),), (level,))
+    task, _ = of((reduction,), (int(d),), (int(n),), (precision,))
     bench = Bench(task, DEVICE)
     take_anything()
     for config in configs:
@@ -227,7 +227,9 @@ def judge(file: Path, write: Path | None) -> None:
     for row in dump["trial"]:
         by_key.setdefault(Key._make(row[name] for name in Key._fields), []).append(row)
     kept: list[dict[str, Any]] = []
-    print("kernel       reduction level d    n     all pruned  of these ran  best ms  best pruned  rank corr.  best 16")
+    print(
+        "kernel       reduction precision d    n     all pruned  of these ran  best ms  best pruned  rank corr. best 16"
+    )
     for key, rows in by_key.items():
         task, space = _task(key)
         left = {json.dumps(config, sort_keys=True) for config in candidates(task, space)}
@@ -243,7 +245,7 @@ def judge(file: Path, write: Path | None) -> None:
         order = sorted(range(len(timed)), key=lambda i: priced[i])
         loss = min(timed[i]["q50"] for i in order[:16]) / best - 1
         print(
-            f"{key.kernel:13}{key.reduction:10}{key.level:6}{key.dimension:<5}2^{key.n_octave:<4}{len(rows):4}"
+            f"{key.kernel:13}{key.reduction:10}{key.precision:6}{key.dimension:<5}2^{key.n_octave:<4}{len(rows):4}"
             f"{len(pruned):7}{len(ran):14}{best:9.4f}{(f'{min(ran) / best:.2f} ×' if ran else '-'):>13}"
             f"{spearmanr(priced, [row['q50'] for row in timed])[0]:12.2f}{loss:9.1%}"
         )
@@ -258,7 +260,7 @@ def _task(key: Key) -> tuple[Task, tuning.Space]:
     """A problem of the tuner's that has this key."""
     n, m = 2**key.n_octave, 2**key.m_octave
     for d in dict.fromkeys((key.dimension, 2, *range(1, 17))):
-        for task, space in tunables(problems((key.reduction,), (d,), (n,), (m,), (key.level,)), _named(key)):
+        for task, space in tunables(problems((key.reduction,), (d,), (n,), (m,), (key.precision,)), _named(key)):
             if Key.of(task.query, task.problem) == key:
                 return task, space
     return task_of(key), space

@@ -11,6 +11,7 @@ from array_api_compat import array_namespace
 
 from .arrays import Argument, Data, Origin, ingest
 from .choice import registry, select
+from .choice.cost import typical_extent
 from .estimator import graphs as replay
 from .estimator.autograd import AttachedBandwidth, Given, accepted, attach
 from .estimator.bandwidth import Bandwidth
@@ -19,7 +20,7 @@ from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fitted import Prepared
 from .estimator.plan import Plan, plan, run
 from .estimator.rules import RULES, resolve
-from .estimator.spec import EstimatorSpec, Goal, asked_precision, typical_extent
+from .estimator.spec import EstimatorSpec, Goal, asked_precision
 from .estimator.untraced import untraced
 from .protocol import Partial
 
@@ -150,7 +151,7 @@ def prepare(
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
 
     Parameters as for :func:`estimate`. What follows from them is decided here, for all queries: the bandwidth, the
-    backend (as for as many queries as samples), and with ``precision="auto"`` the level, by the dtype of ``train``.
+    backend (as for as many queries as samples), and with ``precision="auto"`` the precision, by the dtype of ``train``.
     It keeps numbers, not what autograd knows of them: tensors that require grad are refused, but within
     ``torch.no_grad()``.
 

@@ -28,7 +28,7 @@ from typing import Protocol as TypingProtocol
 
 __all__ = [
     "FEATURES",
-    "LEVELS",
+    "PRECISIONS",
     "PROTOCOL",
     "TOLERANCES",
     "Backend",
@@ -44,20 +44,19 @@ __all__ = [
     "Work",
 ]
 
-#: (major, minor). A plugin of another major is refused; a new minor only adds names to FEATURES or fields with
-#: defaults.
-PROTOCOL = (1, 3)
+#: (major, minor). A plugin of another major, or of a newer minor, is refused. A new minor only adds names to FEATURES,
+#: or fields with defaults, so a plugin of an older minor works.
+PROTOCOL = (1, 0)
 
-#: Precision levels, least precise first.
-LEVELS = ("fast", "high", "float64")
+#: Precisions, least precise first.
+PRECISIONS = ("fast", "high", "float64")
 
-#: Names that ``Problem.requires`` may carry. A backend is only asked for those that its ``features`` list.
+#: Names that ``Problem.requires`` may carry. A backend is only asked for those that its ``features`` list, but for
+#: ``"multi_scale"``: the core reduces scale by scale for a backend without it.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",
-    "values": "LOG_SUM, MEAN: also Σ_j w_j φ_ij v_j / Σ_j w_j φ_ij for the (n, c) values given to prepare",
     "multi_scale": "φ_ij = exp(−½ r²_ij / s²) for every s in Problem.scales; results gain an axis after the first",
-    "column_scale": "reserved: a bandwidth factor of its own for every column",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
 }
 
@@ -84,12 +83,16 @@ class Tolerance(NamedTuple):
 _LOG = {"fast": Tolerance(5e-4, 1e-6), "high": Tolerance(1e-5, 1e-6), "float64": Tolerance(1e-10, 1e-13)}
 _SHIFT = {"fast": Tolerance(6e-5, 1e-13), "high": Tolerance(9e-6, 1e-13), "float64": Tolerance(9e-12, 1e-13)}
 
-#: ``TOLERANCES[level][reduction]``, for every row. LOG_SUM: |Δℓ|; MEAN: ‖Δshift‖₂ in bandwidths (its ℓ by
+#: ``TOLERANCES[precision][reduction]``, for every row. LOG_SUM: |Δℓ|; MEAN: ‖Δshift‖₂ in bandwidths (its ℓ by
 #: LOG_SUM's row); LAPLACE: |ΔL| / M, relative to log M. The shift is a mean under the weights by which ℓ sums, and
 #: partial results merge by ℓ in one float64: so it has ℓ's relative part, which counts far from every point only.
 TOLERANCES: Mapping[str, Mapping[Reduction, Tolerance]] = {
-    level: {Reduction.LOG_SUM: _LOG[level], Reduction.MEAN: _SHIFT[level], Reduction.LAPLACE: _LOG[level]}
-    for level in LEVELS
+    precision: {
+        Reduction.LOG_SUM: _LOG[precision],
+        Reduction.MEAN: _SHIFT[precision],
+        Reduction.LAPLACE: _LOG[precision],
+    }
+    for precision in PRECISIONS
 }
 
 
@@ -115,7 +118,7 @@ class Problem:
         Query rows, training columns, dimensions.
     dtype : {"float64", "float32"}
         What the user's numbers were (the whitened points are float64 either way).
-    level : {"fast", "high", "float64"}
+    precision : {"fast", "high", "float64"}
         The tolerances to keep, see :data:`TOLERANCES`.
     device : str
         Where the pass runs: ``"cpu"``, ``"cuda:0"``.
@@ -126,11 +129,11 @@ class Problem:
     deterministic : bool
         The same call must give the same bits.
     extent : float
-        Largest distance of any point from the centre, in bandwidths.
+        Largest distance of any row or column from the origin, in bandwidths (those of scale 1).
     scales : tuple of float
-        Bandwidth factors, with ``"multi_scale"``; otherwise empty.
-    n_values : int
-        Columns of the values, with ``"values"``; otherwise 0.
+        Bandwidth factors, with ``"multi_scale"``; otherwise empty. At scale s, φ_ij = exp(−½ r²_ij / s²) and LAPLACE's
+        factor is 1 + d/2 − ½ r²_ij / s². The shift stays in bandwidths of scale 1; its tolerance at scale s is s times
+        that of scale 1.
     """
 
     reduction: Reduction
@@ -138,25 +141,20 @@ class Problem:
     n: int
     d: int
     dtype: str = "float64"
-    level: str = "high"
+    precision: str = "high"
     device: str = "cpu"
     same: bool = False
     requires: frozenset[str] = frozenset()
     deterministic: bool = True
     extent: float = 0.0
     scales: tuple[float, ...] = ()
-    n_values: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", Reduction(self.reduction))  # a plain string would equal but not be it
-        if self.level not in LEVELS:
-            raise ValueError(f"level is {self.level!r}; pass one of {LEVELS}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is {self.precision!r}; pass one of {PRECISIONS}")
         if bool(self.scales) != ("multi_scale" in self.requires):
             raise ValueError("scales and requires={'multi_scale'} go together")
-        if bool(self.n_values) != ("values" in self.requires):
-            raise ValueError("n_values and requires={'values'} go together")
-        if self.n_values and self.reduction is Reduction.LAPLACE:
-            raise ValueError("values are means under positive weights: they go with LOG_SUM or MEAN")
 
     @property
     def pairs(self) -> int:
@@ -204,7 +202,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Partial:
-    """The result of a reduction over some of the columns; :func:`sdkde_core.merge.merge` joins several.
+    """The result of a reduction over some of the columns; :func:`sdkde_core.plugin.merge` joins several.
 
     Arrays are float64, in the array library and on the device that the points came in. m is the number of query
     rows. With ``"multi_scale"`` every array gains an axis of length ``len(problem.scales)`` after the first.
@@ -218,15 +216,12 @@ class Partial:
         MEAN only, in bandwidths.
     sign, log_magnitude : (m,) arrays, optional
         LAPLACE only: sign (−1, 0 or 1) and log |L|.
-    values : (m, c) array, optional
-        With ``"values"``.
     """
 
     log_sum: Any
     shift: Any = None
     sign: Any = None
     log_magnitude: Any = None
-    values: Any = None
 
 
 @dataclass(frozen=True)
@@ -234,43 +229,47 @@ class Columns:
     """The training points of a pass; arrays of the kind that ``BackendInfo.arrays`` names, on ``problem.device``.
 
     Where that device has no float64 they are on the host, and so are queries and results: the backend packs what it
-    needs there. (Since 1.3.)
+    needs there.
 
     Parameters
     ----------
     points : (n, d) float64 array
-        Whitened, in C order.
+        Whitened and shifted, so that the origin lies among the points; in C order.
     log_weights : (n,) float64 array
         Finite and at most 0. Without the feature ``"weights"`` in ``problem.requires`` all are equal.
-    values : (n, c) float64 array, optional
-        With ``"values"``.
     weights : (n,) float64 array, optional
         With ``"grad"`` and ``"weights"``: the weights themselves, of which log_weights are the logs; zeros included.
-        (Since 1.3.)
     """
 
     points: Any
     log_weights: Any
-    values: Any = None
     weights: Any = None
 
 
 class Backend(TypingProtocol):
-    """What a backend's implementation does. Both phases must leave their inputs untouched and be thread-safe."""
+    """What a backend's implementation does. Both phases must leave their inputs untouched and be thread-safe.
+
+    Memory is the backend's: it cuts the work so that its temporaries fit, in a way that follows from the problem and
+    the device, never from what is free, since the bits depend on it. Where they do not fit all the same it raises
+    :class:`DeviceOutOfMemory`, and the core tries with half the rows.
+    """
 
     def probe(self, device: str) -> Support:
         """Say whether ``device`` can be used here and now. May import and look at the hardware."""
 
     def prepare(self, problem: Problem, columns: Columns) -> Any:
-        """Pack the training points once; the state serves any number of ``reduce`` calls.
+        """Pack the training points once; the state serves any number of ``reduce`` calls, from several threads.
 
-        Later problems have the same columns, reduction, level and features, other rows (``m``, ``same``), and an extent
-        of at most ``problem.extent``. The arrays are not copied: the caller leaves them unchanged as long as the state
-        lives. They may be some of a pass's columns: then their weights sum to less than 1.
+        Later problems have the same columns, reduction, precision and features, other rows (``m``, ``same``), and an
+        extent of at most ``problem.extent``: ``problem.m`` says how many rows are expected, not how many will come. The
+        arrays are not copied: the caller leaves them unchanged as long as the state lives. They may be some of a pass's
+        columns: then their weights sum to less than 1.
         """
 
     def reduce(self, problem: Problem, queries: Any, state: Any, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
+
+        The result is the caller's: it shares no memory with the state, nor with the results of other calls.
 
         Parameters
         ----------
@@ -280,8 +279,9 @@ class Backend(TypingProtocol):
         state
             What ``prepare`` returned.
         own_offset : int
-            With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one. So rows can come in
-            batches, and columns in shards.
+            With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one (it may be negative, or
+            n and more). So rows can come in batches, and columns in shards. A row that is left without any column has
+            log sum −inf, shift 0, sign 0.
 
         Raises
         ------
@@ -292,6 +292,10 @@ class Backend(TypingProtocol):
 
 def _no_limit(problem: Problem) -> float:
     return math.inf
+
+
+def _no_seconds(problem: Problem) -> float:
+    return 0.0
 
 
 def _supports_all(problem: Problem) -> Support:
@@ -312,8 +316,8 @@ class BackendInfo:
         :data:`PROTOCOL` as it was when the plugin was written: a literal, not the constant.
     implementation : str
         ``"package.module:factory"``; called with the user's ``backend_options`` it returns a :class:`Backend`.
-    devices, levels : tuple of str
-        Kinds of device (``"cpu"``, ``"cuda"``) and precision levels it keeps.
+    devices, precisions : tuple of str
+        Kinds of device (``"cpu"``, ``"cuda"``) and precisions it keeps.
     features : frozenset of str
         What of :data:`FEATURES` it has.
     deterministic : bool
@@ -325,28 +329,35 @@ class BackendInfo:
     arrays : str
         The array library it takes and returns: ``"numpy"``, ``"torch"``, ``"cupy"``.
     startup_seconds : float
-        Time from nothing imported to the first result of a tiny problem.
+        Time from nothing imported to the first result of a tiny problem, of which nothing is to be compiled.
     capturable : bool
         Without weights, LOG_SUM, LAPLACE, and MEAN of the points themselves only enqueue work on the current CUDA
         stream, once they have run: nothing is read back. The core may then record repeated calls as a CUDA graph.
-        (Since 1.1.)
     tuning : str
-        ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing. (Since 1.2.)
+        ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
     supports : callable
-        ``supports(problem) -> Support``: called when device, level and features fit.
+        ``supports(problem) -> Support``: called when device, precision and features fit.
     extent_limit : callable
-        ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the level,
+        ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the precision,
         from an error bound. Up to half the pairs beyond it the core takes off: the backend sums them apart, as
         problems of the full extent, if it supports those; otherwise the core sums them exactly, however many.
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
+    compile_seconds : callable
+        ``compile_seconds(problem) -> float``: what compiling for the problem takes where that is not done yet, in
+        seconds. It counts as start-up does.
+
+    Raises
+    ------
+    TypeError
+        A field is not of its type; the message names it.
     """
 
     name: str
     protocol: tuple[int, int]
     implementation: str
     devices: tuple[str, ...]
-    levels: tuple[str, ...]
+    precisions: tuple[str, ...]
     features: frozenset[str] = frozenset()
     deterministic: bool = False
     requires_modules: tuple[str, ...] = ()
@@ -358,6 +369,32 @@ class BackendInfo:
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
     capturable: bool = False
     tuning: str = ""
+    compile_seconds: Callable[[Problem], float] = _no_seconds
+
+    def __post_init__(self) -> None:
+        for name in ("name", "implementation", "install", "arrays", "tuning"):
+            self._require(name, isinstance(getattr(self, name), str), "a string")
+        for name in ("devices", "precisions", "requires_modules"):
+            value = getattr(self, name)
+            good = isinstance(value, tuple) and all(isinstance(x, str) for x in value)
+            self._require(
+                name, good, f"a tuple of strings{f', such as ({value!r},)' if isinstance(value, str) else ''}"
+            )
+        number = isinstance(self.startup_seconds, (int, float)) and not isinstance(self.startup_seconds, bool)
+        self._require("startup_seconds", number and self.startup_seconds >= 0, "seconds, not negative")
+        version = isinstance(self.protocol, tuple) and len(self.protocol) == 2
+        self._require("protocol", version and all(type(x) is int for x in self.protocol), "(major, minor)")
+        strings = isinstance(self.features, frozenset) and all(isinstance(x, str) for x in self.features)
+        self._require("features", strings, "a frozenset of strings")
+        for name in ("deterministic", "capturable"):
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        for name in ("supports", "extent_limit", "work", "compile_seconds"):
+            value = getattr(self, name)
+            self._require(name, callable(value) or (name == "work" and value is None), "a callable")
+
+    def _require(self, name: str, good: bool, wanted: str) -> None:
+        if not good:
+            raise TypeError(f"BackendInfo.{name} is {getattr(self, name)!r}; pass {wanted}")
 
     def missing_modules(self) -> tuple[str, ...]:
         """Return the required modules that cannot be found, without importing any."""

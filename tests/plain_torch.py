@@ -40,10 +40,10 @@ class PlainTorch:
 
 INFO = BackendInfo(
     name="plain-torch",
-    protocol=(1, 3),
+    protocol=(1, 0),
     implementation="plain_torch:PlainTorch",
     devices=("cpu", "cuda"),
-    levels=("fast", "high", "float64"),
+    precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "grad"}),
     deterministic=True,
     requires_modules=("torch",),

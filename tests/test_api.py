@@ -148,11 +148,11 @@ def test_scikit_learns_kernel_density(weighted):
 def test_precision_levels_end_to_end(dtype, precision):
     x, y, _ = (a.astype(dtype) for a in _data(d=16))
     h = 0.9 * x.std(0)
-    level = precision if precision != "auto" else {"float32": "fast", "float64": "high"}[dtype]
+    precision = precision if precision != "auto" else {"float32": "fast", "float64": "high"}[dtype]
     want = reference.estimate(x.astype(float), y.astype(float), bandwidth=h.astype(float), log=True)
     got = sdkde_core.estimate(x, y, bandwidth=h, log=True, precision=precision)
     rounding = np.finfo(dtype).eps * abs(want)
-    allowed = 2 * (sdkde_core.protocol.TOLERANCES[level][sdkde_core.protocol.Reduction.LOG_SUM].at(want)) + rounding
+    allowed = 2 * (sdkde_core.protocol.TOLERANCES[precision][sdkde_core.protocol.Reduction.LOG_SUM].at(want)) + rounding
     assert (abs(got - want) <= allowed).all()
 
 
@@ -251,8 +251,8 @@ def test_gradients_of_laplace_are_not_there_yet():
 def test_environment(monkeypatch):
     x, y, _ = _data()
     monkeypatch.setenv("SDKDE_PRECISION", "float64")
-    assert sdkde_core.explain(x, y).passes[0].level == "float64"
-    assert sdkde_core.explain(x, y, precision="fast").passes[0].level == "fast"
+    assert sdkde_core.explain(x, y).passes[0].precision == "float64"
+    assert sdkde_core.explain(x, y, precision="fast").passes[0].precision == "fast"
     monkeypatch.setenv("SDKDE_PRECISION", "most")
     with pytest.raises(ValueError, match="SDKDE_PRECISION is 'most'"):
         sdkde_core.estimate(x, y)

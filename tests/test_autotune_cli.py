@@ -32,7 +32,7 @@ STRANGER = BackendInfo(
     protocol=(1, 2),
     implementation="test_autotune_search:Backend",
     devices=("cuda",),
-    levels=("fast", "high"),
+    precisions=("fast", "high"),
     supports=lambda problem: Support(problem.d <= 100, "takes up to 100 dimensions"),
     tuning="test_autotune_search:HILLS",
 )
@@ -200,7 +200,7 @@ def test_problems_are_typical_calls():
     for problem in found:
         mean = problem.reduction is Reduction.MEAN
         assert (problem.n, problem.m, problem.same) == (32768, 32768 if mean else 4096, mean)
-        assert (problem.dtype, problem.level, problem.device) == ("float32", "fast", "cuda:0")
+        assert (problem.dtype, problem.precision, problem.device) == ("float32", "fast", "cuda:0")
         assert problem.extent == pytest.approx(1.2 * problem.d**0.5 + 6)
     (high,) = problems(["log_sum"], [3], [1000], [100], ["high"])
     assert (high.n, high.m, high.dtype) == (1024, 128, "float64")
@@ -510,7 +510,7 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
     assert best.ms <= best.default_ms
     monkeypatch.setenv("SDKDE_DB", str(db))
     lookup.forget()
-    problem = Problem(Reduction.LOG_SUM, 4096, 32768, 64, level="fast", device="cuda:0", extent=15.0)
+    problem = Problem(Reduction.LOG_SUM, 4096, 32768, 64, precision="fast", device="cuda:0", extent=15.0)
     card = Processor(84, 86, 1 << 16, 100 << 10, 1536, "RTX A6000")
     assert configuration("log_sum", problem, 64, card).to_dict() == best.config
     lookup.forget()

@@ -14,7 +14,7 @@ from sdkde_core.choice.cards import Processor
 from sdkde_core.choice.hardware import NOMINAL_CORE
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Work
 
-PROBLEM = Problem(Reduction.MEAN, 100, 100, 16, level="fast")
+PROBLEM = Problem(Reduction.MEAN, 100, 100, 16, precision="fast")
 
 
 def test_factors_are_interpolated_between_dimensions():
@@ -23,7 +23,7 @@ def test_factors_are_interpolated_between_dimensions():
     at = {d: found.factor(replace(PROBLEM, d=d)) for d in (1, 4, 16, 64, 1000)}
     assert at == pytest.approx({1: 2.0, 4: 2.0, 16: 4.0, 64: 8.0, 1000: 8.0})
     assert found.seconds(PROBLEM, 0.25) == pytest.approx(0.5 + 4.0 * 0.25)
-    other = replace(PROBLEM, level="high")
+    other = replace(PROBLEM, precision="high")
     assert found.factor(other) == 1.0  # nothing known
     assert found and not Calibration()
 
@@ -127,7 +127,9 @@ def test_the_command_end_to_end(tmp_path, monkeypatch):
         assert result.exit_code == 0, result.output + repr(result.exception)
         (found,) = json.loads(result.stdout)
         values = found["values"]
-        names = {f"{r} {level} {d}" for r in Reduction for level in ("fast", "high", "float64") for d in (1, 16)}
+        names = {
+            f"{r} {precision} {d}" for r in Reduction for precision in ("fast", "high", "float64") for d in (1, 16)
+        }
         assert values.keys() == names | {"startup", "overhead"}
         assert all(0 < value < 1e4 for value in values.values())
         explained = sdkde_core.explain((1000, 4), backend="numpy")

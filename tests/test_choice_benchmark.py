@@ -41,7 +41,7 @@ def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
     drawn = cases.draw(120, ("host", "device"), 3, 0.5, 1e9, prices)
     assert drawn == cases.draw(120, ("host", "device"), 3, 0.5, 1e9, prices)
     assert drawn != cases.draw(120, ("host", "device"), 4, 0.5, 1e9, prices)
-    for axis, count in (("method", 3), ("level", 3), ("d", 8), ("spread", 4), ("place", 2)):
+    for axis, count in (("method", 3), ("precision", 3), ("d", 8), ("spread", 4), ("place", 2)):
         assert set(Counter(getattr(c, axis) for c in drawn).values()) == {120 // count}
     assert all(cases.effort(prices(c)) <= 0.5 and c.pairs <= 1e9 for c in drawn)
     assert all(max(c.n, c.m) * c.d <= cases.NUMBERS for c in drawn)
@@ -98,7 +98,7 @@ def candidate(name, seconds=None, chosen=False, outcome="measured", device="cpu"
 
 
 def record(*candidates, place="host", d=2):
-    case = {"method": "kde", "level": "high", "n": 10, "m": 5, "d": d, "spread": "tenth", "place": place, "seed": 0}
+    case = {"method": "kde", "precision": "high", "n": 10, "m": 5, "d": d, "spread": "tenth", "place": place, "seed": 0}
     return {"case": case, "candidates": list(candidates)}
 
 
@@ -173,16 +173,16 @@ def test_the_truth_leaves_nothing_out_that_counts(choice, spread):
 
 
 @pytest.mark.parametrize("method", ["kde", "laplace"])
-@pytest.mark.parametrize("level", ["fast", "high"])
-def test_errors_are_over_the_tolerance(choice, method, level):
-    case, worker = choice.choice_cases.Case(method, level, 400, 30, 2, "third"), choice.choice_worker
+@pytest.mark.parametrize("precision", ["fast", "high"])
+def test_errors_are_over_the_tolerance(choice, method, precision):
+    case, worker = choice.choice_cases.Case(method, precision, 400, 30, 2, "third"), choice.choice_worker
     x, y, h = choice.choice_cases.data(case)
     want = worker.sums(y, x, h)
     x, y = x.astype(float), y.astype(float)
     log_p = reference.estimate(x, y, method=method, bandwidth=h, log=True)
     assert worker.density_error(case, log_p, want, h) < 1e-6
     row = int(np.argmax(np.where(want.signed > 0, want.signed, 0.0)))  # the largest of L over M, for Laplace
-    off = 3 * TOLERANCES[level][Reduction.LOG_SUM].at((want.log_sum if method == "kde" else want.log_plus)[row])
+    off = 3 * TOLERANCES[precision][Reduction.LOG_SUM].at((want.log_sum if method == "kde" else want.log_plus)[row])
     share = 1.0 if method == "kde" else want.signed[row]
     log_p[row] += math.log1p(off / share) if method == "laplace" else off
     assert worker.density_error(case, log_p, want, h) == pytest.approx(3.0, rel=0.01)

@@ -301,21 +301,21 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(stream, "ROWS", 1024)
 
 
-def allowed(level, x, y, h, weights=None):
+def allowed(precision, x, y, h, weights=None):
     """Errors allowed end to end, twice the reductions', and log M (m,) that laplace's are relative to."""
     sums = reference.sums(y, x, h, weights=weights)
-    return 2 * TOLERANCES[level][Reduction.LOG_SUM].at(sums.log_sum), sums.log_plus
+    return 2 * TOLERANCES[precision][Reduction.LOG_SUM].at(sums.log_sum), sums.log_plus
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("level", ["fast", "high", "float64"])
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
-def test_a_stream_is_the_whole(method, level, weighted, small_batches):
+def test_a_stream_is_the_whole(method, precision, weighted, small_batches):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(1100, 2)), 3 * rng.normal(size=(2100, 2))
     x[:, 1] += 0.9 * x[:, 0]
     weights = rng.random(1100) * (rng.random(1100) > 0.1) if weighted else None
-    options = ["--method", method, "--precision", level, "--bandwidth", "scott"]
+    options = ["--method", method, "--precision", precision, "--bandwidth", "scott"]
     if weighted:
         options += ["--weights", save("w.npy", weights)]
     log = [] if method == "laplace" else ["--log"]
@@ -323,10 +323,10 @@ def test_a_stream_is_the_whole(method, level, weighted, small_batches):
     sdkde("estimate", train, query, "-o", "out.npy", *options, *log)
     got = np.load("out.npy")
     want = sdkde_core.estimate(
-        x, y, method=method, precision=level, bandwidth="scott", weights=weights, log=bool(log), backend="numpy"
+        x, y, method=method, precision=precision, bandwidth="scott", weights=weights, log=bool(log), backend="numpy"
     )
     h = resolve("scott", x, ingest(x, None, weights).log_weights)
-    bound, log_plus = allowed(level, x, y[::7], h.matrix, weights)
+    bound, log_plus = allowed(precision, x, y[::7], h.matrix, weights)
     if method == "laplace":
         bound = bound * np.exp(log_plus + h.log_constant) + 1e-300  # M may underflow
     assert (np.abs(got - want)[::7] <= bound).all()
@@ -556,11 +556,11 @@ def test_explain_from_shapes_and_files():
 
 def test_backends():
     text = sdkde("backends").output
-    assert re.match(r"name +status +devices +levels +features +from +reason\n", text)
+    assert re.match(r"name +status +devices +precisions +features +from +reason\n", text)
     assert re.search(r"^numpy +ok +cpu +fast, high, float64 +.*weights", text, re.M)
     told = json.loads(sdkde("backends", "--json").output)
     assert [row["name"] for row in told] == [r.name for r in sdkde_core.backends()]
-    assert {"status", "reason", "distribution", "version", "devices", "levels", "features"} <= told[0].keys()
+    assert {"status", "reason", "distribution", "version", "devices", "precisions", "features"} <= told[0].keys()
 
 
 def test_doctor_reports_what_is_missing_and_what_fails(monkeypatch):

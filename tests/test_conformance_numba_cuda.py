@@ -30,7 +30,7 @@ pytest.importorskip("numba_cuda")
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 NAME = "numba-cuda"
-LEVELS = ("fast", "high", "float64")
+PRECISIONS = ("fast", "high", "float64")
 
 simulated = pytest.mark.skipif(not SIMULATED, reason="runs in a process of its own, see test_in_the_simulator")
 
@@ -51,9 +51,9 @@ def _errors(case, problem, device, info=None, backend=None):
 @pytest.mark.parametrize(("kind", "extent"), [*((k, 10.0) for k in problems.CASES), ("tails", 1e4), ("clusters", 1e5)])
 def test_simulated_rows_keep_their_tolerances(kind, extent, reduction):
     case = problems.make(kind, 29, 11, 3, extent)
-    for level, same in (("fast", False), ("high", True), ("float64", False)):
-        error = _errors(case, case.problem(reduction, level, same=same, device="cpu"), "cpu")
-        assert error.max() <= 1.0, (level, same, error.max())
+    for precision, same in (("fast", False), ("high", True), ("float64", False)):
+        error = _errors(case, case.problem(reduction, precision, same=same, device="cpu"), "cpu")
+        assert error.max() <= 1.0, (precision, same, error.max())
 
 
 @simulated
@@ -67,7 +67,7 @@ def test_simulated_sizes_that_divide_nothing(n, m):
 
 @simulated
 @pytest.mark.parametrize(
-    ("d", "level", "extent", "reduction"),
+    ("d", "precision", "extent", "reduction"),
     [
         (7, "fast", 5.0, "laplace"),
         (7, "high", 5.0, "mean"),
@@ -76,12 +76,12 @@ def test_simulated_sizes_that_divide_nothing(n, m):
         (13, "high", 5.0, "mean"),
     ],
 )
-def test_simulated_rows_that_several_threads_share(d, level, extent, reduction):
+def test_simulated_rows_that_several_threads_share(d, precision, extent, reduction):
     """Dimensions that divide nothing either, over two and four threads, in every arithmetic."""
     case = problems.make("mixture", 5, 2, d, extent)
     shape = {"depth": 4, "rows": 1, "threads": 64, "columns": 4, "registers": 0}
     kinds = {f"{reduction}_{kind}": shape for kind in ("expanded", "single", "doubled", "float64")}
-    problem = case.problem(Reduction(reduction), level, same=reduction == "mean", device="cpu")
+    problem = case.problem(Reduction(reduction), precision, same=reduction == "mean", device="cpu")
     with tuning.using(kinds):
         assert _errors(case, problem, "cpu").max() <= 1.0
 
@@ -118,8 +118,8 @@ def test_simulated_several_bandwidths_at_once():
     info = registry.find(NAME).info
     target = Target(info, info.load(), "cpu")
     scales = (0.5, 2.5)
-    for reduction, level in zip(Reduction, ("fast", "high", "float64")):
-        problem = target.problem(case, reduction, level, requires={"multi_scale"}, scales=scales)
+    for reduction, precision in zip(Reduction, ("fast", "high", "float64")):
+        problem = target.problem(case, reduction, precision, requires={"multi_scale"}, scales=scales)
         got = target.answer(problem, case)
         for s, scale in enumerate(scales):
             one = each(got, lambda x, s=s: x[:, s])
@@ -216,12 +216,12 @@ class TestNumbaCuda(BackendConformance):
 @pytest.mark.parametrize("d", [1, 2, 5, 16, 33, 64, 128, 300])
 @pytest.mark.parametrize("extent", [5.0, 9.0, 13.0, 16.0, 20.0, 25.0, 30.0, 60.0, 120.0])
 def test_the_arithmetics_hold_up_to_their_limits(d, extent):
-    for kind, level, reduction, same in itertools.product(
-        ("mixture", "duplicates", "tails"), LEVELS, Reduction, (False, True)
+    for kind, precision, reduction, same in itertools.product(
+        ("mixture", "duplicates", "tails"), PRECISIONS, Reduction, (False, True)
     ):
         case = problems.make(kind, 900, 120, d, extent)
-        error = _errors(case, case.problem(reduction, level, same=same, device="cuda:0"), "cuda:0")
-        assert error.max() <= 0.9, (kind, level, reduction, same, error.max())
+        error = _errors(case, case.problem(reduction, precision, same=same, device="cuda:0"), "cuda:0")
+        assert error.max() <= 0.9, (kind, precision, reduction, same, error.max())
 
 
 @pytest.mark.gpu
@@ -254,4 +254,4 @@ def test_a_cpu_is_refused_unless_kernels_are_simulated(monkeypatch):
     assert info.supports(problem).ok
     assert not info.supports(replace(problem, d=1025)).ok
     assert not info.supports(replace(problem, extent=1e200)).ok
-    assert math.isinf(info.extent_limit(replace(problem, level="float64")))
+    assert math.isinf(info.extent_limit(replace(problem, precision="float64")))

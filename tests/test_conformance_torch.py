@@ -53,7 +53,7 @@ class _WithoutFloat64(BackendConformance):
     @functools.cache
     def _targets(cls):
         info = registry.find("torch").info
-        return [Target(replace(info, levels=("fast", "high")), info.load(), "mps")]
+        return [Target(replace(info, precisions=("fast", "high")), info.load(), "mps")]
 
 
 @pytest.mark.slow  # its 400 checks would take a minute of the ten that `make test` may
@@ -71,9 +71,9 @@ class TestWithoutFloat64(_WithoutFloat64):
         for reduction in Reduction:
             for extent in (10.0, 300.0):
                 case = make("mixture", 300, 50, 5, extent)
-                for level in ("fast", "high"):
+                for precision in ("fast", "high"):
                     try:
-                        target.answer(target.whole_problem(case, reduction, level), case)
+                        target.answer(target.whole_problem(case, reduction, precision), case)
                     except NotDeclared:
                         assert reduction is Reduction.MEAN
         assert len(seen) > 10

@@ -69,12 +69,12 @@ def _duplicates(d, extent):
     return Case("duplicates", points, points[::7].copy(), np.full(len(points), -math.log(len(points))))
 
 
-def _check(case, device, reductions=tuple(Reduction), rows=(False, True), level="fast", most=0.9):
+def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precision="fast", most=0.9):
     record = registry.find("triton")
     backend = record.info.load()
     for reduction in reductions:
         for same in rows:
-            problem = case.problem(reduction, level, same=same, device=device)
+            problem = case.problem(reduction, precision, same=same, device=device)
             points, log_weights, queries = (
                 torch.tensor(x, device=device) for x in (case.points, case.log_weights, case.queries)
             )
@@ -140,7 +140,7 @@ def _between_corners(d, extent):
 @interpreted
 @pytest.mark.parametrize("extent", [12.0, 14.0])
 def test_interpreted_rows_midway_between_corners_of_a_lattice(extent):
-    _check(_between_corners(48, extent), "cpu", (Reduction.MEAN,), (False,), level="high", most=0.5)
+    _check(_between_corners(48, extent), "cpu", (Reduction.MEAN,), (False,), precision="high", most=0.5)
 
 
 @interpreted
@@ -166,7 +166,7 @@ def _crowded(compute, fit, sizes):
     return within
 
 
-def _same_bits_in_slabs(monkeypatch, case, device, level, fit):
+def _same_bits_in_slabs(monkeypatch, case, device, precision, fit):
     """Reduce, then again where memory does not suffice for more than ``fit`` rows at a time."""
     from sdkde_triton import backend as module
 
@@ -177,7 +177,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, level, fit):
         if weighted:
             log_weights = torch.log_softmax(torch.linspace(-3.0, 0.0, len(log_weights), device=device).double(), 0)
         more = {"requires": {"weights"}} if weighted else {}
-        problem = case.problem(reduction, level, same=same, device=device, **more)
+        problem = case.problem(reduction, precision, same=same, device=device, **more)
         columns = Columns(torch.tensor(case.points, device=device), log_weights)
         queries = None if same else torch.tensor(case.queries, device=device)
         whole = backend.reduce(problem, queries, backend.prepare(problem, columns))
@@ -202,10 +202,10 @@ def test_interpreted_memory_changes_no_bits(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("d", [1, 2, 5, 16, 64, 130])
-def test_memory_changes_no_bits(d, level, monkeypatch):
-    _same_bits_in_slabs(monkeypatch, problems.make("mixture", 3000, 900, d, 8.0), "cuda:0", level, 300)
+def test_memory_changes_no_bits(d, precision, monkeypatch):
+    _same_bits_in_slabs(monkeypatch, problems.make("mixture", 3000, 900, d, 8.0), "cuda:0", precision, 300)
 
 
 def _interpret(marked):
@@ -260,7 +260,7 @@ def test_duplicates_and_mixtures_between_the_suites_extents(d, extent):
     _check(_duplicates(d, extent), "cuda:0")
     if d >= 64:
         _check(_pixels(d, 30.0 / math.sqrt(d), extent), "cuda:0", (Reduction.LOG_SUM, Reduction.LAPLACE), (False,))
-        for level, within in (("fast", 36.0), ("high", 15.0 if d <= 128 else 8.0)):
+        for precision, within in (("fast", 36.0), ("high", 15.0 if d <= 128 else 8.0)):
             if extent < within:
-                _check(_between_corners(d, extent), "cuda:0", (Reduction.MEAN,), (False,), level=level)
+                _check(_between_corners(d, extent), "cuda:0", (Reduction.MEAN,), (False,), precision=precision)
     _check(problems.make("mixture", 600, 100, d, extent), "cuda:0")

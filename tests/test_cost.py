@@ -59,20 +59,20 @@ def test_time_is_the_largest_roof_after_what_nothing_hides():
         "transfer": 2.0,
         "launch": 0.5,
     }
-    assert cost.seconds(work, GPU) == 2.0 + 0.5 + 5.0  # both products on one unit
+    assert cost.work_seconds(work, GPU) == 2.0 + 0.5 + 5.0  # both products on one unit
 
 
 def test_where_units_do_not_overlap_times_add():
     work = Work({"float32": 20.0}, scalar_flops=20.0, exps=12.0, bytes=100.0)
     on = cards.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, overlaps=False)
-    assert cost.seconds(work, on) == 0.5 + 2.0 + 2.0 + 3.0 + 2.0
+    assert cost.work_seconds(work, on) == 0.5 + 2.0 + 2.0 + 3.0 + 2.0
 
 
 def test_serial_work_has_one_threads_share():
     on = cards.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, threads=8, overlaps=False)
     work = Work({"float32": 20.0}, exps=12.0)
-    alone = cost.seconds(replace(work, parallel=False), on) - 0.5
-    assert alone == pytest.approx(hardware.speedup(8) * (cost.seconds(work, on) - 0.5))
+    alone = cost.work_seconds(replace(work, parallel=False), on) - 0.5
+    assert alone == pytest.approx(hardware.speedup(8) * (cost.work_seconds(work, on) - 0.5))
 
 
 def test_threads_help_less_the_more_there_are():
@@ -97,7 +97,7 @@ def test_intensity():
 
 def test_intensity_of_a_tile():
     """The paper's traffic; its FLOPs differ: here exps are apart and norms in the product."""
-    problem = Problem(Reduction.MEAN, K, K, 16, level="fast")
+    problem = Problem(Reduction.MEAN, K, K, 16, precision="fast")
     work = cost.tiled(problem, 64, 1024)
     assert work.bytes == cost.paper_model(K).score.bytes
     assert cost.intensity(work) == (2 * 18 + 2 * 17 + 5) * 64 * 1024 / 73_984
@@ -109,7 +109,7 @@ def test_plain_work_counts_pairs():
     work = cost.plain_work(problem)
     assert work.exps == 100 * 200
     assert work.matrix_flops == {"float64": 2 * 18 * 100 * 200}
-    mean = cost.plain_work(Problem(Reduction.MEAN, 100, 200, 16, level="fast"))
+    mean = cost.plain_work(Problem(Reduction.MEAN, 100, 200, 16, precision="fast"))
     assert mean.matrix_flops == {"float32": 2 * (18 + 17) * 100 * 200}
     scales = cost.plain_work(
         Problem(Reduction.LOG_SUM, 100, 200, 16, requires=frozenset({"multi_scale"}), scales=(1.0, 2.0, 3.0))

@@ -222,8 +222,8 @@ def test_prices_and_support():
     assert price.seconds(info.work(problem, None)) < 2.0
     costs = [price.seconds(info.work(replace(problem, d=d), None)) for d in (1, 2, 3)]
     assert costs == sorted(costs)
-    for level, d, ok in (("float64", 1, False), ("float64", 3, False), ("high", 3, True)):
-        support = info.supports(replace(problem, level=level, d=d))
+    for precision, d, ok in (("float64", 1, False), ("float64", 3, False), ("high", 3, True)):
+        support = info.supports(replace(problem, precision=precision, d=d))
         assert support.ok is ok and (ok or "float64" in support.reason)
     numpy = registry.find("numpy").info
     small = replace(problem, m=100, n=100, d=3)

@@ -151,8 +151,8 @@ def test_weights_near_the_end_of_float64(name):
     rng = np.random.default_rng(0)
     points, rows = rng.normal(size=(300, 2)), rng.normal(size=(50, 2))
     rows[:5] += 30.0
-    for level in (-600.0, -720.0, -735.0, -800.0, -3000.0):
-        log_weights = np.full(300, level)
+    for precision in (-600.0, -720.0, -735.0, -800.0, -3000.0):
+        log_weights = np.full(300, precision)
         problem = Problem(Reduction.MEAN, 50, 300, 2, extent=40.0, device="cpu")
         backend = info.load({"always": True})
         numpy = info.arrays == "numpy"
@@ -189,7 +189,7 @@ def test_prices_and_support():
     assert costs == sorted(costs)
     assert "products" in info.supports(problem).reason
     assert "neighbourhoods" in info.supports(replace(problem, d=3, extent=1e6)).reason
-    assert "float64" not in info.levels
+    assert "float64" not in info.precisions
 
 
 def test_options_are_checked():

@@ -86,9 +86,9 @@ def test_what_is_lost_by_products_and_sums_is_kept(fuzz):
             assert abs(got[i, j] - farther / 2**120) <= 2.0**-52 * abs(farther / 2**120)
 
 
-def _run(fuzz, count, levels=("fast", "high", "float64"), target=None):
+def _run(fuzz, count, precisions=("fast", "high", "float64"), target=None):
     target = target or fuzz.target_of("numpy", "cpu")
-    return [fuzz.run(fuzz.draw(0, i, levels, target.info, "cpu", 60), target) for i in range(count)]
+    return [fuzz.run(fuzz.draw(0, i, precisions, target.info, "cpu", 60), target) for i in range(count)]
 
 
 def test_numpy_keeps_its_tolerances_on_random_problems(fuzz):

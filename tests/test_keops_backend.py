@@ -206,13 +206,13 @@ def test_a_formula_that_does_not_compile_is_unavailable(monkeypatch):
 
 
 @pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("level", ["fast", "high", "float64"])
-def test_float32_is_for_gpus_within_its_bounds(reduction, level):
-    problem = Problem(reduction, 10, 10, 16, level=level, extent=1.0)
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+def test_float32_is_for_gpus_within_its_bounds(reduction, precision):
+    problem = Problem(reduction, 10, 10, 16, precision=precision, extent=1.0)
     assert bounds.dtype(problem) == "float64"  # on a CPU it is no faster
     there = replace(problem, device="cuda:0")
     limit = bounds.single_limit(there)
-    if level == "float64" or reduction is Reduction.MEAN:
+    if precision == "float64" or reduction is Reduction.MEAN:
         assert limit < 0
         assert INFO.extent_limit(there) == np.inf
         return
@@ -230,25 +230,25 @@ def test_float32_is_for_gpus_within_its_bounds(reduction, level):
 def test_bounds_are_near_what_data_have():
     """Silverman's bandwidth gives 15 bandwidths in 16 dimensions and 12 in 64."""
     problem = Problem(Reduction.LOG_SUM, 32768, 4096, 16, device="cuda:0")
-    assert bounds.single_limit(replace(problem, level="high")) > 15
-    assert bounds.single_limit(replace(problem, level="fast", d=64)) > 12
+    assert bounds.single_limit(replace(problem, precision="high")) > 15
+    assert bounds.single_limit(replace(problem, precision="fast", d=64)) > 12
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("d", [1, 3, 16, 64, 128, 256])
 @pytest.mark.parametrize("reduction", [Reduction.LOG_SUM, Reduction.LAPLACE])
-def test_float32_holds_up_to_its_limits(d, reduction, level):
+def test_float32_holds_up_to_its_limits(d, reduction, precision):
     from sdkde_core.testing.checks import Target
     from sdkde_core.testing.problems import errors, make, truth
 
     target = Target(INFO, KeopsBackend(), "cuda:0")
-    limit = bounds.single_limit(Problem(reduction, 400, 90, d, level=level, device="cuda:0"))
+    limit = bounds.single_limit(Problem(reduction, 400, 90, d, precision=precision, device="cuda:0"))
     n, m = (400, 90) if d < 200 else (100, 30)
     for kind in ("mixture", "tails", "clusters", "duplicates", "weights"):
         case = make(kind, n, m, d, extent=0.97 * limit if kind != "clusters" else 0.6 * limit)
-        problem = case.problem(reduction, level, device="cuda:0")
+        problem = case.problem(reduction, precision, device="cuda:0")
         if bounds.dtype(problem) == "float32":
             assert errors(problem, target.answer(problem, case), truth(case)).max() <= 0.8, kind
 
@@ -276,7 +276,7 @@ def test_far_from_every_point_and_without_any():
     columns = implementation.Columns(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
     requires = frozenset({"exclude_self"})
     for reduction in Reduction:
-        problem = Problem(reduction, 1, 1, 3, level="float64", same=True, requires=requires)
+        problem = Problem(reduction, 1, 1, 3, precision="float64", same=True, requires=requires)
         backend = KeopsBackend()
         got = backend.reduce(problem, None, backend.prepare(problem, columns))
         assert got.log_sum.tolist() == [-np.inf]

@@ -103,7 +103,7 @@ class SingleAsDouble(NumpyBackend):
     """float32 passed off as float64."""
 
     def prepare(self, problem, columns):
-        return super().prepare(replace(problem, level="fast"), columns)
+        return super().prepare(replace(problem, precision="fast"), columns)
 
     def reduce(self, problem, queries, state, own_offset=0):
         return each(super().reduce(problem, queries, state, own_offset), lambda x: x.astype(np.float32).astype(float))
@@ -216,7 +216,7 @@ MUTANTS = {
     "queries changed": (ChangesQueries, INFO, {"inputs_untouched"}),
     "not deterministic": (Unsteady, INFO, {"repeat"}),
     "any option taken": (AnyOption, replace(INFO, implementation=f"{__name__}:AnyOption"), {"options"}),
-    "no level": (NumpyBackend, replace(INFO, levels=()), {"declaration"}),
+    "no precision": (NumpyBackend, replace(INFO, precisions=()), {"declaration"}),
     "grad in NumPy": (NumpyBackend, replace(INFO, features=INFO.features | {"grad"}), {"declaration"}),
     "results not attached": (Unattached, plain_torch.INFO, {"grad"}),
     "points are no rows to autograd": (RowsForgotten, plain_torch.INFO, {"grad"}),
@@ -246,7 +246,7 @@ def test_the_suite_catches(name):
 
 
 def test_float32_log_sums_are_caught_in_784_dimensions_where_they_would_pass_in_few():
-    target = Target(replace(INFO, levels=("fast",)), SingleLogSums(), "cpu")
+    target = Target(replace(INFO, precisions=("fast",)), SingleLogSums(), "cpu")
     few = failures(target, Profile((3,), (10.0,)), only=["tolerance"])
     many = failures(target, Profile((784,), (100.0,)), only=["tolerance"])
     assert not [key for key in few if "log_sum-mixture" in key]

@@ -53,12 +53,12 @@ def _same(a, b):
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 511, 512, 513, 1025])
-@pytest.mark.parametrize("level", ["fast", "float64"])
-def test_columns_that_do_not_fill_a_tile(n, level):
+@pytest.mark.parametrize("precision", ["fast", "float64"])
+def test_columns_that_do_not_fill_a_tile(n, precision):
     case = make("mixture", n, 5, 2)
     for reduction in Reduction:
         for exclude_self in (False, True):
-            problem = case.problem(reduction, level, exclude_self=exclude_self)
+            problem = case.problem(reduction, precision, exclude_self=exclude_self)
             want = truth(case, exclude_self=exclude_self)
             assert errors(problem, answer(INFO, NumbaBackend(), problem, case), want).max() <= 0.5
 
@@ -71,8 +71,8 @@ def test_rows_that_do_not_fill_a_block(m):
         assert errors(problem, answer(INFO, NumbaBackend(), problem, case), truth(case)).max() <= 0.5
 
 
-@pytest.mark.parametrize("level", ["fast", "high", "float64"])
-def test_tiles_too_far_to_matter_are_left_out_and_no_others(level):
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+def test_tiles_too_far_to_matter_are_left_out_and_no_others(precision):
     """Clusters in order, so that whole tiles are far from a row: before, after and between those that matter."""
     rng = np.random.default_rng(3)
     centres = np.repeat([-60.0, 0.0, 60.0, -60.0], 600)
@@ -83,11 +83,11 @@ def test_tiles_too_far_to_matter_are_left_out_and_no_others(level):
     for reduction in Reduction:
         given = None if reduction is Reduction.LAPLACE else values
         more = {} if given is None else {"requires": {"values"}, "n_values": 3}
-        problem = case.problem(reduction, level, **more)
+        problem = case.problem(reduction, precision, **more)
         got, want = answer(INFO, NumbaBackend(), problem, case, given), truth(case, values=given)
         assert errors(problem, got, want).max() <= 0.5
         if given is not None:
-            assert np.abs(got.values - want.values).max() < {"fast": 1e-3, "high": 2e-5, "float64": 1e-9}[level]
+            assert np.abs(got.values - want.values).max() < {"fast": 1e-3, "high": 2e-5, "float64": 1e-9}[precision]
 
 
 def test_scales_with_weights_and_without_their_own_column():
@@ -95,10 +95,10 @@ def test_scales_with_weights_and_without_their_own_column():
     kept = np.isfinite(case.log_weights)
     case = replace(case, points=case.points[kept], log_weights=case.log_weights[kept])
     scales = (0.3, 1.0, 40.0)
-    for level in ("fast", "float64"):
+    for precision in ("fast", "float64"):
         for reduction in Reduction:
             problem = case.problem(
-                reduction, level, same=True, exclude_self=True, requires={"multi_scale"}, scales=scales
+                reduction, precision, same=True, exclude_self=True, requires={"multi_scale"}, scales=scales
             )
             got = answer(INFO, NumbaBackend(), problem, case)
             for s, scale in enumerate(scales):
@@ -138,7 +138,7 @@ def test_nan_stays_where_it_is(method, precision):
 @pytest.mark.parametrize("reduction", [Reduction.LOG_SUM, Reduction.LAPLACE])
 def test_float32_holds_up_to_its_limits(d, reduction):
     """In both forms: products up to theirs, squares up to the limit."""
-    probe = Problem(reduction, 1, 1, d, level="fast")
+    probe = Problem(reduction, 1, 1, d, precision="fast")
     n, m = (400, 90) if d < 200 else (100, 30)
     for limit in (single_products(probe), single_limit(probe)):
         for kind in ("mixture", "tails", "clusters", "duplicates", "weights"):
@@ -150,20 +150,20 @@ def test_float32_holds_up_to_its_limits(d, reduction):
 
 
 def test_forms_follow_the_extent():
-    problem = Problem(Reduction.LOG_SUM, 10, 10, 16, level="fast")
+    problem = Problem(Reduction.LOG_SUM, 10, 10, 16, precision="fast")
     products, squares = single_products(problem), single_limit(problem)
     assert 10 < products < squares < double_limit(problem)
     found = [choose(replace(problem, extent=e)) for e in (products, squares, 1.01 * squares, 1e9)]
     assert found == [("float32", False), ("float32", True), ("float64", False), ("float64", True)]
     assert choose(problem, log_weight_span=1e9).dtype == "float64"
-    assert choose(replace(problem, level="high")).dtype == "float64"
+    assert choose(replace(problem, precision="high")).dtype == "float64"
     assert choose(replace(problem, reduction=Reduction.MEAN)).dtype == "float64"
 
 
 @pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("level", ["fast", "high", "float64"])
-def test_limits_shrink_with_the_smallest_scale(reduction, level):
-    problem = Problem(reduction, 10, 10, 5, level=level)
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+def test_limits_shrink_with_the_smallest_scale(reduction, precision):
+    problem = Problem(reduction, 10, 10, 5, precision=precision)
     scaled = replace(problem, requires=frozenset({"multi_scale"}), scales=(0.25, 3.0))
     assert extent_limit(scaled) < 0.5 * extent_limit(problem)
 
@@ -254,7 +254,7 @@ def _run(script, **environment):
 
 
 def test_a_first_call_says_that_it_compiles_and_the_next_process_finds_the_code(tmp_path):
-    log = "import logging; logging.basicConfig(level='INFO'); logging.getLogger('numba').setLevel('ERROR')\n"
+    log = "import logging; logging.basicConfig(precision='INFO'); logging.getLogger('numba').setLevel('ERROR')\n"
     impatient = "from sdkde_numba import compiled; compiled.PATIENCE = 0.05\n"
     first, said = _run(log + impatient + _SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
     assert said.count("\n") == 1
@@ -271,8 +271,8 @@ def test_one_compiled_form_a_precision_serves_every_problem():
     """Numba would compile for other types of argument in silence, in every call's time."""
     rng = np.random.default_rng(0)
     x = np.asfortranarray(rng.normal(size=(90, 3)))
-    for method, level in itertools.product(("kde", "sdkde", "laplace"), ("fast", "high", "float64")):
-        options = {"method": method, "precision": level, "backend": "numba", "bandwidth": 0.3}
+    for method, precision in itertools.product(("kde", "sdkde", "laplace"), ("fast", "high", "float64")):
+        options = {"method": method, "precision": precision, "backend": "numba", "bandwidth": 0.3}
         sdkde_core.estimate(x, x[::2], weights=rng.random(90), **options)
         sdkde_core.estimate(x[:0:-1], **options)
         sdkde_core.estimate(x * 1e6, x[:0], **options)
@@ -291,19 +291,21 @@ caching._CacheLocator.ensure_cache_path = refuse
     assert got[-1].startswith("0 ")
 
 
-@pytest.mark.parametrize(("person", "level", "lines"), [(True, "WARNING", 1), (True, "INFO", 0), (False, "WARNING", 0)])
-def test_a_person_at_a_terminal_reads_one_line_unless_it_is_in_the_log(monkeypatch, caplog, person, level, lines):
+@pytest.mark.parametrize(
+    ("person", "precision", "lines"), [(True, "WARNING", 1), (True, "INFO", 0), (False, "WARNING", 0)]
+)
+def test_a_person_at_a_terminal_reads_one_line_unless_it_is_in_the_log(monkeypatch, caplog, person, precision, lines):
     class Terminal(io.StringIO):
         def isatty(self):
             return person
 
-    caplog.set_level(level, logger="sdkde")
+    caplog.set_level(precision, logger="sdkde")
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(compiled, "_announced", False)
     compiled._announce()
     compiled._announce()
     assert sys.stderr.getvalue().count("\n") == lines
-    assert len(caplog.records) == (level == "INFO")
+    assert len(caplog.records) == (precision == "INFO")
 
 
 def test_a_quick_compilation_says_nothing(monkeypatch, caplog):
@@ -331,13 +333,13 @@ print(sdkde_core.explain(x).backend)
 # --- its price ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("reduction", Reduction)
-def test_it_is_priced_below_numpy_but_for_its_start(reduction, level):
+def test_it_is_priced_below_numpy_but_for_its_start(reduction, precision):
     """As measured, see docs/measurements.md; on the nominal core, whatever the machine."""
     numpy_info = registry.find("numpy").info
     for d in (1, 3, 16, 64):
-        problem = Problem(reduction, 8000, 8000, d, level=level, extent=12.0)
+        problem = Problem(reduction, 8000, 8000, d, precision=precision, extent=12.0)
         ours, theirs = (cost.predict(info, problem, hardware.NOMINAL_CORE) for info in (INFO, numpy_info))
         assert 1.1 < theirs / ours < 8.0, d
         small = replace(problem, m=500, n=500)

@@ -32,8 +32,8 @@ needs_compiler = pytest.mark.skipif(
 DIMENSIONS = (1, 2, 4, 5, 7, 16, 17, 33, 64, 128, 300, 512, 513, 784, 1024)
 
 
-def problem(reduction="log_sum", m=1000, n=2000, d=16, level="high", **more):
-    return Problem(Reduction(reduction), m, n, d, level=level, device="cuda:0", **more)
+def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="high", **more):
+    return Problem(Reduction(reduction), m, n, d, precision=precision, device="cuda:0", **more)
 
 
 def test_no_module_has_a_name_that_numba_takes_for_its_own():
@@ -43,7 +43,7 @@ def test_no_module_has_a_name_that_numba_takes_for_its_own():
 
 
 @pytest.mark.parametrize(
-    ("reduction", "level", "extent", "more", "kind"),
+    ("reduction", "precision", "extent", "more", "kind"),
     [
         ("log_sum", "fast", 10.0, {}, "expanded"),
         ("log_sum", "fast", 60.0, {}, "single"),
@@ -61,21 +61,23 @@ def test_no_module_has_a_name_that_numba_takes_for_its_own():
         ("mean", "fast", 15.0, {"same": True, "requires": frozenset({"exclude_self"})}, "float64"),
     ],
 )
-def test_the_extent_picks_the_arithmetic(reduction, level, extent, more, kind):
-    assert gpu_bounds.arithmetic(problem(reduction, level=level, **more), extent) == kind
+def test_the_extent_picks_the_arithmetic(reduction, precision, extent, more, kind):
+    assert gpu_bounds.arithmetic(problem(reduction, precision=precision, **more), extent) == kind
 
 
 def test_log_weights_beyond_float32_are_summed_in_float64():
     assert gpu_bounds.arithmetic(problem(), 5.0, 1e6) == "float64"
 
 
-@pytest.mark.parametrize(("d", "level", "reduction"), [*product((1, 3, 16, 128, 784), ("fast", "high"), Reduction)])
-def test_pairs_take_over_where_coordinates_end_and_scales_shrink_the_limit(d, level, reduction):
-    given = problem(reduction, d=d, level=level, same=True)
+@pytest.mark.parametrize(("d", "precision", "reduction"), [*product((1, 3, 16, 128, 784), ("fast", "high"), Reduction)])
+def test_pairs_take_over_where_coordinates_end_and_scales_shrink_the_limit(d, precision, reduction):
+    given = problem(reduction, d=d, precision=precision, same=True)
     single, limit = gpu_bounds.single_limit(given), INFO.extent_limit(given)
     assert 5.0 < single < limit
     assert gpu_bounds.arithmetic(given, 1.01 * max(single, gpu_bounds.expanded_limit(given))) == "doubled"
-    scaled = problem(reduction, d=d, level=level, same=True, requires=frozenset({"multi_scale"}), scales=(0.5, 2.0))
+    scaled = problem(
+        reduction, d=d, precision=precision, same=True, requires=frozenset({"multi_scale"}), scales=(0.5, 2.0)
+    )
     assert INFO.extent_limit(scaled) == 0.5 * limit
 
 
@@ -124,7 +126,7 @@ def test_prices_grow_with_the_work_and_float64_costs_more():
     times = [cost.predict(INFO, p, card) for p in given]
     assert times == sorted(times)
     assert 1.5e-3 < times[1] < 4e-3  # 2.3 ms measured
-    double = problem("mean", 32768, 32768, 16, level="float64", same=True, extent=10.0)
+    double = problem("mean", 32768, 32768, 16, precision="float64", same=True, extent=10.0)
     assert 4e-3 < cost.predict(INFO, double, card) < 9e-3  # 6.4 ms measured
 
 
@@ -201,8 +203,8 @@ def test_every_default_compiles_without_a_gpu(reduction, arithmetic, d, architec
 
 def _compiles(reduction, arithmetic, d, requires, architecture):
     """Compile a default as it is launched: what is in registers stays there, and vectors are loaded whole."""
-    level = {"expanded": "fast", "float64": "float64"}.get(arithmetic, "high")
-    given = problem(reduction, d=d, level=level, same=True, requires=frozenset(requires))
+    precision = {"expanded": "fast", "float64": "float64"}.get(arithmetic, "high")
+    given = problem(reduction, d=d, precision=precision, same=True, requires=frozenset(requires))
     config = gpu_space.default(reduction, d, arithmetic)
     shape = gpu_launch.shape_of(given, arithmetic, config)
     text = gpu_tunables.ptx(shape, architecture)

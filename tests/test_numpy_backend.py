@@ -13,7 +13,7 @@ from sdkde_numpy.info import INFO
 
 import sdkde_core
 from sdkde_core.engine.merge import each
-from sdkde_core.protocol import LEVELS, Columns, Problem, Reduction
+from sdkde_core.protocol import PRECISIONS, Columns, Problem, Reduction
 from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error
 
 QUICK, FULL = (1, 3, 17), (2, 5, 7, 16, 33, 64, 128, 384, 784)
@@ -21,11 +21,11 @@ QUICK, FULL = (1, 3, 17), (2, 5, 7, 16, 33, 64, 128, 384, 784)
 
 def _check(kind, d, extent, same, exclude_self, n=211, m=67):
     case = make(kind, n, m, d, extent)
-    for level in LEVELS:
+    for precision in PRECISIONS:
         for reduction, error in worst_error(
-            INFO, NumpyBackend(), case, level, same=same, exclude_self=exclude_self
+            INFO, NumpyBackend(), case, precision, same=same, exclude_self=exclude_self
         ).items():
-            assert error <= 0.5, f"{reduction} at {level}: {error:.2g} of the tolerance"
+            assert error <= 0.5, f"{reduction} at {precision}: {error:.2g} of the tolerance"
 
 
 @pytest.mark.parametrize(("same", "exclude_self"), [(False, False), (True, True)])
@@ -93,8 +93,8 @@ def test_no_query_rows(reduction, scales):
 
 @pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("kind", ["mixture", "weights", "clusters"])
-@pytest.mark.parametrize("level", LEVELS)
-def test_several_scales_and_values(kind, level, exclude_self):
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_several_scales_and_values(kind, precision, exclude_self):
     case = make(kind, 120, 40, 3, extent=40.0)
     values = np.random.default_rng(0).normal(size=(120, 2))
     scales = (0.5, 1.0, 3.0)
@@ -102,7 +102,7 @@ def test_several_scales_and_values(kind, level, exclude_self):
         with_values = reduction is not Reduction.LAPLACE
         requires = {"multi_scale", "values"} if with_values else {"multi_scale"}
         problem = case.problem(
-            reduction, level, exclude_self=exclude_self, requires=requires, scales=scales, n_values=2 * with_values
+            reduction, precision, exclude_self=exclude_self, requires=requires, scales=scales, n_values=2 * with_values
         )
         got = answer(INFO, NumpyBackend(), problem, case, values if with_values else None)
         for s, scale in enumerate(scales):
@@ -110,7 +110,7 @@ def test_several_scales_and_values(kind, level, exclude_self):
             one = each(got, lambda x, s=s: x[:, s])
             assert errors(problem, one, want).max() <= 1.0
             if with_values:
-                spread = {"fast": 1e-4, "high": 1e-5, "float64": 1e-11}[level]
+                spread = {"fast": 1e-4, "high": 1e-5, "float64": 1e-11}[precision]
                 np.testing.assert_allclose(got.values[:, s], want.values, atol=spread * np.abs(values).max())
 
 
@@ -194,9 +194,9 @@ def test_points_that_coincide_keep_the_level():
     """At extent 0 squares are exact in any precision, but log weights and shifts are not."""
     case = make("weights", 50, 5, 4)
     for reduction in Reduction:
-        for level in LEVELS:
-            problem = replace(case.problem(reduction, level), extent=0.0)
-            single = level == "fast" and reduction is not Reduction.MEAN
+        for precision in PRECISIONS:
+            problem = replace(case.problem(reduction, precision), extent=0.0)
+            single = precision == "fast" and reduction is not Reduction.MEAN
             assert choose(problem, case.points, 0.0).dtype == (np.float32 if single else np.float64)
             assert INFO.supports(problem).reason.endswith("float32" if single else "float64")
             assert choose(problem, case.points, 1e6).dtype == np.float64
@@ -211,9 +211,9 @@ def test_points_that_coincide_keep_the_level():
 
 def test_the_callers_error_state_does_not_matter():
     case = make("tails", 600, 300, 3, extent=100.0)
-    for level in LEVELS:
+    for precision in PRECISIONS:
         for reduction in Reduction:
-            problem = case.problem(reduction, level)
+            problem = case.problem(reduction, precision)
             with np.errstate(all="raise"):
                 got = answer(INFO, NumpyBackend(), problem, case)
             assert errors(problem, got, truth(case)).max() <= 1.0

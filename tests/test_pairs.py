@@ -19,7 +19,7 @@ from sdkde_core.engine.outliers import reduce_pass
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
 from sdkde_core.testing.problems import CASES, make
 
-LEVELS = ("fast", "high", "float64")
+PRECISIONS = ("fast", "high", "float64")
 DIMENSIONS = (1, 2, 3, 5, 8, 16, 17, 33)
 
 #: Those that compile for seconds in each are compared in one that the conformance suite compiles too, with all columns.
@@ -45,7 +45,7 @@ def _backend(name):
 def _answer(name, problem, case):
     """What a backend gives, or None where it declines."""
     info, backend, _ = _backend(name)
-    if problem.level not in info.levels or problem.requires - info.features or not info.supports(problem).ok:
+    if problem.precision not in info.precisions or problem.requires - info.features or not info.supports(problem).ok:
         return None
     columns, queries = (convert(x, info.arrays, "cpu") for x in (case.points, case.log_weights)), None
     if not problem.same:
@@ -55,7 +55,7 @@ def _answer(name, problem, case):
 
 def _off(problem, a, b):
     """How far two answers are apart, over twice the tolerance: each may be off by one."""
-    tolerance = TOLERANCES[problem.level]
+    tolerance = TOLERANCES[problem.precision]
     with np.errstate(invalid="ignore"):
         scale = np.where(np.isfinite(a.log_sum), a.log_sum, 0.0)
         apart = np.where(a.log_sum == b.log_sum, 0.0, abs(a.log_sum - b.log_sum))
@@ -73,7 +73,7 @@ def _off(problem, a, b):
 def _takes(name, d):
     """Whether a backend takes a small problem in so many dimensions."""
     info = registry.find(name).info
-    return info.supports(Problem(Reduction.LOG_SUM, 9, 9, d, level="fast", extent=5.0)).ok
+    return info.supports(Problem(Reduction.LOG_SUM, 9, 9, d, precision="fast", extent=5.0)).ok
 
 
 @pytest.mark.slow
@@ -107,15 +107,17 @@ def test_they_agree(one, other):
         m=st.integers(1, 60),
         d=st.sampled_from(dimensions),
         extent=st.sampled_from([1.0, 5.0, 12.0, 40.0, 200.0, 1e4]),
-        level=st.sampled_from(LEVELS),
+        precision=st.sampled_from(PRECISIONS),
         reduction=st.sampled_from(list(Reduction)),
         same=st.booleans(),
         exclude_self=st.booleans(),
     )
-    def agree(kind, n, m, d, extent, level, reduction, same, exclude_self):
+    def agree(kind, n, m, d, extent, precision, reduction, same, exclude_self):
         nonlocal compared
         case = make(kind, n, m, d, extent)
-        problem = case.problem(reduction, level, same=same, exclude_self=exclude_self and not {one, other} & set(FEW))
+        problem = case.problem(
+            reduction, precision, same=same, exclude_self=exclude_self and not {one, other} & set(FEW)
+        )
         answers = [_answer(name, problem, case) for name in (one, other)]
         if None in answers:
             return

@@ -185,12 +185,12 @@ def test_results_are_of_the_querys_kind(kind):
 
 
 @pytest.mark.parametrize(
-    ("train", "query", "out", "level"),
+    ("train", "query", "out", "precision"),
     [("f4", "f4", "f4", "fast"), ("f4", "f8", "f8", "fast"), ("f8", "f4", "f8", "high"), ("i4", "f4", "f8", "high")],
 )
-def test_dtypes_are_promoted_and_the_level_is_trains(train, query, out, level):
+def test_dtypes_are_promoted_and_the_level_is_trains(train, query, out, precision):
     ready = sdkde_core.prepare((X / SCALE * 9).astype(train), bandwidth=4.0)
-    assert ready.precision == level
+    assert ready.precision == precision
     assert ready.estimate((Y / SCALE * 9).astype(query)).dtype == np.dtype(out)
 
 
@@ -524,7 +524,7 @@ def _there(x):
 def looks(monkeypatch):
     """What the core looks at on the device: on a GPU each look waits for all that was started before."""
     monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
-    info = {"devices": (str(DEVICE).lower(),), "levels": ("float64",), "arrays": "strict", "work": None}
+    info = {"devices": (str(DEVICE).lower(),), "precisions": ("float64",), "arrays": "strict", "work": None}
     _register(monkeypatch, "there", Exact, features=frozenset({"weights"}), extent_limit=lambda p: 60.0, **info)
     seen, kind = [], type(_there(X))
     for name in ("__float__", "__bool__", "__int__"):

@@ -45,7 +45,7 @@ GOOD = """
     from sdkde_numpy.backend import NumpyBackend as Implementation
     INFO = BackendInfo(
         name="{name}", protocol={protocol}, implementation="{module}:{factory}", devices=("cpu",),
-        levels=("fast", "high", "float64"), features=frozenset({features}), deterministic={deterministic},
+        precisions=("fast", "high", "float64"), features=frozenset({features}), deterministic={deterministic},
         {more}
     )
     def failing(**options):
@@ -158,7 +158,7 @@ def test_features_are_enforced_by_the_core(install):
     sdkde_core.estimate(X, backend="plain")
     with pytest.raises(sdkde_core.BackendUnavailable, match="lacks weights"):
         sdkde_core.estimate(X, backend="plain", weights=np.arange(60.0))
-    unknown = Problem(Reduction.LOG_SUM, 1, 1, 1, level="fast", requires=frozenset({"from_the_future"}))
+    unknown = Problem(Reduction.LOG_SUM, 1, 1, 1, precision="fast", requires=frozenset({"from_the_future"}))
     candidates = select.rank([unknown])
     assert all(not c.ok and "lacks from_the_future" in c.reason for c in candidates)
 
@@ -249,7 +249,7 @@ def test_start_up_is_priced_whatever_is_imported():
 
 
 def test_far_points_are_priced_by_the_formula_that_sums_them():
-    problem = Problem(Reduction.LOG_SUM, 4000, 4000, 2, level="float64", extent=1e12)
+    problem = Problem(Reduction.LOG_SUM, 4000, 4000, 2, precision="float64", extent=1e12)
     info = BackendInfo("two", (1, 0), "x:y", ("cpu",), ("float64",), deterministic=True, extent_limit=lambda p: 9.0)
     info = replace(info, work=lambda p, config: Work(scalar_flops=p.pairs * (1.0 if p.extent <= 9.0 else 100.0)))
     declines = replace(info, supports=lambda p: Support(p.extent <= 9.0, "to 9"))

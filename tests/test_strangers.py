@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sdkde_core.protocol import LEVELS, PROTOCOL, TOLERANCES, BackendInfo, Reduction
+from sdkde_core.protocol import PRECISIONS, PROTOCOL, TOLERANCES, BackendInfo, Reduction
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "writing-a-backend.md").read_text()
@@ -121,7 +121,7 @@ print(json.dumps([messages, candidates, sdkde_core.estimate(x).tolist()]))
 
 
 def test_the_toy_agrees_with_numpy(strangers):
-    """In the log domain, relative to each level's tolerance; queries out to where exp underflows."""
+    """In the log domain, relative to each precision's tolerance; queries out to where exp underflows."""
     code = """
 import itertools, json, numpy as np, sdkde_core
 from sdkde_core.protocol import TOLERANCES
@@ -129,13 +129,13 @@ rng = np.random.default_rng(0)
 x, w = rng.normal(size=(300, 3)) * [1, 50, 0.1], rng.random(300)
 y = np.concatenate([x[:20], rng.normal(size=(20, 3)) * [1, 50, 0.1] * np.linspace(0, 100, 20)[:, None]])
 worst = {}
-for level, method, weights in itertools.product(TOLERANCES, ("kde", "sdkde"), (None, w)):
+for precision, method, weights in itertools.product(TOLERANCES, ("kde", "sdkde"), (None, w)):
     a, b = (
-        sdkde_core.estimate(x, y, method=method, weights=weights, log=True, precision=level, backend=name)
+        sdkde_core.estimate(x, y, method=method, weights=weights, log=True, precision=precision, backend=name)
         for name in ("toy", "numpy")
     )
-    allowed = 4 * TOLERANCES[level]["log_sum"].at(a)  # two backends, each twice its tolerance
-    worst[f"{level} {method} {weights is None}"] = float((abs(a - b) / allowed).max())
+    allowed = 4 * TOLERANCES[precision]["log_sum"].at(a)  # two backends, each twice its tolerance
+    worst[f"{precision} {method} {weights is None}"] = float((abs(a - b) / allowed).max())
 a, b = (sdkde_core.estimate(x, y, method="laplace", precision="float64", backend=name) for name in ("toy", "numpy"))
 worst["laplace"] = float((abs(a - b) / (1e-9 * abs(a).max())).max())
 print(json.dumps([worst, sdkde_core.estimate(x, y, log=True).min()]))
@@ -203,9 +203,9 @@ backend, worst = info.load(), {}
 kinds = [("tails", 1e4), ("mixture", 1e4), ("clusters", 1e5), ("outlier", 10.0), ("weights", 10.0)]
 for (kind, extent), d, same, excluding in itertools.product(kinds, (1, 3, 64), (False, True), (False, True)):
     case = problems.make(kind, 120, 40, d, extent)
-    for level in info.levels:
-        errors = problems.worst_error(info, backend, case, level, same=same, exclude_self=excluding)
-        worst[f"{kind} {d} {same} {excluding} {level}"] = max(errors.values())
+    for precision in info.precisions:
+        errors = problems.worst_error(info, backend, case, precision, same=same, exclude_self=excluding)
+        worst[f"{kind} {d} {same} {excluding} {precision}"] = max(errors.values())
 print(json.dumps(worst))
 """
     worst = page.json(code)
@@ -225,10 +225,10 @@ def test_the_pages_scripts_run(page, script):
 
 
 def test_the_pages_table_is_the_contracts():
-    for level in LEVELS:
-        (row,) = re.findall(rf'^\| `"{level}"` \|.*$', PAGE, re.M)
-        log_sum, shift = TOLERANCES[level][Reduction.LOG_SUM], TOLERANCES[level][Reduction.MEAN]
-        assert TOLERANCES[level][Reduction.LAPLACE] == log_sum
+    for precision in PRECISIONS:
+        (row,) = re.findall(rf'^\| `"{precision}"` \|.*$', PAGE, re.M)
+        log_sum, shift = TOLERANCES[precision][Reduction.LOG_SUM], TOLERANCES[precision][Reduction.MEAN]
+        assert TOLERANCES[precision][Reduction.LAPLACE] == log_sum
         numbers = [float(x) for x in re.findall(r"\d+e-\d+", row)]
         assert numbers == [*log_sum, *shift, *log_sum], row
 

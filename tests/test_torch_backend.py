@@ -18,7 +18,7 @@ import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import cards, cost, hardware
 from sdkde_core.engine.merge import each
-from sdkde_core.protocol import LEVELS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
+from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors, make, truth
 
@@ -66,11 +66,11 @@ def test_options_that_cannot_be(options):
         sdkde_core.estimate([0.0, 1.0], backend="torch", backend_options=options)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("reduction", Reduction)
-def test_memory_bounds_blocks_and_changes_no_answer(reduction, level):
+def test_memory_bounds_blocks_and_changes_no_answer(reduction, precision):
     case = make("mixture", 3000, 200, 3)
-    problem = case.problem(reduction, level)
+    problem = case.problem(reduction, precision)
     for memory in ("256MiB", 1 << 16, 1):
         got = _answer(TorchBackend(memory=memory), problem, case)
         assert errors(problem, got, truth(case)).max() <= 1.0
@@ -84,9 +84,9 @@ def test_memory_bounds_blocks_and_changes_no_answer(reduction, level):
 @pytest.mark.parametrize("reduction", Reduction)
 def test_compiled_tiles(reduction):
     """Every kind of formula that takes products, compiled for this CPU."""
-    for level in LEVELS:
+    for precision in PRECISIONS:
         case = make("mixture", 1500, 80, 5)
-        problem = case.problem(reduction, level)
+        problem = case.problem(reduction, precision)
         got = _answer(TorchBackend(compile=True), problem, case)
         assert errors(problem, got, truth(case)).max() <= 1.0
 
@@ -97,8 +97,10 @@ def test_compiled_tiles(reduction):
 @pytest.mark.parametrize("d", [1, 16, 784])
 @pytest.mark.parametrize("reduction", Reduction)
 def test_which_formula(reduction, d):
-    def name(level, extent, device, **more):
-        return bounds.formula(Problem(reduction, 100, 100, d, level=level, device=device, extent=extent), **more)
+    def name(precision, extent, device, **more):
+        return bounds.formula(
+            Problem(reduction, 100, 100, d, precision=precision, device=device, extent=extent), **more
+        )
 
     mean = reduction is Reduction.MEAN
     assert name("fast", 3.0, "cpu") == ("expanded float64" if mean else "expanded float32")
@@ -144,7 +146,7 @@ def test_the_first_product_of_split_squares_is_exact(d, extent, dtype, unit):
 @pytest.mark.parametrize("d", [1, 3, 16, 64])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_expanded_squares_hold_to_their_limit(d, dtype):
-    problem = Problem(Reduction.LOG_SUM, 300, 300, d, level="fast" if dtype == "float32" else "float64")
+    problem = Problem(Reduction.LOG_SUM, 300, 300, d, precision="fast" if dtype == "float32" else "float64")
     limit = bounds.expanded_limit(problem, dtype)
     case = make("mixture", 300, 300, d, limit)
     formula = Expanded(getattr(torch, dtype), CPU)
@@ -162,17 +164,17 @@ def test_formulas_of_a_gpu(pretend, kind, extent, d):
     """The CPU passed off as a GPU with float64: split squares at "fast" and "high"."""
     pretend("xpu", True)
     case = make(kind, 300, 60, d, extent)
-    for level in ("fast", "high"):
+    for precision in ("fast", "high"):
         for reduction in Reduction:
             for same in (False, True):
-                problem = case.problem(reduction, level, same=same, device="xpu:0")
+                problem = case.problem(reduction, precision, same=same, device="xpu:0")
                 kept = np.isfinite(case.log_weights)
                 columns = Columns(torch.from_numpy(case.points[kept]), torch.from_numpy(case.log_weights[kept]))
                 backend = TorchBackend()
                 state = backend.prepare(replace(problem, n=int(kept.sum()), same=False), columns)
                 rows = torch.from_numpy(case.points if same else case.queries)
                 got = each(backend.reduce(replace(problem, same=False), rows, state), to_host)
-                assert errors(problem, got, truth(case, same=same)).max() <= 0.8, (level, reduction, same)
+                assert errors(problem, got, truth(case, same=same)).max() <= 0.8, (precision, reduction, same)
 
 
 def test_settings_that_round_products_are_noticed_and_left(pretend):
@@ -217,7 +219,7 @@ def test_a_device_that_is_not_here():
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_device_without_float64(pretend, method, dtype, monkeypatch):
-    """Whitened on the host, where the points stay; no level "float64", and `explain` says why."""
+    """Whitened on the host, where the points stay; no precision "float64", and `explain` says why."""
     monkeypatch.setattr(sdkde_core.choice.select, "_loaded", {})
     pretend("mps", False)
     rng = np.random.default_rng(0)
@@ -229,7 +231,7 @@ def test_a_device_without_float64(pretend, method, dtype, monkeypatch):
         np.testing.assert_allclose(got, want, rtol=2e-3 if dtype == "float32" else 1e-4, atol=1e-8)
         ready = sdkde_core.prepare(x, weights=weights, **options)
         np.testing.assert_allclose(ready.estimate(y), want, rtol=2e-3 if dtype == "float32" else 1e-4, atol=1e-8)
-    with pytest.raises(BackendUnavailable, match="mps devices have no float64: levels fast and high there"):
+    with pytest.raises(BackendUnavailable, match="mps devices have no float64: precisions fast and high there"):
         sdkde_core.explain(x, y, method=method, bandwidth=0.5, precision="float64", device="mps")
     told = str(sdkde_core.explain(x, y, method=method, bandwidth=0.5, precision="high", device="mps"))
     assert "points stay on the host in float64" in told
@@ -317,14 +319,14 @@ def test_in_inference_mode_and_without_autograd():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("reduction", Reduction)
-def test_the_price_grows_with_the_problem_and_is_no_bargain(reduction, level, device):
+def test_the_price_grows_with_the_problem_and_is_no_bargain(reduction, precision, device):
     """On neither kind of device is it cheaper than the plain formulation in one pass over memory."""
     on = hardware.cpu() if device == "cpu" else cards.gpu("h200").at()
-    problem = Problem(reduction, 65536, 32768, 16, level=level, device=device, extent=10.0)
+    problem = Problem(reduction, 65536, 32768, 16, precision=precision, device=device, extent=10.0)
     price = cost.predict(INFO, problem, on)
-    assert price > cost.seconds(replace(cost.plain_work(problem), matrix_flops={}), on)
+    assert price > cost.work_seconds(replace(cost.plain_work(problem), matrix_flops={}), on)
     assert cost.predict(INFO, replace(problem, m=131072), on) > 1.5 * price
     assert cost.predict(INFO, replace(problem, extent=1e6), on) > price
     scales = replace(problem, scales=(0.5, 1.0, 2.0), requires=frozenset({"multi_scale"}))
@@ -345,7 +347,7 @@ def test_bandwidth_factors_do_not_round_far_points(reduction):
     queries = points[:9] + rng.normal(size=(9, 3))
     log_weights = np.full(50, -math.log(50))
     problem = Problem(
-        reduction, 9, 50, 3, level="float64", extent=2e6, scales=(0.56, 1.7), requires=frozenset({"multi_scale"})
+        reduction, 9, 50, 3, precision="float64", extent=2e6, scales=(0.56, 1.7), requires=frozenset({"multi_scale"})
     )
     backend, given = TorchBackend(), Columns(torch.tensor(points), torch.tensor(log_weights))
     got = backend.reduce(problem, torch.tensor(queries), backend.prepare(problem, given))
@@ -363,7 +365,7 @@ def test_laplace_of_a_row_with_a_column_beyond_any_exponential():
     """exp(−700) times an exponent of −10¹² would count beside a sum of 1e-289."""
     points, query = np.array([[36.47], [1.4e6]]), np.zeros((1, 1))
     log_weights = np.full(2, -math.log(2))
-    problem = Problem(Reduction.LAPLACE, 1, 2, 1, level="float64", extent=1.4e6)
+    problem = Problem(Reduction.LAPLACE, 1, 2, 1, precision="float64", extent=1.4e6)
     backend, given = TorchBackend(), Columns(torch.tensor(points), torch.tensor(log_weights))
     got = backend.reduce(problem, torch.tensor(query), backend.prepare(problem, given))
     half = 0.5 * 36.47**2
@@ -374,7 +376,7 @@ def test_laplace_of_a_near_column_that_weighs_nothing_and_a_far_one_that_does():
     """The far one's exponent is 800 below the base, and it is the whole sum."""
     points, query = np.array([[0.0], [40.0]]), np.zeros((1, 1))
     log_weights = np.array([-1500.0, 0.0])
-    problem = Problem(Reduction.LAPLACE, 1, 2, 1, level="high", extent=40.0, requires=frozenset({"weights"}))
+    problem = Problem(Reduction.LAPLACE, 1, 2, 1, precision="high", extent=40.0, requires=frozenset({"weights"}))
     backend, given = TorchBackend(), Columns(torch.tensor(points), torch.tensor(log_weights))
     got = backend.reduce(problem, torch.tensor(query), backend.prepare(problem, given))
     assert float(got.log_sum[0]) == pytest.approx(-800 + math.log(801.5), abs=1e-5, rel=0)

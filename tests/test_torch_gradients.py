@@ -42,7 +42,7 @@ def _data(d, weights="none", m=5, n=9, seed=0, device="cpu"):
     return [None if a is None else torch.tensor(a, device=device, requires_grad=True) for a in (x, y, w)]
 
 
-def _reduce(reduction, x, y, w, level="float64", options=(), own_offset=None, scales=(), extent=20.0):
+def _reduce(reduction, x, y, w, precision="float64", options=(), own_offset=None, scales=(), extent=20.0):
     requires = {"grad"} | ({"weights"} if w is not None else set()) | ({"multi_scale"} if scales else set())
     requires |= set() if own_offset is None else {"exclude_self"}
     m, n = len(x if y is None else y), len(x)
@@ -51,7 +51,7 @@ def _reduce(reduction, x, y, w, level="float64", options=(), own_offset=None, sc
         m,
         n,
         x.shape[1],
-        level=level,
+        precision=precision,
         device=str(x.device),
         same=y is None,
         requires=frozenset(requires),
@@ -205,10 +205,10 @@ def test_chunks_change_nothing(reduction, weights, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("reduction", Reduction)
-def test_other_levels(reduction, level):
-    _compare(reduction, _data(4, "some"), level=level, rtol=2e-3 if level == "fast" else 1e-5, atol=1e-4)
+def test_other_levels(reduction, precision):
+    _compare(reduction, _data(4, "some"), precision=precision, rtol=2e-3 if precision == "fast" else 1e-5, atol=1e-4)
 
 
 def test_the_same_call_gives_the_same_bits():

@@ -20,8 +20,8 @@ from sdkde_core.protocol import Columns, Problem, Reduction, Work
 from sdkde_core.tuning import Query, Tuned
 
 
-def problem(reduction="log_sum", m=1000, n=2000, d=16, level="fast", **more):
-    return Problem(Reduction(reduction), m, n, d, level=level, device="cuda:0", **more)
+def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="fast", **more):
+    return Problem(Reduction(reduction), m, n, d, precision=precision, device="cuda:0", **more)
 
 
 @pytest.mark.parametrize("extent", [0.0, 1.0, 15.0, 100.0])
@@ -46,7 +46,7 @@ def test_what_a_row_shares_with_its_duplicates_is_left_out_only_where_it_is_smal
     assert found == [bounds.SHORT, bounds.PAIRED, bounds.LONG]
     assert form("mean", 16, 5.0) == bounds.FULL
     assert form("mean", 784, 35.0, same=True) == bounds.FULL
-    assert form("log_sum", 16, 5.0, level="high") == bounds.FULL
+    assert form("log_sum", 16, 5.0, precision="high") == bounds.FULL
     assert [form("log_sum", d, 13.0) for d in (16, 128)] == [bounds.SHORT, bounds.LONG]
     assert form("laplace", 64, 13.0) >= form("log_sum", 64, 13.0)
 
@@ -83,7 +83,7 @@ def test_direct_differences_take_the_arithmetic_that_holds():
 
     assert [arithmetic("log_sum", extent) for extent in (100.0, 1e4, 1e13)] == ["float32", "doubled", "float64"]
     assert [arithmetic("laplace", extent) for extent in (50.0, 200.0, 1e4)] == ["float32", "doubled", "float64"]
-    assert arithmetic("log_sum", 1.0, level="high") == "doubled"
+    assert arithmetic("log_sum", 1.0, precision="high") == "doubled"
     assert arithmetic("mean", 1.0) == "float64"  # rows that may be midway between far columns
     assert arithmetic("mean", 1.0, same=True) == "float32"
 
@@ -230,10 +230,10 @@ def test_what_is_tried_is_launched_or_refused():
 
 
 @pytest.mark.parametrize("d", [1, 2, 8, 16, 64, 128, 384])
-@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize("same", [False, True])
-def test_what_can_be_tuned_is_what_runs(reduction, level, d, same, monkeypatch):
+def test_what_can_be_tuned_is_what_runs(reduction, precision, d, same, monkeypatch):
     """The names, dimensions and configurations that the tuner sees are those that a reduction asks for."""
     asked, real = {}, compiled.configuration
 
@@ -246,7 +246,7 @@ def test_what_can_be_tuned_is_what_runs(reduction, level, d, same, monkeypatch):
     for name in ("launch", "copy"):  # kernels need a GPU, or an interpreter
         monkeypatch.setattr(launch, name, lambda *arguments: None)
     monkeypatch.setattr(launch, "reduce", lambda *arguments: (torch.zeros(1), 1))
-    given = problem(reduction, m=30, n=30, d=d, level=level, same=same, extent=6.0)
+    given = problem(reduction, m=30, n=30, d=d, precision=precision, same=same, extent=6.0)
     x = torch.randn(30, d, dtype=torch.float64) * (3.0 / d**0.5)
     backend, log_weights = TritonBackend(), torch.full((30,), -math.log(30.0), dtype=torch.float64)
     backend.reduce(given, None if same else x, backend.prepare(given, Columns(x, log_weights)))
@@ -256,10 +256,12 @@ def test_what_can_be_tuned_is_what_runs(reduction, level, d, same, monkeypatch):
 
 @pytest.mark.parametrize("d", [1, 2, 8, 16, 100, 784])
 @pytest.mark.parametrize("extent", [1.0, 1e4])
-@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("reduction", list(Reduction))
-def test_work_grows_with_the_pairs(reduction, level, extent, d):
-    work = [INFO.work(problem(reduction, m=m, n=m, d=d, level=level, extent=extent), None) for m in (1000, 2000)]
+def test_work_grows_with_the_pairs(reduction, precision, extent, d):
+    work = [
+        INFO.work(problem(reduction, m=m, n=m, d=d, precision=precision, extent=extent), None) for m in (1000, 2000)
+    ]
     assert all(isinstance(w, Work) for w in work)
     assert work[1].exps == 4 * work[0].exps >= 4e6
     assert sum(work[1].matrix_flops.values()) == 4 * sum(work[0].matrix_flops.values())

@@ -56,7 +56,9 @@ def _problem(reduction, d, form, *requires):
     """A problem that takes every branch of a kernel's form."""
     full = form == bounds.FULL
     requires = {*requires, *(("exclude_self",) if full else ())}
-    return Problem(Reduction(reduction), 1000, 1000, d, level="high" if full else "fast", requires=frozenset(requires))
+    return Problem(
+        Reduction(reduction), 1000, 1000, d, precision="high" if full else "fast", requires=frozenset(requires)
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,18 +99,18 @@ def test_blocked(d, form, use, capability):
 
 
 @pytest.mark.parametrize(
-    ("d", "form", "level", "capability"),
+    ("d", "form", "precision", "capability"),
     [
         *_on_all((784,), (bounds.LONG, bounds.FULL), ("fast", "high")),
         *_on_all((16,), (bounds.SHORT,), ("fast", "high")),
     ],
 )
-def test_weighted_sum(d, form, level, capability):
-    problem = Problem(Reduction.MEAN, 1000, 1000, d, level=level)
+def test_weighted_sum(d, form, precision, capability):
+    problem = Problem(Reduction.MEAN, 1000, 1000, d, precision=precision)
     compiled = _check(_launch("weighted_sum", d, form), problem, capability)
     # The compiler must not take what is added to a product for the start of its sum: see sdkde_triton.kernels.alone.
     from_zero = re.findall(r"tt\.dot .*%cst.*maxNumImpreciseAcc = 1", compiled.asm["ttir"])
-    assert len(from_zero) == (2 if level == "high" else 1)
+    assert len(from_zero) == (2 if precision == "high" else 1)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def _shipped():
         for row in json.loads(path.read_text())["best"]:
             if row["backend"] == "triton":
                 yield pytest.param(
-                    row, id=f"{path.stem}-{row['kernel']}-{row['level']}-{row['dimension']}-{row['n_octave']}"
+                    row, id=f"{path.stem}-{row['kernel']}-{row['precision']}-{row['dimension']}-{row['n_octave']}"
                 )
 
 
@@ -149,7 +151,7 @@ def test_shipped_winners(row):
         2 ** row["m_octave"],
         2 ** row["n_octave"],
         {tunables.MERGED: 8}.get(row["dimension"], row["dimension"]),
-        level=row["level"],
+        precision=row["precision"],
         same=row["reduction"] == "mean",
         requires=frozenset(filter(None, row["requires"].split(","))),
         device="cuda:0",

@@ -106,7 +106,7 @@ def test_shapes_are_known_without_numbers(reduction, m):
         ({"queries": torch.zeros(5, 2, device="meta").double()}, "all on one device"),
         ({"log_weights": torch.zeros(4).double()}, "log_weights has 4 numbers for 5"),
         ({"log_weights": torch.zeros(5, 1).double()}, r"pass float64 \(n\)"),
-        ({"level": "float64"}, r"level is 'float64'; pass one of \('fast', 'high'\)"),
+        ({"precision": "float64"}, r"precision is 'float64'; pass one of \('fast', 'high'\)"),
         ({"extent": -1.0}, "extent is -1.0"),
         ({"extent": float("nan")}, "extent is nan"),
         ({"points": 1e200 * torch.ones(5, 2).double()}, "extent is inf"),
@@ -146,16 +146,16 @@ def test_they_are_registered_as_they_behave(reduction, arguments, device):
 @each_reduction
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("level", ["fast", "high"])
+@pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("kind", ["mixture", "weights", "outlier"])
-def test_they_keep_the_tolerance(reduction, kind, level, alone, same, device):
+def test_they_keep_the_tolerance(reduction, kind, precision, alone, same, device):
     case = problems.make(kind, 40, 20, 3)
     points, queries, log_weights = (torch.tensor(x).to(device) for x in (case.points, case.queries, case.log_weights))
-    problem = case.problem(reduction, level, same=same, exclude_self=alone)
+    problem = case.problem(reduction, precision, same=same, exclude_self=alone)
     want = problems.truth(case, same=same, exclude_self=alone)
     arguments = points, None if same else queries, log_weights if kind == "weights" else None
     for extent in (None, problem.extent):
-        got = OPS[reduction](*arguments, extent=extent, level=level, exclude_self=alone)
+        got = OPS[reduction](*arguments, extent=extent, precision=precision, exclude_self=alone)
         assert problems.errors(problem, _partial(reduction, got), want).max() < 1, extent
 
 

@@ -58,10 +58,10 @@ class Bench:
         poison = torch.full((FLUSHED // 8,), math.nan, dtype=torch.float64, device=self.device)
         del poison  # what the reduction allocates next is made of it
         got = each(self._reduce(config), lambda x: x[self.some])
-        level, want = TOLERANCES[self.problem.level], self.want
+        tolerance, want = TOLERANCES[self.problem.precision], self.want
 
         def over(error: Any, reduction: Reduction) -> float:
-            ratio = error / level[reduction].at(want["log"])
+            ratio = error / tolerance[reduction].at(want["log"])
             return float(torch.where(ratio.isnan(), torch.inf, ratio).max())
 
         if self.problem.reduction is Reduction.LAPLACE:

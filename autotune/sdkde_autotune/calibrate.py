@@ -17,7 +17,7 @@ from sdkde_core.choice.calibration import ignored
 from sdkde_core.estimator.plan import Plan, plan, run
 from sdkde_core.estimator.rules import resolve
 from sdkde_core.estimator.spec import EstimatorSpec, Goal
-from sdkde_core.protocol import LEVELS, BackendInfo, BackendUnavailable, Reduction
+from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Reduction
 
 __all__ = ["DIMENSIONS", "Calibrated", "calibrate"]
 
@@ -61,7 +61,7 @@ class Calibrated(NamedTuple):
 def calibrate(info: BackendInfo, device: str, progress: Callable[[str], None] = lambda what: None) -> Calibrated:
     """Measure a backend's passes on normal data under Silverman's bandwidth.
 
-    A factor for every reduction, level and dimension: the time of a large pass over what the model predicts for it.
+    A factor for every reduction, precision and dimension: the time of a large pass over what the model predicts for it.
     What a tiny pass takes is the overhead. The start-up is that of a fresh process, the second one, for which compilers
     have kept what they made.
 
@@ -73,32 +73,34 @@ def calibrate(info: BackendInfo, device: str, progress: Callable[[str], None] = 
     progress : callable
         Told what comes next.
     """
-    cases = [(reduction, level) for reduction in Reduction for level in LEVELS if level in info.levels]
+    cases = [
+        (reduction, precision) for reduction in Reduction for precision in PRECISIONS if precision in info.precisions
+    ]
     values: dict[str, float] = {}
     try:
         tiny = [_seconds(_planned(info, device, *case, SMALLEST, 1)) for case in cases]
     except BackendUnavailable as error:
         return Calibrated(info.name, device, {}, str(error))
     values["overhead"] = overhead = statistics.median(tiny)
-    for reduction, level in cases:
+    for reduction, precision in cases:
         for d in DIMENSIONS:
-            progress(f"{info.name} on {device}: {reduction} {level}, d = {d}")
+            progress(f"{info.name} on {device}: {reduction} {precision}, d = {d}")
             try:
-                took, predicted = _large(info, device, reduction, level, d)
+                took, predicted = _large(info, device, reduction, precision, d)
             except BackendUnavailable:  # not this dimension
                 continue
             if predicted:
-                values[f"{reduction} {level} {d}"] = max(took - overhead, 0.1 * took) / predicted
+                values[f"{reduction} {precision} {d}"] = max(took - overhead, 0.1 * took) / predicted
     progress(f"{info.name} on {device}: start-up")
     values["startup"] = _startup(info.name, device)
     return Calibrated(info.name, device, values)
 
 
-def _large(info: BackendInfo, device: str, reduction: Reduction, level: str, d: int) -> tuple[float, float]:
+def _large(info: BackendInfo, device: str, reduction: Reduction, precision: str, d: int) -> tuple[float, float]:
     """Measured and predicted seconds of a pass that is large enough."""
     kind = device.partition(":")[0]
     for n in _sizes(LARGEST[kind]):
-        ready = _planned(info, device, reduction, level, n, d)
+        ready = _planned(info, device, reduction, precision, n, d)
         if _seconds(ready, 1) >= TARGET[kind]:
             break
     (candidate,) = (c for c in ready.choice.candidates if c.chosen)
@@ -112,13 +114,13 @@ def _sizes(largest: int) -> Iterator[int]:
         n *= 2
 
 
-def _planned(info: BackendInfo, device: str, reduction: Reduction, level: str, n: int, d: int) -> Plan:
+def _planned(info: BackendInfo, device: str, reduction: Reduction, precision: str, n: int, d: int) -> Plan:
     """A pass over n points for n others, priced by the model alone; the data are where the backend wants them."""
     x, y = np.random.default_rng(n + d).normal(size=(2, n, d))
     if device != "cpu":
         x, y = (convert(z, info.arrays, device) for z in (x, y))
     method, goal = _METHODS[reduction]
-    spec = EstimatorSpec(method, goal, level, info.deterministic)
+    spec = EstimatorSpec(method, goal, precision, info.deterministic)
     data = ingest(x, y, None, check_finite=True, host=device == "cpu")
     with ignored():
         return plan(spec, data, resolve("silverman", data.train), backend=info.name, device=device, explained=True)

@@ -18,7 +18,7 @@ class Key(NamedTuple):
     ----------
     backend, kernel : str
     config_version : int
-    reduction, level, dtype : str
+    reduction, precision, dtype : str
     requires : str
         Sorted names, with commas.
     deterministic : int
@@ -33,7 +33,7 @@ class Key(NamedTuple):
     kernel: str
     config_version: int
     reduction: str
-    level: str
+    precision: str
     dtype: str
     requires: str
     deterministic: int
@@ -51,7 +51,7 @@ class Key(NamedTuple):
             query.kernel,
             query.config_version,
             str(problem.reduction),
-            problem.level,
+            problem.precision,
             problem.dtype,
             ",".join(sorted(problem.requires)),
             int(problem.deterministic),

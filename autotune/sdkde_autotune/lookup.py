@@ -101,7 +101,7 @@ def lookup(
         asked = (
             query,
             problem.reduction,
-            problem.level,
+            problem.precision,
             problem.dtype,
             problem.requires,
             problem.deterministic,

@@ -12,7 +12,7 @@ import click
 from sdkde_core.choice import cards, hardware, registry
 from sdkde_core.choice.cards import GPU
 from sdkde_core.cli.console import together
-from sdkde_core.protocol import LEVELS, BackendInfo, BackendUnavailable, Problem, Reduction
+from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Problem, Reduction
 
 from . import lookup
 from .measure import SOURCES
@@ -85,7 +85,10 @@ problem_options = together(
     several("--n-train", POSITIVE, metavar="N", help="Training points, likewise. Default: 32768."),
     several("--n-query", POSITIVE, metavar="M", help="Query points, likewise, mean aside. Default: an eighth of N."),
     several(
-        "--precision", click.Choice(LEVELS), metavar="LEVELS", help=f"{', '.join(LEVELS)}, likewise. Default: fast."
+        "--precision",
+        click.Choice(PRECISIONS),
+        metavar="PRECISIONS",
+        help=f"{', '.join(PRECISIONS)}, likewise. Default: fast.",
     ),
 )
 filter_options = together(
@@ -94,7 +97,7 @@ filter_options = together(
     click.option("--kernel", help="Only of this kernel."),
     several("--reduction", REDUCTIONS, metavar="NAMES", help="Only of these reductions."),
     several("--dim", POSITIVE, metavar="D", help="Only of these dimensions, as the kernel pads them."),
-    several("--precision", click.Choice(LEVELS), metavar="LEVELS", help="Only of these levels."),
+    several("--precision", click.Choice(PRECISIONS), metavar="PRECISIONS", help="Only of these precisions."),
     several("--source", click.Choice(SOURCES), metavar="NAMES", help=f"Only of these origins: {', '.join(SOURCES)}."),
 )
 
@@ -136,7 +139,7 @@ def whole_grid(what: Mapping[str, Any], device: str | None) -> list[Problem]:
 
 def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     """Filters by the store's columns."""
-    names = {"dim": "dimension", "precision": "level"}
+    names = {"dim": "dimension"}
     wanted = {names.get(name, name): value for name, value in filters.items() if value}
     if "gpu" in wanted:
         wanted["gpu"] = cards.card_name(wanted["gpu"])

@@ -69,7 +69,7 @@ def problems(
     device : str
     """
     found = []
-    for reduction, d, n, level in itertools.product(map(Reduction, reductions), dims, n_train, precisions):
+    for reduction, d, n, precision in itertools.product(map(Reduction, reductions), dims, n_train, precisions):
         same = reduction is Reduction.MEAN
         for m in (n,) if same else n_query or (max(1, n // 8),):
             problem = Problem(
@@ -77,8 +77,8 @@ def problems(
                 m=2 ** octave(m),
                 n=2 ** octave(n),
                 d=d,
-                dtype="float32" if level == "fast" else "float64",
-                level=level,
+                dtype="float32" if precision == "fast" else "float64",
+                precision=precision,
                 device=device,
                 same=same,
                 extent=1.2 * math.sqrt(d) + 6,  # normal samples under Silverman's bandwidth, tails included
@@ -95,7 +95,7 @@ def by_value(found: Iterable[Tunable]) -> list[Tunable]:
 
     def worth(tunable: Tunable) -> tuple[int, ...]:
         problem = tunable.task.problem
-        each = (problem.n, problem.level, problem.d, problem.reduction)
+        each = (problem.n, problem.precision, problem.d, problem.reduction)
         return tuple(place(values, value) for values, value in zip(GRID.values(), each))
 
     return sorted(found, key=worth)
@@ -163,7 +163,7 @@ def _refusal(info: BackendInfo, problem: Problem) -> str | None:
     kind = problem.device.partition(":")[0]
     if kind not in info.devices:
         return f"does not run on {kind}"
-    if problem.level not in info.levels:
-        return f"has no precision {problem.level}"
+    if problem.precision not in info.precisions:
+        return f"has no precision {problem.precision}"
     support = info.supports(problem)
     return None if support.ok else support.reason

@@ -51,7 +51,7 @@ def config_text(config: Config | None) -> str:
 
 def _task(key: Key) -> tuple[str, ...]:
     sizes = f"2^{key.n_octave}", f"2^{key.m_octave}"
-    return key.backend, key.kernel, key.reduction, key.level, str(key.dimension), *sizes
+    return key.backend, key.kernel, key.reduction, key.precision, str(key.dimension), *sizes
 
 
 def _ms(ms: float | None) -> str:
@@ -356,7 +356,7 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
     key = ran[0].key
     figure.suptitle(
         f"{key.backend} {key.kernel}, {key.reduction}, d {key.dimension}, n 2^{key.n_octave}, m 2^{key.m_octave}, "
-        f"{key.level}, {key.gpu}"
+        f"{key.precision}, {key.gpu}"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -79,7 +79,7 @@ def task_of(key: Key) -> Task:
         2**key.n_octave,
         key.dimension,
         key.dtype,
-        key.level,
+        key.precision,
         "cuda:0",
         deterministic=bool(key.deterministic),
     )

@@ -67,7 +67,7 @@ def _task_of(key: Key) -> tuple[Task, Space]:
     if space.config_version != key.config_version:
         raise ValueError(f"stored for version {key.config_version} of its parameters, which has become another")
     n, m = 2**key.n_octave, 2**key.m_octave
-    (problem,) = problems((key.reduction,), (key.dimension,), (n,), (m,), (key.level,))
+    (problem,) = problems((key.reduction,), (key.dimension,), (n,), (m,), (key.precision,))
     query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
     if key.kernel not in space.kernels(problem) or Key.of(query, problem) != key:
         raise ValueError("the tuner makes no such problems; it was stored by another version or program")

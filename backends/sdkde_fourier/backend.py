@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.choice.hardware import cpu_threads
-from sdkde_core.engine.exact import reduce_exact
-from sdkde_core.engine.merge import concatenate, stack
+from sdkde_core.plugin import concatenate, cpu_threads, reduce_exact, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price

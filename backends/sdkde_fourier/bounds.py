@@ -50,13 +50,13 @@ def around_a_cell(side: float, d: int) -> float:
 
 
 def tolerance(problem: Problem, floor: float, largest: float) -> float:
-    """Return the ε with which rows whose sum is ``floor`` keep their level."""
+    """Return the ε with which rows whose sum is ``floor`` keep their precision."""
     wanted = relative_budget(problem, 6.0 * max(problem.scales, default=1.0)) * floor / (TRANSFORMS * largest)
     return min(max(wanted, FINEST), COARSEST)
 
 
 def relative_budget(problem: Problem, shift: float = 0.0) -> float:
-    """Return the error of a sum, relative to it, that keeps the level.
+    """Return the error of a sum, relative to it, that keeps the precision.
 
     Parameters
     ----------
@@ -69,13 +69,13 @@ def relative_budget(problem: Problem, shift: float = 0.0) -> float:
     LAPLACE: L and M = (2 + d) S − L are relative to M, which is at least (1 + d/2) S; the modes of L, those of S times
     1 + κ²/2, sum to 1 + d/2. So 3 δS / S bounds both.
     """
-    level = TOLERANCES[problem.level]
-    budget = level[Reduction.LOG_SUM].absolute
+    tolerance = TOLERANCES[problem.precision]
+    budget = tolerance[Reduction.LOG_SUM].absolute
     if problem.reduction is Reduction.LAPLACE:
         budget /= 3.0
     if problem.reduction is Reduction.MEAN:
         moved = math.sqrt(problem.d) * max(problem.scales, default=1.0) + shift
-        budget = min(budget, level[Reduction.MEAN].absolute / moved)
+        budget = min(budget, tolerance[Reduction.MEAN].absolute / moved)
     return BUDGET * budget
 
 

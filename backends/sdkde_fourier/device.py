@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.engine.merge import concatenate, stack
+from sdkde_core.plugin import concatenate, stack
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import bounds, price, separable

@@ -1,4 +1,4 @@
-"""From sums to the log domain, in any array library; and which rows keep the level."""
+"""From sums to the log domain, in any array library; and which rows keep the precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["finish"]
 
 
 def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: float) -> tuple[Partial, Any]:
-    """Return the answer, and which rows keep the level.
+    """Return the answer, and which rows keep the precision.
 
     Parameters
     ----------
@@ -30,17 +30,17 @@ def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: f
     """
     xp = array_namespace(total)
     log_sum = xp.log(total)
-    level = TOLERANCES[problem.level]
-    good = error <= BUDGET * level[Reduction.LOG_SUM].absolute * total  # False where NaN
+    tolerance = TOLERANCES[problem.precision]
+    good = error <= BUDGET * tolerance[Reduction.LOG_SUM].absolute * total  # False where NaN
     if problem.reduction is Reduction.LOG_SUM:
         return Partial(log_sum), good
     if problem.reduction is Reduction.MEAN:
         parts = [x / total for x in others]
         moved = math.sqrt(problem.d) * scale + xp.sqrt(sum(x * x for x in parts))
         shift = xp.stack(parts, axis=1)
-        good &= error * moved <= BUDGET * level[Reduction.MEAN].absolute * total
+        good &= error * moved <= BUDGET * tolerance[Reduction.MEAN].absolute * total
         return Partial(log_sum, shift=shift), good
     signed = others[0]
     plus = (2.0 + problem.d) * total - signed
-    good &= 3.0 * error <= BUDGET * level[Reduction.LAPLACE].absolute * total
+    good &= 3.0 * error <= BUDGET * tolerance[Reduction.LAPLACE].absolute * total
     return Partial(xp.log(plus), sign=xp.sign(signed), log_magnitude=xp.log(xp.abs(signed))), good

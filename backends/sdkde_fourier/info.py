@@ -19,7 +19,7 @@ MOST_PAIRS = 1 << 27
 def _supports(problem: Problem) -> Support:
     if problem.d > 3:
         return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
-    if problem.level == "float64" and problem.pairs > MOST_PAIRS:
+    if problem.precision == "float64" and problem.pairs > MOST_PAIRS:
         return Support(False, "float64 leaves most rows to direct sums, too many at this size")
     return Support(True, f"Fourier sums, {estimate(problem)[0]}")
 
@@ -30,10 +30,10 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="fourier",
-    protocol=(1, 3),
+    protocol=(1, 0),
     implementation="sdkde_fourier.backend:FourierBackend",
     devices=("cpu",),
-    levels=("fast", "high", "float64"),
+    precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
     requires_modules=("finufft", "scipy"),
@@ -56,10 +56,10 @@ def _torch_work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 TORCH = BackendInfo(
     name="fourier-torch",
-    protocol=(1, 3),
+    protocol=(1, 0),
     implementation="sdkde_fourier.device:TorchFourierBackend",
     devices=("cuda", "xpu", "cpu"),
-    levels=("fast", "high"),  # most rows are too small for float64's ten digits
+    precisions=("fast", "high"),  # most rows are too small for float64's ten digits
     features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
     requires_modules=("torch",),

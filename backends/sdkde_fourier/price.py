@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.choice import cost
-from sdkde_core.choice.cards import Processor
-from sdkde_core.choice.hardware import cpu_threads, processor, speedup
+from sdkde_core.plugin import Processor, cpu_threads, processor, speedup, work_seconds
 from sdkde_core.protocol import Problem, Reduction, Work
 
 from .bounds import cutoff
@@ -142,7 +140,7 @@ def seconds(work: Work, device: str = "cpu") -> float:
     on: Processor | None = processor(device)
     if on is None or not work.matrix_flops.keys() <= on.matrix_flops.keys():
         return 1e-12 * (sum(work.matrix_flops.values()) + work.scalar_flops + work.exps + 10.0 * work.bytes)
-    return cost.seconds(work, on)
+    return work_seconds(work, on)
 
 
 def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neighbours: float, columns: float) -> float:
@@ -191,7 +189,7 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
 def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
     """Modes, unless there are too many, and neighbourhoods, if the points were normal with that extent."""
     modes, neighbours = _usual_modes(problem, extent), _usual_neighbours(problem, extent)
-    if problem.level != "float64" or problem.reduction is not Reduction.MEAN:  # they are far out
+    if problem.precision != "float64" or problem.reduction is not Reduction.MEAN:  # they are far out
         lonely = by_neighbours(problem, _lonely(problem) * problem.m, min(NEIGHBOURS, neighbours))
     else:
         lonely = by_neighbours(problem, _lonely(problem) * problem.m, neighbours)
@@ -230,7 +228,7 @@ def _usual_neighbours(problem: Problem, extent: float) -> float:
 
 def _lonely(problem: Problem) -> float:
     """Share of the rows that are redone, as measured with Silverman's bandwidth and a tenth of it."""
-    if problem.level != "float64":
+    if problem.precision != "float64":
         return 0.002
     mean = problem.reduction is Reduction.MEAN
     return {1: 0.01, 2: 0.4, 3: 0.7}[problem.d] if mean else {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]

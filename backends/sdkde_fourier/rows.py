@@ -18,8 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.engine.exact import reduce_exact
-from sdkde_core.engine.merge import concatenate
+from sdkde_core.plugin import concatenate, reduce_exact
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 __all__ = ["Neighbourhoods", "Outside"]
@@ -281,7 +280,7 @@ class Neighbourhoods:
         best = terms[first, rows]
         leader = np.where(np.isfinite(best), np.array([index for _, index in found])[first, rows], -1)
         nearest = np.sqrt(np.array([r2 for r2, _ in found])[first, rows])
-        tolerance = 0.1 * TOLERANCES[problem.level][problem.reduction].absolute
+        tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
         nats = math.log(len(self.points) / tolerance) + 5.0 + np.log(2.0 + nearest)  # terms times r, or 1 + r²
         radii = []
         for one, (r2, _) in zip(classes, found):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sdkde_core.engine.merge import concatenate, each, safe_log
+from sdkde_core.plugin import concatenate, each, safe_log
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 __all__ = ["Tiles"]
@@ -109,7 +109,7 @@ class Tiles:
         floor = self._terms(rows.points, None if own is None else own[rows.order.clamp(min=0)], leaders, scale)[1]
         floor = floor.amax(-1).amin(1, keepdim=True)
         nearest = torch.maximum(mine.low - high, low - mine.high).clamp(min=0.0).square().sum(-1)
-        tolerance = 0.1 * TOLERANCES[problem.level][problem.reduction].absolute
+        tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
         # Terms are multiplied by r, or 1 + r².
         nats = math.log(self.n / tolerance) + 5.0 + (2.0 + farthest.amin(1, keepdim=True).sqrt()).log()
         term = self.heaviest[:, 0] - sharpness * nearest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdkde_core.engine.merge import concatenate
+from sdkde_core.plugin import concatenate
 from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import bounds, health, library

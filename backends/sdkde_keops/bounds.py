@@ -1,4 +1,4 @@
-"""Which precision keeps a level, from error bounds; extents are in bandwidths.
+"""Which dtype keeps a precision, from error bounds; extents are in bandwidths.
 
 Exponents are sums of squares of differences. ε is the unit roundoff, R the extent, r a distance. Rounding the
 coordinates to float32 moves an exponent by 2 ε R r at most. A difference and its square err by 3 ε of the square. An
@@ -36,7 +36,7 @@ LARGEST_INDEX = 1 << 24
 
 
 def dtype(problem: Problem) -> str:
-    """Return the precision in which KeOps computes: the fastest that keeps the level."""
+    """Return the dtype in which KeOps computes: the fastest that keeps the precision."""
     return "float32" if problem.extent <= single_limit(problem) * (1.0 + 1e-9) else "float64"
 
 
@@ -51,16 +51,16 @@ def extent_limit(problem: Problem) -> float:
 
 
 def single_limit(problem: Problem) -> float:
-    """Return the extent up to which float32 keeps the level; −inf where it is not used.
+    """Return the extent up to which float32 keeps the precision; −inf where it is not used.
 
     On a CPU it is no faster: KeOps calls the library's exponential, number by number. A shift, off by R times the
     exponents' error at worst (a row midway between two clusters), ends at three bandwidths in float32.
     """
-    if problem.device == "cpu" or problem.level == "float64" or problem.reduction is Reduction.MEAN:
+    if problem.device == "cpu" or problem.precision == "float64" or problem.reduction is Reduction.MEAN:
         return -math.inf
     if "exclude_self" in problem.requires and problem.n >= LARGEST_INDEX:
         return -math.inf
-    tolerance = TOLERANCES[problem.level][problem.reduction]
+    tolerance = TOLERANCES[problem.precision][problem.reduction]
     absolute = BUDGET * (tolerance.absolute / _paid(problem) - _of_sums(problem))
     relative = BUDGET * tolerance.relative / _paid(problem)
     if absolute <= 0:

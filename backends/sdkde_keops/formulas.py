@@ -21,7 +21,7 @@ import threadpoolctl
 import torch
 from torch import Tensor
 
-from sdkde_core.choice.hardware import cpu_threads
+from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import BackendUnavailable, Reduction
 
 from . import library

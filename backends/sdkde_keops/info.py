@@ -59,10 +59,10 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="keops",
-    protocol=(1, 3),
+    protocol=(1, 0),
     implementation="sdkde_keops.backend:KeopsBackend",
     devices=("cpu", "cuda"),
-    levels=("fast", "high", "float64"),
+    precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self"}),
     deterministic=True,
     requires_modules=("pykeops", "torch"),

@@ -13,8 +13,7 @@ import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
-from sdkde_core.choice.hardware import cpu_threads
-from sdkde_core.engine.merge import concatenate
+from sdkde_core.plugin import concatenate, cpu_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import Form, choose

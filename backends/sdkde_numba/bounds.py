@@ -1,4 +1,4 @@
-"""Which arithmetic and which form of the exponents keep a level, from error bounds.
+"""Which arithmetic and which form of the exponents keep a precision, from error bounds.
 
 An exponent −½ r²_ij comes as u_i·u_j − ½‖u_j‖² (**products**), which loses ε R² (R the extent in bandwidths, ε the unit
 roundoff), or as a sum of squares of differences (**squares**), which loses ε r² and what rounding the coordinates to
@@ -39,19 +39,19 @@ class Form(NamedTuple):
 
 
 def choose(problem: Problem, log_weight_span: float = 0.0) -> Form:
-    """Return the fastest form that keeps the level; ``log_weight_span`` is the largest magnitude of a log weight."""
+    """Return the fastest form that keeps the precision; ``log_weight_span``: the largest magnitude of a log weight."""
     if problem.extent <= single_limit(problem) and log_weight_span <= SINGLE_SPAN:
         return Form("float32", problem.extent > single_products(problem))
     return Form("float64", problem.extent > double_limit(problem))
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest form for the level holds: beyond, a slower one takes over."""
+    """Return the extent up to which the fastest form for the precision holds: beyond, a slower one takes over."""
     return single_limit(problem) if _takes_single(problem) else double_limit(problem)
 
 
 def single_limit(problem: Problem) -> float:
-    """Return the extent up to which float32 keeps the level, in either form; −inf where not even at 0."""
+    """Return the extent up to which float32 keeps the precision, in either form; −inf where not even at 0."""
     return max(single_products(problem), _single_squares(problem)) if _takes_single(problem) else -math.inf
 
 
@@ -76,16 +76,16 @@ def _single_squares(problem: Problem) -> float:
 
 
 def double_limit(problem: Problem) -> float:
-    """Return the extent up to which products in float64 keep the problem's level; squares know none.
+    """Return the extent up to which products in float64 keep the problem's precision; squares know none.
 
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
-    per_square, level = _of_sums("float64", problem.d), TOLERANCES[problem.level]
-    absolute = level[Reduction.LOG_SUM].absolute
+    per_square, tolerance = _of_sums("float64", problem.d), TOLERANCES[problem.precision]
+    absolute = tolerance[Reduction.LOG_SUM].absolute
     if problem.reduction is not Reduction.MEAN:
         return _smallest_scale(problem) * math.sqrt(DOUBLE_BUDGET * absolute / _paid(problem) / per_square)
-    budget = DOUBLE_BUDGET * min(absolute, level[Reduction.MEAN].absolute)
+    budget = DOUBLE_BUDGET * min(absolute, tolerance[Reduction.MEAN].absolute)
     scale = _smallest_scale(problem)
     return min(scale * math.sqrt(budget / per_square), (scale**2 * budget / per_square) ** (1 / 3))
 
@@ -93,7 +93,7 @@ def double_limit(problem: Problem) -> float:
 def _takes_single(problem: Problem) -> bool:
     """MEAN and values in float32 would end at a few bandwidths."""
     fits = all(SINGLE_SCALES[0] <= s <= SINGLE_SCALES[1] for s in problem.scales)
-    return problem.level == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values and fits
+    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values and fits
 
 
 def _of_sums(dtype: str, d: int) -> float:

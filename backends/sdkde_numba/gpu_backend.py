@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.engine.merge import concatenate, stack
+from sdkde_core.plugin import concatenate, stack
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 from sdkde_core.tuning import reject
 

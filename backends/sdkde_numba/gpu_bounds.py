@@ -1,4 +1,4 @@
-"""Which arithmetic keeps a level on a GPU, from error bounds; extents are in bandwidths.
+"""Which arithmetic keeps a precision on a GPU, from error bounds; extents are in bandwidths.
 
 ε is the unit roundoff of float32, R the extent, r the distance of a pair. An exponent is off
 
@@ -68,7 +68,7 @@ def anchored(problem: Problem) -> bool:
 
 
 def arithmetic(problem: Problem, extent: float, span: float = 0.0) -> str:
-    """Return the fastest of :data:`ARITHMETICS` that keeps the level.
+    """Return the fastest of :data:`ARITHMETICS` that keeps the precision.
 
     Parameters
     ----------
@@ -106,21 +106,25 @@ def expanded_limit(problem: Problem) -> float:
     They cannot be told from their t_j where LAPLACE would have to be without weights; nor keep a shift.
     """
     laplace = problem.reduction is Reduction.LAPLACE
-    if problem.level != "fast" or problem.reduction is Reduction.MEAN or (laplace and "weights" in problem.requires):
+    if (
+        problem.precision != "fast"
+        or problem.reduction is Reduction.MEAN
+        or (laplace and "weights" in problem.requires)
+    ):
         return -math.inf
     return math.sqrt(_budget(problem).absolute / (4.0 * EPSILON * (math.sqrt(problem.d) / 3.0 + 1.5)))
 
 
 def single_limit(problem: Problem) -> float:
-    """Return the extent up to which direct differences of float32 coordinates keep the level; −inf where not at 0.
+    """Return the extent up to which direct differences of float32 coordinates keep the precision; −inf where not at 0.
 
     The tolerance grows with a log sum, b r²/2 for columns r away: those matter only where log sums are that low. Ahead
     of it, 2 ε R r + a r²/2 is worst at r = √(2 A / (b − a)), A being the absolute part: R = √(2 A (b − a)) / 2 ε.
     """
-    if problem.level == "float64" or (problem.reduction is Reduction.MEAN and not anchored(problem)):
+    if problem.precision == "float64" or (problem.reduction is Reduction.MEAN and not anchored(problem)):
         return -math.inf
     if problem.reduction is Reduction.MEAN:
-        return MEAN_LIMIT[problem.level]
+        return MEAN_LIMIT[problem.precision]
     absolute, relative = _budget(problem)
     depth = min(problem.d, DEPTH if problem.d <= MANY else MOST_DEPTH)
     a = 4.0 * EPSILON * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
@@ -130,5 +134,5 @@ def single_limit(problem: Problem) -> float:
 def _budget(problem: Problem) -> Tolerance:
     """LAPLACE has an exponent's error in φ and in its factor, which is at least 1 + d/2."""
     paid = 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
-    level = TOLERANCES[problem.level][problem.reduction]
-    return level._replace(absolute=BUDGET * level.absolute / paid, relative=BUDGET * level.relative / paid)
+    tolerance = TOLERANCES[problem.precision][problem.reduction]
+    return tolerance._replace(absolute=BUDGET * tolerance.absolute / paid, relative=BUDGET * tolerance.relative / paid)

@@ -80,10 +80,10 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="numba-cuda",
-    protocol=(1, 2),
+    protocol=(1, 0),
     implementation="sdkde_numba.gpu_backend:CudaBackend",
     devices=("cuda", "cpu"),
-    levels=("fast", "high", "float64"),
+    precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
     requires_modules=("torch", "numba", "numba_cuda"),

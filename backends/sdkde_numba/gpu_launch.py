@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.choice.cards import card_name
+from sdkde_core.plugin import card_name
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import Query, Tuned, tuned
 
@@ -114,7 +114,7 @@ def configuration(problem: Problem, arithmetic: str, processor: Processor) -> tu
             _logger.warning("tuned configuration of %s ignored: %s", name, error)
             return False
 
-    asked = replace(problem, dtype="float32" if problem.level == "fast" else "float64", deterministic=True)
+    asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64", deterministic=True)
     found = tuned(query, asked, accept)
     if found is None:
         return _simulated(default(kind, d, arithmetic), d), None
@@ -276,8 +276,8 @@ def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight:
     sums = results[:, 1:]
     added = (sums if share is None else sums * share).sum(0)  # (results − 1, m)
     total = added[0]
-    levels = top if base is None else top + base
-    scaled = levels * LN2 + log_weight
+    log_scale = top if base is None else top + base
+    scaled = log_scale * LN2 + log_weight
     if problem.reduction is Reduction.LAPLACE:
         # Σ φ (1 + d/2 ∓ ½r²), with −½r² = ln 2 · log2 φ
         exponents = (added[1] if base is None else added[1] + base * total) * LN2

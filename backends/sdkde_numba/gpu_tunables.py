@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.choice.cards import GPU
+from sdkde_core.plugin import GPU
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Compiled, Config
 

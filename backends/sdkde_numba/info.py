@@ -42,10 +42,10 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="numba",
-    protocol=(1, 2),
+    protocol=(1, 0),
     implementation="sdkde_numba.backend:NumbaBackend",
     devices=("cpu",),
-    levels=("fast", "high", "float64"),
+    precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
     deterministic=True,
     requires_modules=("numba",),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from sdkde_core.engine.merge import concatenate, stack
+from sdkde_core.plugin import concatenate, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .formulas import Formula, choose

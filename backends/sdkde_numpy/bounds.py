@@ -1,4 +1,4 @@
-"""Up to which extent a formula keeps a level's tolerances: error bounds for expanded and for split squares.
+"""Up to which extent a formula keeps a precision's tolerances: error bounds for expanded and for split squares.
 
 The exponent −½‖u_i‖² − ½‖u_j‖² + u_i·u_j is a small difference of numbers up to R², R the extent in bandwidths. Its
 error is a sum of roundings of partial sums that grow to R² along the d terms of the product: with unit roundoff ε and
@@ -38,7 +38,7 @@ def exponent_error(dtype: str, d: int, extent: float) -> float:
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest formula for the level holds: beyond, a slower one takes over.
+    """Return the extent up to which the fastest formula for the precision holds: beyond, a slower one takes over.
 
     Expanded squares in float32 for "fast" sums, otherwise in float64.
     """
@@ -63,11 +63,11 @@ def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
 
 
 def _takes_single(problem: Problem) -> bool:
-    return problem.level == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values
+    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values
 
 
 def double_limit(problem: Problem) -> float:
-    """Return the extent up to which expanded squares in float64 keep the problem's level.
+    """Return the extent up to which expanded squares in float64 keep the problem's precision.
 
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).
@@ -81,7 +81,7 @@ def double_limit(problem: Problem) -> float:
 
 
 def split_limit(problem: Problem) -> float:
-    """Return the extent up to which split squares keep the problem's level.
+    """Return the extent up to which split squares keep the problem's precision.
 
     Their error is that of a_i·b_j + b_i·u_j: ε times sums of 2d products of independent signs, since the b's are what
     rounding left, with one factor below 2⁻²⁶ R each. The bound taken is 4 ε √d R² 2⁻²⁵.
@@ -97,13 +97,13 @@ def takes_split(problem: Problem) -> bool:
 
 def product_shift_limit(problem: Problem) -> float:
     """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift: it rounds numbers of size R, 8 ε R at most."""
-    return 0.1 * TOLERANCES[problem.level][Reduction.MEAN].absolute / (8.0 * UNIT_ROUNDOFF["float64"])
+    return 0.1 * TOLERANCES[problem.precision][Reduction.MEAN].absolute / (8.0 * UNIT_ROUNDOFF["float64"])
 
 
 def _strictest(problem: Problem) -> float:
-    level = TOLERANCES[problem.level]
-    absolute = level[Reduction.LOG_SUM].absolute
-    return min(absolute, level[Reduction.MEAN].absolute) if problem.reduction is Reduction.MEAN else absolute
+    tolerance = TOLERANCES[problem.precision]
+    absolute = tolerance[Reduction.LOG_SUM].absolute
+    return min(absolute, tolerance[Reduction.MEAN].absolute) if problem.reduction is Reduction.MEAN else absolute
 
 
 def _smallest_scale(problem: Problem) -> float:

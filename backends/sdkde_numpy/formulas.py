@@ -1,6 +1,6 @@
 """Three ways to the exponents −½ r² of a tile: expanded squares, split squares, and direct differences.
 
-:func:`choose` takes the fastest whose error bound (``bounds.py``) keeps the problem's level.
+:func:`choose` takes the fastest whose error bound (``bounds.py``) keeps the problem's precision.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Formula(Protocol):
 
 
 def choose(problem: Problem, points: Array, log_weight_span: float) -> Formula:
-    """Pack the points for the fastest formula that keeps the level; it serves any number of rows."""
+    """Pack the points for the fastest formula that keeps the precision; it serves any number of rows."""
     if problem.extent <= single_limit(problem, log_weight_span):
         return Expanded(points, np.float32)
     if problem.extent <= double_limit(problem):

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.choice.hardware import cpu_threads, speedup
+from sdkde_core.plugin import cpu_threads, speedup
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import double_limit, extent_limit, single_limit, takes_split
@@ -83,7 +83,7 @@ INFO = BackendInfo(
     protocol=(1, 0),
     implementation="sdkde_numpy.backend:NumpyBackend",
     devices=("cpu",),
-    levels=("fast", "high", "float64"),
+    precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
     deterministic=True,
     requires_modules=("numpy", "threadpoolctl"),

@@ -76,8 +76,8 @@ class Sums:
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
         top = self._raise(base, terms.max(axis=1).astype(np.float64))
-        level = top + (self.base - base) * self.sharpness
-        np.subtract(terms, level.astype(terms.dtype)[:, None], out=terms)
+        log_scale = top + (self.base - base) * self.sharpness
+        np.subtract(terms, log_scale.astype(terms.dtype)[:, None], out=terms)
         np.clip(terms, CLAMP[terms.dtype], 1.0, out=terms)  # none is above 0; two bounds take NumPy's vector path
         np.exp(terms, out=phi)
         if own is not None:

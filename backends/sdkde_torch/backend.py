@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.engine.merge import concatenate, stack
+from sdkde_core.plugin import concatenate, stack
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import gradients
@@ -162,12 +162,12 @@ class TorchBackend:
 
 def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed, uniform: Tensor | None) -> Partial:
     """The log-domain results; an empty sum has log −inf."""
-    total, level = summed.total, summed.level if uniform is None else summed.level + uniform
+    total, log_scale = summed.total, summed.log_scale if uniform is None else summed.log_scale + uniform
     if summed.moment is not None:
         half = (1.0 + 0.5 * problem.d) * total
         signed = half + summed.moment
         return Partial(
-            (half - summed.moment).log() + level, sign=signed.sign(), log_magnitude=signed.abs().log() + level
+            (half - summed.moment).log() + log_scale, sign=signed.sign(), log_magnitude=signed.abs().log() + log_scale
         )
     shift = None
     if summed.mean is not None:
@@ -177,7 +177,7 @@ def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed,
             exact = prepared.pairs is not None or prepared.formula.dtype == torch.float64
             shift = summed.mean - (rows if exact else rows.to(prepared.formula.dtype).double())
         shift = torch.where(total[:, None] == 0, 0.0, shift)
-    return Partial(total.log() + level, shift=shift, values=summed.values)
+    return Partial(total.log() + log_scale, shift=shift, values=summed.values)
 
 
 def _at(problem: Problem, scale: float) -> Problem:

@@ -1,4 +1,4 @@
-"""Which formula keeps a level for a problem, from error bounds; extents are in bandwidths.
+"""Which formula keeps a precision for a problem, from error bounds; extents are in bandwidths.
 
 ε is the unit roundoff, R the extent. Expanded squares are a small difference of numbers up to R²: with independent
 roundings along d terms their standard deviation is at most ε R² (√d/3 + 3/2), the last part for both norms, and four
@@ -54,7 +54,7 @@ def has_double(problem: Problem) -> bool:
 
 
 def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
-    """Return the extent up to which expanded squares keep the level; −inf where not even at 0.
+    """Return the extent up to which expanded squares keep the precision; −inf where not even at 0.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     span : float
         Largest magnitude of a log weight, nats: it is one of the terms that are rounded.
     """
-    if dtype == "float32" and (problem.level != "fast" or problem.reduction is Reduction.MEAN):
+    if dtype == "float32" and (problem.precision != "fast" or problem.reduction is Reduction.MEAN):
         return -math.inf
     budget = _budget(problem) - 4.0 * UNIT[dtype] * span
     per_square = 4.0 * UNIT[dtype] * (math.sqrt(problem.d) / 3.0 + 1.5)
@@ -80,20 +80,20 @@ def unit_of(problem: Problem, scale: float) -> float:
     To divide by the factor rounds coordinates by ε R, and exponents by that times r: beyond :data:`ROUNDED` bandwidths
     too much for "float64". A power of two rounds nothing; direct differences then have the rest of the factor.
     """
-    if problem.level != "float64" or "grad" in problem.requires or problem.extent <= ROUNDED * scale:
+    if problem.precision != "float64" or "grad" in problem.requires or problem.extent <= ROUNDED * scale:
         return scale
     return 2.0 ** round(math.log2(scale))
 
 
 @functools.lru_cache(maxsize=4096)  # asked again and again while backends are compared
 def split_limit(problem: Problem, dtype: str) -> float:
-    """Return the extent up to which split squares keep the level, the shift by differences if :func:`refines`.
+    """Return the extent up to which split squares keep the precision, the shift by differences if :func:`refines`.
 
     The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats (see :func:`grid`); weights may
     span :data:`SPAN`. What it leaves of a coordinate is uniform below g/2, so the products that are rounded, 2 d terms
     of both signs, sum to some 0.3 R g.
     """
-    if problem.level == "float64" and dtype == "float32":
+    if problem.precision == "float64" and dtype == "float32":
         return -math.inf
     half = 0.5 * SPAN if "weights" in problem.requires else 0.0
     share = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * 2.0 ** (2 - BITS[dtype] // 2)
@@ -114,7 +114,7 @@ def _shift_limit(problem: Problem, dtype: str) -> float:
     Sums of K same-signed terms are off by some 0.4 ε √(K/3) of themselves, four times that is taken; float32 rounds the
     coordinates besides, by half a unit each.
     """
-    tolerance = TOLERANCES[problem.level][Reduction.MEAN].absolute
+    tolerance = TOLERANCES[problem.precision][Reduction.MEAN].absolute
     if dtype == "float64":
         return 0.1 * tolerance / (8.0 * UNIT[dtype])
     per_radius = UNIT[dtype] * (1.6 * math.sqrt(2.0 * CHUNK / 3.0) + 0.6 * math.sqrt(problem.d))
@@ -138,7 +138,7 @@ def grid(extent: float, dtype: str, span: float = 0.0) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
-    """Return the fastest formula that keeps the level.
+    """Return the fastest formula that keeps the precision.
 
     Parameters
     ----------
@@ -170,27 +170,31 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"
         return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
-    if problem.level != "float64" and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf) and not problem.n_values:
+    if (
+        problem.precision != "float64"
+        and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf)
+        and not problem.n_values
+    ):
         return "direct pairs"
     return ""
 
 
 @functools.lru_cache(maxsize=4096)
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest formula for the level holds: beyond, a slower one takes over."""
+    """Return the extent up to which the fastest formula for the precision holds: beyond, a slower one takes over."""
     if "grad" in problem.requires:
         return math.inf  # the core splits nothing off
     limit = expanded_limit(problem, "float32")
     mean = problem.reduction is Reduction.MEAN
     if problem.device != "cpu" and not (mean and has_double(problem)):
         limit = max(limit, split_limit(problem, "float32"))
-    elif problem.device != "cpu" and problem.level == "fast":
+    elif problem.device != "cpu" and problem.precision == "fast":
         limit = min(split_limit(problem, "float32"), _shift_limit(problem, "float32"))
     return min(problem.scales, default=1.0) * (limit if limit > 0 else expanded_limit(problem, "float64"))
 
 
 def _budget(problem: Problem) -> float:
-    level = TOLERANCES[problem.level]
+    tolerance = TOLERANCES[problem.precision]
     if problem.reduction is Reduction.MEAN:
-        return BUDGET * min(level[Reduction.LOG_SUM].absolute, level[Reduction.MEAN].absolute)
-    return BUDGET * level[Reduction.LOG_SUM].absolute / (2.0 if problem.reduction is Reduction.LAPLACE else 1.0)
+        return BUDGET * min(tolerance[Reduction.LOG_SUM].absolute, tolerance[Reduction.MEAN].absolute)
+    return BUDGET * tolerance[Reduction.LOG_SUM].absolute / (2.0 if problem.reduction is Reduction.LAPLACE else 1.0)

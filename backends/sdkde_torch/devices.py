@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.choice.hardware import cpu_threads
+from sdkde_core.plugin import cpu_threads
 
 __all__ = ["Place", "computes_float32_exactly", "place", "workers"]
 

@@ -10,7 +10,7 @@ LAPLACE    q_ij = g_i k_ij (2 + d/2 + E_ij)    g_i k_ij (1 + d/2 + E_ij), with k
 =========  ==================================  ==============================================================
 
 q_ij is the derivative by E_ij, whose own derivatives are x_j − u_i by the row and u_i − x_j by the column. MEAN adds
-Σ_i p_ij G_i to the column's, and −G_i to the row's. All is float64, whatever the level of the forward pass.
+Σ_i p_ij G_i to the column's, and −G_i to the row's. All is float64, whatever the precision of the forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sdkde_core.choice.hardware import cpu_threads
+from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
@@ -197,7 +197,7 @@ class _Backward:
         return self.problem.reduction is Reduction.LAPLACE
 
     def _formula(self) -> Formula:
-        problem = replace(self.problem, level="float64")
+        problem = replace(self.problem, precision="float64")
         span = float(-torch.where(self.log_weights > NOTHING[torch.float32], self.log_weights, 0.0).min())
         device = self.points.device
         fits = self.problem.extent <= expanded_limit(problem, "float64", span)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sdkde_core.choice.hardware import cpu_threads
-from sdkde_core.estimator.spec import typical_extent
+from sdkde_core.plugin import cpu_threads, typical_extent
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import CHUNK, extent_limit, formula, has_double
@@ -33,8 +32,8 @@ def _supports(problem: Problem) -> Support:
     kind = problem.device.partition(":")[0]
     if not has_double(problem):
         lacking = "mps devices have no float64" if kind == "mps" else f"not every {kind} device has float64"
-        if problem.level == "float64":
-            return Support(False, f"{lacking}: levels fast and high there; pass device='cpu' for float64")
+        if problem.precision == "float64":
+            return Support(False, f"{lacking}: precisions fast and high there; pass device='cpu' for float64")
         if "grad" in problem.requires:
             return Support(False, f"{lacking}, and derivatives are taken in it; pass device='cpu'")
     if {"grad", "values"} <= problem.requires:
@@ -86,10 +85,10 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="torch",
-    protocol=(1, 3),
+    protocol=(1, 0),
     implementation="sdkde_torch.backend:TorchBackend",
     devices=("cpu", "cuda", "mps", "xpu"),
-    levels=("fast", "high", "float64"),
+    precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "values", "multi_scale", "grad"}),
     deterministic=True,
     requires_modules=("torch",),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sdkde_core.choice.hardware import cpu_threads
+from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import CHUNK
@@ -35,13 +35,13 @@ LEAST_SPLIT_MEAN = 1e-8
 
 
 class Summed(NamedTuple):
-    """Sums of rows, float64: all relative to exp(level)."""
+    """Sums of rows, float64: all relative to exp(log_scale)."""
 
     total: Tensor  # (m,) Σ w φ
     moment: Tensor | None  # (m,) LAPLACE: Σ w φ (−½ r²)
     mean: Tensor | None  # (m, d) MEAN: Σ w φ x / Σ w φ, or the shift itself where it is summed by differences
     values: Tensor | None  # (m, c)
-    level: Tensor  # (m,)
+    log_scale: Tensor  # (m,)
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Prepared:
             top = self._largest(lambda some, mask, out: self._tops(rows, some, base, mask, out), own, len(rows.left))
         sums = self._add_up(rows, own, base, top)
         at_base = self._home(base[:, 0])
-        level = at_base if top is None else at_base + self._home(top[:, 0])
-        result = self._summed(sums, at_base, level)
+        log_scale = at_base if top is None else at_base + self._home(top[:, 0])
+        result = self._summed(sums, at_base, log_scale)
         return result if self.pairs is None else self._refined(result, rows, own, base, top)
 
     def _tops(self, rows: Packed, some: slice, base: Tensor, mask: Tensor | None, out: Tensor) -> Tensor:
@@ -194,17 +194,17 @@ class Prepared:
             )
         return self._home(total.result())
 
-    def _summed(self, sums: Tensor, base: Tensor, level: Tensor) -> Summed:
+    def _summed(self, sums: Tensor, base: Tensor, log_scale: Tensor) -> Summed:
         """Take the columns of ``sums`` apart: points, values, one; LAPLACE: one, moment."""
         d, c = self.problem.d, self.problem.n_values
         if self.problem.reduction is Reduction.LAPLACE:
             total = sums[:, 0].clone()
-            return Summed(total, sums[:, 1] + base * total, None, None, level)
+            return Summed(total, sums[:, 1] + base * total, None, None, log_scale)
         total = sums[:, -1].clone()
         safe = torch.where(total > 0, total, 1.0)[:, None]
         mean = sums[:, :d] / safe if self.problem.reduction is Reduction.MEAN else None
         values = sums[:, -1 - c : -1] / safe * self.value_scale if c else None
-        return Summed(total, None, mean, values, level)
+        return Summed(total, None, mean, values, log_scale)
 
     def _refined(self, first: Summed, rows: Packed, own: Tensor | None, base: Tensor, top: Any) -> Summed:
         """Add what differences from the mean sum to: that they are small leaves them their digits."""

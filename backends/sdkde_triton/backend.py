@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.engine.merge import concatenate, stack
+from sdkde_core.plugin import concatenate, stack
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import launch
@@ -163,7 +163,7 @@ def _in_slabs(problem: Problem, points: torch.Tensor, state: _State, own_offset:
 
 
 def _step(problem: Problem, state: _State) -> float:
-    full = problem.level == "high" or shifts_rows(problem)
+    full = problem.precision == "high" or shifts_rows(problem)
     return grid_step(
         problem.d, state.problem.extent, shifted=shifts_rows(problem), log_weight_span=state.span, full=full
     )

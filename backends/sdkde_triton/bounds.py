@@ -1,4 +1,4 @@
-"""Which formula keeps a level for a problem: Tensor Cores on packed operands, or direct differences.
+"""Which formula keeps a precision for a problem: Tensor Cores on packed operands, or direct differences.
 
 Distances below are in log2 units, v = √(log2 e) u, as in :mod:`sdkde_triton.kernels`; extents are in bandwidths.
 """
@@ -41,9 +41,9 @@ MOST_SPAN = 2000.0
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
-#: Extents (bandwidths) up to which packed operands keep a level, with room to where an H200 began to miss it. MEAN ends
-#: earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small. Rows that are shifted
-#: by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by its product
+#: Extents (bandwidths) up to which packed operands keep a precision, with room to where an H200 began to miss it.
+#: MEAN ends earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small. Rows that are
+#: shifted by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by its product
 #: with their distance.
 PACKED_LIMIT = {
     "fast": {Reduction.LOG_SUM: 100.0, Reduction.LAPLACE: 100.0, Reduction.MEAN: 44.0, "shifted": 36.0},
@@ -78,12 +78,12 @@ def prefers_direct(problem: Problem) -> bool:
 
 
 def packed_limit(problem: Problem) -> float:
-    """Return the extent up to which packed operands keep the level."""
+    """Return the extent up to which packed operands keep the precision."""
     if not shifts_rows(problem):
-        return PACKED_LIMIT[problem.level][problem.reduction]
+        return PACKED_LIMIT[problem.precision][problem.reduction]
     # Between opposite corners of a lattice all products of many dimensions add up, and fp32 rounds their sum.
-    wide = problem.level == "high" and problem.d > MOST_FUSED
-    return 8.0 if wide else PACKED_LIMIT[problem.level]["shifted"]
+    wide = problem.precision == "high" and problem.d > MOST_FUSED
+    return 8.0 if wide else PACKED_LIMIT[problem.precision]["shifted"]
 
 
 def extent_limit(problem: Problem) -> float:
@@ -107,7 +107,7 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
     """
     if shifts_rows(problem) or log_weight_span > MOST_SPAN or extent > DOUBLED_LIMIT[problem.reduction]:
         return "float64"
-    single = problem.level == "fast" and extent <= SINGLE_LIMIT[problem.reduction]
+    single = problem.precision == "fast" and extent <= SINGLE_LIMIT[problem.reduction]
     return "float32" if single else "doubled"
 
 
@@ -166,7 +166,7 @@ def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 
 
 
 def form(problem: Problem, extent: float, step: float) -> int:
-    """Return the form of the exponents that keeps the level: SHORT, PAIRED, LONG, or FULL.
+    """Return the form of the exponents that keeps the precision: SHORT, PAIRED, LONG, or FULL.
 
     "high" takes FULL, and so do rows that are shifted by their log sums: of a row at distance r from the columns that
     matter to it, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. A shift of many
@@ -185,7 +185,7 @@ def form(problem: Problem, extent: float, step: float) -> int:
     amount, so vectors by up to 2⁻¹³ g √d, and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² for every
     r while 2⁻¹³ g √d is below 3e-5.
     """
-    if problem.level == "high" or shifts_rows(problem):
+    if problem.precision == "high" or shifts_rows(problem):
         return FULL
     if problem.reduction is Reduction.MEAN and 2.0**-13 * step * math.sqrt(2.0 * problem.d / 3.0) > 2e-5:
         return FULL

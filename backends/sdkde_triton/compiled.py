@@ -122,7 +122,7 @@ def _query(kernel: str, columns: int, d: int, pieces: int, processor: Processor)
 @functools.lru_cache(maxsize=4096)
 def _asked(problem: Problem) -> Problem:
     """The problem without what changes nothing here: all numbers arrive as float64, all sums are deterministic."""
-    return replace(problem, dtype="float32" if problem.level == "fast" else "float64", deterministic=True)
+    return replace(problem, dtype="float32" if problem.precision == "fast" else "float64", deterministic=True)
 
 
 class LaunchFailed(RuntimeError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.choice.cards import card_name
+from sdkde_core.plugin import card_name
 
 from .space import Config
 

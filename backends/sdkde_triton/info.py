@@ -61,7 +61,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     two_passes, extent = shifts_rows(problem), problem.extent / min(problem.scales, default=1.0)
     if formula(problem, extent) == "packed":
         width = packed_dimensions(d)
-        full = problem.level == "high" or two_passes
+        full = problem.precision == "high" or two_passes
         corrections = form(problem, extent, grid_step(d, extent, shifted=two_passes, full=full))
         # Columns of the first product: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants.
         pieces = 3 + (corrections >= PAIRED) + 2 * (corrections == FULL)
@@ -69,10 +69,10 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         first = (3 * width + 16) if two_passes else 0
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
         exact = 7 if stores(problem, corrections) else 6
-        products = exact if problem.level == "high" else 5 if corrections == FULL else 3
+        products = exact if problem.precision == "high" else 5 if corrections == FULL else 3
         second = products * (width * mean + 16 * -(-problem.n_values // 16))
         # Pieces of φ are split off by the units that the exponentials wait for: measured twice the roof at "high".
-        waits = 2.0 if problem.level == "high" else 1.0
+        waits = 2.0 if problem.precision == "high" else 1.0
         scalar = 6.0 if mean else 4.0
         stored = 4.0 * pairs if stores(problem, corrections) else 0.0  # φ, which the cache of a large card holds
         read = (problem.m + problem.n) * (8 * d + 4 * (2 + full) * width + 128)
@@ -104,10 +104,10 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="triton",
-    protocol=(1, 2),
+    protocol=(1, 0),
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
-    levels=("fast", "high"),
+    precisions=("fast", "high"),
     features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
     deterministic=True,
     requires_modules=("torch", "triton"),

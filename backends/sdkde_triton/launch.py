@@ -213,7 +213,7 @@ def mean(
     before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d, own or 0)
     summed = problem.d < width
     tiles = tiles_per_sum(width, form, merges(problem.d), processor.capability) if config.block_n <= 128 else 1
-    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, problem.level == "high", tiles)
+    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, problem.precision == "high", tiles)
     per_row, step = width if summed else width + 1, tiles * config.block_n
     out, parts = reduce(
         kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32
@@ -226,7 +226,7 @@ def weighted_sums(
 ) -> list[torch.Tensor]:
     """Return Σ φ (m,) and Σ φ b (m, width) for every operand b, in one float64 array each."""
     m, d, device = rows.count, packed_dimensions(problem.d), rows.buffer.device
-    processor, exact = Processor.of(device), problem.level == "high"
+    processor, exact = Processor.of(device), problem.precision == "high"
     config = configuration("stored", problem, d, processor, rows.pieces)
     shapes = [configuration("weighted_sum", problem, b.width, processor, b.pieces) for b in operands]
     chunk = min(STORED_COLUMNS, columns.padded)

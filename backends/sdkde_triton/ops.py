@@ -15,7 +15,7 @@ log_weights : (n,) float64 tensor, optional
 extent : float, optional
     A bound on the distance of every point and query from the origin. It decides which formula is taken: with one that
     is exceeded the results are wrong, without a word. None: measured, for which the host waits for the device.
-level : {"high", "fast"}
+precision : {"high", "fast"}
     The tolerance, see :data:`sdkde_core.protocol.TOLERANCES`.
 exclude_self : bool
     Row i leaves out column i: with ``queries=None``, leave-one-out.
@@ -33,8 +33,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.arrays import c_order
-from sdkde_core.engine.outliers import radii, reduce_pass
+from sdkde_core.plugin import c_order, radii, reduce_pass
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 
 from .backend import TritonBackend
@@ -42,7 +41,7 @@ from .info import INFO
 
 __all__ = ["laplace", "log_sum", "mean"]
 
-_ARGUMENTS = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str level, bool exclude_self"
+_ARGUMENTS = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str precision, bool exclude_self"
 _RESULTS = {
     Reduction.LOG_SUM: "Tensor",
     Reduction.MEAN: "(Tensor log_sum, Tensor shift)",
@@ -59,11 +58,11 @@ def log_sum(
     log_weights: torch.Tensor | None = None,
     *,
     extent: float | None = None,
-    level: str = "high",
+    precision: str = "high",
     exclude_self: bool = False,
 ) -> torch.Tensor:
     """Return ℓ_i = log Σ_j w_j exp(−½‖u_i − u_j‖²), (m,); arguments as :mod:`sdkde_triton.ops` has them."""
-    return torch.ops.sdkde.log_sum(points, queries, log_weights, extent, level, exclude_self)
+    return torch.ops.sdkde.log_sum(points, queries, log_weights, extent, precision, exclude_self)
 
 
 def mean(
@@ -72,14 +71,14 @@ def mean(
     log_weights: torch.Tensor | None = None,
     *,
     extent: float | None = None,
-    level: str = "high",
+    precision: str = "high",
     exclude_self: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ℓ (m,), and the shifts Σ_j w_j φ_ij (u_j − u_i) / Σ_j w_j φ_ij = ∇ℓ_i, (m, d), in bandwidths.
 
     Arguments as :mod:`sdkde_triton.ops` has them.
     """
-    return torch.ops.sdkde.mean(points, queries, log_weights, extent, level, exclude_self)
+    return torch.ops.sdkde.mean(points, queries, log_weights, extent, precision, exclude_self)
 
 
 def laplace(
@@ -88,29 +87,29 @@ def laplace(
     log_weights: torch.Tensor | None = None,
     *,
     extent: float | None = None,
-    level: str = "high",
+    precision: str = "high",
     exclude_self: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return log M_i, and the signs and log magnitudes of L_i = Σ_j w_j φ_ij (1 + d/2 − ½ r²_ij), each (m,).
 
     M is L with plus signs throughout, the scale of its error. Arguments as :mod:`sdkde_triton.ops` has them.
     """
-    return torch.ops.sdkde.laplace(points, queries, log_weights, extent, level, exclude_self)
+    return torch.ops.sdkde.laplace(points, queries, log_weights, extent, precision, exclude_self)
 
 
 def _register(reduction: Reduction) -> None:
     """Register an operator, and the shapes of its results."""
     laplace, mean = reduction is Reduction.LAPLACE, reduction is Reduction.MEAN
 
-    def compute(points: Any, queries: Any, log_weights: Any, extent: Any, level: str, exclude_self: bool) -> Any:
-        _check(points, queries, log_weights, level)
-        sums = _reduce(reduction, points, queries, log_weights, extent, level, exclude_self)
+    def compute(points: Any, queries: Any, log_weights: Any, extent: Any, precision: str, exclude_self: bool) -> Any:
+        _check(points, queries, log_weights, precision)
+        sums = _reduce(reduction, points, queries, log_weights, extent, precision, exclude_self)
         if laplace:  # the backend's may be rows of one buffer
             return sums.log_sum.clone(), sums.sign.clone(), sums.log_magnitude.clone()
         return (sums.log_sum, sums.shift) if mean else sums.log_sum
 
-    def shapes(points: Any, queries: Any, log_weights: Any, extent: Any, level: str, exclude_self: bool) -> Any:
-        _check(points, queries, log_weights, level)
+    def shapes(points: Any, queries: Any, log_weights: Any, extent: Any, precision: str, exclude_self: bool) -> Any:
+        _check(points, queries, log_weights, precision)
         m, d = (points if queries is None else queries).shape
         if laplace:
             return points.new_empty(m), points.new_empty(m), points.new_empty(m)
@@ -122,10 +121,10 @@ def _register(reduction: Reduction) -> None:
     torch.library.custom_op(name, compute, mutates_args=(), schema=schema, tags=tags).register_fake(shapes)
 
 
-def _check(points: Any, queries: Any, log_weights: Any, level: str) -> None:
+def _check(points: Any, queries: Any, log_weights: Any, precision: str) -> None:
     """Refuse what cannot be right, as far as that shows without the numbers: also where there are none yet."""
-    if level not in INFO.levels:
-        raise ValueError(f"level is {level!r}; pass one of {INFO.levels}")
+    if precision not in INFO.precisions:
+        raise ValueError(f"precision is {precision!r}; pass one of {INFO.precisions}")
     n, d = points.shape if points.ndim == 2 else (0, 0)
     for name, x, shape in (("points", points, "n, d"), ("queries", queries, "m, d"), ("log_weights", log_weights, "n")):
         if x is None:
@@ -145,7 +144,7 @@ def _reduce(
     queries: torch.Tensor | None,
     log_weights: torch.Tensor | None,
     extent: float | None,
-    level: str,
+    precision: str,
     exclude_self: bool,
 ) -> Partial:
     (n, d), device = points.shape, str(points.device)
@@ -160,7 +159,7 @@ def _reduce(
         n if queries is None else queries.shape[0],
         n,
         d,
-        level=level,
+        precision=precision,
         device=device,
         same=queries is None,
         requires=frozenset(requires),

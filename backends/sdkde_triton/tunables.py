@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdkde_core.choice.cards import GPU
+from sdkde_core.plugin import GPU
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Compiled, Config
 
@@ -79,7 +79,7 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
         kind = bounds.arithmetic(problem, extent)
         anchored = mean and not shifted and kind != "float64"
         return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
-    step = bounds.grid_step(problem.d, extent, shifted=shifted, full=problem.level == "high" or shifted)
+    step = bounds.grid_step(problem.d, extent, shifted=shifted, full=problem.precision == "high" or shifted)
     form, width = bounds.form(problem, extent, step), bounds.packed_dimensions(problem.d)
     pieces, suffix = (3, "_full") if form == FULL else (2, "")
     sums = []
@@ -235,7 +235,7 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
 
 def _matrix_columns(launch: Launch, problem: Problem) -> float:
     """Columns of all products of a pair."""
-    width, form, high = launch.columns, launch.form, problem.level == "high"
+    width, form, high = launch.columns, launch.form, problem.precision == "high"
     if launch.base == "weighted_sum":
         return (7 if high else 5 if launch.pieces == 3 else 3) * float(width)
     exponent = (3 + (form >= PAIRED) + 2 * (form == FULL)) * width + 16.0 * (
@@ -252,7 +252,7 @@ def _scalar(launch: Launch, problem: Problem) -> float:
     if launch.base.startswith("direct"):
         per_dimension = {"float32": 2.0, "doubled": 4.0, "float64": 64.0}[launch.arithmetic]
         return per_dimension * problem.d * (2 if problem.reduction is Reduction.MEAN else 1) + 4.0
-    return (12.0 if problem.level == "high" else 6.0) if launch.base in ("mean", "stored") else 4.0
+    return (12.0 if problem.precision == "high" else 6.0) if launch.base in ("mean", "stored") else 4.0
 
 
 # --- compiling without a GPU ----------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def _constants(launch: Launch, config: space.Config, problem: Problem, capabilit
         "MEAN": mean,
         "STORE": base == "stored",
         "SUMMED": d < width,
-        "EXACT": problem.level == "high",
+        "EXACT": problem.precision == "high",
         "WEIGHTED": "weights" in problem.requires and base != "stored",
         "EXCLUDE": "exclude_self" in problem.requires,
         "DOUBLED": launch.arithmetic == "doubled",

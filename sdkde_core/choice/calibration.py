@@ -34,7 +34,7 @@ class Calibration:
     overhead : float
         Seconds that a pass takes besides what the model prices.
     factors : mapping of (str, str) to tuple of (float, float)
-        By reduction and level: log2 d, and log of the measured over the predicted time; by ascending d.
+        By reduction and precision: log2 d, and log of the measured over the predicted time; by ascending d.
     """
 
     startup: float | None = None
@@ -58,7 +58,7 @@ class Calibration:
 
     def factor(self, problem: Problem) -> float:
         """Measured over predicted time of a pass: between the dimensions measured by interpolation; 1 if none was."""
-        points = self.factors.get((str(problem.reduction), problem.level), ())
+        points = self.factors.get((str(problem.reduction), problem.precision), ())
         if not points:
             return 1.0
         x = math.log2(problem.d)

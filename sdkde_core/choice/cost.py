@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ..protocol import BackendInfo, Problem, Reduction, Work
@@ -17,9 +18,10 @@ __all__ = [
     "plain_work",
     "predict",
     "roofs",
-    "seconds",
     "tiled",
+    "typical_extent",
     "utilisation",
+    "work_seconds",
 ]
 
 
@@ -30,9 +32,9 @@ def plain_work(problem: Problem) -> Work:
     five more for the running maximum, the subtraction, the clamp and the sum; one exponential a scale. Memory: every
     point is read once and every result written once, float64.
     """
-    dtype = "float32" if problem.level == "fast" else "float64"
+    dtype = "float32" if problem.precision == "fast" else "float64"
     scales = max(1, len(problem.scales))
-    per_pair = 2.0 * (problem.d + 2) + 2.0 * scales * problem.n_values
+    per_pair = 2.0 * (problem.d + 2)
     if problem.reduction is Reduction.MEAN:
         per_pair += 2.0 * scales * (problem.d + 1)
     written = {Reduction.LOG_SUM: 1, Reduction.MEAN: 1 + problem.d, Reduction.LAPLACE: 3}[problem.reduction]
@@ -40,7 +42,7 @@ def plain_work(problem: Problem) -> Work:
         matrix_flops={dtype: per_pair * problem.pairs},
         scalar_flops=5.0 * scales * problem.pairs,
         exps=float(scales * problem.pairs),
-        bytes=8.0 * ((problem.m + problem.n) * problem.d + problem.m * scales * (written + problem.n_values)),
+        bytes=8.0 * ((problem.m + problem.n) * problem.d + problem.m * scales * written),
     )
 
 
@@ -63,7 +65,7 @@ def roofs(work: Work, on: Processor) -> dict[str, float]:
     return times
 
 
-def seconds(work: Work, on: Processor) -> float:
+def work_seconds(work: Work, on: Processor) -> float:
     """Return the predicted time of ``work``, in seconds.
 
     Where the units work side by side: the largest of their roofs (products of all dtypes share one unit), after the
@@ -97,7 +99,7 @@ def predict(info: BackendInfo, problem: Problem, on: Processor | None) -> float 
     if on is None:
         return None
     work = info.work(problem, None) if info.work else plain_work(problem)
-    return seconds(work, on) if work.matrix_flops.keys() <= on.matrix_flops.keys() else None
+    return work_seconds(work, on) if work.matrix_flops.keys() <= on.matrix_flops.keys() else None
 
 
 def intensity(work: Work) -> float:
@@ -122,6 +124,12 @@ def tiled(problem: Problem, block_m: int, block_n: int, itemsize: int = 4) -> Wo
     written = {Reduction.LOG_SUM: 1, Reduction.MEAN: 1 + problem.d, Reduction.LAPLACE: 2}[problem.reduction]
     tile = itemsize * (block_m * problem.d + block_n * problem.d + block_m * written)
     return replace(plain_work(problem), bytes=float(tile) * problem.pairs / (block_m * block_n))
+
+
+def typical_extent(n: int, d: int) -> float:
+    """Extent in bandwidths to expect of n standard normal points under Silverman's rule: for planning from shapes."""
+    radius = math.sqrt(d) + math.sqrt(2 * math.log(max(n, 2)))
+    return radius / (0.9 * n ** (-1 / (d + 4)))
 
 
 # --- the paper's model of its own kernels ---------------------------------------------------------------------------

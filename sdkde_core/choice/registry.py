@@ -11,7 +11,7 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol import FEATURES, LEVELS, PROTOCOL, BackendInfo
+from ..protocol import FEATURES, PRECISIONS, PROTOCOL, BackendInfo
 
 __all__ = ["GROUP", "Record", "find", "records", "refresh"]
 
@@ -115,9 +115,9 @@ def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
         theirs, ours = ".".join(map(str, info.protocol)), ".".join(map(str, PROTOCOL))
         side = "the plugin" if info.protocol[0] < PROTOCOL[0] else "sdkde"
         return "incompatible", f"speaks protocol {theirs}, this sdkde {ours}; update {side}", info
-    unknown = [level for level in info.levels if level not in LEVELS]
-    if unknown or not info.levels:
-        return "broken", f"declares levels {info.levels}; there are {LEVELS}", info
+    unknown = [precision for precision in info.precisions if precision not in PRECISIONS]
+    if unknown or not info.precisions:
+        return "broken", f"declares precisions {info.precisions}; there are {PRECISIONS}", info
     if not info.devices:
         return "broken", "declares no device", info
     missing = info.missing_modules()

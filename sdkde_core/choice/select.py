@@ -98,7 +98,7 @@ def rank(
     ===============================================  ====================================================
     a plugin is broken, incompatible, or missing     not a candidate; the registry's reason
     it runs on none of the devices in question       not a candidate
-    it lacks the level, a feature in ``requires``,   not a candidate; the core says so, the plugin is not
+    it lacks the precision, a feature in ``requires``,   not a candidate; the core says so, the plugin is not
     or determinism where that is asked for           asked
     ``supports`` declines one of the passes          not a candidate; the plugin's reason
     of the rest                                      for data on a device, what works there, by predicted time
@@ -301,8 +301,8 @@ def _judge(
     reasons, passes, transfer = [], [], transfer_seconds(problems, data_device, on)
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
     for step, problem in enumerate(problems):
-        if problem.level not in info.levels:
-            return no(f"has levels {', '.join(info.levels)}, not {problem.level}")
+        if problem.precision not in info.precisions:
+            return no(f"has precisions {', '.join(info.precisions)}, not {problem.precision}")
         lacking = sorted(problem.requires - info.features)
         if lacking:
             return no(f"lacks {', '.join(lacking)}")
@@ -359,7 +359,7 @@ def _seconds_apart(
     """
     beyond = cost.predict(info, problem, on) if info.supports(problem).ok else None
     if beyond is None:
-        beyond = cost.seconds(cost.exact_work(problem), on)
+        beyond = cost.work_seconds(cost.exact_work(problem), on)
     begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
     return (1.0 - far) * near_seconds + far * beyond + 2.0 * begun * (far > 0.0)
 

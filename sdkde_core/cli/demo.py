@@ -162,7 +162,7 @@ def _plot_plane(axes: Any, data: Digits, backend: str) -> None:
     span = [np.linspace(points[:, k].min() - 1, points[:, k].max() + 1, 160) for k in (0, 1)]
     grid = np.stack(np.meshgrid(*span), axis=-1)
     density = estimate(points, grid.reshape(-1, 2), backend=backend).reshape(grid.shape[:2])
-    axes.contourf(*span, density, levels=14, cmap="Reds", alpha=0.75)
+    axes.contourf(*span, density, precisions=14, cmap="Reds", alpha=0.75)
     moved = debias(points, backend=backend)
     step = moved - points
     axes.quiver(*points.T, *step.T, angles="xy", scale_units="xy", scale=1, width=0.0022, color="#2b2d42", alpha=0.75)

@@ -17,7 +17,7 @@ from .. import __version__, api
 from ..choice import hardware, registry
 from ..estimator.rules import RULES
 from ..estimator.spec import METHODS
-from ..protocol import LEVELS
+from ..protocol import PRECISIONS
 from . import doctor as diagnosis
 from .console import Argument, Group, json_option, stopped_by_signals, together
 from .files import EXTENSIONS, same_file, source, writing
@@ -40,7 +40,7 @@ _estimator = together(
     click.option("--weights", metavar="FILE", help="A file with one weight per training point. Default: all equal."),
     click.option(
         "--precision",
-        type=click.Choice(("auto", *LEVELS)),
+        type=click.Choice(("auto", *PRECISIONS)),
         default="auto",
         show_default=True,
         help="Bound on the error of every row; auto: high, and fast for float32 files.",
@@ -144,7 +144,7 @@ def explain(
 @json_option
 def backends(as_json: bool) -> None:
     """List the backends: what is installed, what each can do, and what is missing."""
-    header = ("name", "status", "devices", "levels", "features", "from", "reason")
+    header = ("name", "status", "devices", "precisions", "features", "from", "reason")
     rows = [_describe(record) for record in api.backends()]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -152,7 +152,7 @@ def backends(as_json: bool) -> None:
     cells = [
         (
             *(row["name"], row["status"]),
-            *(", ".join(row[key]) or "-" for key in ("devices", "levels", "features")),
+            *(", ".join(row[key]) or "-" for key in ("devices", "precisions", "features")),
             *(f"{row['distribution']} {row['version']}", row["reason"]),
         )
         for row in rows
@@ -268,7 +268,7 @@ def _describe(record: registry.Record) -> dict[str, Any]:
         "name": record.name,
         "status": record.status,
         "devices": list(info.devices) if info else [],
-        "levels": list(info.levels) if info else [],
+        "precisions": list(info.precisions) if info else [],
         "features": sorted(info.features) if info else [],
         "distribution": record.distribution,
         "version": record.version,

@@ -43,7 +43,7 @@ class Stream:
     bandwidth : Bandwidth
     method, weights, log, backend, device
         As for :func:`sdkde_core.estimate`.
-    level : {"fast", "high", "float64"}
+    precision : {"fast", "high", "float64"}
     dtype : {"float32", "float64"}
         Of the result.
     plan : Explanation
@@ -60,7 +60,7 @@ class Stream:
     bandwidth: Bandwidth
     weights: Array | None
     log: bool
-    level: str
+    precision: str
     dtype: str
     backend: str
     device: str | None
@@ -92,14 +92,14 @@ class Stream:
             )
         data = ingest(train.read(), np.empty((0, query.columns), query.dtype), weights, host=True)
         h = resolve(bandwidth, data.train, data.log_weights)
-        level = EstimatorSpec(method, precision=asked_precision(precision)).level(data.dtype)
+        precision = EstimatorSpec(method, precision=asked_precision(precision)).precision_for(data.dtype)
         shapes = (data.n, data.d), (max(1, query.rows), data.d)
         choice = explain(
-            *shapes, method=method, bandwidth=h, weights=weights, precision=level, backend=backend, device=place
+            *shapes, method=method, bandwidth=h, weights=weights, precision=precision, backend=backend, device=place
         )
         if query is train:
             query = Source.of(train.name, data.train)
-        return cls(data.train, query, method, h, weights, log, level, data.dtype, backend, place, choice)
+        return cls(data.train, query, method, h, weights, log, precision, data.dtype, backend, place, choice)
 
     @property
     def steps(self) -> int:
@@ -122,7 +122,7 @@ class Stream:
             "method": method,
             "bandwidth": self.bandwidth,
             "weights": self.weights,
-            "precision": self.level,
+            "precision": self.precision,
             "check_finite": False,
         }
         prepared = self._somewhere(partial(prepare, points, **common))
@@ -136,7 +136,7 @@ class Stream:
 
     def _moved(self, advance: Callable[[int], None]) -> Array:
         """The samples moved by ½ H ŝ as :func:`sdkde_core.debias` does, in batches so that progress can be seen."""
-        spec = EstimatorSpec("kde", Goal.GRADIENT, self.level)
+        spec = EstimatorSpec("kde", Goal.GRADIENT, self.precision)
         data = ingest(self.train, None, self.weights, check_finite=False, host=True)
         samples = self._somewhere(partial(TrainingSet, spec, data, self.bandwidth))
         moved = np.empty_like(self.train)

@@ -57,8 +57,7 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
         partials = []
         for c in range(0, n, width):
             over = slice(c, min(c + width, n))
-            values = None if columns.values is None else columns.values[over, :]
-            block = Columns(columns.points[over, :], columns.log_weights[over], values)
+            block = Columns(columns.points[over, :], columns.log_weights[over])
             partials.append(_block(problem, queries[here, :], block, own_offset + r - c))
         strips.append(merge(partials))
     return concatenate(strips)
@@ -104,9 +103,8 @@ def _at_scale(problem: Problem, query: Any, columns: Columns, own_offset: int, s
         return Partial(safe_log(plus) + top, sign=xp.sign(signed), log_magnitude=safe_log(xp.abs(signed)) + top)
     empty = total == 0  # NaN, in the data, is not
     share = phi / xp.where(empty, xp.ones_like(total), total)[:, None]
-    values = None if columns.values is None else share @ columns.values
     shift = None
     if problem.reduction is Reduction.MEAN:
         shift = away + xp.sum(share[:, :, None] * delta, axis=1)
         shift = xp.where(empty[:, None], xp.zeros_like(shift), shift)
-    return Partial(safe_log(total) + top, shift=shift, values=values)
+    return Partial(safe_log(total) + top, shift=shift)

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
-from ..protocol import Partial
+from ..protocol import Partial, Problem, Reduction
 
-__all__ = ["concatenate", "each", "merge", "safe_log", "stack"]
+__all__ = ["concatenate", "each", "empty", "merge", "safe_log", "stack"]
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
     """Join partial results for the same query rows over disjoint sets of columns.
 
-    Log sums join by log-sum-exp, shifts and values as means weighted by softmax(ℓ), LAPLACE's sums with
-    their signs. The order of ``partials`` is the order of the additions: the same list gives the same bits.
+    Log sums join by log-sum-exp, shifts as means weighted by softmax(ℓ), LAPLACE's sums with their signs. The order of
+    ``partials`` is the order of the additions: the same list gives the same bits.
 
     Parameters
     ----------
@@ -38,18 +38,27 @@ def merge(partials: Sequence[Partial]) -> Partial:
     shares = [xp.exp(p.log_sum - top) for p in partials]
     total = _add(shares)
     safe = xp.where(total > 0, total, xp.ones_like(total))
-
-    def mean(field: str) -> Any:
-        if getattr(first, field) is None:
-            return None
-        return _add([getattr(p, field) * (share / safe)[..., None] for p, share in zip(partials, shares)])
-
-    sign, log_magnitude = None, None
+    shift = sign = log_magnitude = None
+    if first.shift is not None:
+        shift = _add([p.shift * (share / safe)[..., None] for p, share in zip(partials, shares)])
     if first.sign is not None:
         peak = _maximum(xp, [p.log_magnitude for p in partials])
         signed = _add([p.sign * xp.exp(p.log_magnitude - peak) for p in partials])
         sign, log_magnitude = xp.sign(signed), safe_log(xp.abs(signed)) + peak
-    return Partial(safe_log(total) + top, mean("shift"), sign, log_magnitude, mean("values"))
+    return Partial(safe_log(total) + top, shift, sign, log_magnitude)
+
+
+def empty(problem: Problem, like: Any) -> Partial:
+    """Return the result of a query without rows; ``like``: an array of the library and on the device of the results."""
+    xp = array_namespace(like)
+    per_row = (0, len(problem.scales)) if problem.scales else (0,)
+
+    def array(*shape: int) -> Any:
+        return xp.empty((*per_row, *shape), dtype=xp.float64, device=device(like))
+
+    laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
+    signs = (array(), array()) if laplace else (None, None)
+    return Partial(array(), array(problem.d) if mean else None, *signs)
 
 
 def concatenate(partials: Sequence[Partial]) -> Partial:

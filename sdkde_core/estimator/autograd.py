@@ -1,8 +1,8 @@
 """Estimates of tensors that require grad, attached to autograd.
 
-What is to be computed is decided as for any estimate, from the arguments detached: validation, the bandwidth, the level
-and the backend, one with the feature ``"grad"``. Then the same passes run on points, weights and a bandwidth that are
-made of the user's own tensors, in float64, where the backend works. Here is what lies between those tensors and the
+What is to be computed is decided as for any estimate, from the arguments detached: validation, the bandwidth, the
+precision and the backend, one with the feature ``"grad"``. Then the same passes run on points, weights and a bandwidth
+that are made of the user's own tensors, in float64, where the backend works. Here is what lies between those tensors and the
 backend's reductions; PyTorch is not imported, as tensors bring their own operations.
 
 The centre is a constant, on which no sum depends. So is a bandwidth that a rule has chosen: its derivative by the

@@ -24,7 +24,7 @@ class PassLine:
     m: int
     n: int
     d: int
-    level: str
+    precision: str
     extent: float
     predicted_seconds: float | None
     measured_seconds: float | None = None
@@ -67,7 +67,7 @@ class Explanation:
                     problem.m,
                     problem.n,
                     problem.d,
-                    problem.level,
+                    problem.precision,
                     problem.extent,
                     priced[i] if priced else None,
                     report.seconds if report else None,
@@ -85,9 +85,9 @@ class Explanation:
 
     def __str__(self) -> str:
         last = self.passes[-1]
-        error = TOLERANCES[last.level][Reduction.LOG_SUM].absolute
+        error = TOLERANCES[last.precision][Reduction.LOG_SUM].absolute
         lines = [f"{self.method} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
-        lines.append(f"precision {last.level}: errors of log p up to about {error:.0e}")
+        lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the centre", "", "passes (rows × samples)"]
         lines += [self._pass_text(p, p is last) for p in self.passes]
         lines += ["", f"backends that can, by predicted time{self._counted}"]

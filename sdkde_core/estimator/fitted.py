@@ -106,14 +106,14 @@ class Prepared:
         self._dtype = data.dtype
         self.method, self.bandwidth = spec.method, bandwidth
         self.n_train, self.n_dimensions = data.n, data.d
-        self.precision = self._set.problem.level
+        self.precision = self._set.problem.precision
         self.backend, self.device = self._set.choice.name, self._set.choice.device
 
     @untraced
     def estimate(self, query: Any, *, log: bool = False) -> Any:
         """Estimate the density at ``query``.
 
-        The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision level.
+        The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
 
         Parameters
         ----------

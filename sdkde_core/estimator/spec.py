@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..protocol import LEVELS, Problem, Reduction
+from ..protocol import PRECISIONS, Problem, Reduction
 
-__all__ = ["METHODS", "EstimatorSpec", "Goal", "Pass", "asked_precision", "typical_extent"]
+__all__ = ["METHODS", "EstimatorSpec", "Goal", "Pass", "asked_precision"]
 
 METHODS = ("kde", "sdkde", "laplace")
 
@@ -59,8 +58,10 @@ class EstimatorSpec:
                 raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
         if self.method not in METHODS:
             raise ValueError(f"method is {self.method!r}; pass one of {', '.join(map(repr, METHODS))}")
-        if self.precision not in ("auto", *LEVELS):
-            raise ValueError(f"precision is {self.precision!r}; pass one of {', '.join(map(repr, ('auto', *LEVELS)))}")
+        if self.precision not in ("auto", *PRECISIONS):
+            raise ValueError(
+                f"precision is {self.precision!r}; pass one of {', '.join(map(repr, ('auto', *PRECISIONS)))}"
+            )
         if self.method == "laplace" and self.goal is Goal.GRADIENT:
             raise ValueError("the gradient of method='laplace' is not available yet; pass method='sdkde' or 'kde'")
         if self.method != "sdkde" and self.goal is Goal.DEBIASED:
@@ -76,8 +77,8 @@ class EstimatorSpec:
             return (*move, Pass(Reduction.MEAN, "query"))
         return (*move, Pass(Reduction.LAPLACE if self.method == "laplace" else Reduction.LOG_SUM, "query"))
 
-    def level(self, dtype: str) -> str:
-        """The precision level for input of ``dtype``."""
+    def precision_for(self, dtype: str) -> str:
+        """The precision for input of ``dtype``."""
         if self.precision != "auto":
             return self.precision
         return "high" if dtype == "float64" else "fast"
@@ -120,7 +121,7 @@ class EstimatorSpec:
                 n=n,
                 d=d,
                 dtype=dtype,
-                level=self.level(dtype),
+                precision=self.precision_for(dtype),
                 device=device,
                 same=same,
                 requires=requires,
@@ -137,12 +138,6 @@ def asked_precision(precision: str) -> str:
     if precision != "auto":
         return precision
     chosen = os.environ.get("SDKDE_PRECISION") or "auto"
-    if chosen not in ("auto", *LEVELS):
-        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(LEVELS)}")
+    if chosen not in ("auto", *PRECISIONS):
+        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(PRECISIONS)}")
     return chosen
-
-
-def typical_extent(n: int, d: int) -> float:
-    """Extent in bandwidths to expect of n standard normal points under Silverman's rule: for planning from shapes."""
-    radius = math.sqrt(d) + math.sqrt(2 * math.log(max(n, 2)))
-    return radius / (0.9 * n ** (-1 / (d + 4)))

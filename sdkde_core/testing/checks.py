@@ -19,7 +19,7 @@ from sdkde_core.engine.merge import each, merge
 from sdkde_core.engine.outliers import reduce_pass, within_limit
 from sdkde_core.protocol import (
     FEATURES,
-    LEVELS,
+    PRECISIONS,
     PROTOCOL,
     TOLERANCES,
     Backend,
@@ -69,12 +69,12 @@ class Target:
     backend: Backend
     device: str
 
-    def problem(self, case: Case, reduction: Reduction, level: str, **options: Any) -> Problem:
+    def problem(self, case: Case, reduction: Reduction, precision: str, **options: Any) -> Problem:
         """Describe a reduction of a case on this device; :class:`NotDeclared` where the backend declines it.
 
         What lies beyond the extent at which the backend's formula holds does not count: the core splits that off.
         """
-        problem = case.problem(reduction, level, device=self.device, **options)
+        problem = case.problem(reduction, precision, device=self.device, **options)
         lacking = problem.requires - self.info.features
         if lacking:
             raise NotDeclared(f"lacks {', '.join(sorted(lacking))}")
@@ -83,9 +83,9 @@ class Target:
             raise NotDeclared(support.reason)
         return problem
 
-    def whole_problem(self, case: Case, reduction: Reduction, level: str, **options: Any) -> Problem:
+    def whole_problem(self, case: Case, reduction: Reduction, precision: str, **options: Any) -> Problem:
         """As :meth:`problem`, for a check that asks the backend itself: nothing is split off."""
-        problem = self.problem(case, reduction, level, **options)
+        problem = self.problem(case, reduction, precision, **options)
         support = self.info.supports(problem)
         if not support.ok:
             raise NotDeclared(support.reason)
@@ -125,14 +125,14 @@ def _truth(kind: str, n: int, m: int, d: int, extent: float, same: bool, exclude
 
 
 def within(problem: Problem, got: Partial, want: Truth) -> None:
-    """Assert that every row is within the level's tolerance."""
+    """Assert that every row is within the precision's tolerance."""
     assert got.log_sum.shape[0] == problem.m, f"{got.log_sum.shape[0]} rows for {problem.m} queries"
     error = errors(problem, got, want)
     if error.size and not error.max() <= 1.0:
         row = int(np.argmax(error))
         count = int((~(error <= 1.0)).sum())
         raise AssertionError(
-            f"{problem.reduction} at {problem.level}: {count} of {error.size} rows beyond the tolerance, the worst, "
+            f"{problem.reduction} at {problem.precision}: {count} of {error.size} rows beyond the tolerance, worst "
             f"row {row}, by {error[row]:.3g} times (log sum {want.log_sum[row]:.6g})"
         )
 
@@ -153,19 +153,19 @@ def _tolerance_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
     kinds = ["mixture", "tails", "clusters", "outlier", "duplicates"]
     if "weights" in info.features:
         kinds += ["weights", "zero_tile", "muted_outlier"]
-    for level in info.levels:
+    for precision in info.precisions:
         for d in profile.dimensions:
             for kind in kinds:
                 spread = profile.extents if kind in ("mixture", "tails") else (1e5,) if kind == "clusters" else (10.0,)
                 for extent in spread:
                     for reduction in Reduction:
-                        yield f"{level}-{reduction}-{kind}-d{d}-e{extent:g}"
+                        yield f"{precision}-{reduction}-{kind}-d{d}-e{extent:g}"
 
 
 def _levels(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    for level in info.levels:
+    for precision in info.precisions:
         for reduction in Reduction:
-            yield f"{level}-{reduction}"
+            yield f"{precision}-{reduction}"
 
 
 def _featured(feature: str) -> Callable[[BackendInfo, Profile], Iterator[str]]:
@@ -180,9 +180,9 @@ def _featured(feature: str) -> Callable[[BackendInfo, Profile], Iterator[str]]:
 
 def _sized(info: BackendInfo, profile: Profile) -> Iterator[str]:
     for n, m in ((1, 1), (1, 5), (2, 1), (3, 129), (129, 1), (257, 255), (1025, 33)):
-        for level in info.levels[-1:]:
+        for precision in info.precisions[-1:]:
             for reduction in Reduction:
-                yield f"{level}-{reduction}-n{n}-m{m}"
+                yield f"{precision}-{reduction}-n{n}-m{m}"
 
 
 def _deterministic(info: BackendInfo, profile: Profile) -> Iterator[str]:
@@ -195,8 +195,8 @@ def _once(info: BackendInfo, profile: Profile) -> Iterator[str]:
 
 
 def _parse(parameter: str) -> tuple[str, Reduction]:
-    level, reduction, *_ = parameter.split("-")
-    return level, Reduction(reduction)
+    precision, reduction, *_ = parameter.split("-")
+    return precision, Reduction(reduction)
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
@@ -205,8 +205,8 @@ def _parse(parameter: str) -> tuple[str, Reduction]:
 def declaration(target: Target, parameter: str) -> None:
     """The BackendInfo is one that the core and this suite can believe."""
     info = target.info
-    assert info.levels, "declares no level"
-    assert set(info.levels) <= set(LEVELS), f"levels {info.levels}; there are {LEVELS}"
+    assert info.precisions, "declares no precision"
+    assert set(info.precisions) <= set(PRECISIONS), f"precisions {info.precisions}; there are {PRECISIONS}"
     assert info.devices, "declares no device"
     assert info.protocol[0] == PROTOCOL[0], f"protocol {info.protocol}, this suite is for {PROTOCOL[0]}.x"
     assert type(info.features) is frozenset, f"features is a {type(info.features).__name__}; pass a frozenset"
@@ -219,23 +219,23 @@ def declaration(target: Target, parameter: str) -> None:
 
 
 def answers_something(target: Target, parameter: str) -> None:
-    """At every declared level some reduction is supported: a run that executes nothing proves nothing."""
+    """At every declared precision some reduction is supported: a run that executes nothing proves nothing."""
     support = target.backend.probe(target.device)
     assert isinstance(support, Support), f"probe returned {support!r}, not a Support"
     assert support.ok, f"cannot run on {target.device} here: {support.reason}"
     case = make("mixture", 50, 20, 3, 5.0)
-    for level in target.info.levels:
-        problem = case.problem(Reduction.LOG_SUM, level, device=target.device)
+    for precision in target.info.precisions:
+        problem = case.problem(Reduction.LOG_SUM, precision, device=target.device)
         support = target.info.supports(problem)
-        assert support.ok, f"declares level {level} but declines {problem}: {support.reason}"
+        assert support.ok, f"declares precision {precision} but declines {problem}: {support.reason}"
 
 
 def reasons(target: Target, parameter: str) -> None:
     """``supports`` answers for any problem, with a reason, and the formula's limit is a positive number."""
     for n, d, extent in ((1, 1, 0.0), (10**9, 1024, 10.0), (1000, 3, 1e30)):
         for reduction in Reduction:
-            for level in target.info.levels:
-                problem = Problem(reduction, n, n, d, level=level, device=target.device, extent=extent)
+            for precision in target.info.precisions:
+                problem = Problem(reduction, n, n, d, precision=precision, device=target.device, extent=extent)
                 support = target.info.supports(problem)
                 assert isinstance(support, Support)
                 assert support.reason, f"no reason for {problem}"
@@ -243,8 +243,8 @@ def reasons(target: Target, parameter: str) -> None:
 
 
 def tolerance(target: Target, parameter: str) -> None:
-    """Every row is within the level's tolerance, with separate queries and with the points themselves."""
-    level, reduction = _parse(parameter)
+    """Every row is within the precision's tolerance, with separate queries and with the points themselves."""
+    precision, reduction = _parse(parameter)
     kind, d, extent = parameter.split("-", 2)[2].split("-")
     n, m = _size(kind, int(d[1:]))
     arguments = (kind, n, m, int(d[1:]), float(extent[1:]))
@@ -252,34 +252,34 @@ def tolerance(target: Target, parameter: str) -> None:
     for same in (False, True):
         if same and kind == "zero_tile":
             continue  # its 2611 rows would cost the reference minutes and show nothing new
-        problem = target.problem(case, reduction, level, same=same)
+        problem = target.problem(case, reduction, precision, same=same)
         within(problem, target.answer(problem, case), _truth(*arguments, same, False))
 
 
 def sizes(target: Target, parameter: str) -> None:
     """Sizes that divide nothing, down to one point and one query."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     n, m = (int(p[1:]) for p in parameter.split("-")[2:])
     arguments = ("mixture", n, m, 3, 10.0)
     case = make(*arguments)
     for same in (False, True):
-        problem = target.problem(case, reduction, level, same=same)
+        problem = target.problem(case, reduction, precision, same=same)
         within(problem, target.answer(problem, case), _truth(*arguments, same, False))
 
 
 def no_rows(target: Target, parameter: str) -> None:
     """An empty query gives empty results of the right shapes."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     case = make("mixture", 31, 0, 3, 10.0)
-    problem = target.problem(case, reduction, level)
+    problem = target.problem(case, reduction, precision)
     _has_shapes(problem, target.answer(problem, case))
 
 
 def result_format(target: Target, parameter: str) -> None:
     """Results are float64, of the library and on the device of the points, with the fields of the reduction."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     case = make("mixture", 31, 7, 3, 10.0)
-    problem = target.whole_problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, precision)
     points, log_weights, queries = (target.give(x) for x in (case.points, case.log_weights, case.queries))
     partial = target.backend.reduce(problem, queries, target.backend.prepare(problem, Columns(points, log_weights)))
     for field in fields(Partial):
@@ -307,10 +307,10 @@ def _has_shapes(problem: Problem, got: Partial) -> None:
 
 def state_reuse(target: Target, parameter: str) -> None:
     """A prepared state serves many calls, each as if it were the first."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     arguments = ("mixture", *SIZES, 3, 10.0)
     case = make(*arguments)
-    problem = target.whole_problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, precision)
     state = target.prepare(problem, case)
     truth = _truth(*arguments, False, False)
     for start, stop in ((0, 67), (0, 67), (60, 61), (5, 66), (0, 67)):
@@ -320,10 +320,10 @@ def state_reuse(target: Target, parameter: str) -> None:
 
 def query_chunks(target: Target, parameter: str) -> None:
     """A row's answer does not depend on the rows beside it, however far those are."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     arguments = ("tails", *SIZES, 3, 100.0)
     case = make(*arguments)
-    problem = target.whole_problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, precision)
     truth = _truth(*arguments, False, False)
     state = target.prepare(problem, case)
     for width in (67, 1, 13):
@@ -339,11 +339,11 @@ def _rows(truth: Truth, start: int, stop: int) -> Truth:
 
 def column_chunks(target: Target, parameter: str) -> None:
     """Reductions over chunks of columns, merged by the core, equal one over all."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     kind = "weights" if "weights" in target.info.features else "mixture"
     arguments = (kind, *SIZES, 3, 10.0)
     case = make(*arguments)
-    problem = target.whole_problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, precision)
     kept = np.flatnonzero(np.isfinite(case.log_weights))
     parts = []
     for columns in np.array_split(kept, [1, 60, 100]):
@@ -355,9 +355,9 @@ def column_chunks(target: Target, parameter: str) -> None:
 
 def repeat(target: Target, parameter: str) -> None:
     """A backend that declares determinism gives the same bits again."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     case = make("mixture", 1025, 515, 5, 10.0)
-    problem = target.problem(case, reduction, level)
+    problem = target.problem(case, reduction, precision)
     first, again = target.answer(problem, case), target.answer(problem, case)
     for field in fields(Partial):
         a, b = getattr(first, field.name), getattr(again, field.name)
@@ -366,9 +366,9 @@ def repeat(target: Target, parameter: str) -> None:
 
 def inputs_untouched(target: Target, parameter: str) -> None:
     """Points, weights and queries are as they were."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     case = make("mixture", 65, 33, 3, 10.0)
-    problem = target.whole_problem(case, reduction, level)
+    problem = target.whole_problem(case, reduction, precision)
     originals = (case.points, case.log_weights, case.queries)
     given = [target.give(x.copy()) for x in originals]
     target.backend.reduce(problem, given[2], target.backend.prepare(problem, Columns(given[0], given[1])))
@@ -378,16 +378,16 @@ def inputs_untouched(target: Target, parameter: str) -> None:
 
 def exclude_self(target: Target, parameter: str) -> None:
     """Row i leaves out column i: with the points as rows, with other rows, and when that leaves nothing."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     for kind in ("mixture", "duplicates", "outlier", "clusters"):
         for same in (True, False):
             arguments = (kind, *SIZES, 3, 1e5 if kind == "clusters" else 10.0)
             case = make(*arguments)
-            problem = target.problem(case, reduction, level, same=same, exclude_self=True)
+            problem = target.problem(case, reduction, precision, same=same, exclude_self=True)
             within(problem, target.answer(problem, case), _truth(*arguments, same, True))
     arguments = ("mixture", *SIZES, 3, 10.0)
     case = make(*arguments)
-    problem = target.whole_problem(case, reduction, level, same=True, exclude_self=True)
+    problem = target.whole_problem(case, reduction, precision, same=True, exclude_self=True)
     truth = _truth(*arguments, True, True)
     state = target.prepare(problem, case)
     for start, stop in ((0, 130), (130, 211)):  # the points in batches
@@ -401,7 +401,7 @@ def exclude_self(target: Target, parameter: str) -> None:
         parts.append(target.reduce(part, case.points, target.prepare(part, shard), own_offset=-start))
     within(problem, merge(parts), truth)
     case = make("mixture", 1, 1, 3, 10.0)
-    problem = target.problem(case, reduction, level, same=True, exclude_self=True)
+    problem = target.problem(case, reduction, precision, same=True, exclude_self=True)
     got = target.answer(problem, case)
     assert got.log_sum[0] == -np.inf, f"an empty sum has log −inf, not {got.log_sum[0]}"
     if reduction is Reduction.MEAN:
@@ -412,26 +412,26 @@ def exclude_self(target: Target, parameter: str) -> None:
 
 def values(target: Target, parameter: str) -> None:
     """Weighted means of given values, within the shift's tolerance times their size."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     case = make("mixture", *SIZES, 3, 10.0)
     given = np.random.default_rng(0).normal(size=(SIZES[0], 2))
-    problem = target.problem(case, reduction, level, requires={"values"}, n_values=2)
+    problem = target.problem(case, reduction, precision, requires={"values"}, n_values=2)
     got = target.answer(problem, case, given)
     want = problems.truth(case, values=given)
     within(problem, got, want)
     assert want.values is not None
-    allowed = {"fast": 1e-3, "high": 2e-5, "float64": 2e-10}[level] * np.abs(given).max()
+    allowed = {"fast": 1e-3, "high": 2e-5, "float64": 2e-10}[precision] * np.abs(given).max()
     off = np.abs(got.values - want.values).max()
     assert off <= allowed, f"values off by {off:.3g}, allowed {allowed:.3g}"
 
 
 def multi_scale(target: Target, parameter: str) -> None:
     """Several bandwidths at once equal each on its own."""
-    level, reduction = _parse(parameter)
+    precision, reduction = _parse(parameter)
     scales = (0.5, 1.0, 2.5)
     for kind in ("mixture", "weights" if "weights" in target.info.features else "duplicates"):
         case = make(kind, *SIZES, 3, 10.0)
-        problem = target.problem(case, reduction, level, requires={"multi_scale"}, scales=scales)
+        problem = target.problem(case, reduction, precision, requires={"multi_scale"}, scales=scales)
         got = target.answer(problem, case)
         for s, scale in enumerate(scales):
             within(problem, each(got, lambda x, s=s: x[:, s]), problems.truth(case, scale=scale))  # type: ignore[misc]
@@ -439,15 +439,15 @@ def multi_scale(target: Target, parameter: str) -> None:
 
 def grad(target: Target, parameter: str) -> None:
     """Derivatives by queries, points and weights, of zero weights too, whichever of them require grad."""
-    level, reduction = _parse(parameter)
-    allowed = OF_DERIVATIVES * TOLERANCES[level][Reduction.LOG_SUM].absolute
+    precision, reduction = _parse(parameter)
+    allowed = OF_DERIVATIVES * TOLERANCES[precision][Reduction.LOG_SUM].absolute
     for kind in derivatives.KINDS:
         case = derivatives.make(kind)
         weighted = kind == "weights"
         if weighted and "weights" not in target.info.features:
             continue
         for same in (False, True):
-            problem = target.problem(case, reduction, level, same=same, requires={"grad"})
+            problem = target.problem(case, reduction, precision, same=same, requires={"grad"})
             truth = problems.truth(case, same=same)
             leaves = ["points"] + ["queries"] * (not same) + ["weights"] * weighted
 

@@ -85,7 +85,7 @@ class BackendConformance:
         record = registry.find(self.backend)
         info = record.info if record is not None else None
         parameters: list[str] = ["backend"]
-        if info is not None and info.levels:
+        if info is not None and info.precisions:
             parameters = list(CHECKS[name].parameters(info, self._profile()))
         given = [pytest.param(p, id=p, marks=self._marks(name, p)) for p in parameters]
         if not given:

@@ -38,7 +38,7 @@ class Case:
     log_weights: Array
 
     def problem(
-        self, reduction: Reduction, level: str, *, same: bool = False, exclude_self: bool = False, **more: Any
+        self, reduction: Reduction, precision: str, *, same: bool = False, exclude_self: bool = False, **more: Any
     ) -> Problem:
         """Describe a reduction of this case."""
         requires = set(more.pop("requires", ()))
@@ -54,7 +54,7 @@ class Case:
             len(rows),
             n,
             d,
-            level=level,
+            precision=precision,
             same=same,
             requires=frozenset(requires),
             extent=extent,
@@ -175,29 +175,29 @@ def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case, va
 
 def errors(problem: Problem, got: Partial, want: Truth) -> Array:
     """Error of every row over its tolerance, (m,): at most 1 is within the contract; inf for a row that is NaN."""
-    level = TOLERANCES[problem.level]
+    tolerance = TOLERANCES[problem.precision]
     if problem.reduction is Reduction.LAPLACE:
-        worst = _log_errors(level[Reduction.LAPLACE], got.log_sum, want.log_plus)
+        worst = _log_errors(tolerance[Reduction.LAPLACE], got.log_sum, want.log_plus)
         full = np.isfinite(want.log_plus)
         with np.errstate(over="ignore", invalid="ignore"):
             off = abs(got.sign * np.exp(got.log_magnitude - np.where(full, want.log_plus, 0.0)) - want.signed)
-        return np.maximum(worst, _over(off, level[Reduction.LAPLACE].at(np.where(full, want.log_plus, 0.0))))
-    worst = _log_errors(level[Reduction.LOG_SUM], got.log_sum, want.log_sum)
+        return np.maximum(worst, _over(off, tolerance[Reduction.LAPLACE].at(np.where(full, want.log_plus, 0.0))))
+    worst = _log_errors(tolerance[Reduction.LOG_SUM], got.log_sum, want.log_sum)
     if problem.reduction is Reduction.MEAN:
         off = np.sqrt(((got.shift - want.shift) ** 2).sum(axis=-1))
-        allowed = level[Reduction.MEAN].at(np.where(np.isfinite(want.log_sum), want.log_sum, 0.0))
+        allowed = tolerance[Reduction.MEAN].at(np.where(np.isfinite(want.log_sum), want.log_sum, 0.0))
         worst = np.maximum(worst, _over(off, allowed))
     return worst
 
 
 def worst_error(
-    info: BackendInfo, backend: Backend, case: Case, level: str, *, same: bool, exclude_self: bool = False
+    info: BackendInfo, backend: Backend, case: Case, precision: str, *, same: bool, exclude_self: bool = False
 ) -> dict[Reduction, float]:
     """The worst row of every reduction, over its tolerance."""
     want = truth(case, same=same, exclude_self=exclude_self)
     result = {}
     for reduction in Reduction:
-        problem = case.problem(reduction, level, same=same, exclude_self=exclude_self)
+        problem = case.problem(reduction, precision, same=same, exclude_self=exclude_self)
         got = answer(info, backend, problem, case)
         result[reduction] = float(errors(problem, got, want).max(initial=0.0))
     return result

@@ -9,7 +9,7 @@ INFO = BackendInfo(
     protocol=(99, 0),
     implementation="future_backend.backend:FutureBackend",  # refused before it could be missed
     devices=("cpu",),
-    levels=("fast", "high", "float64"),
+    precisions=("fast", "high", "float64"),
     features=frozenset({"weights"}),
     deterministic=True,
 )

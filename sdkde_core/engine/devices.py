@@ -1,0 +1,104 @@
+"""What backends on PyTorch's devices share: the current device, memory that does not suffice, values made per stream.
+
+PyTorch is not imported here: the tensors that come in have brought it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from ..protocol import DeviceOutOfMemory, Partial
+from .merge import concatenate
+
+__all__ = ["PerStream", "in_slabs", "memory_errors", "on_device"]
+
+#: Rows that :func:`in_slabs` does not cut further.
+FEWEST_ROWS = 256
+
+
+def on_device(x: Any) -> AbstractContextManager[Any]:
+    """Make a tensor's device the current one, where kernels are launched."""
+    cuda = sys.modules["torch"].cuda
+    return cuda.device(x.device) if x.is_cuda and x.device.index != cuda.current_device() else nullcontext()
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise :class:`DeviceOutOfMemory` for any library's error that says that memory does not suffice."""
+    try:
+        yield
+    except DeviceOutOfMemory:
+        raise
+    except MemoryError as error:
+        raise DeviceOutOfMemory(str(error)) from error
+    except RuntimeError as error:  # PyTorch's, cuBLAS's, cuFFT's …
+        if re.search("out of memory|can't allocate|ALLOC_FAILED", str(error)):
+            raise DeviceOutOfMemory(str(error)) from error
+        raise
+
+
+def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Partial:
+    """Reduce m ≥ 1 rows, ``rows`` at a time, and half as many where memory does not suffice.
+
+    Parameters
+    ----------
+    compute : callable
+        ``compute(start, stop)``: the result of those rows.
+    m, rows : int
+
+    Raises
+    ------
+    DeviceOutOfMemory
+        :data:`FEWEST_ROWS` rows do not fit.
+    """
+    found: list[Partial] = []
+    start = 0
+    while start < m:
+        try:
+            with memory_errors():
+                found.append(compute(start, min(start + rows, m)))
+            start += rows
+        except DeviceOutOfMemory:
+            if rows <= FEWEST_ROWS:
+                raise
+            rows = max(FEWEST_ROWS, rows // 2)
+    return concatenate(found)
+
+
+class PerStream:
+    """Values made once from tensors, for calls on any CUDA stream: a call on another stream waits for them there.
+
+    Two threads that ask for a value at the same time may both make it; either serves.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def get(self, key: Any, make: Callable[[], Any], like: Any, buffers: Callable[[Any], Iterable[Any]]) -> Any:
+        """Return the value of a key.
+
+        Parameters
+        ----------
+        key : hashable
+        make : callable
+            ``make()`` returns the value; called once.
+        like : tensor
+            On the device of the value.
+        buffers : callable
+            ``buffers(value)``: the tensors that it holds.
+        """
+        if not like.is_cuda:
+            return self._made[key] if key in self._made else self._made.setdefault(key, make())
+        stream = sys.modules["torch"].cuda.current_stream(like.device)
+        if key not in self._made:
+            self._made[key] = make(), stream, stream.record_event()
+        value, made_on, ready = self._made[key]
+        if stream != made_on:
+            stream.wait_event(ready)
+            for buffer in buffers(value):
+                buffer.record_stream(stream)  # keeps the memory until that stream is through
+        return value

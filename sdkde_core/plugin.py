@@ -1,0 +1,54 @@
+"""What backends share: public, so that a third party's backend has all that the shipped ones have.
+
+=================  ===================================================================================================
+threads            :func:`cpu_threads` (honours ``SDKDE_NUM_THREADS``), :func:`check_threads`, :func:`map_threads`
+partial results    :func:`merge` over columns, :func:`concatenate` over rows, :func:`stack` over scales,
+                   :func:`each` array, :func:`empty` for no rows, :func:`safe_log`
+whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
+                   :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
+arrays             :func:`c_order`, :func:`radii`, :func:`to_host`
+PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`, :class:`PerStream`
+prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`work_seconds`,
+                   :func:`typical_extent`, :class:`GPU`, :func:`card_name`
+=================  ===================================================================================================
+"""
+
+from __future__ import annotations
+
+from .arrays import c_order, to_host
+from .choice.cards import GPU, Processor, card_name
+from .choice.cost import typical_extent, work_seconds
+from .choice.hardware import cpu_threads, processor, speedup
+from .engine.devices import PerStream, in_slabs, memory_errors, on_device
+from .engine.exact import reduce_exact
+from .engine.merge import concatenate, each, empty, merge, safe_log, stack
+from .engine.outliers import radii, reduce_pass
+from .engine.threads import check_threads, map_threads
+
+__all__ = [
+    "GPU",
+    "PerStream",
+    "Processor",
+    "c_order",
+    "card_name",
+    "check_threads",
+    "concatenate",
+    "cpu_threads",
+    "each",
+    "empty",
+    "in_slabs",
+    "map_threads",
+    "memory_errors",
+    "merge",
+    "on_device",
+    "processor",
+    "radii",
+    "reduce_exact",
+    "reduce_pass",
+    "safe_log",
+    "speedup",
+    "stack",
+    "to_host",
+    "typical_extent",
+    "work_seconds",
+]
