@@ -10,7 +10,7 @@ from typing import Any
 from ..arrays import Argument
 from ..choice.select import Candidate, Choice
 from ..protocol import TOLERANCES, Problem, Reduction
-from .plan import PassReport
+from .fitted import PassReport
 from .spec import EstimatorSpec
 
 __all__ = ["Explanation", "PassLine", "shape_of"]
