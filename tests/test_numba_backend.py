@@ -248,7 +248,7 @@ def _run(script, **environment):
 
 
 def test_a_first_call_says_that_it_compiles_and_the_next_process_finds_the_code(tmp_path):
-    log = "import logging; logging.basicConfig(precision='INFO'); logging.getLogger('numba').setLevel('ERROR')\n"
+    log = "import logging; logging.basicConfig(level='INFO'); logging.getLogger('numba').setLevel('ERROR')\n"
     impatient = "from sdkde_numba import compiled; compiled.PATIENCE = 0.05\n"
     first, said = _run(log + impatient + _SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
     assert said.count("\n") == 1
@@ -286,20 +286,20 @@ caching._CacheLocator.ensure_cache_path = refuse
 
 
 @pytest.mark.parametrize(
-    ("person", "precision", "lines"), [(True, "WARNING", 1), (True, "INFO", 0), (False, "WARNING", 0)]
+    ("person", "level", "lines"), [(True, "WARNING", 1), (True, "INFO", 0), (False, "WARNING", 0)]
 )
-def test_a_person_at_a_terminal_reads_one_line_unless_it_is_in_the_log(monkeypatch, caplog, person, precision, lines):
+def test_a_person_at_a_terminal_reads_one_line_unless_it_is_in_the_log(monkeypatch, caplog, person, level, lines):
     class Terminal(io.StringIO):
         def isatty(self):
             return person
 
-    caplog.set_level(precision, logger="sdkde")
+    caplog.set_level(level, logger="sdkde")
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(compiled, "_announced", False)
     compiled._announce()
     compiled._announce()
     assert sys.stderr.getvalue().count("\n") == lines
-    assert len(caplog.records) == (precision == "INFO")
+    assert len(caplog.records) == (level == "INFO")
 
 
 def test_a_quick_compilation_says_nothing(monkeypatch, caplog):
