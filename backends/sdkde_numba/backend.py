@@ -41,10 +41,9 @@ LN2 = math.log(2.0)
 class _State:
     form: Form
     points: Array  # (n, d) float64, as they came
-    columns: Array  # (tiles, c, width): coordinates, −½‖u‖² for products, values
+    columns: Array  # (tiles, c, width): coordinates, and −½‖u‖² for products
     log_weights: Array  # (tiles, width), log2 w − uniform
     uniform: float  # nats
-    depth: int  # how many of c make an exponent
     nan: float  # 0, or NaN if any coordinate is: then every result is
 
 
@@ -52,7 +51,7 @@ class _Sums(NamedTuple):
     """What the kernel adds up, for every row and scale; see :func:`~sdkde_numba.cpu_kernels.reduce_tiles`."""
 
     tops: Array  # (scales, m), log2
-    sums: Array  # (scales, m, c)
+    sums: Array  # (scales, m, d), or (scales, m, 0) but for MEAN
     moments: Array  # (scales, 2, m)
 
 
@@ -83,11 +82,8 @@ class NumbaBackend:
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
         kernel(form.dtype)
-        n, d = points.shape
+        n = len(points)
         parts = [points] if form.direct else [points, -0.5 * np.vecdot(points, points)[:, None]]
-        depth = d if form.direct else d + 1
-        if columns.values is not None:
-            parts.append(columns.values)
         many = sum(part.shape[1] for part in parts)
         width = _width(n, many, np.dtype(form.dtype).itemsize)
         packed = np.empty((-(-n // width), many, width), form.dtype)
@@ -101,7 +97,7 @@ class NumbaBackend:
         )
         uniform = 0.0 if weighted else float(log_weights[0])
         nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
-        return _State(form, points, packed, weights, uniform, depth, nan)
+        return _State(form, points, packed, weights, uniform, nan)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
@@ -153,14 +149,14 @@ def _reduce(problem: Problem, state: _State, queries: Array, own_offset: int, st
     mean = problem.reduction is Reduction.MEAN
     rows = np.zeros((height, many), real)
     rows[:b, :d] = queries
-    rows[:, d : state.depth] = 1.0  # times −½‖u_j‖²
+    rows[:, d:] = 1.0  # times −½‖u_j‖²
     tops = np.full((len(scales), height), FLOOR[real.itemsize == 8])
-    sums = np.zeros((len(scales), height, many if mean or problem.n_values else 0))
+    sums = np.zeros((len(scales), height, d if mean else 0))
     moments = np.zeros((len(scales), 2, height))
     kernel(state.form.dtype)(
-        *(state.columns, state.log_weights, start, min(stop, tiles), rows, state.depth, state.form.direct),
+        *(state.columns, state.log_weights, start, min(stop, tiles), rows, state.form.direct),
         *(1.0 / scales**2, own_offset if "exclude_self" in problem.requires else NO_COLUMN),
-        *(problem.reduction is Reduction.LAPLACE, d if mean else 0, many - problem.n_values, tops, sums, moments),
+        *(problem.reduction is Reduction.LAPLACE, tops, sums, moments),
     )
     return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])
 
@@ -214,6 +210,5 @@ def _result(problem: Problem, state: _State, queries: Array, sums: _Sums) -> Par
     missing = np.where(np.isnan(base), base, 0.0)[None, :, None]
     return Partial(
         arranged(np.log(total) + scale),
-        shift=arranged(sums.sums[:, :, :d] / safe + missing) if problem.reduction is Reduction.MEAN else None,
-        values=arranged(sums.sums[:, :, -problem.n_values :] / safe + missing) if problem.n_values else None,
+        shift=arranged(sums.sums / safe + missing) if problem.reduction is Reduction.MEAN else None,
     )

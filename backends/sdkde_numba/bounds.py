@@ -91,9 +91,9 @@ def double_limit(problem: Problem) -> float:
 
 
 def _takes_single(problem: Problem) -> bool:
-    """MEAN and values in float32 would end at a few bandwidths."""
+    """MEAN in float32 would end at a few bandwidths."""
     fits = all(SINGLE_SCALES[0] <= s <= SINGLE_SCALES[1] for s in problem.scales)
-    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values and fits
+    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and fits
 
 
 def _of_sums(dtype: str, d: int) -> float:

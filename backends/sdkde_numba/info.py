@@ -28,7 +28,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """
     pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
     dtype = choose(problem).dtype
-    means = scales * (problem.n_values + (d if problem.reduction is Reduction.MEAN else 0))
+    means = scales * d if problem.reduction is Reduction.MEAN else 0
     double = 1.0 if dtype == "float32" else 2.0
     passes = scales * (2.0 if problem.reduction is Reduction.LAPLACE else 1.5)
     return Work(
@@ -46,7 +46,7 @@ INFO = BackendInfo(
     implementation="sdkde_numba.backend:NumbaBackend",
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
+    features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
     requires_modules=("numba",),
     install="pip install 'sdkde-core[numba]'",

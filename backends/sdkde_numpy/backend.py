@@ -33,7 +33,6 @@ class _State:
     formula: Formula
     log_weights: Array | None  # (n,) in the formula's dtype, or None: all are ``uniform``
     uniform: float
-    values: Array | None
 
 
 class NumpyBackend:
@@ -60,7 +59,7 @@ class NumpyBackend:
         weighted, log_weights = "weights" in problem.requires, columns.log_weights
         formula = choose(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
         packed = log_weights.astype(formula.dtype, copy=False) if weighted else None
-        return _State(formula, packed, 0.0 if weighted else float(log_weights[0]), columns.values)
+        return _State(formula, packed, 0.0 if weighted else float(log_weights[0]))
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
@@ -78,9 +77,7 @@ class NumpyBackend:
             r, c = where
             block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
             with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
-                return reduce_block(
-                    problem, state.formula, block, own_offset + r, over, state.log_weights, state.values, width
-                )
+                return reduce_block(problem, state.formula, block, own_offset + r, over, state.log_weights, width)
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
         with _single_threaded_blas():
@@ -116,7 +113,6 @@ def _empty(problem: Problem) -> Partial:
         np.empty((*shape, problem.d)) if problem.reduction is Reduction.MEAN else None,
         laplace,
         laplace,
-        np.empty((*shape, problem.n_values)) if problem.n_values else None,
     )
 
 

@@ -63,7 +63,7 @@ def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
 
 
 def _takes_single(problem: Problem) -> bool:
-    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values
+    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN
 
 
 def double_limit(problem: Problem) -> float:
