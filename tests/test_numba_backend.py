@@ -285,9 +285,7 @@ caching._CacheLocator.ensure_cache_path = refuse
     assert got[-1].startswith("0 ")
 
 
-@pytest.mark.parametrize(
-    ("person", "level", "lines"), [(True, "WARNING", 1), (True, "INFO", 0), (False, "WARNING", 0)]
-)
+@pytest.mark.parametrize(("person", "level", "lines"), [(True, "WARNING", 1), (True, "INFO", 0), (False, "WARNING", 0)])
 def test_a_person_at_a_terminal_reads_one_line_unless_it_is_in_the_log(monkeypatch, caplog, person, level, lines):
     class Terminal(io.StringIO):
         def isatty(self):

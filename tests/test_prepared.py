@@ -17,11 +17,8 @@ from sdkde_numpy.info import INFO
 import sdkde_core
 from sdkde_core import arrays
 from sdkde_core.choice import registry, select
-from sdkde_core.engine import outliers as split
-from sdkde_core.engine import packed as prepared_columns
+from sdkde_core.engine import columns as packed_columns
 from sdkde_core.engine.exact import reduce_exact
-from sdkde_core.estimator import bandwidth
-from sdkde_core.estimator import plan as execute
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 from sdkde_core.testing import reference
 
@@ -263,8 +260,8 @@ def test_bits_do_not_depend_on_the_batches_before(precision, outlier):
     for order in (range(10), (9, 5, 0, 6, 1, 7, 8, 2, 3, 4), range(9, -1, -1)):
         for i in order:
             assert np.array_equal(ready.estimate(batches[i], log=True), fresh[i])
-    (columns,) = ready._set._prepared.values()
-    assert len(columns._states) <= prepared_columns.KEPT
+    (columns,) = ready._fitted._packed.values()
+    assert len(columns._states) <= packed_columns.KEPT
 
 
 # --- far points, zero weights -----------------------------------------------------------------------------------
@@ -524,6 +521,7 @@ def _there(x):
 def looks(monkeypatch):
     """What the core looks at on the device: on a GPU each look waits for all that was started before."""
     monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
+    monkeypatch.setattr("sdkde_core.protocol.ARRAYS", ("numpy", "strict"))
     info = {"devices": (str(DEVICE).lower(),), "precisions": ("float64",), "arrays": "strict", "work": None}
     _register(monkeypatch, "there", Exact, features=frozenset({"weights"}), extent_limit=lambda p: 60.0, **info)
     seen, kind = [], type(_there(X))
@@ -536,7 +534,7 @@ def looks(monkeypatch):
             seen.append("to_host")
         return original(x)
 
-    for module in (arrays, execute, split, prepared_columns, bandwidth):
+    for module in [m for name, m in sys.modules.items() if name.startswith("sdkde_core.") and hasattr(m, "to_host")]:
         monkeypatch.setattr(module, "to_host", to_host)
     return seen
 

@@ -23,7 +23,7 @@ from ..arrays import to_host
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction
 from .exact import Exact
 from .merge import concatenate, each, empty, merge, stack
-from .outliers import count, find_outliers, pair_share, radii, read_back, within_limit
+from .outliers import Outliers, count, find_outliers, pair_share, radii, read_back, within_limit
 
 __all__ = ["KEPT", "PackedColumns", "ScaleByScale", "pack", "per_scale", "reduce_pass"]
 
@@ -121,10 +121,11 @@ class PackedColumns:
         self._limit = info.extent_limit(self._problem) if splits else math.inf
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
         self._lock = threading.Lock()
-        with np.errstate(all="ignore"):
-            beyond = problem.extent > self._limit
-            self._far = find_outliers(self._problem, self._columns, self._limit) if beyond else None
-            if shared:  # what a batch without outliers needs is packed now
+        self._far: Outliers | None = None
+        self._searched = problem.extent <= self._limit
+        if shared:  # what a batch without outliers needs is packed now
+            with np.errstate(all="ignore"):
+                self._count(None)
                 self._packed("all", backend, problem.extent) if self._takes_whole(0.0, 0, 1) else self._for_near()
 
     def reduce(
@@ -155,7 +156,7 @@ class PackedColumns:
         with np.errstate(all="ignore"):  # sums of exponentials underflow by design, whatever the caller's error state
             if extent > self._limit:
                 far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
-                m_far = int(read_back(count(far))[0])
+                m_far = self._count(far)
             whole = self._takes_whole(extent, m_far, m)
             apart = 0 if whole else max(m_far, self._n_far) if same else m_far + self._n_far
             if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
@@ -172,6 +173,16 @@ class PackedColumns:
                 blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], points_first=points))
             blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
             return undo(concatenate(blocks), order), apart
+
+    def _count(self, far: Any) -> int:
+        """How many rows a mask has; the first time the columns' outliers are found, and all numbers read at once."""
+        counts = [] if far is None else [count(far)]
+        if not self._searched:
+            self._far, counts = find_outliers(self._problem, self._columns, self._limit, *counts)
+            self._searched = True
+        elif counts:
+            counts = read_back(*counts)
+        return int(counts[0]) if counts else 0
 
     @property
     def _n_far(self) -> int:

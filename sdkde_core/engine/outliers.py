@@ -79,15 +79,18 @@ class Outliers(NamedTuple):
         return gap / max(problem.scales, default=1.0) ** 2 - self.span > NEGLIGIBLE
 
 
-def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers | None:
-    """Find the columns beyond ``limit``; None where there is none. Waits for the device once."""
+def find_outliers(
+    problem: Problem, columns: Columns, limit: float, *others: Any
+) -> tuple[Outliers | None, list[float]]:
+    """Return the columns beyond ``limit``, None where there is none, and other numbers that are read with theirs."""
     xp, distances = array_namespace(columns.points), radii(columns.points)
     mask = distances > limit
     numbers = [count(mask), xp.min(xp.where(mask, distances, xp.full_like(distances, math.inf)))]
     if "weights" in problem.requires:
         numbers += [xp.max(columns.log_weights), xp.min(columns.log_weights)]
-    n, closest, *ends = read_back(*numbers)
-    return Outliers(mask, int(n), closest, ends[0] - ends[1] if ends else 0.0) if n else None
+    read = read_back(*numbers, *others)
+    (n, closest, *ends), known = read[: len(numbers)], read[len(numbers) :]
+    return (Outliers(mask, int(n), closest, ends[0] - ends[1] if ends else 0.0) if n else None), known
 
 
 def read_back(*numbers: Any) -> list[float]:

@@ -168,7 +168,7 @@ def like(factor: Any, x: Any) -> Any:
         return float(factor[0])
     if isinstance(x, np.ndarray):
         return factor
-    return array_namespace(x).asarray(np.ascontiguousarray(factor), device=device(x))
+    return array_namespace(x).asarray(np.array(factor, order="C"), device=device(x))  # PyTorch refuses read-only memory
 
 
 def _as_numbers(value: Any) -> Array:
