@@ -1,6 +1,10 @@
 """Prepared training sets: the numbers of estimate, with the training samples moved and packed once."""
 
+import ast
+import copy
 import logging
+import pickle
+import subprocess
 import sys
 import threading
 import warnings
@@ -576,3 +580,67 @@ def test_numbers_that_are_not_finite_are_named(looks):
     y[2, 1] = 1e300
     with pytest.raises(ValueError, match="too small for the data"):
         ready.estimate(_there(y))
+
+
+# --- immutable, and at home elsewhere -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("h", ["silverman", "scott"])
+def test_copies_and_pickles_give_the_same_bits(method, h):
+    ready = sdkde_core.prepare(X, method=method, bandwidth=h, weights=W)
+    want = ready.estimate(Y)
+    for other in (copy.copy(ready), copy.deepcopy(ready), pickle.loads(pickle.dumps(ready))):
+        assert np.array_equal(other.estimate(Y), want)
+        assert repr(other) == repr(ready)
+    again = pickle.loads(pickle.dumps(ready.bandwidth))
+    assert np.array_equal(again.matrix, ready.bandwidth.matrix)
+
+
+def test_it_travels_to_another_process(tmp_path):
+    ready = sdkde_core.prepare(X, weights=W, precision="float64")
+    (tmp_path / "ready").write_bytes(pickle.dumps(ready))
+    np.save(tmp_path / "y.npy", Y)
+    code = "import pickle, numpy as np; print(pickle.load(open('ready', 'rb')).estimate(np.load('y.npy')).tolist())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == ready.estimate(Y).tolist()
+
+
+def test_where_its_backend_is_not_another_takes_over(monkeypatch):
+    """Unless the user named one: a named backend never falls back."""
+    kept = {}
+    with monkeypatch.context() as patch:
+        _register(patch, "here", NumpyBackend)
+        for name in ("auto", "here"):
+            ready = sdkde_core.prepare(X, backend=name, precision="float64")
+            assert ready.backend == "here"
+            kept[name] = pickle.dumps(ready), ready.estimate(Y)
+    packed, want = kept["auto"]
+    there = pickle.loads(packed)
+    assert there.backend == "numpy"
+    np.testing.assert_allclose(there.estimate(Y), want, rtol=1e-10)
+    with pytest.raises(BackendUnavailable, match="'here' is unknown"):
+        pickle.loads(kept["here"][0])
+
+
+def test_torch_columns_come_to_the_host_and_back():
+    ready = sdkde_core.prepare(torch.from_numpy(X), backend="torch", bandwidth=H)
+    again = pickle.loads(pickle.dumps(ready))
+    assert again.backend == "torch"
+    assert torch.equal(again.estimate(torch.from_numpy(Y)), ready.estimate(torch.from_numpy(Y)))
+
+
+def test_nothing_of_it_can_be_changed():
+    ready = sdkde_core.prepare(X, bandwidth=[0.1, 0.2, 0.3])
+    for name in ("bandwidth", "method", "backend"):
+        with pytest.raises(AttributeError):
+            setattr(ready, name, "other")
+    for h in (ready.bandwidth, pickle.loads(pickle.dumps(ready.bandwidth))):
+        with pytest.raises(ValueError, match="read-only"):
+            h.factor[0] = 0.0
+        with pytest.raises(AttributeError):
+            h.factor = np.zeros(3)
+    given = np.array([0.1, 0.2, 0.3])
+    h = sdkde_core.Bandwidth(3, given)
+    given[:] = 0.0
+    assert h.factor.tolist() == [0.1, 0.2, 0.3]
