@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +10,7 @@ import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import concatenate, cpu_threads
+from sdkde_core.plugin import check_threads, concatenate, cpu_threads, empty, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import Form, choose
@@ -66,9 +63,7 @@ class NumbaBackend:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        if threads is not None and (isinstance(threads, bool) or operator.index(threads) < 1):
-            raise ValueError(f"threads is {threads!r}; pass a positive integer")
-        self.threads = threads
+        self.threads = check_threads(threads)
 
     def probe(self, device: str) -> Support:
         """Numba compiles for any CPU that it installs on."""
@@ -90,7 +85,7 @@ class NumbaBackend:
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = log_weights / LN2 if weighted else 0.0
         step = max(1, PACK // (many * width))  # tiles of a task
-        _map(
+        map_threads(
             lambda first: _pack(parts, first, packed[first : first + step]),
             range(0, len(packed), step),
             self.threads or cpu_threads(),
@@ -103,6 +98,8 @@ class NumbaBackend:
         """Reduce block by block; the pool of threads ends with the call."""
         rows = state.points if queries is None else queries
         m, threads = len(rows), self.threads or cpu_threads()
+        if m == 0:
+            return empty(problem, rows)
         tiles, many, width = state.columns.shape
         # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
         # Blocks of rows may, since a row's sums do not depend on the rows beside it.
@@ -114,12 +111,12 @@ class NumbaBackend:
             first, start = where
             return _reduce(problem, state, rows[first : first + height], own_offset + first, start, start + chunk)
 
-        tasks = [(first, start) for first in range(0, max(1, m), height) for start in range(0, tiles, chunk)]
+        tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
         with np.errstate(all="ignore"):
-            parts = _map(task, tasks, threads)
+            parts = map_threads(task, tasks, threads)
             chunks = -(-tiles // chunk)
             blocks = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
-            starts = range(0, max(1, m), height)
+            starts = range(0, m, height)
             return concatenate([_result(problem, state, rows[i : i + height], b) for i, b in zip(starts, blocks)])
 
 
@@ -159,13 +156,6 @@ def _reduce(problem: Problem, state: _State, queries: Array, own_offset: int, st
         *(problem.reduction is Reduction.LAPLACE, tops, sums, moments),
     )
     return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])
-
-
-def _map(task: Callable[[Any], Any], arguments: Sequence[Any], threads: int) -> list[Any]:
-    if threads == 1 or len(arguments) == 1:
-        return [task(a) for a in arguments]
-    with ThreadPoolExecutor(min(threads, len(arguments)), thread_name_prefix="sdkde-numba") as pool:
-        return list(pool.map(task, arguments))
 
 
 def _join(parts: list[_Sums]) -> _Sums:
