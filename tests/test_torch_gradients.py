@@ -1,7 +1,6 @@
 """Derivatives of the PyTorch backend's reductions, against finite differences and autograd through plain formulas."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -267,4 +266,3 @@ def test_other_features_keep_their_meaning():
     problem = Problem(Reduction.LOG_SUM, 3, 3, 2, requires=frozenset({"grad"}), extent=1e9)
     assert INFO.extent_limit(problem) == math.inf
     assert INFO.supports(problem).ok
-    assert not INFO.supports(replace(problem, requires=problem.requires | {"values"}, n_values=1)).ok

@@ -134,15 +134,9 @@ class TorchBackend:
         how = make(name, problem, where.device, span) if state.rest == 1.0 else Direct(where.device, state.rest**-2)
         laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         added = log_weights if "weights" in problem.requires else None
-        parts = [points] if mean and not isinstance(how, Direct) else []
-        value_scale: Any = 1.0
-        if columns.values is not None:  # of any size, and float32 ends at 1e38
-            largest = columns.values.abs().max()
-            value_scale = torch.where(largest > 0, largest, 1.0)
-            parts.append(columns.values / value_scale)
         right = None
-        if parts:
-            right = torch.cat([*parts, torch.ones_like(points[:, :1])], 1).to(how.dtype).to(where.device)
+        if mean and not isinstance(how, Direct):
+            right = torch.cat([points, torch.ones_like(points[:, :1])], 1).to(how.dtype).to(where.device)
         pairs = None
         if how.dtype == torch.float32 and refines(problem, problem.extent):
             pairs = Packed(torch.cat(high_low(points), 1).to(how.dtype).to(where.device))
@@ -152,7 +146,6 @@ class TorchBackend:
             how.columns(points, None if laplace else added),
             right,
             added.to(how.dtype).to(where.device) if laplace and added is not None else None,
-            value_scale,
             pairs,
             where.double,
             self.memory,
@@ -177,7 +170,7 @@ def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed,
             exact = prepared.pairs is not None or prepared.formula.dtype == torch.float64
             shift = summed.mean - (rows if exact else rows.to(prepared.formula.dtype).double())
         shift = torch.where(total[:, None] == 0, 0.0, shift)
-    return Partial(total.log() + log_scale, shift=shift, values=summed.values)
+    return Partial(total.log() + log_scale, shift=shift)
 
 
 def _at(problem: Problem, scale: float) -> Problem:

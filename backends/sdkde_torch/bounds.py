@@ -170,11 +170,7 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"
         return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
-    if (
-        problem.precision != "float64"
-        and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf)
-        and not problem.n_values
-    ):
+    if problem.precision != "float64" and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf):
         return "direct pairs"
     return ""
 

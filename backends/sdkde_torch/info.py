@@ -36,8 +36,6 @@ def _supports(problem: Problem) -> Support:
             return Support(False, f"{lacking}: precisions fast and high there; pass device='cpu' for float64")
         if "grad" in problem.requires:
             return Support(False, f"{lacking}, and derivatives are taken in it; pass device='cpu'")
-    if {"grad", "values"} <= problem.requires:
-        return Support(False, "does not differentiate means of values")
     name = formula(_scaled(problem))
     if not name:
         return Support(
@@ -61,7 +59,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
     kind, _, dtype = (formula(one) or "direct float64").partition(" ")
     dtype = "float32" if dtype == "pairs" else dtype
-    passes, columns = 4.0 + 4.0 * laplace, (d * mean + problem.n_values) + 1.0
+    passes, columns = 4.0 + 4.0 * laplace, d * mean + 1.0
     if kind == "direct":
         passes, columns = passes + (7.0 if mean else 5.0) * d, columns - d * mean
     else:
@@ -89,7 +87,7 @@ INFO = BackendInfo(
     implementation="sdkde_torch.backend:TorchBackend",
     devices=("cpu", "cuda", "mps", "xpu"),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self", "values", "multi_scale", "grad"}),
+    features=frozenset({"weights", "exclude_self", "multi_scale", "grad"}),
     deterministic=True,
     requires_modules=("torch",),
     install="pip install 'sdkde-core[torch]'",

@@ -27,7 +27,7 @@ from .bounds import (
     stores,
 )
 from .grid import slab_rows
-from .launch import Operand, Packed, Weights
+from .launch import Packed, Weights
 from .space import COLUMN_PADDING, STORED_ROWS
 
 #: Rows that are not cut further where memory does not suffice.
@@ -46,7 +46,6 @@ class _State:
     points: torch.Tensor  # (n, d) float64
     weights: Weights
     span: float  # largest magnitude of a log weight, nats
-    values: torch.Tensor | None  # (n, c) float64
     scaled: tuple[_State, ...] = ()  # multi_scale: the points at every scale
     made: dict[Any, Any] = field(default_factory=dict)
 
@@ -60,10 +59,6 @@ class _State:
         """The points as the direct kernel reads them."""
         return self._made(arithmetic, lambda: launch.transpose(self.points, arithmetic, COLUMN_PADDING))
 
-    def packed_values(self) -> tuple[Operand, torch.Tensor]:
-        """The values as an operand, and their columns' magnitudes."""
-        return self._made("values", lambda: launch.pack_values(self.values))
-
     def _made(self, key: Any, make: Callable[[], Any]) -> Any:
         """Make something once; who asks on another stream waits for it there."""
         if not self.points.is_cuda:
@@ -75,9 +70,8 @@ class _State:
         value, made_on, ready = self.made[key]
         if stream != made_on:
             stream.wait_event(ready)
-            for x in value if isinstance(value, tuple) else (value,):
-                buffer = x if isinstance(x, torch.Tensor) else x.buffer
-                buffer.record_stream(stream)  # keeps the memory until that stream is through
+            buffer = value if isinstance(value, torch.Tensor) else value.buffer
+            buffer.record_stream(stream)  # keeps the memory until that stream is through
         return value
 
 
@@ -108,7 +102,7 @@ class TritonBackend:
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        state = _State(problem, columns.points, Weights(log_weights, vary), span, columns.values)
+        state = _State(problem, columns.points, Weights(log_weights, vary), span)
         scaled = [replace(state, problem=_at(problem, s), points=state.points / s, made={}) for s in problem.scales]
         return replace(state, scaled=tuple(scaled))
 
@@ -170,8 +164,6 @@ def _step(problem: Problem, state: _State) -> float:
 
 
 def _direct(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
-    if "values" in problem.requires:
-        raise ValueError("values need points, and weights, that Tensor Cores can take; see extent_limit")
     kind = arithmetic(problem, state.problem.extent, state.span)
     return launch.direct(problem, launch.transpose(points, kind), state.transposed(kind), state.weights, kind, own)
 
@@ -180,28 +172,22 @@ def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | No
     step, weights, shifted = _step(problem, state), state.weights, shifts_rows(problem)
     corrections = form(problem, state.problem.extent, step)
     count = 3 if corrections == FULL else 2
-    multiplies = problem.reduction is Reduction.MEAN or "values" in problem.requires
-    columns = state.packed(step, count, multiplies and not shifted)
+    mean = problem.reduction is Reduction.MEAN
+    columns = state.packed(step, count, mean and not shifted)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not in_blocks(problem.d, corrections) and not stores(problem, corrections)
     whole = problem.same and points.shape[0] == columns.count and masked
-    rows = columns if whole else launch.pack_rows(points, step, weights, count, scaled=multiplies and not shifted)
-    if not multiplies:
+    rows = columns if whole else launch.pack_rows(points, step, weights, count, scaled=mean and not shifted)
+    if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, own)
     log_sums = None
     if shifted:
         # What the rows are shifted by needs no precision: it is added again. The smaller corrections can be left out.
         shift_form = corrections if packed_dimensions(problem.d) > MOST_FUSED else SHORT
-        log_sums = launch.log_sum(_plain(problem), rows, columns, weights, shift_form, own).log_sum
+        plain = replace(problem, reduction=Reduction.LOG_SUM)
+        log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack_rows(points, step, weights, count, scaled=True, log_sums=log_sums)
-    if "values" not in problem.requires:
-        return launch.mean(problem, rows, columns, weights, corrections, log_sums, own)
-    return launch.values(problem, rows, columns, weights, corrections, log_sums, own, *state.packed_values())
-
-
-def _plain(problem: Problem) -> Problem:
-    """The problem of the rows' log sums alone."""
-    return replace(problem, reduction=Reduction.LOG_SUM, requires=problem.requires - {"values"}, n_values=0)
+    return launch.mean(problem, rows, columns, weights, corrections, log_sums, own)
 
 
 def _empty(problem: Problem, device: torch.device) -> Partial:
@@ -216,7 +202,6 @@ def _empty(problem: Problem, device: torch.device) -> Partial:
         empty(problem.d) if problem.reduction is Reduction.MEAN else None,
         empty() if laplace else None,
         empty() if laplace else None,
-        empty(problem.n_values) if problem.n_values else None,
     )
 
 

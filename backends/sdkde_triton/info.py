@@ -19,7 +19,6 @@ from .bounds import (
     grid_step,
     merges,
     packed_dimensions,
-    packed_limit,
     shifts_rows,
     stores,
 )
@@ -49,8 +48,6 @@ def _supports(problem: Problem) -> Support:
     extent = problem.extent / min(problem.scales, default=1.0)
     if formula(problem, extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
-    if "values" in problem.requires:
-        return Support(False, f"sums values up to {packed_limit(problem):g} bandwidths from the centre, not {extent:g}")
     kind = {"float32": "float32", "doubled": "pairs of float32", "float64": "float64"}[arithmetic(problem, extent)]
     return Support(True, f"direct differences in {kind}")
 
@@ -70,7 +67,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
         exact = 7 if stores(problem, corrections) else 6
         products = exact if problem.precision == "high" else 5 if corrections == FULL else 3
-        second = products * (width * mean + 16 * -(-problem.n_values // 16))
+        second = products * width * mean
         # Pieces of φ are split off by the units that the exponentials wait for: measured twice the roof at "high".
         waits = 2.0 if problem.precision == "high" else 1.0
         scalar = 6.0 if mean else 4.0
@@ -108,7 +105,7 @@ INFO = BackendInfo(
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high"),
-    features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
+    features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'",
