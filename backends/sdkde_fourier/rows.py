@@ -11,15 +11,16 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import concatenate, reduce_exact
+from sdkde_core.plugin import concatenate, map_threads, reduce_exact
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+
+from .finish import put
 
 __all__ = ["Neighbourhoods", "Outside"]
 
@@ -213,10 +214,7 @@ class Neighbourhoods:
         if far.any():  # or not numbers; a search takes neither
             found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own, scale)
             some = self._far(problem, queries[far], scale)
-            for name in ("log_sum", "shift", "sign", "log_magnitude"):
-                if getattr(found, name) is not None:
-                    getattr(found, name)[far] = getattr(some, name)
-            return found
+            return put(found, far, some)
         if len(queries) <= FEW:  # whether columns are sorted by now or not: the same call gives the same bits
             return concatenate(self._block(problem, self._classes(few=True), queries, own, scale))
         with self._lock:
@@ -263,11 +261,7 @@ class Neighbourhoods:
                 ]
                 return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs, scale)
 
-        tasks = list(itertools.pairwise(cuts))
-        if len(tasks) == 1 or self.threads == 1:
-            return [task(t) for t in tasks]
-        with ThreadPoolExecutor(min(self.threads, len(tasks)), thread_name_prefix="sdkde-fourier") as pool:
-            return list(pool.map(task, tasks))
+        return map_threads(task, list(itertools.pairwise(cuts)), self.threads)
 
     def _search(
         self, problem: Problem, classes: list[_Class], queries: Array, own: Array | None, scale: float

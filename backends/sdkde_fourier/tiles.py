@@ -60,6 +60,10 @@ class Tiles:
         # The two heaviest of each tile: one of them is not the row's own.
         self.heaviest = self.log_weights.topk(2, dim=1).values  # (tiles, 2)
 
+    def buffers(self) -> list[Tensor]:
+        """The tensors that are kept."""
+        return [*self.columns, self.log_weights, self.indices, self.heaviest]
+
     def reduce(
         self, problem: Problem, queries: Tensor, own: Tensor | None, scale: float, least: float = -math.inf
     ) -> Partial:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import concatenate, stack
-from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import concatenate, memory_errors, stack
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
 from .bounds import formula, refines, unit_of
@@ -115,7 +115,7 @@ class TorchBackend:
             own = own_offset + start if "exclude_self" in problem.requires else None
             return _partial(problem, prepared, rows, prepared.sums(rows, own, own_is_there), uniform)
 
-        with _memory_errors(), workers(prepared.formula.device, len(starts)) as each:
+        with memory_errors(), workers(prepared.formula.device, len(starts)) as each:
             blocks = each(block, starts)
         return concatenate(blocks)
 
@@ -181,20 +181,6 @@ def _at(problem: Problem, scale: float) -> Problem:
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
     return torch.compile(tile_sums)
-
-
-class _memory_errors:
-    """Says of a device that ran out of memory what the core understands."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        full = isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and re.search("out of memory|can't allocate memory", str(error))
-        )
-        if full:
-            raise DeviceOutOfMemory(str(error)) from error
 
 
 def _bytes(memory: int | str) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from sdkde_core.plugin import concatenate, stack
-from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, stack
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
 from .bounds import (
@@ -30,9 +29,6 @@ from .grid import slab_rows
 from .launch import Packed, Weights
 from .space import COLUMN_PADDING, STORED_ROWS
 
-#: Rows that are not cut further where memory does not suffice.
-FEWEST_ROWS = 256
-
 
 @dataclass(frozen=True)
 class _State:
@@ -47,7 +43,7 @@ class _State:
     weights: Weights
     span: float  # largest magnitude of a log weight, nats
     scaled: tuple[_State, ...] = ()  # multi_scale: the points at every scale
-    made: dict[Any, Any] = field(default_factory=dict)
+    made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, scaled: bool) -> Packed:
         """The points as columns of the first product, and as rows."""
@@ -60,19 +56,7 @@ class _State:
         return self._made(arithmetic, lambda: launch.transpose(self.points, arithmetic, COLUMN_PADDING))
 
     def _made(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Make something once; who asks on another stream waits for it there."""
-        if not self.points.is_cuda:
-            return self.made[key] if key in self.made else self.made.setdefault(key, make())
-        stream = torch.cuda.current_stream(self.points.device)
-        if key not in self.made:
-            value = make()
-            self.made[key] = value, stream, stream.record_event()
-        value, made_on, ready = self.made[key]
-        if stream != made_on:
-            stream.wait_event(ready)
-            buffer = value if isinstance(value, torch.Tensor) else value.buffer
-            buffer.record_stream(stream)  # keeps the memory until that stream is through
-        return value
+        return self.made.get(key, make, self.points, lambda x: [x if isinstance(x, torch.Tensor) else x.buffer])
 
 
 class TritonBackend:
@@ -103,7 +87,9 @@ class TritonBackend:
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
         state = _State(problem, columns.points, Weights(log_weights, vary), span)
-        scaled = [replace(state, problem=_at(problem, s), points=state.points / s, made={}) for s in problem.scales]
+        scaled = [
+            replace(state, problem=_at(problem, s), points=state.points / s, made=PerStream()) for s in problem.scales
+        ]
         return replace(state, scaled=tuple(scaled))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
@@ -113,14 +99,14 @@ class TritonBackend:
         """
         points = state.points if queries is None else queries
         if points.shape[0] == 0:
-            return _empty(problem, points.device)
-        with _on(points):
+            return empty(problem, points)
+        with on_device(points):
             if not problem.scales:
-                return _in_slabs(problem, points, state, own_offset)
+                return _reduce(problem, points, state, own_offset)
             answers = []
             for scale, at_scale in zip(problem.scales, state.scaled):
                 rows = at_scale.points if queries is None else queries / scale
-                answers.append(_times(_in_slabs(_at(problem, scale), rows, at_scale, own_offset), scale))
+                answers.append(_times(_reduce(_at(problem, scale), rows, at_scale, own_offset), scale))
             return stack(answers)
 
 
@@ -133,27 +119,23 @@ def _times(partial: Partial, scale: float) -> Partial:
     return partial if partial.shift is None else replace(partial, shift=partial.shift * scale)
 
 
-def _in_slabs(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
+def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
     extent, span = state.problem.extent, state.span
     compute = _packed if formula(problem, extent, span) == "packed" else _direct
     step = _step(problem, state)
     rows, m = STORED_ROWS, points.shape[0]
     if compute is _direct or not stores(problem, form(problem, extent, step)):
         rows = slab_rows(problem.m, state.points.shape[0], 8 * (problem.d + 3))
-    found: list[Partial] = []
-    start = 0
-    while start < m:
+
+    def some(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None
-        try:
-            found.append(compute(problem, points[start : start + rows], state, own))
-            start += rows
-        except launch.LaunchFailed:
-            continue  # with the next best configuration
-        except torch.cuda.OutOfMemoryError as error:
-            if rows <= FEWEST_ROWS:
-                raise DeviceOutOfMemory(str(error)) from error
-            rows = max(FEWEST_ROWS, rows // 2)
-    return found[0] if len(found) == 1 else concatenate(found)
+        while True:
+            try:
+                return compute(problem, points[start:stop], state, own)
+            except launch.LaunchFailed:
+                continue  # with the next best configuration
+
+    return in_slabs(some, m, rows)
 
 
 def _step(problem: Problem, state: _State) -> float:
@@ -188,25 +170,3 @@ def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | No
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack_rows(points, step, weights, count, scaled=True, log_sums=log_sums)
     return launch.mean(problem, rows, columns, weights, corrections, log_sums, own)
-
-
-def _empty(problem: Problem, device: torch.device) -> Partial:
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(
-            (0, len(problem.scales), *shape) if problem.scales else (0, *shape), dtype=torch.float64, device=device
-        )
-
-    laplace = problem.reduction is Reduction.LAPLACE
-    return Partial(
-        empty(),
-        empty(problem.d) if problem.reduction is Reduction.MEAN else None,
-        empty() if laplace else None,
-        empty() if laplace else None,
-    )
-
-
-def _on(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """Make the tensor's device the current one, where kernels are launched."""
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
