@@ -93,11 +93,6 @@ def test_what_it_does_not_do_it_declines():
     assert not INFO.supports(problem(d=5000)).ok
 
 
-def test_small_scales_lower_the_limit():
-    more = {"requires": frozenset({"multi_scale"}), "scales": (0.5, 2.0)}
-    assert INFO.extent_limit(problem(**more)) == 0.5 * INFO.extent_limit(problem())
-
-
 def test_rows_that_may_lie_far_from_every_column_are_shifted():
     assert not bounds.shifts_rows(problem("mean", same=True))
     assert bounds.shifts_rows(problem("mean"))

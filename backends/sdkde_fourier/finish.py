@@ -39,7 +39,7 @@ def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: f
         parts = [x / total for x in others]
         moved = math.sqrt(problem.d) * scale + xp.sqrt(sum(x * x for x in parts))
         shift = xp.stack(parts, axis=1)
-        good &= error * moved <= BUDGET * tolerance[Reduction.MEAN].absolute * total
+        good &= error * moved <= BUDGET * tolerance[Reduction.MEAN].absolute * scale * total
         return Partial(log_sum, shift=shift), good
     signed = others[0]
     plus = (2.0 + problem.d) * total - signed

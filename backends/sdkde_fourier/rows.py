@@ -275,7 +275,7 @@ class Neighbourhoods:
         leader = np.where(np.isfinite(best), np.array([index for _, index in found])[first, rows], -1)
         nearest = np.sqrt(np.array([r2 for r2, _ in found])[first, rows])
         tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
-        nats = math.log(len(self.points) / tolerance) + 5.0 + np.log(2.0 + nearest)  # terms times r, or 1 + r²
+        nats = math.log(len(self.points) / tolerance) + 5.0 + np.log(2.0 + nearest / scale)  # terms times r, or 1 + r²
         radii = []
         for one, (r2, _) in zip(classes, found):
             if len(classes) == 1:

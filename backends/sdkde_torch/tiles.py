@@ -45,12 +45,12 @@ class Summed(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Columns packed on the device that computes, for one reduction at one scale.
+    """Columns packed on the device that computes, for one reduction.
 
     Parameters
     ----------
     problem : Problem
-        As given to ``prepare``, without scales.
+        As given to ``prepare``.
     formula : Formula
     columns : Packed
     right : (n, k) tensor, optional

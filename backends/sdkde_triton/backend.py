@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, stack
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
@@ -42,7 +42,6 @@ class _State:
     points: torch.Tensor  # (n, d) float64
     weights: Weights
     span: float  # largest magnitude of a log weight, nats
-    scaled: tuple[_State, ...] = ()  # multi_scale: the points at every scale
     made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, scaled: bool) -> Packed:
@@ -86,11 +85,7 @@ class TritonBackend:
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        state = _State(problem, columns.points, Weights(log_weights, vary), span)
-        scaled = [
-            replace(state, problem=_at(problem, s), points=state.points / s, made=PerStream()) for s in problem.scales
-        ]
-        return replace(state, scaled=tuple(scaled))
+        return _State(problem, columns.points, Weights(log_weights, vary), span)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -101,22 +96,7 @@ class TritonBackend:
         if points.shape[0] == 0:
             return empty(problem, points)
         with on_device(points):
-            if not problem.scales:
-                return _reduce(problem, points, state, own_offset)
-            answers = []
-            for scale, at_scale in zip(problem.scales, state.scaled):
-                rows = at_scale.points if queries is None else queries / scale
-                answers.append(_times(_reduce(_at(problem, scale), rows, at_scale, own_offset), scale))
-            return stack(answers)
-
-
-def _at(problem: Problem, scale: float) -> Problem:
-    """The problem in units of a scale."""
-    return replace(problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale)
-
-
-def _times(partial: Partial, scale: float) -> Partial:
-    return partial if partial.shift is None else replace(partial, shift=partial.shift * scale)
+            return _reduce(problem, points, state, own_offset)
 
 
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:

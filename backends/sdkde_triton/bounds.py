@@ -88,12 +88,12 @@ def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the fast formula holds; beyond, direct differences answer."""
     if prefers_direct(problem):
         return math.inf
-    return packed_limit(problem) * min(problem.scales, default=1.0)
+    return packed_limit(problem)
 
 
 def formula(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
     """Return ``"packed"`` or ``"direct"``; half precision holds log weights (nats) to some 4·10⁴."""
-    near = extent <= packed_limit(problem) * (1.0 + 1e-9) and log_weight_span <= MOST_SPAN  # scales may have rounded it
+    near = extent <= packed_limit(problem) and log_weight_span <= MOST_SPAN
     return "packed" if near and not prefers_direct(problem) else "direct"
 
 

@@ -45,17 +45,16 @@ def _supports(problem: Problem) -> Support:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
     if problem.device.startswith("cpu") and not _interpreted():
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
-    extent = problem.extent / min(problem.scales, default=1.0)
-    if formula(problem, extent) == "packed":
+    if formula(problem, problem.extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
-    kind = {"float32": "float32", "doubled": "pairs of float32", "float64": "float64"}[arithmetic(problem, extent)]
-    return Support(True, f"direct differences in {kind}")
+    kind = arithmetic(problem, problem.extent)
+    return Support(True, f"direct differences in {'pairs of float32' if kind == 'doubled' else kind}")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
-    pairs, d, mean = problem.pairs * max(1, len(problem.scales)), problem.d, problem.reduction is Reduction.MEAN
-    two_passes, extent = shifts_rows(problem), problem.extent / min(problem.scales, default=1.0)
+    pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
+    two_passes, extent = shifts_rows(problem), problem.extent
     if formula(problem, extent) == "packed":
         width = packed_dimensions(d)
         full = problem.precision == "high" or two_passes
@@ -105,7 +104,7 @@ INFO = BackendInfo(
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high"),
-    features=frozenset({"weights", "exclude_self", "multi_scale"}),
+    features=frozenset({"weights", "exclude_self"}),
     deterministic=True,
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'",
