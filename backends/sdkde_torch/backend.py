@@ -70,13 +70,16 @@ class TorchBackend:
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
-        if "grad" in problem.requires:
-            return gradients.reduce(self, problem, queries, state, own_offset)
-        with torch.no_grad():
-            return self.sums(problem, queries, state, own_offset)
 
-    def sums(self, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
-        """As :meth:`reduce`, without derivatives."""
+        def sums() -> Partial:
+            with torch.no_grad():
+                return self._sums(problem, queries, state, own_offset)
+
+        if "grad" in problem.requires:
+            return gradients.reduce(sums, problem, queries, state.columns, own_offset, self.memory)
+        return sums()
+
+    def _sums(self, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
         points = state.columns.points if queries is None else queries
         prepared = state.prepared
         if state.single and not computes_float32_exactly(state.place.device):  # they were when the columns were packed
