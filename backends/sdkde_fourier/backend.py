@@ -15,7 +15,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 from . import bounds, price
 from .finish import finish, put
 from .modes import Box, choose_box, density_bound, fields
-from .rows import FARTHEST, Neighbourhoods, Outside
+from .neighbours import FARTHEST, Neighbourhoods, Outside
 from .transforms import to_modes, to_points
 
 Array = NDArray[Any]

@@ -57,7 +57,7 @@ class _State:
 
 
 class TorchFourierBackend:
-    """Fourier series in up to three dimensions as matrix products in PyTorch, exact sums over tiles for lonely rows.
+    """Fourier series in up to three dimensions as matrix products in PyTorch, direct sums over tiles for isolated rows.
 
     Parameters
     ----------

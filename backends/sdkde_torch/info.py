@@ -59,7 +59,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     operations = 6.0 + 2.75 * d * (kind == "direct")  # of a tile
     read = 16.0 * (problem.m + problem.n) * (d + 2)
     on_cpu = problem.device == "cpu"
-    # Where the bandwidth is small most rows are lonely: on a GPU they are summed once more, as differences.
+    # Where the bandwidth is small most rows have a small sum: on a GPU these are summed again, as differences.
     again = 10.0 if kind == "split" and problem.extent > 2.0 * typical_extent(problem.n, d) else 1.0
     return Work(
         matrix_flops={dtype: 2.0 * columns * pairs},
