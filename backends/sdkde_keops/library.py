@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sdkde_core.plugin import cache_folder
+
 __all__ = ["compiler", "exclusive", "folder", "keops_folder", "load", "locked", "loudly"]
 
 #: KeOps keeps the arguments of a call in an object that all calls of a formula share.
@@ -34,7 +36,7 @@ def compiler() -> str | None:
 
 def folder() -> Path:
     """Where locks and the results of health checks are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdkde" / "keops"
+    return cache_folder() / "keops"
 
 
 def keops_folder() -> Path:

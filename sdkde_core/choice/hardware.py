@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..storage import cache_folder, write_atomically
 from .cards import Processor, gpu
 
 __all__ = ["cpu", "cpu_cache_file", "cpu_threads", "local_gpus", "measure_cpu", "processor", "speedup"]
@@ -94,9 +95,8 @@ def measure_cpu() -> Processor:
     kept = {**json.loads(printed), "numpy": np.__version__}
     path = cpu_cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(kept, indent=1))
-    temporary.replace(path)
+    with write_atomically(path) as temporary:
+        temporary.write_text(json.dumps(kept, indent=1))
     _measured_core.cache_clear()
     core = _measured_core()
     assert core is not None  # written just now
@@ -137,8 +137,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def cpu_cache_file() -> Path:
     """Where :func:`measure_cpu` keeps its figures: in the user's cache folder, by host."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "sdkde" / f"cpu-{platform.node() or 'host'}.json"
+    return cache_folder() / f"cpu-{platform.node() or 'host'}.json"
 
 
 @functools.cache
