@@ -671,25 +671,6 @@ def test_provenance_changes_with_the_source_and_imports_nothing(tmp_path, monkey
     assert not {"stranger", "single"} & set(sys.modules)
 
 
-@pytest.mark.parametrize(
-    ("line", "version"),
-    [
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC 12.2.0",
-            "535.104.05",
-        ),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build", "560.35.03"),
-        ("nothing", ""),
-    ],
-)
-def test_driver(tmp_path, monkeypatch, line, version):
-    (tmp_path / "version").write_text(line)
-    monkeypatch.setattr(provenance, "_DRIVER", tmp_path / "version")
-    assert provenance._quietly(provenance._driver) == version
-    monkeypatch.setattr(provenance, "_DRIVER", tmp_path / "absent")
-    assert provenance._quietly(provenance._driver) == ""
-
-
 def test_cuda_is_read_without_importing_torch(tmp_path, monkeypatch):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('imported')")
