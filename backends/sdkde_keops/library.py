@@ -17,6 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
+
+from sdkde_core.plugin import cache_folder
+
 __all__ = ["compiler", "exclusive", "folder", "import_keops", "keops_folder", "load", "locked"]
 
 #: KeOps keeps the arguments of a call in an object that all calls of a formula share.
@@ -34,7 +38,7 @@ def compiler() -> str | None:
 
 def folder() -> Path:
     """Where locks and the results of health checks are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdkde" / "keops"
+    return cache_folder() / "keops"
 
 
 def keops_folder() -> Path:
@@ -46,13 +50,10 @@ def keops_folder() -> Path:
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
     """Let in one process at a time: KeOps would load what another is still writing. No lock where none can be had."""
-    import fcntl  # as KeOps does: it runs on Linux and macOS
-
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, NotImplementedError):  # nowhere to write; a file system without locks
             folder().mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(open(folder() / f"{name}.lock", "w"))
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+            stack.enter_context(filelock.FileLock(folder() / f"{name}.lock"))
         yield
 
 
