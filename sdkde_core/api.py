@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -18,9 +17,8 @@ from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fitted import Fitted, PassReport, run
 from .estimator.plan import Plan, plan
 from .estimator.prepared import Prepared
-from .estimator.request import Request
+from .estimator.request import Goal, Options, Request, takes_options
 from .estimator.rules import RULES, resolve
-from .estimator.spec import Goal
 from .estimator.untraced import untraced
 from .protocol import Partial
 
@@ -28,21 +26,8 @@ __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "pre
 
 
 @untraced
-def estimate(
-    train: Any,
-    query: Any = None,
-    *,
-    method: str = "sdkde",
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    log: bool = False,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-) -> Any:
+@takes_options
+def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unpack[Options]) -> Any:
     r"""Estimate the density of ``train`` at ``query``.
 
     Parameters
@@ -111,18 +96,7 @@ def estimate(
     >>> sdkde_core.estimate(x, [[0.0, 0.0]]).shape
     (1,)
     """
-    request = Request.of(
-        method,
-        Goal.DENSITY,
-        precision,
-        deterministic,
-        bandwidth=bandwidth,
-        weights=weights,
-        backend=backend,
-        device=device,
-        check_finite=check_finite,
-        options=backend_options,
-    )
+    request = Request.of(Goal.DENSITY, options)
     key = graphs.key_of(request, train, query, log)
     result = None if key is None else graphs.play(key, train, query)
     if result is not None:
@@ -131,7 +105,7 @@ def estimate(
 
     def finish(sums: Partial) -> Any:
         values = density(sums, ready.bandwidth.log_constant, log)
-        return _restored(ready, values, train, query, weights, bandwidth)
+        return _restored(ready, values, train, query, request.weights, request.bandwidth)
 
     result = finish(run(ready))
     if key is not None:
@@ -140,19 +114,8 @@ def estimate(
 
 
 @untraced
-def prepare(
-    train: Any,
-    *,
-    method: str = "sdkde",
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-) -> Prepared:
+@takes_options
+def prepare(train: Any, **options: Unpack[Options]) -> Prepared:
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
 
     Parameters as for :func:`estimate`. What follows from them is decided here, for all queries: the bandwidth, the
@@ -174,34 +137,13 @@ def prepare(
     >>> prepared.estimate([[0.0, 0.0]]).shape, prepared.estimate(x[:7]).shape
     ((1,), (7,))
     """
-    request = Request.of(
-        method,
-        Goal.DENSITY,
-        precision,
-        deterministic,
-        bandwidth=bandwidth,
-        weights=weights,
-        backend=backend,
-        device=device,
-        check_finite=check_finite,
-        options=backend_options,
-    )
+    request = Request.of(Goal.DENSITY, options)
     return prepared(request, train)
 
 
 @untraced
-def debias(
-    train: Any,
-    *,
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-) -> Any:
+@takes_options
+def debias(train: Any, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ½ H ∇log p̂(x_j), half a mean-shift step: the samples whose KDE is the SD-KDE.
 
     Parameters as for :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
@@ -211,38 +153,15 @@ def debias(
     (n, d) array
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
     """
-    request = Request.of(
-        "sdkde",
-        Goal.DEBIASED,
-        precision,
-        deterministic,
-        bandwidth=bandwidth,
-        weights=weights,
-        backend=backend,
-        device=device,
-        check_finite=check_finite,
-        options=backend_options,
-    )
+    request = Request.of(Goal.DEBIASED, options)
     ready = plan(request, train)
     shift = _at_home(ready, run(ready).shift)
     return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
 
 @untraced
-def grad_log_density(
-    train: Any,
-    query: Any = None,
-    *,
-    method: str = "sdkde",
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-) -> Any:
+@takes_options
+def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) -> Any:
     """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
 
     Parameters as for :func:`estimate`; ``method`` is ``"sdkde"`` or ``"kde"``.
@@ -253,38 +172,16 @@ def grad_log_density(
         Per data unit; of the kind and on the device of ``query`` (else ``train``). Attached to autograd where something
         requires grad, so that a loss of the score can be minimised.
     """
-    request = Request.of(
-        method,
-        Goal.GRADIENT,
-        precision,
-        deterministic,
-        bandwidth=bandwidth,
-        weights=weights,
-        backend=backend,
-        device=device,
-        check_finite=check_finite,
-        options=backend_options,
-    )
+    request = Request.of(Goal.GRADIENT, options)
     ready = plan(request, train, query)
     score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
-    return _restored(ready, score, train, query, weights, bandwidth)
+    return _restored(ready, score, train, query, request.weights, request.bandwidth)
 
 
 @untraced
+@takes_options
 def explain(
-    train_or_shape: Any,
-    query_or_shape: Any = None,
-    *,
-    method: str = "sdkde",
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-    measure: bool = False,
+    train_or_shape: Any, query_or_shape: Any = None, *, measure: bool = False, **options: Unpack[Options]
 ) -> Explanation:
     """Say what :func:`estimate` would do: its passes, every backend with reason and price, and the choice.
 
@@ -303,18 +200,7 @@ def explain(
     Explanation
         ``str()`` for people, ``to_dict()`` for programs.
     """
-    request = Request.of(
-        method,
-        Goal.DENSITY,
-        precision,
-        deterministic,
-        bandwidth=bandwidth,
-        weights=weights,
-        backend=backend,
-        device=device,
-        check_finite=check_finite,
-        options=backend_options,
-    )
+    request = Request.of(Goal.DENSITY, options)
     shape = shape_of("train", train_or_shape)
     if shape is not None:
         if measure:
@@ -329,7 +215,7 @@ def explain(
     if measure:
         run(ready, reports.append)
     where = str(ready.bandwidth), reports, ready.data.device
-    return Explanation.of(request.spec, ready.problems, ready.choice, *where)
+    return Explanation.of(request.method, ready.problems, ready.choice, *where)
 
 
 @untraced
@@ -353,11 +239,11 @@ def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) ->
     _check_bandwidth(request.bandwidth, d)
     if request.weights is not None and (given := Argument.of("weights", request.weights).shape) != (n,):
         raise ValueError(f"weights has shape {given}, but train has {n} points; pass shape ({n},)")
-    problems = request.spec.problems(m, n, d, "float64", "cpu", typical_extent(n, d), request.weights is not None)
-    choice = select.choose(
-        problems, backend=request.backend, device=request.device, options=request.options, explained=True
-    )
-    return Explanation.of(request.spec, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")
+    requires = frozenset({"weights"} if request.weights is not None else ())
+    problems = request.problems(m, n, d, typical_extent(n, d), requires, "float64", "cpu")
+    where = {"backend": request.backend, "device": request.device, "options": request.backend_options}
+    choice = select.choose(problems, explained=True, **where)  # type: ignore[arg-type]
+    return Explanation.of(request.method, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")
 
 
 def _check_bandwidth(bandwidth: Any, d: int) -> None:

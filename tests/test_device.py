@@ -21,8 +21,7 @@ from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.estimator import plan as execute
 from sdkde_core.estimator.fitted import run
 from sdkde_core.estimator.plan import plan
-from sdkde_core.estimator.request import Request
-from sdkde_core.estimator.spec import Goal
+from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.protocol import BackendInfo, Support
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import CASES, make
@@ -189,7 +188,7 @@ def test_the_extent_bounds_moved_samples_too(kind):
     for query in (case.queries, None):
         weights = np.exp(case.log_weights - case.log_weights.max())
         options = {"bandwidth": 1.0, "weights": weights, "backend": "here"}
-        ready = plan(Request.of("sdkde", Goal.DENSITY, "float64", **options), case.points, query)
+        ready = plan(Request(Goal.DENSITY, precision="float64", **options), case.points, query)
         run(ready)
         points = ready.columns.points
         largest = np.hypot(*(points.T if query is None else np.r_[points, ready.query].T)).max()

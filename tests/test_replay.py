@@ -10,8 +10,7 @@ import torch
 import sdkde_core
 from sdkde_core.estimator import graphs as replay
 from sdkde_core.estimator.plan import rounded
-from sdkde_core.estimator.request import Request
-from sdkde_core.estimator.spec import Goal
+from sdkde_core.estimator.request import Goal, Request
 
 
 class Tensor:
@@ -44,7 +43,7 @@ def cuda(monkeypatch):
 
 
 def key(train=None, query=None, log=False, method="sdkde", **options):
-    request = Request.of(method, Goal.DENSITY, **{"bandwidth": 0.5} | options)
+    request = Request(Goal.DENSITY, method, **{"bandwidth": 0.5} | options)
     return replay.key_of(request, Tensor(100, 3) if train is None else train, query, log)
 
 
@@ -99,7 +98,7 @@ def test_streams_and_the_environment_are_in_the_key(cuda, monkeypatch):
         {"bandwidth": "silverman"},
         {"bandwidth": np.ones(3)},
         {"device": "cuda"},
-        {"options": {"threads": 1}},
+        {"backend_options": {"threads": 1}},
         {"method": "laplace", "log": True},
     ],
 )

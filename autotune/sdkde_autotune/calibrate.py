@@ -16,8 +16,7 @@ from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice.calibration import ignored
 from sdkde_core.estimator.fitted import run
 from sdkde_core.estimator.plan import Plan, plan
-from sdkde_core.estimator.request import Request
-from sdkde_core.estimator.spec import Goal
+from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Reduction
 
 __all__ = ["DIMENSIONS", "Calibrated", "calibrate"]
@@ -120,9 +119,9 @@ def _planned(info: BackendInfo, device: str, reduction: Reduction, precision: st
     x, y = np.random.default_rng(n + d).normal(size=(2, n, d))
     if device != "cpu":
         x, y = (convert(z, info.arrays, device) for z in (x, y))
-    request = Request.of(
-        *_METHODS[reduction], precision, info.deterministic, bandwidth="silverman", backend=info.name, device=device
-    )
+    method, goal = _METHODS[reduction]
+    how = {"precision": precision, "deterministic": info.deterministic, "backend": info.name, "device": device}
+    request = Request(goal, method, **how)  # type: ignore[arg-type]
     with ignored():
         return plan(request, x, y, explained=True)
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..api import debias, estimate, explain
+from ..estimator.request import METHODS
 from ..estimator.rules import resolve
-from ..estimator.spec import METHODS
 from ..storage import write_atomically
 
 __all__ = ["run_demo"]

@@ -15,8 +15,8 @@ import click
 
 from .. import __version__, api
 from ..choice import hardware, registry
+from ..estimator.request import METHODS
 from ..estimator.rules import RULES
-from ..estimator.spec import METHODS
 from ..protocol import PRECISIONS
 from . import doctor as diagnosis
 from .console import Argument, Group, json_option, stopped_by_signals, together

@@ -17,9 +17,8 @@ from ..choice.hardware import cpu_threads
 from ..estimator.explanation import Explanation
 from ..estimator.fitted import Progress
 from ..estimator.prepared import Prepared
-from ..estimator.request import Request
+from ..estimator.request import Goal, Request
 from ..estimator.rules import resolve
-from ..estimator.spec import Goal
 from ..protocol import BackendUnavailable
 from .files import NUMBERS, ROWS, Source
 
@@ -68,16 +67,14 @@ class Stream:
         train: Source,
         query: Source | None = None,
         *,
-        method: str,
-        precision: str,
         log: bool,
         **options: Any,
     ) -> Stream:
         """Read ``train``, validate everything but the queries' values, and choose the backend.
 
-        ``options``: bandwidth, weights, backend and device, as for :func:`sdkde_core.estimate`.
+        ``options``: as for :func:`sdkde_core.estimate`.
         """
-        request = Request.of(method, Goal.DENSITY, precision, **options)
+        request = Request(Goal.DENSITY, **options)
         query = query or train
         if train.names != query.names and sorted(train.names) == sorted(query.names):
             raise ValueError(
@@ -86,9 +83,9 @@ class Stream:
             )
         data = ingest(train.read(), np.empty((0, query.columns), query.dtype), request.weights, host=True)
         bandwidth = resolve(request.bandwidth, data.train, data.log_weights)
-        spec = replace(request.spec, precision=request.spec.precision_for(data.dtype))
-        request = replace(request, spec=spec, bandwidth=bandwidth, check_finite=False)
-        plan = explain((data.n, data.d), (max(1, query.rows), data.d), **_arguments(request))
+        precision = request.precision_for(data.dtype)
+        request = replace(request, precision=precision, bandwidth=bandwidth, check_finite=False)
+        plan = explain((data.n, data.d), (max(1, query.rows), data.d), **request.options())
         if query is train:
             query = Source.of(train.name, data.train)
         return cls(data.train, query, request, log, data.dtype, plan)
@@ -96,7 +93,7 @@ class Stream:
     @property
     def steps(self) -> int:
         """Rows to compute in all passes."""
-        return self.query.rows + (len(self.train) if self.request.spec.method == "sdkde" else 0)
+        return self.query.rows + (len(self.train) if self.request.method == "sdkde" else 0)
 
     @property
     def predicted_seconds(self) -> float:
@@ -136,27 +133,19 @@ class Stream:
                 if self.request.backend != "auto":
                     raise
                 self.elsewhere = True
-                options = _arguments(self.request) | {"method": self._last_method}
-                result = estimate(self._moved, batch, log=self.log, **options)
+                points, method = self._moved
+                result = estimate(points, batch, method=method, log=self.log, **self.request.options("method"))
             result = result.astype(self.dtype)
-        if self.log and self.request.spec.method == "laplace":
+        if self.log and self.request.method == "laplace":
             self.negative += int(np.isnan(result).sum())
         return result
 
-    @property
-    def _last_method(self) -> str:
-        """The method that is left once samples have moved."""
-        return "kde" if self.request.spec.method == "sdkde" else self.request.spec.method
-
     @functools.cached_property
-    def _moved(self) -> Array:
-        """The samples, moved if the method moves them: for batches that the prepared backend cannot take."""
-        if self.request.spec.method != "sdkde":
-            return self.train
-        options = _arguments(self.request)
-        del options["method"]
-        moved: Array = debias(self.train, **options)
-        return moved
+    def _moved(self) -> tuple[Array, str]:
+        """The samples, moved if the method moves them, and the method that is left: for batches out of reach."""
+        if self.request.method != "sdkde":
+            return self.train, self.request.method
+        return debias(self.train, **self.request.options("method")), "kde"
 
     def _batch_rows(self, most: int) -> int:
         """Rows of a batch: some 32 MiB, on the CPU about a second's work; from the shapes alone, as bits depend on it.
@@ -168,21 +157,6 @@ class Stream:
         if self.plan.device == "cpu":
             rows = min(rows, cpu_threads() * (1 << 32) // (n * (d + 16)))
         return max(rows, 256)
-
-
-def _arguments(request: Request) -> dict[str, Any]:
-    """A request as arguments of the public functions."""
-    spec = request.spec
-    return {
-        "method": spec.method,
-        "precision": spec.precision,
-        "deterministic": spec.deterministic,
-        "bandwidth": request.bandwidth,
-        "weights": request.weights,
-        "backend": request.backend,
-        "device": request.device,
-        "check_finite": request.check_finite,
-    }
 
 
 def _check_finite(batch: Array, start: int) -> None:

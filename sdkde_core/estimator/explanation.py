@@ -11,7 +11,6 @@ from ..arrays import Argument
 from ..choice.select import Candidate, Choice
 from ..protocol import TOLERANCES, Problem, Reduction
 from .fitted import PassReport
-from .spec import EstimatorSpec
 
 __all__ = ["Explanation", "PassLine", "shape_of"]
 
@@ -47,7 +46,7 @@ class Explanation:
     @classmethod
     def of(
         cls,
-        spec: EstimatorSpec,
+        method: str,
         problems: Sequence[Problem],
         choice: Choice,
         bandwidth: str,
@@ -75,7 +74,7 @@ class Explanation:
                 )
             )
         chosen = (choice.name, choice.device, choice.reason)
-        return cls(spec.method, bandwidth, *chosen, tuple(lines), choice.candidates, data_device)
+        return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, data_device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""

@@ -75,7 +75,7 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     if type(request.bandwidth) not in (float, int) or request.weights is not None or request.device is not None:
         return None
     # Laplace's log looks for negative values on the host.
-    if request.options or _logger.isEnabledFor(logging.DEBUG) or (log and request.spec.method == "laplace"):
+    if request.backend_options or _logger.isEnabledFor(logging.DEBUG) or (log and request.method == "laplace"):
         return None
     given = [train] if query is None else [train, query]
     here = torch.cuda.current_device()
@@ -92,7 +92,8 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     kinds = tuple((tuple(x.shape), x.dtype) for x in given)
     modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
     settings = (*map(os.environ.get, ENVIRONMENT), *modes)
-    asked = request.spec, float(request.bandwidth), request.backend, request.check_finite, bool(log)
+    names = ("method", "precision", "deterministic", "backend", "check_finite")
+    asked = float(request.bandwidth), bool(log), *(getattr(request, name) for name in names)
     return asked, kinds, here, torch.cuda.current_stream().cuda_stream, settings
 
 

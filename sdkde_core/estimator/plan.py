@@ -116,26 +116,28 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
 
 
 def _plan(request: Request, data: Data, bandwidth: Bandwidth, *, explained: bool, grad: bool = False) -> Plan:
-    xp, n, spec = array_namespace(data.train), data.n, request.spec
+    xp, n = array_namespace(data.train), data.n
     measured = measure(data, bandwidth)
     distances, log_weights = measured.distances, measured.log_weights
     points, rows = measured.points[:n, :], None if data.query is None else measured.points[n:, :]
     point_radii, row_radii = distances[:n], distances if rows is None else distances[n:]
     measured_extent = extent = read_extent(measured.largest, distances, data.check_finite, bandwidth)
-    if any(step.moves for step in spec.passes):
+    if any(step.moves for step in request.passes):
         extent = _moved_extent(extent)
     m = None if rows is None else data.m
-    problems = spec.problems(m, n, data.d, data.dtype, data.device, extent, data.log_weights is not None, grad)
+    weighted = data.log_weights is not None
+    requires = frozenset(["weights"] * weighted + ["grad"] * grad)
+    problems = request.problems(m, n, data.d, extent, requires, data.dtype, data.device)
 
     def share(step: int, limit: float) -> float:
-        return outlier_share(point_radii if spec.passes[step].rows == "train" else row_radii, point_radii, limit)
+        return outlier_share(point_radii if request.passes[step].rows == "train" else row_radii, point_radii, limit)
 
     choice = select.choose(
         problems,
         backend=request.backend,
         device=request.device,
         data_device=data.device,
-        options=request.options,
+        options=request.backend_options,
         share=share,
         explained=explained,
     )

@@ -12,7 +12,7 @@ from ..protocol import Reduction
 from .bandwidth import Bandwidth
 from .density import density
 from .fitted import Fitted
-from .spec import EstimatorSpec, Goal
+from .request import Goal, Request
 from .untraced import untraced
 
 __all__ = ["Prepared"]
@@ -40,7 +40,7 @@ class Prepared:
 
     @property
     def method(self) -> str:
-        return self._fitted.request.spec.method
+        return self._fitted.request.method
 
     @property
     def n_train(self) -> int:
@@ -103,7 +103,7 @@ class Prepared:
 
         The first call packs the training samples for it, and keeps them.
         """
-        EstimatorSpec(self.method, Goal.GRADIENT)  # says what cannot be
+        Request(Goal.GRADIENT, self.method)  # raises where there is none
         read = self._fitted.read(query)
         if not read.points.shape[0]:
             return self._restored(np.empty((0, self.n_dimensions)), read)
