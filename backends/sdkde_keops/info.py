@@ -11,7 +11,6 @@ from .bounds import MOST_EXTENT, dtype, extent_limit
 
 __all__ = ["INFO"]
 
-
 #: Dimensions that are taken on a CPU; on a GPU; and there for MEAN and "exclude_self". Beyond some 140 dimensions KeOps
 #: sums in chunks of them on a GPU, for which it cannot generate shifts, and which are slow: 3 ns a pair in 784.
 MOST_DIMENSIONS, MOST_ON_GPUS, MOST_WHOLE = 1024, 256, 128
@@ -60,9 +59,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 def _compile_seconds(problem: Problem) -> float:
     """One formula, with KeOps's cache empty.
 
-    On a CPU 5 to 10 s, 25 in 1024 dimensions (docs/keops.md); eight formulas in 3 to 64 dimensions took 11 to 13 s of
-    processor time each on a busy one. On an H200's host the first formula 20 to 25 s (docs/measurements.md), the next
-    under one: the price is that of the first, since it may not depend on what was compiled before.
+    On a CPU 5 to 10 s, 25 in 1024 dimensions, 11 to 13 s of processor time on busy cores. On an H200's host the first
+    formula takes 20 to 25 s, others under one; the price may not depend on what was compiled, so it is the first one's.
     """
     return 10.0 + 0.015 * problem.d if problem.device == "cpu" else 22.0
 
