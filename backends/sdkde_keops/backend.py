@@ -77,9 +77,9 @@ class KeopsBackend:
         kind = getattr(torch, bounds.dtype(problem))
         weighted = "weights" in problem.requires
         formula = Formula(problem.reduction, problem.d, weighted, "exclude_self" in problem.requires)
+        arrays = [columns.points, columns.log_weights[:, None]] if weighted else [columns.points]
         with memory_errors():
-            packed = [columns.points, columns.log_weights[:, None]] if weighted else [columns.points]
-            packed = [x.to(kind).contiguous() for x in packed]
+            packed = [x.to(kind).contiguous() for x in arrays]
         return _State(formula, columns.points, packed, 0.0 if weighted else float(columns.log_weights[0]))
 
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
@@ -92,7 +92,6 @@ class KeopsBackend:
         if queries is None and uniform and device.type != "cpu":  # a CPU would compile for seconds to save little
             formula = formula._replace(anchored=True)
         scheme, height, room = self._plan(state)
-        absent = ABSENT[state.columns[0].dtype]
 
         def block(start: int, stop: int) -> Partial:
             size = room * (stop - start)  # bytes that KeOps takes, of which PyTorch does not know
@@ -104,7 +103,7 @@ class KeopsBackend:
                 if "[KeOps] Cuda error" in str(error):
                     _make_room(device, size)  # KeOps does not say what failed: this raises where it was memory
                 raise
-            return _partial(problem, formula, state.uniform, absent, sums)
+            return _partial(problem, formula, state.uniform, ABSENT[state.columns[0].dtype], sums)
 
         return in_slabs(block, m, min(m, height))
 
@@ -133,8 +132,8 @@ def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, own_offset: int
     kind, device = columns[0].dtype, columns[0].device
     arguments = [rows.to(kind).contiguous(), *columns]
     if formula.excludes:
-        own = torch.arange(own_offset, own_offset + len(rows), device=device).to(kind)[:, None]
-        arguments += [own, torch.arange(len(columns[0]), device=device).to(kind)[:, None]]
+        for first, many in ((own_offset, len(rows)), (0, len(columns[0]))):
+            arguments.append(torch.arange(first, first + many, device=device).to(kind)[:, None])
         arguments.append(torch.full((1,), ABSENT[kind], dtype=kind, device=device))
     return evaluate(formula, arguments, scheme).double()
 

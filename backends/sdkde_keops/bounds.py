@@ -43,8 +43,7 @@ def dtype(problem: Problem) -> str:
 def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the fastest dtype keeps the precision; float64 has no limit.
 
-    Data that reach a little beyond the limit of float32 have many points there. Summing all in float64 then takes less
-    time than passes of their own for those.
+    Where data reach a little beyond the limit of float32, many points do: float64 for all then takes less time.
     """
     limit = single_limit(problem)
     return limit if limit > 0 and not limit < problem.extent <= NEAR * limit else math.inf

@@ -11,7 +11,6 @@ from .bounds import MOST_EXTENT, dtype, extent_limit
 
 __all__ = ["INFO"]
 
-
 #: Dimensions that are taken on a CPU; on a GPU; and there for MEAN and "exclude_self". Beyond some 140 dimensions KeOps
 #: sums in chunks of them on a GPU, for which it cannot generate shifts, and which are slow: 3 ns a pair in 784.
 MOST_DIMENSIONS, MOST_ON_GPUS, MOST_WHOLE = 1024, 256, 128
@@ -35,9 +34,9 @@ def _supports(problem: Problem) -> Support:
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """One loop over the pairs: differences, squares and sums for every dimension, an exponential of the C library.
 
-    As measured: on a core of a CPU, where nothing is vectorised, 10.5 ns a pair and 0.9 a dimension (MEAN 2.4), each
-    5.3 operations of a nominal core; on an H200 by its roof of scalar operations, to a third. Beyond 32 dimensions
-    what a GPU's thread keeps no longer fits in registers.
+    On a core of a CPU, where nothing is vectorised, a pair takes 10.5 ns, and 0.9 a dimension (MEAN 2.4); a nanosecond
+    is 5.3 operations of a nominal core. On an H200 the figures fit measured times, by its rate of scalar operations, to
+    a third. Beyond 32 dimensions what a GPU's thread keeps no longer fits in registers.
     """
     pairs, d = problem.pairs, problem.d
     mean, weighted = problem.reduction is Reduction.MEAN, "weights" in problem.requires
@@ -60,9 +59,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 def _compile_seconds(problem: Problem) -> float:
     """One formula, with KeOps's cache empty.
 
-    On a CPU 5 to 10 s, 25 in 1024 dimensions (docs/keops.md); eight formulas in 3 to 64 dimensions took 11 to 13 s of
-    processor time each on a busy one. On an H200's host the first formula 20 to 25 s (docs/measurements.md), the next
-    under one: the price is that of the first, since it may not depend on what was compiled before.
+    On a CPU 5 to 10 s, 25 in 1024 dimensions, 11 to 13 s of processor time on busy cores. On an H200's host the first
+    formula takes 20 to 25 s, others under one; the price may not depend on what was compiled, so it is the first one's.
     """
     return 10.0 + 0.015 * problem.d if problem.device == "cpu" else 22.0
 

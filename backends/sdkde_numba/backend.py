@@ -41,7 +41,7 @@ class _State:
     columns: Array  # (tiles, c, width): coordinates, and −½‖u‖² for products
     log_weights: Array  # (tiles, width), log2 w − uniform
     uniform: float  # nats
-    nan: float  # 0, or NaN if any coordinate is: then every result is
+    nan: float  # 0, or NaN where any coordinate is NaN: then every result is
 
 
 class _Sums(NamedTuple):
@@ -175,7 +175,7 @@ def _result(problem: Problem, state: _State, queries: Array, sums: _Sums) -> Par
     """The log-domain results of a block of rows at every scale."""
     d = problem.d
     total, moment = sums.moments[:, 0], sums.moments[:, 1]  # (scales, b)
-    # Of the coordinates as the kernel has them; and where one is NaN, so is the row, whatever the kernel made of it.
+    # Of the coordinates as rounded for the kernel. A row with a NaN among them is NaN, whatever the kernel gave.
     rounded = queries.astype(state.form.dtype, copy=False).astype(np.float64, copy=False)
     base = -0.5 * np.vecdot(rounded, rounded) + state.nan  # (b,)
     base = np.where(np.isnan(base), base, 0.0) if state.form.direct else base

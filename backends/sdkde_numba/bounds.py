@@ -24,10 +24,10 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 #: Shares of the tolerance that exponents may use in float32 and in float64; the rest is for exponentials and sums.
 SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
 
-#: Bandwidth factors and log weights (nats) that float32 takes: what is left out must stay below all that is not.
+#: Bandwidth factors and log weights (nats) that float32 takes: columns left out must stay below all others.
 SINGLE_SCALES, SINGLE_SPAN = (1e-4, 1e4), 1e5
 
-#: What float64 takes, in the same sense: bandwidth factors, and extents over the smallest of them.
+#: What float64 takes for the same reason: bandwidth factors, and extents over the smallest of them.
 SCALES, MOST_EXTENT = (1e-7, 1e7), 1e140
 
 
@@ -79,7 +79,7 @@ def _single_squares(problem: Problem) -> float:
 
 
 def double_limit(problem: Problem) -> float:
-    """Return the extent up to which products in float64 keep the problem's precision; squares know none.
+    """Return the extent up to which products in float64 keep the problem's precision; squares have no limit.
 
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).

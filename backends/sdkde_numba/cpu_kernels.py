@@ -21,17 +21,18 @@ __all__ = ["ABSENT", "FLOOR", "LEAST", "MULTIPLE", "ROWS", "exp2", "reduce_tiles
 #: Query rows of a tile, and what the columns of one are a multiple of: whole blocks of registers, whatever their width.
 ROWS, MULTIPLE = 4, 64
 
-#: Where running maxima start, in log2 units: finite, and far below any exponent. A column at or below ABSENT is none.
+#: By dtype (float32, float64), in log2 units, and far below any exponent: where running maxima start, finite; the
+#: exponent of a column that its own row leaves out; the log weight of a column that is not there.
 FLOOR, OWN, ABSENT = (-1e28, -1e290), (-1e29, -1e292), (-1e30, -1e300)
 
-#: Exponents whose power is the least normal number: below it exponentials are 0.
+#: log2 of the least normal number: below it exponentials are 0.
 LEAST = (-126.0, -1022.0)
 
-#: Sums may be reordered, and what is NaN is seen to by the caller: so LLVM may vectorise maxima and sums.
+#: LLVM may reorder sums and take no number for NaN, so that it can vectorise maxima and sums. The caller sees to NaN.
 _FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
 
-# Every function here is inlined: called, one that was just compiled on its own and its copy in the code that is kept
-# for the next process may add in different orders.
+# Every function here is inlined. Otherwise the function just compiled and its copy in the code that is kept for the
+# next process might add in different orders.
 
 
 # --- exponents ------------------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own
     columns : (tiles, c, width) array
         Coordinates, and for products −½‖u_j‖² after them.
     log_weights : (tiles, width) array
-        In log2 units; −1e30 or less (float64: −1e300) where there is no column.
+        In log2 units; :data:`ABSENT` where there is no column.
     start, stop : int
         Tiles to take.
     rows : (b, c) array
@@ -246,7 +247,7 @@ def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own
     sharpness : (scales,) float64 array
         1 / scale².
     own : int
-        Row i leaves out column i + own.
+        Row i leaves out column i + own, where there is one.
     laplace : bool
         Whether ``moments`` gets Σ φ s.
     tops : (scales, b) float64 array

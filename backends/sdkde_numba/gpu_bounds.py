@@ -99,7 +99,8 @@ def extent_limit(problem: Problem) -> float:
 def expanded_limit(problem: Problem) -> float:
     """Return the extent up to which expanded squares keep "fast"; −inf where they are not taken.
 
-    They cannot be told from their t_j where LAPLACE would have to be without weights; nor keep a shift.
+    LAPLACE's factor needs r² without the log weights, which are part of expanded exponents. For shifts the error is too
+    large.
     """
     laplace = problem.reduction is Reduction.LAPLACE
     if (
@@ -114,8 +115,8 @@ def expanded_limit(problem: Problem) -> float:
 def single_limit(problem: Problem) -> float:
     """Return the extent up to which direct differences of float32 coordinates keep the precision; −inf where not at 0.
 
-    The tolerance grows with a log sum, b r²/2 for columns r away: those matter only where log sums are that low. Ahead
-    of it, 2 ε R r + a r²/2 is worst at r = √(2 A / (b − a)), A being the absolute part: R = √(2 A (b − a)) / 2 ε.
+    Columns at a distance r matter only to rows with log sums as low as −r²/2, where the tolerance is A + b r²/2. The
+    error 2 ε R r + a r²/2 comes nearest to it at r = √(2 A / (b − a)), and reaches it at R = √(2 A (b − a)) / 2 ε.
     """
     if problem.precision == "float64" or (problem.reduction is Reduction.MEAN and not anchored(problem)):
         return -math.inf

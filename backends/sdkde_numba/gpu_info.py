@@ -16,15 +16,15 @@ __all__ = ["INFO"]
 #: Dimensions that a row's 32 threads hold.
 MOST_DIMENSIONS = 1024
 
-#: What the host does around kernels that are not replayed, in launches: 0.7 ms on an H200's.
+#: The host's work around kernels that are not replayed, in launches: 0.7 ms on an H200's host.
 LAUNCHES = 170
 
-#: What Numba's simulator costs on a CPU, in operations for one.
+#: Operations of a CPU for one of a simulated kernel.
 SIMULATOR = 1e4
 
 
 def _simulated() -> bool:
-    """As Numba reads it when it is imported."""
+    """Whether Numba simulates GPUs, by the rule that it applies when it is imported."""
     return os.environ.get("NUMBA_ENABLE_CUDASIM", "") not in ("", "0")
 
 

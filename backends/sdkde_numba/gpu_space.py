@@ -1,4 +1,4 @@
-"""What of the CUDA kernels can be tuned: launch parameters, their limits, and the defaults."""
+"""Launch parameters of the CUDA kernels: the values that can be tuned, their limits, and the defaults."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """Everything stays in registers or the first cache: what NumPy does in passes over a tile costs little here.
 
     The kernel multiplies at the rate of matrix products, double precision costs two singles, and the polynomial exp2 is
-    two to four times as fast as NumPy's exp. Packing transposes the columns, at some 50 bytes' time a number.
+    two to four times as fast as NumPy's exp. Packing transposes the columns: a number takes as long as 50 bytes read.
     """
     pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
     dtype = choose(problem).dtype
@@ -43,8 +43,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 def _compile_seconds(problem: Problem) -> float:
     """The kernel for one dtype, whatever the problem.
 
-    1.4 s for float32 and 1.1 s for float64 on quiet cores (docs/measurements.md), 3 s of processor time for either on busy
-    ones.
+    1.4 s for float32 and 1.1 s for float64 on quiet cores (docs/measurements.md); on busy ones 3 s of processor time
+    for either.
     """
     return 2.0
 

@@ -24,7 +24,7 @@ def default_threads() -> int:
 
 
 def _formula(problem: Problem) -> str:
-    """As :func:`sdkde_numpy.formulas.choose` will decide, but for extreme weights, which need float64 too."""
+    """The choice of :func:`sdkde_numpy.formulas.choose`, but for extreme weights: they need float64 at any extent."""
     if problem.extent <= single_limit(problem):
         return "expanded squares in float32"
     if problem.extent <= double_limit(problem):

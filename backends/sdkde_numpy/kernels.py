@@ -20,11 +20,11 @@ __all__ = ["Sums", "reduce_block"]
 
 Array = NDArray[Any]
 
-#: exp of less is slow (results below the normal numbers cost several times as much) and adds nothing beside exp(0).
+#: Least exponents that are taken: results below the normal numbers cost several times as much, and add nothing to the
+#: largest term, exp(0).
 CLAMP = {np.dtype(np.float32): -87.0, np.dtype(np.float64): -700.0}
 
-
-#: Where a running maximum starts: finite, since −inf − −inf would be NaN, in the dtype that it is subtracted in too.
+#: Where a running maximum starts: finite, also in the formula's dtype, since −inf − −inf would be NaN.
 FLOOR = {np.dtype(np.float32): -1e30, np.dtype(np.float64): -1e300}
 
 
