@@ -52,7 +52,7 @@ def fields_of(problem: Problem) -> int:
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
 
-    To modes on one thread, which counts as two; sorting points, and operations in double precision, are counted in.
+    The way to modes takes one thread, so it counts twice. Sorting and double precision are in the figures.
     """
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs = fields_of(problem) * max(1, len(problem.scales))

@@ -25,10 +25,10 @@ from .bounds import (
 
 __all__ = ["INFO"]
 
-#: Dimensions that the tests go to. Nothing ends there but the patience for kernels that are compiled for every 64.
+#: Dimensions that are taken, as many as the tests go to: kernels are compiled anew for every 64 more.
 MOST_DIMENSIONS = 4096
 
-#: What the host does around kernels that are not replayed, in launches: 0.4 ms on an H200's.
+#: The host's time around a pass's kernels, in launches: 0.4 ms on the host of an H200.
 LAUNCHES = 100
 
 #: Seconds that a core takes to compile a kernel with matrix products, and another one. Of the first, 152 configurations
