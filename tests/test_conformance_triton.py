@@ -160,7 +160,7 @@ def _crowded(compute, fit, sizes):
     def within(problem, points, state, own):
         sizes.append(points.shape[0])
         if points.shape[0] > fit:
-            raise torch.cuda.OutOfMemoryError
+            raise torch.cuda.OutOfMemoryError("out of memory")
         return compute(problem, points, state, own)
 
     return within

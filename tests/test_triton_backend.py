@@ -93,6 +93,13 @@ def test_what_it_does_not_do_it_declines():
     assert not INFO.supports(problem(d=5000)).ok
 
 
+def test_compiling_is_priced_by_kernels():
+    given = [problem(extent=1e4), problem(), problem("mean")]  # direct, one pass, and two for shifted rows
+    seconds = [INFO.compile_seconds(p) for p in given]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+    assert INFO.compile_seconds(Problem(Reduction.MEAN, 10, 10, 3)) == 0.0
+
+
 def test_rows_that_may_lie_far_from_every_column_are_shifted():
     assert not bounds.shifts_rows(problem("mean", same=True))
     assert bounds.shifts_rows(problem("mean"))

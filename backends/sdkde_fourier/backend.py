@@ -20,7 +20,7 @@ from .transforms import to_modes, to_points
 
 Array = NDArray[Any]
 
-#: Points from which the bulk is told from the rest.
+#: Points of the sample that boxes are chosen by.
 SAMPLE = 1 << 16
 
 #: Rows at a time, which bounds the memory of angles and fields.
@@ -37,8 +37,8 @@ class _Series:
     errors: tuple[float, ...]  # bound on a sum's error, per scale
     inside: Array | None = None  # (n,) which columns; None: all
     outside: Outside | None = None  # the others
-    beyond: Any = None  # (d,) whether some are, in that dimension
-    weight: float = 0.0  # of the others
+    beyond: Any = None  # (d,) whether any of the others is outside in that dimension
+    weight: float = 0.0  # of the others, in all
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _State:
     columns: Columns
     series: _Series | None
     neighbourhoods: Neighbourhoods
-    exact: bool = False  # columns that no tree takes: infinite, or not numbers
+    exact: bool = False  # some column is infinite or not a number, which no search takes
 
 
 class FourierBackend:
@@ -72,7 +72,7 @@ class FourierBackend:
         return Support(device == "cpu", f"finufft {finufft.__version__} runs on the CPU")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Transform the columns to modes, if that pays."""
+        """Transform the columns to modes, if that is faster than direct sums."""
         exact = not bool((np.abs(columns.points) < FARTHEST).all())
         with np.errstate(all="ignore"):
             series = None if exact else self._transform(problem, columns)
@@ -174,7 +174,7 @@ class FourierBackend:
         others = real[1 : 1 + wanted]
         if own is not None:
             total, others = _without_own(problem, rows, own, state, series, scale, total, others)
-        if series.outside is not None and series.weight:  # farther away they vanish in the error
+        if series.outside is not None and series.weight:  # farther away they are below the error
             nats = max(0.0, math.log(10.0 * series.weight) - math.log(error))
             reach = scale * math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
             near = np.flatnonzero(~box.holds(rows, np.where(series.beyond, reach, -np.inf)))
@@ -195,7 +195,7 @@ def _without_own(
     total: Array,
     others: list[Array],
 ) -> tuple[Array, list[Array]]:
-    """Take each row's own term off; what is left is then judged against the same error."""
+    """Subtract each row's own term; the error of what is left is the same."""
     points, n = state.columns.points, len(state.columns.points)
     has = (own >= 0) & (own < n)
     which = np.where(has, own, 0)

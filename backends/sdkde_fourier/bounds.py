@@ -1,8 +1,8 @@
 """Error bounds of the Fourier sums, and what follows from them: transform tolerance, modes, margins, rows to redo.
 
 S(y) = Σ_j w_j φ(y − u_j) is evaluated with another kernel than φ: a Gaussian without its modes beyond k_max, with its
-periodic images, through transforms of relative tolerance ε. Each of the three changes the kernel by a small part of
-what it is, near where it is: so the error of a row is at most a multiple of ε times the largest S anywhere. It is
+periodic images, through transforms of relative tolerance ε. Each of the three changes the kernel by at most a multiple
+of ε, near its own column: so the error of a row is at most a multiple of ε times the largest S anywhere. It is
 absolute: rows with a small S have few digits left, and are summed over their neighbours (``neighbours.py``).
 """
 
@@ -21,7 +21,7 @@ TRANSFORMS = 8.0
 #: Share of the tolerance that the transforms may use.
 BUDGET = 0.5
 
-#: What finufft can be asked for in float64, and what is never worth less.
+#: The smallest tolerance that finufft can be asked for in float64, and the largest that saves time.
 FINEST, COARSEST = 1e-14, 1e-7
 
 #: Least of the largest sums that is transformed: of smaller ones the bounds on errors would underflow.
@@ -31,7 +31,7 @@ UNIT_ROUNDOFF = 2.0**-53
 
 
 def cutoff(epsilon: float) -> float:
-    """Return x with exp(−x²/2) = ε/10: the last mode, and the distance at which an image is seen no more."""
+    """Return x with exp(−x²/2) = ε/10: the last mode, and the distance beyond which a periodic image adds nothing."""
     return math.sqrt(2.0 * math.log(10.0 / epsilon))
 
 
@@ -50,13 +50,13 @@ def around_a_cell(side: float, d: int) -> float:
 
 
 def tolerance(problem: Problem, floor: float, largest: float) -> float:
-    """Return the ε with which rows whose sum is ``floor`` keep their precision."""
+    """Return the ε with which rows whose sum is ``floor`` keep the tolerance."""
     wanted = relative_budget(problem, 6.0) * floor / (TRANSFORMS * largest)
     return min(max(wanted, FINEST), COARSEST)
 
 
 def relative_budget(problem: Problem, shift: float = 0.0) -> float:
-    """Return the error of a sum, relative to it, that keeps the precision.
+    """Return the error of a sum, relative to it, that keeps the tolerance.
 
     Parameters
     ----------

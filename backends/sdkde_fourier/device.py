@@ -19,10 +19,10 @@ from .tiles import Tiles
 
 __all__ = ["TorchFourierBackend"]
 
-#: Points from which the bulk is told from the rest.
+#: Points of the sample that boxes are chosen by.
 SAMPLE = 1 << 13
 
-#: Of these, one in so many tells how many columns matter to a row: the host's time counts here.
+#: One in so many of these estimates how many neighbours a row has: fewer, as this runs on the host.
 FEWER = 8
 
 #: Rows at a time, which bounds the memory of the fields.
@@ -81,7 +81,7 @@ class TorchFourierBackend:
         return Support(True, f"PyTorch {torch.__version__} on {device}")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Transform the columns to modes, if that pays."""
+        """Transform the columns to modes, if that is faster than direct sums."""
         with torch.no_grad(), memory_errors():
             return _State(columns, self._transform(problem, columns))
 
@@ -172,8 +172,8 @@ class TorchFourierBackend:
         if own is not None:
             _take_off_own(problem, rows, own, state, series, scale, total, others)
         if series.outside is not None:
-            least = math.log(0.1 * float(error))  # what is smaller vanishes in the error,
-            least -= math.log(2.0 - least)  # and does times 1 + r²/2
+            least = math.log(0.1 * float(error))  # log of what is small against the error,
+            least -= math.log(2.0 - least)  # also when multiplied by 1 + r²/2
             near = torch.nonzero(held & _reaches(box, rows, series.outside, scale, least))[:, 0]
             if len(near):
                 left_out = None if own is None else own[near]
@@ -207,7 +207,7 @@ def _density_bound(box: Box, points: Tensor, weights: Tensor, scale: float) -> T
 
 
 def _reaches(box: Box, rows: Tensor, outside: Tiles, scale: float, least: float) -> Tensor:
-    """Which rows are so near the box's faces, and a tile of the columns outside, that some of those may count."""
+    """Return which rows are so near a face of the box, and a tile of columns outside it, that these may count."""
     weight = float(outside.log_weights.logsumexp((0, 1)))
     reach = scale * math.sqrt(2.0 * max(0.0, weight - least))
     inner = [torch.as_tensor(x, device=rows.device) for x in (box.low + reach, box.high - reach)]
@@ -230,7 +230,7 @@ def _take_off_own(
     total: Tensor,
     others: list[Tensor],
 ) -> None:
-    """Take each row's own term off; what is left is then judged against the same error."""
+    """Subtract each row's own term, in place; the error of what is left is the same."""
     points, n = state.columns.points, len(state.columns.points)
     has = (own >= 0) & (own < n)
     which = own.clamp(0, n - 1)
@@ -248,7 +248,7 @@ def _take_off_own(
 
 
 def _add(problem: Problem, more: Partial, where: Tensor, total: Tensor, others: list[Tensor]) -> None:
-    """Add sums over other columns, which come in the log domain."""
+    """Add the sums over other columns, given in the log domain, in place."""
     if problem.reduction is Reduction.LAPLACE:
         signed = more.sign * more.log_magnitude.exp()
         total[where] += (more.log_sum.exp() + signed) / (2.0 + problem.d)  # M = (2 + d) S − L

@@ -1,4 +1,4 @@
-"""From sums to the log domain, in any array library; and which rows keep the precision."""
+"""From sums to the log domain, in any array library; and which rows keep the tolerance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["finish", "put"]
 
 
 def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: float) -> tuple[Partial, Any]:
-    """Return the answer, and which rows keep the precision.
+    """Return the answer, and which rows keep the tolerance.
 
     Parameters
     ----------

@@ -1,5 +1,7 @@
-"""What the two ways of summing cost, Fourier modes and neighbourhoods: with finufft 2.5 and NumPy on a CPU, and as
-matrix products and tiles in PyTorch on a device."""
+"""What the two ways of summing cost, by Fourier modes and directly over neighbours.
+
+On a CPU by finufft 2.5 and NumPy, on a device as matrix products and tiles in PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def fields_of(problem: Problem) -> int:
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
 
-    To modes on one thread, which counts as two; sorting points, and operations in double precision, are counted in.
+    The way to modes takes one thread, so it counts twice. Sorting and double precision are in the figures.
     """
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs = fields_of(problem) * max(1, len(problem.scales))
@@ -126,7 +128,7 @@ def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | 
 
 
 def mean_neighbours(problem: Problem, points: Array, n: int) -> float:
-    """Estimate how many of n columns matter to a column's row, from some of the points."""
+    """Estimate how many of n columns are the neighbours of a row that is itself a point, from some of the points."""
     rows, columns = (points[:: max(1, len(points) // k)] for k in PAIRS)
     radius = max(problem.scales, default=1.0) * math.sqrt(2.0 * math.log(1e6 * n))
     r2 = np.zeros((len(rows), len(columns)))
@@ -136,7 +138,7 @@ def mean_neighbours(problem: Problem, points: Array, n: int) -> float:
 
 
 def seconds(work: Work, device: str = "cpu") -> float:
-    """Return the predicted time on a device; of one whose rates are not known, what compares with others on it."""
+    """Return the predicted time on a device; where its rates are not known, a number that only ranks work on it."""
     on: Processor | None = processor(device)
     if on is None or not work.matrix_flops.keys() <= on.matrix_flops.keys():
         return 1e-12 * (sum(work.matrix_flops.values()) + work.scalar_flops + work.exps + 10.0 * work.bytes)
@@ -168,10 +170,10 @@ def estimate_on_device(problem: Problem) -> tuple[str, Work]:
 def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str, Work]]]) -> tuple[str, Work]:
     """The cheapest way.
 
-    Silverman's bandwidth goes with an extent of about five n^(1/(d+4)). Where it is much more, either the bandwidth is
-    small, and so are all neighbourhoods, or a few points are far out, and the others cost what they do with a usual
-    extent: priced a sixth of the way from the first to the second, or as the modes of the whole extent where those are
-    cheaper.
+    With Silverman's bandwidth the extent is about 5 n^(1/(d+4)), the usual extent. Where it is much larger, there are
+    two possibilities. The bandwidth is small: then all neighbourhoods are. Or a few points are far out: then the others
+    cost what they do at the usual extent. The price lies a sixth of the way from the first to the second (in logs), or
+    is that of the modes of the whole extent, if that is less.
     """
 
     def price(way: tuple[str, Work]) -> float:

@@ -16,9 +16,10 @@ __all__ = ["to_modes", "to_points"]
 
 Array = NDArray[Any]
 
-#: In three dimensions the size of finufft's grid decides. One 1.5 times as fine as the modes per dimension, not twice,
-#: takes a wider kernel for the same tolerance at the last modes, but is more accurate at the first; and of a Gaussian's
-#: modes the last count little. So it is asked for less, down to what its widest kernel gives.
+#: In three dimensions the size of finufft's grid decides the time: it is COARSE times as fine as the modes per
+#: dimension, rather than twice. At the same tolerance that is more accurate at the low modes, which make up most of a
+#: Gaussian: so COARSE_SLACK times the tolerance is asked for, where that is not below COARSE_FINEST, what the widest
+#: kernel gives.
 COARSE, COARSE_SLACK, COARSE_FINEST = 1.5, 10.0, 1e-12
 
 #: Fewest points of a block that a thread transforms on its own, and most modes, if more than the points.

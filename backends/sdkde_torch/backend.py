@@ -30,7 +30,7 @@ class _State:
     problem: Problem  # as given to prepare
     columns: Columns
     place: Place
-    single: bool  # products of float32 were exact then
+    single: bool  # whether products of float32 were exact when the columns were packed
     prepared: Prepared
 
 
@@ -82,9 +82,9 @@ class TorchBackend:
     def _sums(self, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
         points = state.columns.points if queries is None else queries
         prepared = state.prepared
-        if state.single and not computes_float32_exactly(state.place.device):  # they were when the columns were packed
+        if state.single and not computes_float32_exactly(state.place.device):  # the setting has changed since
             prepared = self._packed(state.problem, state.columns, state.place, single=False)
-        own_is_there = queries is None and not problem.requires & {"weights", "exclude_self"}
+        has_own_term = queries is None and not problem.requires & {"weights", "exclude_self"}
         uniform = None if "weights" in problem.requires else state.columns.log_weights[0]
         height = prepared.height(len(points))
         starts = range(0, max(len(points), 1), height)
@@ -92,7 +92,7 @@ class TorchBackend:
         def block(start: int) -> Partial:
             rows = points[start : start + height]
             own = own_offset + start if "exclude_self" in problem.requires else None
-            return _partial(problem, prepared, rows, prepared.sums(rows, own, own_is_there), uniform)
+            return _partial(problem, prepared, rows, prepared.sums(rows, own, has_own_term), uniform)
 
         with memory_errors(), workers(prepared.formula.device, len(starts)) as each:
             blocks = each(block, starts)

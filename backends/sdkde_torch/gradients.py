@@ -31,7 +31,7 @@ from .formulas import NOTHING, Direct, Expanded, Formula, Packed, exponential
 
 __all__ = ["reduce"]
 
-#: Columns that weigh less have their own pass for the derivative by the weight: w φ / w would have lost its digits.
+#: Columns of less weight have a pass of their own for the derivative by the weight: w φ underflows, so w φ / w is lost.
 LIGHT = 1e-200
 
 #: Elements of a tile on a CPU.
@@ -116,13 +116,13 @@ class _Found:
     weights: Tensor | None  # (n,)
 
     def once(self, *given: Tensor | None) -> _Found:
-        """The same, attached to what they came from by a node that says that there is no second derivative."""
+        """The same, attached to ``given`` by a node that raises on a second derivative."""
         kept = (self.rows, self.columns, self.weights)
         return _Found(*(None if x is None else _Once.apply(x, *given) for x in kept))
 
 
 class _Once(torch.autograd.Function):
-    """Without it a second derivative would be silently that of a constant."""
+    """Raises on a second derivative, which would otherwise silently be that of a constant."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> Tensor:

@@ -34,8 +34,8 @@ from .space import COLUMN_PADDING, STORED_ROWS
 class _State:
     """The training points, and what has been made of them so far.
 
-    Rows that are shifted by their log sums want another grid, and direct differences may want another precision: both
-    depend on the rows, so each is packed when first asked for. (Two threads may then both pack; either result serves.)
+    The grid, and the arithmetic of direct differences, depend on whether the rows are shifted by their log sums: so the
+    points are packed when the first rows come.
     """
 
     problem: Problem  # as given to prepare: its extent is the largest
@@ -144,7 +144,7 @@ def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | No
         return launch.log_sum(problem, rows, columns, weights, corrections, own)
     log_sums = None
     if shifted:
-        # What the rows are shifted by needs no precision: it is added again. The smaller corrections can be left out.
+        # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
         shift_form = corrections if packed_dimensions(problem.d) > MOST_FUSED else SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum

@@ -1,4 +1,4 @@
-"""Which formula keeps a precision for a problem: Tensor Cores on packed operands, or direct differences.
+"""Which formula keeps a problem's tolerance: Tensor Cores on packed operands, or direct differences.
 
 Distances below are in log2 units, v = √(log2 e) u, as in :mod:`sdkde_triton.kernels`; extents are in bandwidths.
 """
@@ -41,7 +41,7 @@ MOST_SPAN = 2000.0
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
-#: Extents (bandwidths) up to which packed operands keep a precision, with room to where an H200 began to miss it.
+#: Extents (bandwidths) up to which packed operands keep the tolerance, with a margin to where an H200 began to miss it.
 #: MEAN ends earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small. Rows that are
 #: shifted by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by its
 #: product with their distance.
@@ -76,7 +76,7 @@ def prefers_direct(problem: Problem) -> bool:
 
 
 def packed_limit(problem: Problem) -> float:
-    """Return the extent up to which packed operands keep the precision."""
+    """Return the extent up to which packed operands keep the tolerance."""
     if not shifts_rows(problem):
         return PACKED_LIMIT[problem.precision][problem.reduction]
     # Between opposite corners of a lattice all products of many dimensions add up, and fp32 rounds their sum.
@@ -163,7 +163,7 @@ def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 
 
 
 def form(problem: Problem, extent: float, step: float) -> int:
-    """Return the form of the exponents that keeps the precision: SHORT, PAIRED, LONG, or FULL.
+    """Return the form of the exponents that keeps the tolerance: SHORT, PAIRED, LONG, or FULL.
 
     "high" takes FULL, and so do rows that are shifted by their log sums: of a row at distance r from the columns that
     matter to it, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. A shift of many

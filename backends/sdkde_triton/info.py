@@ -25,11 +25,15 @@ from .bounds import (
 
 __all__ = ["INFO"]
 
-#: Dimensions that the tests go to. Nothing ends there but the patience for kernels that are compiled for every 64.
+#: Dimensions that are taken, as many as the tests go to: kernels are compiled anew for every 64 more.
 MOST_DIMENSIONS = 4096
 
-#: What the host does around kernels that are not replayed, in launches: 0.4 ms on an H200's.
+#: The host's time around a pass's kernels, in launches: 0.4 ms on the host of an H200.
 LAUNCHES = 100
+
+#: Seconds that a core takes to compile a kernel with matrix products, and another one. Of the first, 152 configurations
+#: took two cores 46 s (docs/measurements.md); the others took about half as long beside them.
+PRODUCTS_SECONDS, OTHERS_SECONDS = 0.6, 0.3
 
 #: What Triton's interpreter costs on a CPU, in operations for one.
 INTERPRETER = 1e4
@@ -98,6 +102,21 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     return work
 
 
+def _compile_seconds(problem: Problem) -> float:
+    """What compiling the problem's kernels takes, one after another; nothing where they are interpreted.
+
+    Direct differences and their end are two kernels. A reduction on Tensor Cores is three: columns are packed, reduced,
+    and the results merged; other rows are packed by a variant. Shifted rows are packed and reduced twice.
+    """
+    if problem.device.startswith("cpu"):
+        return 0.0
+    if formula(problem, problem.extent) == "direct":
+        return 2 * OTHERS_SECONDS
+    passes = 1 + shifts_rows(problem)
+    packings = passes + (not problem.same)
+    return passes * (PRODUCTS_SECONDS + OTHERS_SECONDS) + packings * OTHERS_SECONDS
+
+
 INFO = BackendInfo(
     name="triton",
     protocol=(1, 0),
@@ -109,10 +128,11 @@ INFO = BackendInfo(
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'",
     arrays="torch",
-    startup_seconds=3.5,
+    startup_seconds=3.5,  # importing, and a context; measured with kernels that were compiled before
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
+    compile_seconds=_compile_seconds,
     capturable=True,
     tuning="sdkde_triton.tunables:SPACE",
 )
