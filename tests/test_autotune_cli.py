@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from sdkde_autotune import lookup, provenance
 from sdkde_autotune.cli import main
 from sdkde_autotune.key import Key
-from sdkde_autotune.measure import Outcome
+from sdkde_autotune.runner import Outcome
 from sdkde_autotune.problems import problems, tunables
 from sdkde_autotune.store import Store
 from test_autotune_search import ALL, BEST, HILLS, PAPER, Played, ms

@@ -13,7 +13,7 @@ from sdkde_core.engine.merge import each
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
 from sdkde_core.tuning import Config, using
 
-from .measure import Task
+from .runner import Task
 
 __all__ = ["Bench"]
 

@@ -17,15 +17,15 @@ import click
 
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
-from sdkde_core.choice.calibration import machine_of
+from sdkde_core.choice.calibration import machine_of, tuning_is_off
 from sdkde_core.choice.cards import GPU
 from sdkde_core.cli.console import Argument, json_option, stopped_by_signals
 from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.plugin import write_atomically
 
 from . import lookup, options, terminal
-from .measure import Runner
 from .problems import by_value, tunables
+from .runner import Runner
 from .search import SAMPLERS, Result
 
 if TYPE_CHECKING:
@@ -273,14 +273,14 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 @json_option
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration every kernel of a problem would get, and why."""
-    from . import report, rows
+    from . import records, report
 
     card, device = options.card_here(gpu)
     tasks = tunables(options.problems_of(what, device), card, what["backend"])
-    if os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no"):
+    if tuning_is_off():
         click.echo("SDKDE_TUNING is off: backends use their defaults, whatever is said here", err=True)
     with _reading(db) as where:
-        winners = rows.read_dump(where).get("best", ()) if where.exists() else ()
+        winners = records.read_dump(where).get("best", ()) if where.exists() else ()
         found = [report.explanation(tunable, winners) for tunable in tasks]
     click.echo(json.dumps(found, indent=2) if as_json else report.explanation_table(found))
 

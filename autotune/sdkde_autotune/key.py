@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query
 
-__all__ = ["Key", "octave"]
+__all__ = ["Key", "canonical", "octave"]
 
 
 class Key(NamedTuple):
@@ -71,3 +73,8 @@ class Key(NamedTuple):
 def octave(count: int) -> int:
     """log2 of a count, rounded to the nearest integer."""
     return round(math.log2(max(count, 1)))
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Return values by name as text that does not depend on their order: how a configuration is stored and compared."""
+    return json.dumps(dict(values), sort_keys=True)

@@ -17,8 +17,8 @@ from sdkde_core.choice import cards, cost, registry
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Compiled, Config, Space, space_of
 
-from .measure import Outcome, Task
 from .provenance import current
+from .runner import Outcome, Task
 
 __all__ = ["Compilers", "OfflineRunner", "first_line", "space_for"]
 
@@ -75,7 +75,7 @@ class Compilers:
 
 
 class OfflineRunner:
-    """A :class:`~sdkde_autotune.measure.Runner` that runs nothing: compiled resources, and the cost model's time.
+    """A :class:`~sdkde_autotune.runner.Runner` that runs nothing: compiled resources, and the cost model's time.
 
     Parameters
     ----------

@@ -15,8 +15,8 @@ from sdkde_core.cli.console import together
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Problem, Reduction
 
 from . import lookup
-from .measure import SOURCES
 from .problems import GRID, card_named, problems
+from .runner import SOURCES
 
 __all__ = [
     "POSITIVE",

@@ -13,7 +13,7 @@ from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduct
 from sdkde_core.tuning import Query, Space, space_of
 
 from .key import Key, octave
-from .measure import Task
+from .runner import Task
 
 __all__ = ["GRID", "Tunable", "by_value", "card_named", "problems", "tunable", "tunables"]
 

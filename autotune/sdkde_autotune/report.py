@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sdkde_core.cli.console import table
 from sdkde_core.plugin import write_atomically
 from sdkde_core.tuning import Config
 
@@ -15,7 +16,7 @@ from . import lookup, provenance
 from .calibrate import Calibrated
 from .key import Key
 from .problems import Tunable
-from .rows import Best, Trial
+from .records import Best, Trial
 from .search import Result, candidates, size
 from .verify import Verdict
 
@@ -30,19 +31,11 @@ __all__ = [
     "result_row",
     "simulation_table",
     "summary",
-    "table",
     "trial_table",
     "winner_table",
 ]
 
 _HEADER = ("backend", "kernel", "reduction", "precision", "d", "n", "m")
-
-
-def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Return rows as lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = (indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def config_text(config: Config | None) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 from sdkde_core.choice.cards import gpu
 from sdkde_core.tuning import Config, Space
 
-from .key import Key
-from .measure import FINALS, Outcome, Runner, Task, fastest
+from .key import Key, canonical
+from .runner import FINALS, Outcome, Runner, Task, fastest
 
 __all__ = ["PAPER", "SAMPLERS", "Memory", "Result", "candidates", "search", "size"]
 
@@ -155,8 +155,8 @@ def search(
     version = _version(runner.provenance(task))
     before = store.trials(key)
     same = [t for t in before if t.source == runner.source and _version(t.provenance) == version]
-    known: dict[str, Outcome] = {_name(trial.config): trial.outcome for trial in same}
-    configs: dict[str, Config] = {_name(trial.config): trial.config for trial in same}
+    known: dict[str, Outcome] = {canonical(trial.config): trial.outcome for trial in same}
+    configs: dict[str, Config] = {canonical(trial.config): trial.config for trial in same}
     replayed = len(known)
 
     valid = candidates(task, space)
@@ -168,17 +168,17 @@ def search(
     early = [default] if _limit(task, space, default) is None else []
     if sampler != "priced":
         early += _fitting([*first, *_earlier(before), *_neighbours(store, key), PAPER], task, space, default)
-    queue = list({_name(config): config for config in early if _name(config) not in known}.values())
-    expected = len({_name(config) for config in (*valid, *early)} | set(known))
+    queue = list({canonical(config): config for config in early if canonical(config) not in known}.values())
+    expected = len({canonical(config) for config in (*valid, *early)} | set(known))
     if trials is not None:
-        extra = sampler == "priced" and _name(default) not in map(_name, proposals.ask(trials))
+        extra = sampler == "priced" and canonical(default) not in map(canonical, proposals.ask(trials))
         expected = min(expected, trials + extra)
     for name, outcome in known.items():
         proposals.tell(configs[name], outcome)
 
     def learn(config: Config, outcome: Outcome) -> None:
         store.add(key, config, outcome, runner.source, runner.provenance(task))
-        known[_name(config)], configs[_name(config)] = outcome, config
+        known[canonical(config)], configs[canonical(config)] = outcome, config
 
     def best() -> float:
         return min((outcome.median for outcome in known.values()), default=float("inf"))
@@ -202,7 +202,7 @@ def search(
                     progress(len(known), expected, best())
             queue = []
         tried = len(known) - replayed
-        final = _finalists(known, _name(default)) if runner.source == "measured" else []
+        final = _finalists(known, canonical(default)) if runner.source == "measured" else []
         if len(final) > 1 and (tried or not any(FINALS in known[name].phases for name in final)):
             began = time.monotonic()
             outcomes = runner.finals(task, [configs[name] for name in final])
@@ -214,14 +214,14 @@ def search(
     finally:
         store.settle(key, default)
 
-    winner = fastest(known, _name(default))
+    winner = fastest(known, canonical(default))
     errors = Counter(outcome.error for outcome in known.values() if outcome.status != "ok")
     return Result(
         task,
         key,
         configs[winner] if winner else None,
         known[winner] if winner else None,
-        known.get(_name(default)),
+        known.get(canonical(default)),
         Counter(outcome.status for outcome in known.values()),
         tried,
         replayed,
@@ -233,11 +233,6 @@ def search(
 def _version(provenance: Mapping[str, Any]) -> tuple[Any, ...]:
     """Under which code an outcome came about: the backend's, and for predictions the cost model's."""
     return provenance.get("source"), provenance.get("model")
-
-
-def _name(config: Config) -> str:
-    """A configuration as text: the same whether it comes from a space or from the store's JSON."""
-    return json.dumps(dict(config), sort_keys=True)
 
 
 def _limit(task: Task, space: Space, config: Config) -> str | None:
@@ -270,7 +265,7 @@ def _neighbours(store: Memory, key: Key) -> list[Config]:
 
     found = store.best(backend=key.backend, kernel=key.kernel, config_version=key.config_version)
     near = sorted((row for row in found if row.key.family == key.family), key=lambda row: distance(row.key))
-    return list({_name(row.config): row.config for row in near}.values())[:NEIGHBOURS]
+    return list({canonical(row.config): row.config for row in near}.values())[:NEIGHBOURS]
 
 
 def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
@@ -313,13 +308,13 @@ class _Ordered:
     ahead = 16
 
     def __init__(self, order: Sequence[Config]) -> None:
-        self._left = {_name(config): config for config in order}
+        self._left = {canonical(config): config for config in order}
 
     def ask(self, count: int) -> list[Config]:
         return list(itertools.islice(self._left.values(), count))
 
     def tell(self, config: Config, outcome: Outcome) -> None:
-        self._left.pop(_name(config), None)
+        self._left.pop(canonical(config), None)
 
 
 class _Tpe:
@@ -348,7 +343,7 @@ class _Tpe:
             sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed)
         self._study = optuna.create_study(sampler=sampler)
         shuffled = np.random.default_rng(seed).permutation(len(valid))  # so that ties favour no corner
-        self._left = {_name(valid[i]): (self._place(valid[i]), valid[i]) for i in shuffled}
+        self._left = {canonical(valid[i]): (self._place(valid[i]), valid[i]) for i in shuffled}
 
     def _place(self, config: Config) -> list[int] | None:
         try:
@@ -370,7 +365,7 @@ class _Tpe:
         return list(chosen.values())
 
     def tell(self, config: Config, outcome: Outcome) -> None:
-        self._left.pop(_name(config), None)
+        self._left.pop(canonical(config), None)
         place = self._place(config)
         if place is None:
             return

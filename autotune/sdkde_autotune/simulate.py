@@ -13,8 +13,8 @@ from sdkde_core.choice.cards import GPU
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Compiled, Config, Query, Space
 
-from .key import Key
-from .measure import Outcome, Task
+from .key import Key, canonical
+from .runner import Outcome, Task
 from .search import search
 from .store import Store
 
@@ -51,7 +51,7 @@ def simulate(
     fastest = min((ms for _, ms in records), default=float("inf"))
     if fastest == float("inf"):
         raise ValueError("no recorded configuration ran; there is nothing to compare with")
-    replay = _Replay({_name(config): ms for config, ms in records})
+    replay = _Replay({canonical(config): ms for config, ms in records})
     result = search(task, space, replay, _Forgetful(), sampler=sampler, trials=trials, seed=seed)
     return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
 
@@ -104,7 +104,7 @@ class RecordedSpace:
     _names: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_names", frozenset(_name(config) for config, _ in self.records))
+        object.__setattr__(self, "_names", frozenset(canonical(config) for config, _ in self.records))
 
     def kernels(self, problem: Problem) -> tuple[str, ...]:
         return ()
@@ -123,7 +123,7 @@ class RecordedSpace:
         return self.start
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
-        return None if _name(config) in self._names else "not recorded"
+        return None if canonical(config) in self._names else "not recorded"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
         raise ValueError("a record has no cost model")
@@ -133,10 +133,6 @@ class RecordedSpace:
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         return None
-
-
-def _name(config: Config) -> str:
-    return json.dumps(dict(config), sort_keys=True)
 
 
 def _order(value: Any) -> tuple[bool, Any]:
@@ -157,7 +153,7 @@ class _Replay:
         pass
 
     def run(self, task: Task, config: Config, best: float) -> Outcome:
-        ms = self._times.get(_name(config))
+        ms = self._times.get(canonical(config))
         if ms is None:
             return Outcome("invalid", error="not recorded")
         return Outcome("ok", (ms, ms, ms)) if ms < float("inf") else Outcome("crash", error="did not run")

@@ -17,10 +17,10 @@ from sqlite_utils import Database
 
 from sdkde_core.tuning import Config
 
-from . import lookup, rows, schema
+from . import lookup, records, schema
 from .key import Key
-from .measure import SOURCES, STATUSES, Outcome
-from .rows import Best, StoreError, Trial
+from .records import Best, StoreError, Trial
+from .runner import SOURCES, STATUSES, Outcome
 
 __all__ = ["Best", "Store", "StoreError", "Trial"]
 
@@ -71,7 +71,9 @@ class Store:
         if source not in SOURCES or outcome.status not in STATUSES:
             raise ValueError(f"source is {source!r} and status {outcome.status!r}; pass of {SOURCES} and {STATUSES}")
         with self._transaction():
-            self._insert("trial", [rows.row_of_trial(Trial(key, config, outcome, source, provenance, rows.now()))])
+            self._insert(
+                "trial", [records.row_of_trial(Trial(key, config, outcome, source, provenance, records.now()))]
+            )
 
     def trials(self, key: Key) -> list[Trial]:
         """Return what was tried for a key, in order of time."""
@@ -86,7 +88,7 @@ class Store:
             A value, or several, by column: the key's, ``source``, ``status``. None: any.
         """
         with _explained(self.path):
-            return [rows.trial_of(row) for row in rows.select(self._db, "trial", filters)]
+            return [records.trial_of(row) for row in records.select(self._db, "trial", filters)]
 
     # --- winners --------------------------------------------------------------------------------------------------
 
@@ -107,25 +109,27 @@ class Store:
         lookup.forget()
 
     def _settle(self, key: Key, default: Config | None) -> None:
-        before = next(iter(rows.select(self._db, "best", key._asdict())), None)
+        before = next(iter(records.select(self._db, "best", key._asdict())), None)
         if default is None and before is not None and before["default_config"]:
             default = json.loads(before["default_config"])
-        first = rows.winner([rows.trial_of(row) for row in rows.select(self._db, "trial", key._asdict())], default)
+        first = records.winner(
+            [records.trial_of(row) for row in records.select(self._db, "trial", key._asdict())], default
+        )
         if first is not None:
-            self._insert("best", [rows.row_of_best(first)])
+            self._insert("best", [records.row_of_best(first)])
         elif before is not None:
             self._db.table("best").delete(tuple(key))
 
     def best(self, **filters: Any) -> list[Best]:
         """Return the winners, by key; filters as of :meth:`all_trials`."""
         with _explained(self.path):
-            return [rows.best_of(row) for row in rows.select(self._db, "best", filters)]
+            return [records.best_of(row) for row in records.select(self._db, "best", filters)]
 
     # --- calibration ----------------------------------------------------------------------------------------------
 
     def calibrate(self, machine: str, backend: str, values: Mapping[str, float]) -> None:
         """Keep what was measured of a machine, by name."""
-        now = rows.now()
+        now = records.now()
         found = [
             {"machine": machine, "backend": backend, "name": name, "value": float(value), "created": now}
             for name, value in values.items()
@@ -136,7 +140,7 @@ class Store:
     def calibration(self, machine: str, backend: str) -> dict[str, float]:
         """Return what was measured of a machine, by name."""
         with _explained(self.path):
-            found = rows.select(self._db, "calibration", {"machine": machine, "backend": backend})
+            found = records.select(self._db, "calibration", {"machine": machine, "backend": backend})
             return {row["name"]: row["value"] for row in found}
 
     # --- exchange -------------------------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ class Store:
     def dump(self, **filters: Any) -> dict[str, Any]:
         """Return trials and winners as JSON can hold them, and all of the calibration where nothing is filtered."""
         with _explained(self.path):
-            return rows.dump(self._db, filters)
+            return records.dump(self._db, filters)
 
     def load(self, dump: Mapping[str, Any] | Path | str) -> int:
         """Take in what another machine found, or this one long ago; return how many rows are new.
@@ -156,26 +160,26 @@ class Store:
         dump : mapping or path
             From :meth:`dump`; a JSON file with that; or another database, which is only read.
         """
-        given = dump if isinstance(dump, Mapping) else rows.read_dump(Path(dump))
+        given = dump if isinstance(dump, Mapping) else records.read_dump(Path(dump))
         name = "what is imported" if isinstance(dump, Mapping) else str(dump)
-        trials, calibration, defaults = rows.checked(given, name)
+        trials, calibration, defaults = records.checked(given, name)
         with self._transaction():
             here: dict[Any, dict[str, str]] = {}
-            for row in rows.select(self._db, "trial", {}):
-                here.setdefault((rows.key_of(row), row["config"]), {})[row["source"]] = row["created"]
+            for row in records.select(self._db, "trial", {}):
+                here.setdefault((records.key_of(row), row["config"]), {})[row["source"]] = row["created"]
             fresh: dict[Any, dict[str, Any]] = {}
             for row in sorted(trials, key=lambda row: row["created"]):
                 row["source"] = "predicted" if row["source"] == "predicted" else "imported"
-                known = here.get((rows.key_of(row), row["config"]), {})
+                known = here.get((records.key_of(row), row["config"]), {})
                 # Equal times: it began its travels here.
                 if row["created"] not in known.values() and row["created"] > known.get(row["source"], ""):
-                    fresh[(rows.key_of(row), row["config"], row["source"])] = row
-            mine = {rows.calibrated(row): row["created"] for row in rows.select(self._db, "calibration", {})}
-            calibration = [row for row in calibration if row["created"] > mine.get(rows.calibrated(row), "")]
+                    fresh[(records.key_of(row), row["config"], row["source"])] = row
+            mine = {records.calibrated(row): row["created"] for row in records.select(self._db, "calibration", {})}
+            calibration = [row for row in calibration if row["created"] > mine.get(records.calibrated(row), "")]
             self._insert("trial", list(fresh.values()))
             self._insert("calibration", calibration)
-            told = {rows.key_of(row) for row in rows.select(self._db, "best", {}) if row["default_config"]}
-            for key in dict.fromkeys(map(rows.key_of, trials)):
+            told = {records.key_of(row) for row in records.select(self._db, "best", {}) if row["default_config"]}
+            for key in dict.fromkeys(map(records.key_of, trials)):
                 self._settle(key, None if key in told else defaults.get(key))
         lookup.forget()
         return len(fresh) + len(calibration)

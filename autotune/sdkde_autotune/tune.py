@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from .measure import Runner
 from .problems import Tunable
+from .runner import Runner
 from .search import Memory, Result, search
 
 __all__ = ["tune"]

@@ -9,9 +9,9 @@ from sdkde_core.choice import registry
 from sdkde_core.tuning import Query, Space, space_of
 
 from .key import Key
-from .measure import FINALS, MARGIN, Outcome, Runner, Task
 from .problems import problems
-from .rows import Best
+from .records import Best
+from .runner import FINALS, MARGIN, Outcome, Runner, Task
 from .store import Store
 
 __all__ = ["Verdict", "verify"]

@@ -16,9 +16,9 @@ from typing import Any
 
 from sdkde_core.tuning import Config
 
-from .measure import Outcome, Task
 from .offline import Compilers, first_line, space_for
 from .provenance import clocks, current
+from .runner import Outcome, Task
 
 __all__ = ["MeasuringRunner"]
 
@@ -33,7 +33,7 @@ ROUNDS = 25
 
 
 class MeasuringRunner:
-    """A :class:`~sdkde_autotune.measure.Runner` for a card that is here.
+    """A :class:`~sdkde_autotune.runner.Runner` for a card that is here.
 
     Parameters
     ----------

@@ -20,8 +20,8 @@ import sdkde_core
 from sdkde_core.tuning import Config
 
 from . import lookup, schema
-from .key import Key
-from .measure import SOURCES, STATUSES, Outcome, fastest
+from .key import Key, canonical
+from .runner import SOURCES, STATUSES, Outcome, fastest
 
 __all__ = ["Best", "StoreError", "Trial", "checked", "dump", "read_dump", "select", "winner"]
 
@@ -48,7 +48,7 @@ class Trial:
         The configuration tried.
     outcome : Outcome
     source : str
-        One of :data:`sdkde_autotune.measure.SOURCES`.
+        One of :data:`sdkde_autotune.runner.SOURCES`.
     provenance : mapping
         Versions; see :mod:`sdkde_autotune.provenance`.
     created : str
@@ -128,21 +128,17 @@ def calibrated(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["machine"], row["backend"], row["name"]
 
 
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(dict(value), sort_keys=True)
-
-
 def row_of_trial(trial: Trial) -> dict[str, Any]:
     outcome = trial.outcome
     return {
         **trial.key._asdict(),
-        "config": _text(trial.config),
+        "config": canonical(trial.config),
         "status": outcome.status,
         "error": outcome.error,
         **dict(zip(_QUANTILES, outcome.ms or (None, None, None))),
-        "phases": _text(outcome.phases),
+        "phases": canonical(outcome.phases),
         "source": trial.source,
-        "provenance": _text(trial.provenance),
+        "provenance": canonical(trial.provenance),
         "created": trial.created,
     }
 
@@ -157,13 +153,13 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
 def row_of_best(best: Best) -> dict[str, Any]:
     return {
         **best.key._asdict(),
-        "config": _text(best.config),
+        "config": canonical(best.config),
         "ms": best.ms,
-        "default_config": None if best.default_config is None else _text(best.default_config),
+        "default_config": None if best.default_config is None else canonical(best.default_config),
         "default_ms": best.default_ms,
         "noise": best.noise,
         "source": best.source,
-        "provenance": _text(best.provenance),
+        "provenance": canonical(best.provenance),
         "created": best.created,
     }
 
@@ -184,13 +180,13 @@ def winner(trials: Iterable[Trial], default: Config | None) -> Best | None:
     """The winner among a key's trials; see :meth:`sdkde_autotune.store.Store.settle`."""
     trusted: dict[str, Trial] = {}
     for trial in sorted(trials, key=lambda trial: _TRUST.index(trial.source)):
-        trusted.setdefault(_text(trial.config), trial)
+        trusted.setdefault(canonical(trial.config), trial)
     ran = [trial for trial in trusted.values() if trial.outcome.status == "ok" and math.isfinite(trial.outcome.median)]
     ran = [trial for trial in ran if trial.source != "predicted"] or ran
     if not ran:
         return None
-    known = {_text(trial.config): trial for trial in ran}
-    usual = None if default is None else _text(default)
+    known = {canonical(trial.config): trial for trial in ran}
+    usual = None if default is None else canonical(default)
     first = known[str(fastest({name: trial.outcome for name, trial in known.items()}, usual))]
     low, median, high = first.outcome.ms or (math.nan,) * 3
     return Best(
@@ -277,7 +273,9 @@ def checked(given: Any, name: str) -> _Checked:
     try:
         trials, calibration, defaults = [], [], {}
         for row in given.get("trial", ()):
-            trial = trial_of({**row, **{column: _text(row[column]) for column in ("config", "phases", "provenance")}})
+            trial = trial_of(
+                {**row, **{column: canonical(row[column]) for column in ("config", "phases", "provenance")}}
+            )
             if trial.outcome.status not in STATUSES or trial.source not in SOURCES:
                 raise ValueError(f"status {trial.outcome.status!r}, source {trial.source!r}")
             if not all(map(isinstance, (*trial.key, trial.created), (*schema.KEY.values(), str))):
