@@ -20,10 +20,11 @@ from .arrays import c_order, to_host
 from .choice.cards import GPU, Processor, card_name
 from .choice.cost import typical_extent, work_seconds
 from .choice.hardware import cpu_threads, processor, speedup
+from .engine.columns import reduce_pass
 from .engine.devices import PerStream, in_slabs, memory_errors, on_device
 from .engine.exact import reduce_exact
 from .engine.merge import concatenate, each, empty, merge, safe_log, stack
-from .engine.outliers import radii, reduce_pass
+from .engine.outliers import radii
 from .engine.threads import check_threads, map_threads
 from .storage import cache_folder, write_atomically
 

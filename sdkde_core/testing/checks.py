@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdkde_core.arrays import convert, detached, device_name, to_host
+from sdkde_core.engine.columns import reduce_pass
 from sdkde_core.engine.merge import each, merge
-from sdkde_core.engine.outliers import reduce_pass, within_limit
+from sdkde_core.engine.outliers import within_limit
 from sdkde_core.protocol import (
     FEATURES,
     PRECISIONS,
@@ -99,7 +100,7 @@ class Target:
         """The backend's answer by way of the core: columns without weight dropped, far points split off."""
         columns = Columns(self.give(case.points), self.give(case.log_weights), self.give(values))
         queries = None if problem.same else self.give(case.queries)
-        return each(reduce_pass(self.backend, self.info, problem, columns, queries)[0], to_host)
+        return each(reduce_pass(self.backend, self.info, problem, columns, queries), to_host)
 
     def prepare(self, problem: Problem, case: Case) -> Any:
         """The backend's state for a case whose weights are all positive."""
@@ -452,7 +453,7 @@ def grad(target: Target, parameter: str) -> None:
             leaves = ["points"] + ["queries"] * (not same) + ["weights"] * weighted
 
             def reduce(columns: Columns, queries: Any, problem: Problem = problem) -> Partial:
-                return reduce_pass(target.backend, target.info, problem, columns, queries)[0]
+                return reduce_pass(target.backend, target.info, problem, columns, queries)
 
             for of in derivatives.OF[reduction]:
                 want = derivatives.closed_form(case, of, same)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.engine.outliers import reduce_pass
+from sdkde_core.engine.columns import reduce_pass
 from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Columns, Partial, Problem, Reduction
 from sdkde_core.testing import reference
 
@@ -170,7 +170,7 @@ def truth(
 def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case, values: Any = None) -> Partial:
     """A backend's answer, by way of the core: columns without weight dropped, far points split off."""
     columns = Columns(case.points, case.log_weights, values)
-    return reduce_pass(backend, info, problem, columns, None if problem.same else case.queries)[0]
+    return reduce_pass(backend, info, problem, columns, None if problem.same else case.queries)
 
 
 def errors(problem: Problem, got: Partial, want: Truth) -> Array:
