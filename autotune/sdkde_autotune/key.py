@@ -1,4 +1,4 @@
-"""What a tuned configuration is for, as readable columns."""
+"""The key under which a tuned configuration is stored, as readable columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Key", "canonical", "octave"]
 
 
 class Key(NamedTuple):
-    """The columns that say what a configuration is for. Versions of the software are no part of it: see provenance.
+    """The problem, kernel and card that a configuration was tuned for. Versions of software are in its provenance.
 
     Parameters
     ----------
@@ -22,12 +22,12 @@ class Key(NamedTuple):
     config_version : int
     reduction, precision, dtype : str
     requires : str
-        Sorted names, with commas.
+        The problem's features: sorted names, separated by commas.
     deterministic : int
     dimension : int
-        As the kernel pads it.
+        The dimension as the kernel pads it.
     n_octave, m_octave : int
-        log2 of the columns and of the rows, rounded.
+        log2 of the number of columns and of rows, rounded.
     gpu, architecture : str
     """
 
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, query: Query, problem: Problem) -> Key:
-        """The key of a problem."""
+        """Return the key of a problem."""
         return cls(
             query.backend,
             query.kernel,
@@ -66,12 +66,12 @@ class Key(NamedTuple):
 
     @property
     def family(self) -> tuple[object, ...]:
-        """All but sizes, card and architecture: only within a family is one configuration good for another problem."""
+        """The key without sizes, card and architecture. A configuration can serve other problems of its family only."""
         return self[:9]
 
 
 def octave(count: int) -> int:
-    """log2 of a count, rounded to the nearest integer."""
+    """Return log2 of a count, rounded to the nearest integer."""
     return round(math.log2(max(count, 1)))
 
 

@@ -1,4 +1,4 @@
-"""A recorded space, searched again: how good a sampler is, without a GPU."""
+"""Searches on recorded times, to compare samplers without a GPU."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .store import Store
 
 __all__ = ["Record", "RecordedSpace", "recorded", "simulate", "task_of"]
 
-#: A configuration and its milliseconds; inf: it did not run.
+#: A configuration and its milliseconds; inf if it did not run.
 Record = tuple[Config, float]
 
 
 def simulate(
     records: Sequence[Record], task: Task, space: Space, sampler: str = "tpe", trials: int = 60, seed: int = 0
 ) -> float:
-    """Search a recorded space and return the loss: how much slower than the best recorded time, as a fraction.
+    """Search recorded times, and return by which fraction the result is slower than the best recorded one.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ def simulate(
     Returns
     -------
     float
-        0: the best was found; inf: nothing that runs was found.
+        0 if the best was found; inf if no configuration that runs was found.
 
     Raises
     ------
     ValueError
-        No record ran.
+        No recorded configuration ran.
     """
     fastest = min((ms for _, ms in records), default=float("inf"))
     if fastest == float("inf"):
@@ -57,7 +57,7 @@ def simulate(
 
 
 def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpace]]:
-    """Yield the searches that a file has: of an export, or of a database; what was measured, if anything was."""
+    """Yield the searches in an export or a database; predicted times only where none were measured."""
     with TemporaryDirectory() as folder, Store(Path(folder) / "recorded.sqlite") as store:
         store.load(path)
         winners = store.best()
@@ -71,7 +71,7 @@ def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpac
 
 
 def task_of(key: Key) -> Task:
-    """Return a task that has the key: what a record was made for, as far as the key says."""
+    """Return a task that has the key."""
     query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
     problem = Problem(
         Reduction(key.reduction),
@@ -88,12 +88,12 @@ def task_of(key: Key) -> Task:
 
 @dataclass(frozen=True)
 class RecordedSpace:
-    """The space that records span: what was not recorded cannot run.
+    """The search space that records span; a configuration that was not recorded cannot run.
 
     Parameters
     ----------
     records : sequence of (mapping, float)
-        With one set of parameters.
+        Configurations with the same parameters, and their milliseconds.
     start : mapping
         The default configuration.
     """
@@ -136,13 +136,13 @@ class RecordedSpace:
 
 
 def _order(value: Any) -> tuple[bool, Any]:
-    """Numbers by size, whatever else by its text."""
+    """Return a sorting key: numbers by size, then others by their text."""
     number = isinstance(value, int | float)
     return not number, value if number else json.dumps(value)
 
 
 class _Replay:
-    """A runner that answers from a record."""
+    """A runner whose outcomes are recorded times."""
 
     source = "measured"
 
@@ -169,7 +169,7 @@ class _Replay:
 
 
 class _Forgetful:
-    """A store that keeps nothing: the search knows what it has seen."""
+    """A store that keeps nothing."""
 
     def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
         pass
