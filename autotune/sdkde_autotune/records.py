@@ -268,7 +268,7 @@ def checked(given: Any, name: str) -> _Checked:
     if not isinstance(given, Mapping) or given.get("format") != _FORMAT:
         raise StoreError(f"{name} is no export of the tuner; pass what `sdkde-autotune export` wrote, or a database")
     if given.get("schema", 0) > len(schema.MIGRATIONS):
-        raise StoreError(f"a newer sdkde wrote {name} (schema {given['schema']}); update sdkde")
+        raise StoreError(f"{name} was written by a newer sdkde (schema {given['schema']}); update sdkde")
     row: Any = None
     try:
         trials, calibration, defaults = [], [], {}
