@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import os
 import time
@@ -420,12 +419,13 @@ def _reading(db: Path | None) -> Iterator[Path]:
 
 
 def _runner(card: GPU, device: str | None, jobs: int) -> Runner:
-    runner: Runner
     if device is None:
-        runner = importlib.import_module("sdkde_autotune.offline").OfflineRunner(card, jobs)
-        return runner
-    runner = importlib.import_module("sdkde_autotune.worker").MeasuringRunner(device=device, jobs=jobs)
-    return runner
+        from .offline import OfflineRunner
+
+        return OfflineRunner(card, jobs)
+    from .worker import MeasuringRunner
+
+    return MeasuringRunner(device, jobs)
 
 
 def _table_or(draw: Callable[[Any], str], rows: Sequence[Any]) -> None:

@@ -69,6 +69,16 @@ class Key(NamedTuple):
         """The key without sizes, card and architecture. A configuration can serve other problems of its family only."""
         return self[:9]
 
+    @property
+    def query(self) -> Query:
+        """The query that it was made of."""
+        return Query(self.backend, self.kernel, self.config_version, self.dimension, self.gpu, self.architecture)
+
+    def distance(self, other: Key) -> tuple[Any, ...]:
+        """Return how far another key of the family is: another card, another architecture, octaves in n and m."""
+        octaves = abs(self.n_octave - other.n_octave) + abs(self.m_octave - other.m_octave)
+        return self.gpu != other.gpu, self.architecture != other.architecture, octaves
+
 
 def octave(count: int) -> int:
     """Return log2 of a count, rounded to the nearest integer."""

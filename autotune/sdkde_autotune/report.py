@@ -247,7 +247,7 @@ def _why(rung: str, config: Config, key: Key, winners: Iterable[Mapping[str, Any
     near = [row for row in winners if _key(row).family == key.family and row["config"] == config]
     if rung == "shipped" or not near:
         return _WHY[rung]
-    row = min(near, key=lambda row: _distance(_key(row), key))
+    row = min(near, key=lambda row: key.distance(_key(row)))
     origin, parts = _key(row), [_WHY[rung]]
     if origin.gpu != key.gpu:
         parts.append(f"the {origin.gpu}")
@@ -258,11 +258,6 @@ def _why(rung: str, config: Config, key: Key, winners: Iterable[Mapping[str, Any
         changed = [name for name in provenance.NAMES if then.get(name) != now.get(name)]
         parts += [f"{name} {then.get(name) or 'none'}, now {now.get(name) or 'none'}" for name in changed]
     return "; ".join([*parts, row["created"][:10]])
-
-
-def _distance(one: Key, other: Key) -> tuple[Any, ...]:
-    octaves = abs(one.n_octave - other.n_octave) + abs(one.m_octave - other.m_octave)
-    return one.architecture != other.architecture, one.gpu != other.gpu, octaves
 
 
 def _key(row: Mapping[str, Any]) -> Key:

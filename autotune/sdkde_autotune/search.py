@@ -257,13 +257,9 @@ def _earlier(trials: Sequence[Any]) -> list[Config]:
 
 def _neighbours(store: Memory, key: Key) -> list[Config]:
     """Return winners of the same family: of the same card first, then of its architecture; nearest sizes first."""
-
-    def distance(other: Key) -> tuple[Any, ...]:
-        octaves = abs(other.n_octave - key.n_octave) + abs(other.m_octave - key.m_octave)
-        return other.gpu != key.gpu, other.architecture != key.architecture, octaves, other
-
     found = store.best(backend=key.backend, kernel=key.kernel, config_version=key.config_version)
-    near = sorted((row for row in found if row.key.family == key.family), key=lambda row: distance(row.key))
+    same = [row for row in found if row.key.family == key.family]
+    near = sorted(same, key=lambda row: (key.distance(row.key), row.key))
     return list({canonical(row.config): row.config for row in near}.values())[:NEIGHBOURS]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sdkde_core.choice.cards import GPU
 from sdkde_core.protocol import Problem, Reduction
-from sdkde_core.tuning import Compiled, Config, Query, Space
+from sdkde_core.tuning import Compiled, Config, Space
 
 from .key import Key, canonical
 from .runner import Outcome, Task
@@ -72,7 +72,6 @@ def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpac
 
 def task_of(key: Key) -> Task:
     """Return a task that has the key."""
-    query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
     problem = Problem(
         Reduction(key.reduction),
         2**key.m_octave,
@@ -83,7 +82,7 @@ def task_of(key: Key) -> Task:
         "cuda:0",
         deterministic=bool(key.deterministic),
     )
-    return Task(query, problem)
+    return Task(key.query, problem)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sdkde_core.choice import registry
-from sdkde_core.tuning import Query, Space, space_of
+from sdkde_core.tuning import Space, space_of
 
 from .key import Key
 from .problems import problems
@@ -70,10 +70,9 @@ def _task_of(key: Key) -> tuple[Task, Space]:
         )
     n, m = 2**key.n_octave, 2**key.m_octave
     (problem,) = problems((key.reduction,), (key.dimension,), (n,), (m,), (key.precision,))
-    query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
-    if key.kernel not in space.kernels(problem) or Key.of(query, problem) != key:
+    if key.kernel not in space.kernels(problem) or Key.of(key.query, problem) != key:
         raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
-    return Task(query, problem), space
+    return Task(key.query, problem), space
 
 
 def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:

@@ -203,7 +203,7 @@ def visible_gpus(root: Path = PROC) -> tuple[ListedGPU, ...]:
 def _listed_gpus(root: Path) -> tuple[ListedGPU, ...]:
     """What the Linux driver publishes as text, in a millisecond; elsewhere (Windows, WSL) NVML knows.
 
-    NVML takes 40 ms on an H100, and wakes cards that sleep.
+    NVML takes 130 ms in a fresh process beside an H100, and wakes cards that sleep.
     """
     gpus = []
     for path in sorted(root.glob("gpus/*/information")):
