@@ -125,7 +125,7 @@ def test_the_tuner_imports_the_core_and_no_backend():
         "torch",
     }
     light = {"__init__.py", "key.py", "lookup.py", "provenance.py"}
-    only = {"sqlite_utils": {"rows.py", "schema.py", "store.py"}, "optuna": {"search.py"}, "torch": {"bench.py"}}
+    only = {"sqlite_utils": {"records.py", "schema.py", "store.py"}, "optuna": {"search.py"}, "torch": {"bench.py"}}
     for path in sorted((ROOT / "autotune" / "sdkde_autotune").glob("*.py")):
         found = {name.partition(".")[0] for name in _imports(path)} - {"sdkde_core", "sdkde_autotune"}
         found -= sys.stdlib_module_names

@@ -20,7 +20,7 @@ pytest.importorskip("filelock")
 
 from sdkde_autotune import lookup, provenance, schema
 from sdkde_autotune.key import Key
-from sdkde_autotune.measure import Outcome
+from sdkde_autotune.runner import Outcome
 from sdkde_autotune.store import Store
 
 from sdkde_core import tuning

@@ -1,6 +1,6 @@
-"""Under which versions and circumstances a result came about.
+"""The versions of software under which a result was measured, and the card's clock and load.
 
-A mismatch of versions lowers a stored result's rung; it never discards it.
+A result of other versions is still used, but only if there is none of the present ones.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sdkde_core.choice import hardware, registry
 
 __all__ = ["NAMES", "clocks", "current", "same"]
 
-#: What is compared; a result may carry more.
+#: The entries that are compared; a result may have more.
 NAMES = ("source", "sdkde", "triton", "torch", "cuda", "driver")
 
 
 @functools.cache
 def current(backend: str) -> Mapping[str, str]:
-    """Return the versions that a backend runs under, here and now. Never raises; read once per process and backend.
+    """Return the versions that a backend runs under in this process. Never raises; asked once per backend.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ def current(backend: str) -> Mapping[str, str]:
     Returns
     -------
     mapping of str to str
-        ``source``, a hash of the backend's Python files; the versions of ``sdkde``, ``triton`` and ``torch``, as far as
-        they are installed; ``cuda``, which torch was built with; ``driver``. Empty strings stand for what is not there.
+        ``source``, a hash of the backend's Python files; the versions of ``sdkde``, ``triton`` and ``torch`` that are
+        installed; ``cuda``, with which PyTorch was built; ``driver``. Empty strings: not found.
     """
     asked = {"source": lambda: _source(backend), "cuda": _cuda, "driver": hardware.driver_version}
     found = {name: _quietly(ask) for name, ask in asked.items()}
@@ -48,12 +48,12 @@ def current(backend: str) -> Mapping[str, str]:
 
 
 def same(stored: Mapping[str, Any], now: Mapping[str, str]) -> bool:
-    """Whether a result came about under these versions."""
+    """Whether a stored result is of these versions."""
     return all(stored.get(name) == now.get(name) for name in NAMES)
 
 
 def clocks(device: str) -> dict[str, Any]:
-    """Return the clock of a card, in MHz, and what else runs there; empty where NVML is not there to say."""
+    """Return a card's clock (MHz), load (percent) and memory in use (MiB); empty without NVML."""
     index, gpus = int(device.partition(":")[2] or 0), hardware.visible_gpus()
     if index >= len(gpus):
         return {}
@@ -73,7 +73,7 @@ def clocks(device: str) -> dict[str, Any]:
 def _quietly(ask: Any) -> str:
     try:
         return str(ask() or "")
-    except Exception:  # whatever a stranger's package does when it is looked for
+    except Exception:  # looking for a package may run its code, which may raise anything
         return ""
 
 
@@ -89,7 +89,7 @@ def _source(backend: str) -> str:
 
 
 def _files(module: str) -> dict[str, Path]:
-    """The Python files of the package that a module is in, by name. Imports none of its parents."""
+    """Return the Python files of a module's package by name, without importing it."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None:

@@ -73,10 +73,7 @@ NOMINAL_CORE = Processor(
 
 
 def cpu() -> Processor:
-    """Return the rates of the CPU at hand for :func:`cpu_threads` threads: measured if they ever were, else nominal.
-
-    Never measures: :func:`measure_cpu` does, and keeps the figures in the user's cache folder.
-    """
+    """Return the rates of this CPU with :func:`cpu_threads` threads: as :func:`measure_cpu` kept them, else nominal."""
     core = _measured_core() or NOMINAL_CORE
     threads = cpu_threads()
     cores = speedup(threads)
@@ -92,18 +89,17 @@ def cpu() -> Processor:
 
 
 def speedup(threads: int) -> float:
-    """Return how many times as fast as one thread so many are expected to be.
+    """Return how many times as fast as one thread ``threads`` are, t / (1 + (t − 1)/16): they share caches and clock.
 
-    Each costs the others a sixteenth of what one does alone: caches, memory, clock and the system are shared. Measured
-    with compiled loops on 16 virtual cores of a Xeon: 1.9 for 2, 3.5 for 4, 6.0 for 8, 7.5 for 16.
+    Measured with compiled loops on 16 virtual cores of a Xeon: 1.9 for 2, 3.5 for 4, 6.0 for 8, 7.5 for 16.
     """
     return threads / (1 + (threads - 1) / 16)
 
 
 def measure_cpu() -> Processor:
-    """Measure one core's rates with NumPy on tiles in cache, about a second; keep and return them.
+    """Measure one core's rates with NumPy on tiles in cache; store them in the user's cache folder, and return them.
 
-    Runs in a process of its own, because BLAS takes its number of threads from the environment as it loads.
+    Takes about a second, in a process of its own: BLAS reads its number of threads from the environment as it loads.
     """
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     code = "import json; from sdkde_core.choice import hardware; print(json.dumps(hardware._measure()))"
@@ -153,7 +149,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def cpu_cache_file() -> Path:
-    """Where :func:`measure_cpu` keeps its figures: in the user's cache folder, by host."""
+    """Return the file in which :func:`measure_cpu` keeps the rates of this host."""
     return cache_folder() / f"cpu-{platform.node() or 'host'}.json"
 
 
@@ -164,7 +160,7 @@ def _measured_core() -> Processor | None:
         if kept.pop("numpy") != np.__version__:
             return None
         return Processor(**kept)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # not measured, or by another version
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # no such file, or of another version of sdkde
         return None
 
 
@@ -207,7 +203,7 @@ def visible_gpus(root: Path = PROC) -> tuple[ListedGPU, ...]:
 def _listed_gpus(root: Path) -> tuple[ListedGPU, ...]:
     """What the Linux driver publishes as text, in a millisecond; elsewhere (Windows, WSL) NVML knows.
 
-    NVML takes 40 ms on an H100, and wakes cards that sleep.
+    NVML takes 130 ms in a fresh process beside an H100, and wakes cards that sleep.
     """
     gpus = []
     for path in sorted(root.glob("gpus/*/information")):

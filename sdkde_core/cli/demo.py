@@ -1,4 +1,4 @@
-"""What ``sdkde demo`` runs: the main job on real data. Needs scikit-learn and matplotlib, imported when it runs."""
+"""``sdkde demo``: debiased densities of real data. Imports scikit-learn and matplotlib when it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
 
 
 class Digits(NamedTuple):
-    """The digits in principal dimensions: fitted on the training part only."""
+    """The digits in principal components, which are fitted on the training part only."""
 
     train: Array  # (n, d)
     test: Array  # (m, d)
@@ -32,7 +32,7 @@ class Digits(NamedTuple):
 
 
 def load_digits(d: int = 16, seed: int = 0) -> Digits:
-    """Return scikit-learn's 1797 digits, standardised, in ``d`` principal dimensions; a fifth is held out."""
+    """Return scikit-learn's 1797 digits, standardised, in ``d`` principal components; a fifth is held out."""
     try:
         from sklearn.datasets import load_digits as bundled
         from sklearn.decomposition import PCA

@@ -1,4 +1,4 @@
-"""What ``sdkde doctor`` reports: the environment, versions, devices, and a probe of each backend."""
+"""The report of ``sdkde doctor``: the environment, versions, devices, and a probe of each backend."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..choice import cards, hardware, registry
 from ..choice.select import as_support, ask
 from ..protocol import BackendInfo, Support
 
-__all__ = ["backends", "devices", "environment", "versions"]
+__all__ = ["sections"]
 
 #: Distributions that ``sdkde doctor`` lists, by name, importing none.
 DISTRIBUTIONS = (
@@ -24,7 +25,15 @@ DISTRIBUTIONS = (
 )
 
 
-def environment() -> list[tuple[str, str]]:
+def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
+    """Yield each section of the report: its title, and rows of cells."""
+    yield "environment", _environment()
+    yield "versions", _versions()
+    yield "devices", _devices()
+    yield "backends", _backends()
+
+
+def _environment() -> list[tuple[str, str]]:
     """sdkde, Python, the platform, and the variables that sdkde reads."""
     rows = [
         ("sdkde", f"{__version__} in {Path(__file__).parent}"),
@@ -42,13 +51,13 @@ def _version(distribution: str) -> str:
         return "not installed"
 
 
-def versions() -> list[tuple[str, str]]:
+def _versions() -> list[tuple[str, str]]:
     """The distributions that sdkde can use, importing none."""
     return [(name, _version(name)) for name in DISTRIBUTIONS]
 
 
-def backends() -> list[tuple[str, str, str, str]]:
-    """Every plugin's record, and a probe of each of its kinds of device: name, device, verdict, reason."""
+def _backends() -> list[tuple[str, str, str, str]]:
+    """Rows of name, device, status and reason: one for each plugin, and one for each device that it was probed on."""
     rows = []
     for record in registry.records():
         rows.append((record.name, "-", record.status, record.reason))
@@ -59,7 +68,7 @@ def backends() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def devices() -> list[tuple[str, str]]:
+def _devices() -> list[tuple[str, str]]:
     """The CPU with its rates, and the GPUs that the driver lists."""
     cpu, failure = ask(hardware.cpu)
     if failure:  # SDKDE_NUM_THREADS
@@ -82,7 +91,7 @@ def _memory(uuid: str, nvml: Any) -> str:
 
 
 def _probe(info: BackendInfo, device: str) -> Support:
-    """Whether a backend works on a kind of device, here and now, whatever it raises."""
+    """Load a backend and probe a kind of device; an exception becomes the reason that it does not work."""
     backend, failure = ask(info.load)
     if failure:
         return Support(False, f"does not load: {failure}")
