@@ -170,6 +170,8 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit):
     """Reduce, then again where memory does not suffice for more than ``fit`` rows at a time."""
     from sdkde_triton import backend as module
 
+    from sdkde_core.engine import devices
+
     record = registry.find("triton")
     backend = record.info.load()
     for reduction, same, weighted in itertools.product(Reduction, (False, True), (False, True)):
@@ -183,7 +185,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit):
         whole = backend.reduce(problem, queries, backend.prepare(problem, columns))
         sizes: list[int] = []
         with monkeypatch.context() as patch:
-            patch.setattr(module, "FEWEST_ROWS", 8)
+            patch.setattr(devices, "FEWEST_ROWS", 8)
             patch.setattr(module, "_packed", _crowded(module._packed, fit, sizes))
             patch.setattr(module, "_direct", _crowded(module._direct, fit, sizes))
             parts = backend.reduce(problem, queries, backend.prepare(problem, columns))

@@ -39,10 +39,7 @@ class Bench:
         log_weights = torch.full((given.n,), -math.log(given.n), dtype=torch.float64, device=self.device)
         if "weights" in given.requires:
             log_weights = torch.log_softmax(torch.rand_like(log_weights), 0)
-        values = None
-        if given.n_values:
-            values = torch.randn(given.n, given.n_values, dtype=torch.float64, device=self.device)
-        self.columns, self.queries = Columns(points, log_weights, values), None if given.same else queries
+        self.columns, self.queries = Columns(points, log_weights), None if given.same else queries
         record = registry.find(task.query.backend)
         assert record is not None and record.info is not None
         self.backend = record.info.load()

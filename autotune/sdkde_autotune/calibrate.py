@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdkde_core.arrays import convert, ingest, to_host
+from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice.calibration import ignored
-from sdkde_core.estimator.plan import Plan, plan, run
-from sdkde_core.estimator.rules import resolve
-from sdkde_core.estimator.spec import EstimatorSpec, Goal
+from sdkde_core.estimator.fitted import run
+from sdkde_core.estimator.plan import Plan, plan
+from sdkde_core.estimator.request import Request
+from sdkde_core.estimator.spec import Goal
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Reduction
 
 __all__ = ["DIMENSIONS", "Calibrated", "calibrate"]
@@ -119,11 +120,11 @@ def _planned(info: BackendInfo, device: str, reduction: Reduction, precision: st
     x, y = np.random.default_rng(n + d).normal(size=(2, n, d))
     if device != "cpu":
         x, y = (convert(z, info.arrays, device) for z in (x, y))
-    method, goal = _METHODS[reduction]
-    spec = EstimatorSpec(method, goal, precision, info.deterministic)
-    data = ingest(x, y, None, check_finite=True, host=device == "cpu")
+    request = Request.of(
+        *_METHODS[reduction], precision, info.deterministic, bandwidth="silverman", backend=info.name, device=device
+    )
     with ignored():
-        return plan(spec, data, resolve("silverman", data.train), backend=info.name, device=device, explained=True)
+        return plan(request, x, y, explained=True)
 
 
 def _seconds(ready: Plan, times: int = TIMES) -> float:
@@ -131,7 +132,7 @@ def _seconds(ready: Plan, times: int = TIMES) -> float:
     took = []
     for _ in range(1 + times):
         start = time.perf_counter()
-        to_host(run(ready).result.log_sum[:1])
+        to_host(run(ready).log_sum[:1])
         took.append(time.perf_counter() - start)
     return statistics.median(took[1:])
 

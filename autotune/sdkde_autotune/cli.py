@@ -21,6 +21,7 @@ from sdkde_core.choice.calibration import machine_of
 from sdkde_core.choice.cards import GPU
 from sdkde_core.cli.console import Argument, json_option, stopped_by_signals
 from sdkde_core.cli.console import Group as OneLine
+from sdkde_core.plugin import write_atomically
 
 from . import lookup, options, terminal
 from .measure import Runner
@@ -299,7 +300,8 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     if file == "-":
         click.echo(text)
         return
-    Path(file).write_text(text + "\n", encoding="utf-8")
+    with write_atomically(file) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
     click.echo(f"{file}: {len(dump['trial'])} trials, {len(dump['best'])} winners", err=True)
 
 

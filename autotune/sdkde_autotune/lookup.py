@@ -21,13 +21,13 @@ import logging
 import os
 import sqlite3
 import stat
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from sdkde_core.plugin import cache_folder
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
@@ -193,13 +193,7 @@ def database() -> Path:
     named = os.environ.get("SDKDE_DB")
     if named:
         return Path(named).expanduser()
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "sdkde" / "tuning.sqlite"
+    return cache_folder() / "tuning.sqlite"
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from sdkde_core.choice import cost, hardware, registry
+from sdkde_core.choice import cards, cost, registry
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Compiled, Config, Space, space_of
 
@@ -124,7 +124,7 @@ class OfflineRunner:
 @functools.cache
 def _cost_model() -> str:
     """A hash of what prices candidates besides the backend itself: under another one they are priced anew."""
-    text = b"".join(Path(str(module.__file__)).read_bytes() for module in (cost, hardware))
+    text = b"".join(Path(str(module.__file__)).read_bytes() for module in (cost, cards))
     return hashlib.sha256(text).hexdigest()[:16]
 
 

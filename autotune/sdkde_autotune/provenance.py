@@ -10,20 +10,17 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdkde_core.choice import registry
+from sdkde_core.choice import hardware, registry
 
 __all__ = ["NAMES", "clocks", "current", "same"]
 
 #: What is compared; a result may carry more.
 NAMES = ("source", "sdkde", "triton", "torch", "cuda", "driver")
-
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @functools.cache
@@ -41,9 +38,10 @@ def current(backend: str) -> Mapping[str, str]:
         ``source``, a hash of the backend's Python files; the versions of ``sdkde``, ``triton`` and ``torch``, as far as
         they are installed; ``cuda``, which torch was built with; ``driver``. Empty strings stand for what is not there.
     """
-    found = {"source": _quietly(lambda: _source(backend)), "cuda": _quietly(_cuda), "driver": _quietly(_driver)}
-    for name in ("sdkde", "triton", "torch"):
-        version = _quietly(lambda name=name: importlib.metadata.version(name))
+    asked = {"source": lambda: _source(backend), "cuda": _cuda, "driver": hardware.driver_version}
+    found = {name: _quietly(ask) for name, ask in asked.items()}
+    for name, distribution in (("sdkde", "sdkde-core"), ("triton", "triton"), ("torch", "torch")):
+        version = _quietly(lambda distribution=distribution: importlib.metadata.version(distribution))
         if version:
             found[name] = version
     return found
@@ -55,16 +53,21 @@ def same(stored: Mapping[str, Any], now: Mapping[str, str]) -> bool:
 
 
 def clocks(device: str) -> dict[str, Any]:
-    """Return the card's clock, in MHz, and what else runs there, as its driver reports it; empty where it does not."""
-    index = device.partition(":")[2] or "0"
-    fields = "clocks.sm,clocks.max.sm,utilization.gpu,memory.used"
-    command = ["nvidia-smi", "-i", index, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        clock, most, load, used = (float(x) for x in answer.strip().split(","))
-    except (OSError, ValueError, subprocess.SubprocessError):
+    """Return the clock of a card, in MHz, and what else runs there; empty where NVML is not there to say."""
+    index, gpus = int(device.partition(":")[2] or 0), hardware.visible_gpus()
+    if index >= len(gpus):
         return {}
-    return {"sm_mhz": clock, "sm_mhz_most": most, "load_percent": load, "memory_mib": used}
+
+    def ask(nvml: Any) -> dict[str, Any]:
+        gpu = nvml.nvmlDeviceGetHandleByUUID(gpus[index].uuid)
+        return {
+            "sm_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "sm_mhz_most": nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "load_percent": nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+            "memory_mib": nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20,
+        }
+
+    return hardware.ask_nvml(ask, {})
 
 
 def _quietly(ask: Any) -> str:
@@ -109,8 +112,3 @@ def _cuda() -> str | None:
     text = Path(spec.origin).with_name("version.py").read_text()  # to import torch takes seconds
     found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
     return found and found[1]
-
-
-def _driver() -> str | None:
-    found = re.search(r"\b\d+(\.\d+)+\b", _DRIVER.read_text().partition("\n")[0])
-    return found and found[0]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sdkde_core.plugin import write_atomically
 from sdkde_core.tuning import Config
 
 from . import lookup, provenance
@@ -359,5 +360,5 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
         f"{key.precision}, {key.gpu}"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    del canvas
+    with write_atomically(path) as temporary:
+        canvas.print_figure(temporary)

@@ -3,7 +3,7 @@
 S(y) = Σ_j w_j φ(y − u_j) is evaluated with another kernel than φ: a Gaussian without its modes beyond k_max, with its
 periodic images, through transforms of relative tolerance ε. Each of the three changes the kernel by a small part of
 what it is, near where it is: so the error of a row is at most a multiple of ε times the largest S anywhere. It is
-absolute: rows with a small S have few digits left, and are summed directly (``rows.py``).
+absolute: rows with a small S have few digits left, and are summed over their neighbours (``neighbours.py``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def around_a_cell(side: float, d: int) -> float:
 
 def tolerance(problem: Problem, floor: float, largest: float) -> float:
     """Return the ε with which rows whose sum is ``floor`` keep their precision."""
-    wanted = relative_budget(problem, 6.0 * max(problem.scales, default=1.0)) * floor / (TRANSFORMS * largest)
+    wanted = relative_budget(problem, 6.0) * floor / (TRANSFORMS * largest)
     return min(max(wanted, FINEST), COARSEST)
 
 
@@ -62,7 +62,7 @@ def relative_budget(problem: Problem, shift: float = 0.0) -> float:
     ----------
     problem : Problem
     shift : float
-        Length of the shift, in bandwidths: MEAN's error is that of two sums, (s δS′ + shift · δS) / S.
+        Length of the shift, in bandwidths of the scale: MEAN's error is that of two sums, (δS′ + shift · δS) / S.
 
     Notes
     -----
@@ -74,8 +74,7 @@ def relative_budget(problem: Problem, shift: float = 0.0) -> float:
     if problem.reduction is Reduction.LAPLACE:
         budget /= 3.0
     if problem.reduction is Reduction.MEAN:
-        moved = math.sqrt(problem.d) * max(problem.scales, default=1.0) + shift
-        budget = min(budget, tolerance[Reduction.MEAN].absolute / moved)
+        budget = min(budget, tolerance[Reduction.MEAN].absolute / (math.sqrt(problem.d) + shift))
     return BUDGET * budget
 
 

@@ -38,7 +38,7 @@ MOST_MODES = 1 << 23
 #: Rows and columns that the neighbourhoods' sizes are estimated from.
 PAIRS = (128, 1 << 13)
 
-#: The tolerance that is usual, where the data are not known yet, and the columns that matter to a lonely row, at most.
+#: Assumed before the data are known: the transforms' tolerance, and the most neighbours of an isolated row.
 USUAL, NEIGHBOURS = 1e-11, 1000.0
 
 
@@ -190,12 +190,12 @@ def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
     """Modes, unless there are too many, and neighbourhoods, if the points were normal with that extent."""
     modes, neighbours = _usual_modes(problem, extent), _usual_neighbours(problem, extent)
     if problem.precision != "float64" or problem.reduction is not Reduction.MEAN:  # they are far out
-        lonely = by_neighbours(problem, _lonely(problem) * problem.m, min(NEIGHBOURS, neighbours))
+        isolated = by_neighbours(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
     else:
-        lonely = by_neighbours(problem, _lonely(problem) * problem.m, neighbours)
+        isolated = by_neighbours(problem, _isolated(problem) * problem.m, neighbours)
     ways = [("direct sums, few enough", by_neighbours(problem, problem.m, neighbours))]
     if modes <= MOST_MODES:
-        ways.insert(0, (f"about {modes:.0f} modes at most", plus(by_modes(problem, modes, USUAL), lonely)))
+        ways.insert(0, (f"about {modes:.0f} modes at most", plus(by_modes(problem, modes, USUAL), isolated)))
     return ways
 
 
@@ -209,8 +209,8 @@ def _ways_on_device(problem: Problem, extent: float) -> list[tuple[str, Work]]:
     ways = [("direct sums, few enough", by_tiles(problem, problem.m, neighbours))]
     if modes <= MOST_MODES:
         products = by_products(problem, (modes ** (1.0 / problem.d),) * problem.d)
-        lonely = by_tiles(problem, _lonely(problem) * problem.m, min(NEIGHBOURS, neighbours))
-        ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, lonely)))
+        isolated = by_tiles(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
+        ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, isolated)))
     return ways
 
 
@@ -226,8 +226,11 @@ def _usual_neighbours(problem: Problem, extent: float) -> float:
     return min(problem.n, 1.0 + problem.n * ball * (reach / max(0.75 * extent, 1e-3)) ** problem.d)
 
 
-def _lonely(problem: Problem) -> float:
-    """Share of the rows that are redone, as measured with Silverman's bandwidth and a tenth of it."""
+def _isolated(problem: Problem) -> float:
+    """Share of the rows that are isolated (see :mod:`sdkde_fourier.neighbours`) and summed directly.
+
+    Measured with Silverman's bandwidth and a tenth of it.
+    """
     if problem.precision != "float64":
         return 0.002
     mean = problem.reduction is Reduction.MEAN

@@ -60,6 +60,10 @@ class Tiles:
         # The two heaviest of each tile: one of them is not the row's own.
         self.heaviest = self.log_weights.topk(2, dim=1).values  # (tiles, 2)
 
+    def buffers(self) -> list[Tensor]:
+        """The tensors that are kept."""
+        return [*self.columns, self.log_weights, self.indices, self.heaviest]
+
     def reduce(
         self, problem: Problem, queries: Tensor, own: Tensor | None, scale: float, least: float = -math.inf
     ) -> Partial:
@@ -111,7 +115,7 @@ class Tiles:
         nearest = torch.maximum(mine.low - high, low - mine.high).clamp(min=0.0).square().sum(-1)
         tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
         # Terms are multiplied by r, or 1 + r².
-        nats = math.log(self.n / tolerance) + 5.0 + (2.0 + farthest.amin(1, keepdim=True).sqrt()).log()
+        nats = math.log(self.n / tolerance) + 5.0 + (2.0 + farthest.amin(1, keepdim=True).sqrt() / scale).log()
         term = self.heaviest[:, 0] - sharpness * nearest
         # Where a row is NaN so is its tile's floor, and all tiles are needed: the others of the tile have them all.
         needed = ~(term < floor - nats - 1e-12 * floor.abs()) & ~(term <= least - math.log(self.n))

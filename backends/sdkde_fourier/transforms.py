@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import finufft
 import numpy as np
 from numpy.typing import NDArray
+
+from sdkde_core.plugin import map_threads
 
 __all__ = ["to_modes", "to_points"]
 
@@ -45,10 +46,7 @@ def to_modes(
         plan.setpts(*[a[here] for a in angles])
         return plan.execute(coefficients[here].astype(np.complex128))
 
-    if blocks == 1:
-        return task(0)
-    with ThreadPoolExecutor(blocks, thread_name_prefix="sdkde-fourier") as pool:
-        first, *others = pool.map(task, range(blocks))
+    first, *others = map_threads(task, range(blocks), blocks)
     for other in others:
         first += other
     return first
@@ -71,8 +69,7 @@ def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, 
         for whole, part in zip(found, _evaluate([a[here] for a in angles], fields, epsilon, 1)):
             whole[here] = part
 
-    with ThreadPoolExecutor(blocks, thread_name_prefix="sdkde-fourier") as pool:
-        list(pool.map(task, range(blocks)))
+    map_threads(task, range(blocks), blocks)
     return found
 
 

@@ -12,8 +12,8 @@ from .bounds import MOST_EXTENT, dtype, extent_limit
 __all__ = ["INFO"]
 
 
-#: On a GPU KeOps cuts sums in more dimensions than some 140 into chunks of them: not those of shifts, whose code it
-#: cannot make then, and in even more it is slow: 3 ns a pair in 784.
+#: Dimensions that are taken on a CPU; on a GPU; and there for MEAN and "exclude_self". Beyond some 140 dimensions KeOps
+#: sums in chunks of them on a GPU, for which it cannot generate shifts, and which are slow: 3 ns a pair in 784.
 MOST_DIMENSIONS, MOST_ON_GPUS, MOST_WHOLE = 1024, 256, 128
 
 
@@ -28,7 +28,7 @@ def _supports(problem: Problem) -> Support:
         where = "a CPU" if problem.device == "cpu" else "a GPU"
         return Support(False, f"has {problem.reduction} in up to {most} dimensions on {where}, not {problem.d}")
     if problem.extent > MOST_EXTENT:
-        return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the centre, not {problem.extent:g}")
+        return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
     return Support(True, f"KeOps, direct differences in {dtype(problem)}")
 
 
@@ -57,6 +57,16 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     return Work(scalar_flops=(each + 10.0 * weighted + 15.0 * excludes) * pairs, bytes=read, launches=40)
 
 
+def _compile_seconds(problem: Problem) -> float:
+    """One formula, with KeOps's cache empty.
+
+    On a CPU 5 to 10 s, 25 in 1024 dimensions (docs/keops.md); eight formulas in 3 to 64 dimensions took 11 to 13 s of
+    processor time each on a busy one. On an H200's host the first formula 20 to 25 s (docs/measurements.md), the next
+    under one: the price is that of the first, since it may not depend on what was compiled before.
+    """
+    return 10.0 + 0.015 * problem.d if problem.device == "cpu" else 22.0
+
+
 INFO = BackendInfo(
     name="keops",
     protocol=(1, 0),
@@ -68,8 +78,9 @@ INFO = BackendInfo(
     requires_modules=("pykeops", "torch"),
     install="pip install 'sdkde-core[keops]'",
     arrays="torch",
-    startup_seconds=20.0,
+    startup_seconds=4.0,  # PyTorch, KeOps, and a formula that is in its cache
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
+    compile_seconds=_compile_seconds,
 )

@@ -5,6 +5,9 @@ roundoff), or as a sum of squares of differences (**squares**), which loses ε r
 float32 costs. Sums of d terms with independent roundings are taken to err by four standard deviations,
 4 ε (√d/3 + 1) times the largest partial sum (Higham and Mary, "A new approach to probabilistic rounding error
 analysis", 2019).
+
+At bandwidth factor s exponents and their errors are divided by s², and a shift's tolerance is s times that of scale 1.
+So every limit is s times that of scale 1; the smallest factor decides.
 """
 
 from __future__ import annotations
@@ -81,19 +84,17 @@ def double_limit(problem: Problem) -> float:
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
-    per_square, tolerance = _of_sums("float64", problem.d), TOLERANCES[problem.precision]
-    absolute = tolerance[Reduction.LOG_SUM].absolute
-    if problem.reduction is not Reduction.MEAN:
-        return _smallest_scale(problem) * math.sqrt(DOUBLE_BUDGET * absolute / _paid(problem) / per_square)
-    budget = DOUBLE_BUDGET * min(absolute, tolerance[Reduction.MEAN].absolute)
-    scale = _smallest_scale(problem)
-    return min(scale * math.sqrt(budget / per_square), (scale**2 * budget / per_square) ** (1 / 3))
+    tolerance, mean = TOLERANCES[problem.precision], problem.reduction is Reduction.MEAN
+    absolute = tolerance[Reduction.LOG_SUM].absolute / _paid(problem)
+    absolute = min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
+    squares = DOUBLE_BUDGET * absolute / _of_sums("float64", problem.d)
+    return _smallest_scale(problem) * (min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares))
 
 
 def _takes_single(problem: Problem) -> bool:
-    """MEAN and values in float32 would end at a few bandwidths."""
+    """MEAN in float32 would end at a few bandwidths."""
     fits = all(SINGLE_SCALES[0] <= s <= SINGLE_SCALES[1] for s in problem.scales)
-    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values and fits
+    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and fits
 
 
 def _of_sums(dtype: str, d: int) -> float:

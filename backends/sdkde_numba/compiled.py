@@ -81,6 +81,6 @@ def _signature(dtype: str) -> tuple[Any, ...]:
     scales = types.Array(types.float64, 1, "C")
     switch = types.boolean
     return (
-        *(cube, matrix, count, count, matrix, count, switch, scales, count, switch, count, count),
+        *(cube, matrix, count, count, matrix, switch, scales, count, switch),
         *(tops, sums, sums),
     )

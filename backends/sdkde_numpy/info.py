@@ -59,7 +59,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     mean = problem.reduction is Reduction.MEAN
     formula = _formula(problem)
     passes = scales * (8.0 if problem.reduction is Reduction.LAPLACE else 7.0)  # maximum, subtraction, clamp, sum
-    columns = scales * (problem.n_values + (d if mean else 0))  # of all matrix products
+    columns = scales * (d if mean else 0)  # of all matrix products
     if formula.startswith("expanded"):
         columns += d + 2
     elif formula.startswith("split"):
@@ -84,7 +84,7 @@ INFO = BackendInfo(
     implementation="sdkde_numpy.backend:NumpyBackend",
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
+    features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
     requires_modules=("numpy", "threadpoolctl"),
     install="pip install sdkde-core",

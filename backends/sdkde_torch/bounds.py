@@ -25,7 +25,6 @@ __all__ = [
     "has_double",
     "refines",
     "split_limit",
-    "unit_of",
 ]
 
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
@@ -39,9 +38,6 @@ SPAN = 1000.0
 
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
-
-#: Extent up to which coordinates may be rounded at "float64".
-ROUNDED = 200.0
 
 #: Extent up to which direct differences of float32 pairs are taken, where float32 has squares of distances to spare.
 #: LAPLACE's L follows from log |L| only while an exponent, off by some 3e-7 of itself, is known to a part of one.
@@ -72,17 +68,6 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     if problem.reduction is Reduction.MEAN:  # δ R, or for points close to each other δ
         return min((budget / per_square) ** (1 / 3), math.sqrt(budget / per_square), _shift_limit(problem, dtype))
     return math.sqrt(budget / per_square)
-
-
-def unit_of(problem: Problem, scale: float) -> float:
-    """Return the unit that points are divided by at a bandwidth factor: the factor, or the power of two next to it.
-
-    To divide by the factor rounds coordinates by ε R, and exponents by that times r: beyond :data:`ROUNDED` bandwidths
-    too much for "float64". A power of two rounds nothing; direct differences then have the rest of the factor.
-    """
-    if problem.precision != "float64" or "grad" in problem.requires or problem.extent <= ROUNDED * scale:
-        return scale
-    return 2.0 ** round(math.log2(scale))
 
 
 @functools.lru_cache(maxsize=4096)  # asked again and again while backends are compared
@@ -143,7 +128,6 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
     Parameters
     ----------
     problem : Problem
-        Without scales.
     span : float
         Largest magnitude of a log weight, nats.
     single : bool
@@ -158,7 +142,7 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         ``"direct float64"``, ``"direct pairs"``; ``""`` where none does.
     """
     double = has_double(problem) if double is None else double
-    extent = problem.extent / (1.0 + 1e-9)  # a limit that was multiplied by a scale and divided by it
+    extent = problem.extent
     if single and extent <= expanded_limit(problem, "float32", span):
         return "expanded float32"
     # On a CPU float64 costs twice float32, and split squares cost more than that. Where there is float64 it is faster
@@ -170,11 +154,7 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"
         return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
-    if (
-        problem.precision != "float64"
-        and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf)
-        and not problem.n_values
-    ):
+    if problem.precision != "float64" and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf):
         return "direct pairs"
     return ""
 
@@ -190,7 +170,7 @@ def extent_limit(problem: Problem) -> float:
         limit = max(limit, split_limit(problem, "float32"))
     elif problem.device != "cpu" and problem.precision == "fast":
         limit = min(split_limit(problem, "float32"), _shift_limit(problem, "float32"))
-    return min(problem.scales, default=1.0) * (limit if limit > 0 else expanded_limit(problem, "float64"))
+    return limit if limit > 0 else expanded_limit(problem, "float64")
 
 
 def _budget(problem: Problem) -> float:

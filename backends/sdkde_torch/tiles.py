@@ -40,26 +40,23 @@ class Summed(NamedTuple):
     total: Tensor  # (m,) Σ w φ
     moment: Tensor | None  # (m,) LAPLACE: Σ w φ (−½ r²)
     mean: Tensor | None  # (m, d) MEAN: Σ w φ x / Σ w φ, or the shift itself where it is summed by differences
-    values: Tensor | None  # (m, c)
     log_scale: Tensor  # (m,)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Columns packed on the device that computes, for one reduction at one scale.
+    """Columns packed on the device that computes, for one reduction.
 
     Parameters
     ----------
     problem : Problem
-        As given to ``prepare``, without scales.
+        As given to ``prepare``.
     formula : Formula
     columns : Packed
     right : (n, k) tensor, optional
-        What φ is multiplied by, of the tile's dtype: points, values and a one. None: a one alone.
+        What φ is multiplied by, of the tile's dtype: points and a one. None: a one alone.
     log_weights : (n,) tensor, optional
         Of the tile's dtype; LAPLACE alone, whose exponents come without them.
-    value_scale : tensor
-        What values were divided by.
     pairs : Packed, optional
         Points as pairs, for a shift's second pass.
     double : bool
@@ -75,7 +72,6 @@ class Prepared:
     columns: Packed
     right: Tensor | None
     log_weights: Tensor | None
-    value_scale: Any
     pairs: Packed | None
     double: bool
     memory: int
@@ -195,16 +191,14 @@ class Prepared:
         return self._home(total.result())
 
     def _summed(self, sums: Tensor, base: Tensor, log_scale: Tensor) -> Summed:
-        """Take the columns of ``sums`` apart: points, values, one; LAPLACE: one, moment."""
-        d, c = self.problem.d, self.problem.n_values
+        """Take the columns of ``sums`` apart: points, one; LAPLACE: one, moment."""
         if self.problem.reduction is Reduction.LAPLACE:
             total = sums[:, 0].clone()
-            return Summed(total, sums[:, 1] + base * total, None, None, log_scale)
-        total = sums[:, -1].clone()
-        safe = torch.where(total > 0, total, 1.0)[:, None]
-        mean = sums[:, :d] / safe if self.problem.reduction is Reduction.MEAN else None
-        values = sums[:, -1 - c : -1] / safe * self.value_scale if c else None
-        return Summed(total, None, mean, values, log_scale)
+            return Summed(total, sums[:, 1] + base * total, None, log_scale)
+        total, mean = sums[:, -1].clone(), None
+        if self.problem.reduction is Reduction.MEAN:
+            mean = sums[:, :-1] / torch.where(total > 0, total, 1.0)[:, None]
+        return Summed(total, None, mean, log_scale)
 
     def _refined(self, first: Summed, rows: Packed, own: Tensor | None, base: Tensor, top: Any) -> Summed:
         """Add what differences from the mean sum to: that they are small leaves them their digits."""

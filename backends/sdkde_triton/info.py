@@ -19,7 +19,6 @@ from .bounds import (
     grid_step,
     merges,
     packed_dimensions,
-    packed_limit,
     shifts_rows,
     stores,
 )
@@ -46,19 +45,16 @@ def _supports(problem: Problem) -> Support:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
     if problem.device.startswith("cpu") and not _interpreted():
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
-    extent = problem.extent / min(problem.scales, default=1.0)
-    if formula(problem, extent) == "packed":
+    if formula(problem, problem.extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
-    if "values" in problem.requires:
-        return Support(False, f"sums values up to {packed_limit(problem):g} bandwidths from the centre, not {extent:g}")
-    kind = {"float32": "float32", "doubled": "pairs of float32", "float64": "float64"}[arithmetic(problem, extent)]
-    return Support(True, f"direct differences in {kind}")
+    kind = arithmetic(problem, problem.extent)
+    return Support(True, f"direct differences in {'pairs of float32' if kind == 'doubled' else kind}")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
-    pairs, d, mean = problem.pairs * max(1, len(problem.scales)), problem.d, problem.reduction is Reduction.MEAN
-    two_passes, extent = shifts_rows(problem), problem.extent / min(problem.scales, default=1.0)
+    pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
+    two_passes, extent = shifts_rows(problem), problem.extent
     if formula(problem, extent) == "packed":
         width = packed_dimensions(d)
         full = problem.precision == "high" or two_passes
@@ -70,7 +66,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
         exact = 7 if stores(problem, corrections) else 6
         products = exact if problem.precision == "high" else 5 if corrections == FULL else 3
-        second = products * (width * mean + 16 * -(-problem.n_values // 16))
+        second = products * width * mean
         # Pieces of φ are split off by the units that the exponentials wait for: measured twice the roof at "high".
         waits = 2.0 if problem.precision == "high" else 1.0
         scalar = 6.0 if mean else 4.0
@@ -108,7 +104,7 @@ INFO = BackendInfo(
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high"),
-    features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
+    features=frozenset({"weights", "exclude_self"}),
     deterministic=True,
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'",

@@ -73,7 +73,7 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
 
     As :mod:`sdkde_triton.backend` decides, for equal or mildly varying weights.
     """
-    extent = problem.extent / min(problem.scales, default=1.0)
+    extent = problem.extent
     mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
     if bounds.formula(problem, extent) != "packed":
         kind = bounds.arithmetic(problem, extent)

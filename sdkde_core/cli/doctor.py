@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..choice import cards, hardware, registry
@@ -19,8 +19,8 @@ __all__ = ["backends", "devices", "environment", "versions"]
 
 #: Distributions that ``sdkde doctor`` lists, by name, importing none.
 DISTRIBUTIONS = (
-    *("numpy", "array-api-compat", "threadpoolctl", "click"),
-    *("torch", "triton", "numba", "numba-cuda", "pykeops", "optuna", "pyarrow"),
+    *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),
+    *("torch", "triton", "numba", "numba-cuda", "pykeops", "finufft", "optuna", "pyarrow"),
 )
 
 
@@ -69,23 +69,16 @@ def devices() -> list[tuple[str, str]]:
 
 
 def _gpus() -> list[tuple[str, str]]:
-    """Ask the driver's own tool: importing a GPU library takes seconds."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return [("gpu", "none found (there is no nvidia-smi)")]
-    query = [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        printed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        return [("gpu", f"none found ({error})")]
     rows = []
-    for i, line in enumerate(filter(None, printed.splitlines())):
-        name, *rest = (part.strip() for part in line.split(","))
+    for i, (name, uuid) in enumerate(hardware.visible_gpus()):
+        memory = hardware.ask_nvml(partial(_memory, uuid), "memory not known: pip install nvidia-ml-py")
         known = "rates known" if cards.gpu(name) else "rates not known: no predicted times"
-        rows.append(
-            (f"cuda:{i}", ", ".join((name, *(f"driver {x}" if k == 0 else x for k, x in enumerate(rest)), known)))
-        )
+        rows.append((f"cuda:{i}", f"{name}, driver {hardware.driver_version()}, {memory}, {known}"))
     return rows or [("gpu", "none found")]
+
+
+def _memory(uuid: str, nvml: Any) -> str:
+    return f"{nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).total / 2**30:.1f} GiB"
 
 
 def _probe(info: BackendInfo, device: str) -> Support:

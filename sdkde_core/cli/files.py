@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage import write_atomically
+
 __all__ = ["EXTENSIONS", "Source", "same_file", "source", "writing"]
 
 Array = NDArray[Any]
@@ -290,7 +292,7 @@ def _pyarrow() -> tuple[Any, Any]:
 def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
     """Open a file for one column of ``rows`` numbers, and yield the function that appends a batch, (k,).
 
-    The file is written beside its final place and takes it at the end; after an error nothing is left.
+    The file takes its place at the end; after an error an older one is as it was.
 
     Parameters
     ----------
@@ -302,21 +304,15 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
         Of the column (.csv, .parquet) or of the array (.npz without a key).
     """
     path, extension, key = _parse_place(text)
-    final = Path(os.path.realpath(path))
-    if final.is_dir():
+    if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not final.parent.is_dir():
+    if not Path(os.path.realpath(path)).parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
-    temporary = final.with_name(f".{final.name}.{os.getpid()}")
-    try:
-        with _WRITERS[extension](temporary, rows, np.dtype(dtype), key or name) as write:
-            yield write
-        temporary.replace(final)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, temporary, str(temporary)):
-            error.filename = str(path)
-        raise
+    with (
+        write_atomically(path) as temporary,
+        _WRITERS[extension](temporary, rows, np.dtype(dtype), key or name) as write,
+    ):
+        yield write
 
 
 @contextmanager

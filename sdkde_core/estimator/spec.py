@@ -70,9 +70,9 @@ class EstimatorSpec:
     @property
     def passes(self) -> tuple[Pass, ...]:
         """The passes, in order."""
-        move = (Pass(Reduction.MEAN, "train", moves=True),) if self.method == "sdkde" else ()
         if self.goal is Goal.DEBIASED:
-            return move
+            return (Pass(Reduction.MEAN, "train"),)
+        move = (Pass(Reduction.MEAN, "train", moves=True),) if self.method == "sdkde" else ()
         if self.goal is Goal.GRADIENT:
             return (*move, Pass(Reduction.MEAN, "query"))
         return (*move, Pass(Reduction.LAPLACE if self.method == "laplace" else Reduction.LOG_SUM, "query"))

@@ -99,8 +99,9 @@ class BackendConformance:
             return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
         return ""
 
-    @pytest.fixture(autouse=True, scope="session")
-    def _truths_are_shared(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _truths_are_shared(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         """Keep the oracle's answers in a folder of the session; workers of pytest-xdist have theirs side by side."""
         folder = tmp_path_factory.getbasetemp()
         folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from sdkde_core.arrays import detached, to_host
-from sdkde_core.plugin import each, merge
+from sdkde_core.plugin import each, merge, reduce_pass
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from . import derivatives, problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles, some
-from .problems import Case, through_core
+from .problems import Case
 from .target import Target, make, within
 
 __all__ = ["exclude_self", "grad", "multi_scale", "weighted"]
@@ -137,7 +137,7 @@ def grad(target: Target, parameter: str) -> None:
             leaves = ["points"] + ["queries"] * (not same) + ["weights"] * with_weights
 
             def reduce(columns: Columns, queries: Any, problem: Problem = problem) -> Partial:
-                return through_core(target.backend, target.info, problem, columns, queries)
+                return reduce_pass(target.backend, target.info, problem, columns, queries)
 
             for of in derivatives.OF[reduction]:
                 want = derivatives.closed_form(case, of, same)

@@ -24,7 +24,6 @@ __all__ = [
     "compare",
     "errors",
     "make",
-    "through_core",
     "truth",
     "worst_error",
 ]
@@ -178,17 +177,10 @@ def truth(case: Case, *, same: bool = False, exclude_self: bool = False, scale: 
     return truths.sums(given[which], case.points, case.log_weights, own, scale)
 
 
-def through_core(
-    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any = None
-) -> Partial:
-    """Return a backend's answer by way of the core: columns without weight dropped, far points summed apart."""
-    return reduce_pass(backend, info, problem, columns, queries)[0]
-
-
 def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case) -> Partial:
     """Return a backend's answer to a problem about a case, by way of the core."""
     columns = Columns(case.points, case.log_weights)
-    return through_core(backend, info, problem, columns, None if problem.same else case.queries)
+    return reduce_pass(backend, info, problem, columns, None if problem.same else case.queries)
 
 
 class Compared(NamedTuple):

@@ -11,11 +11,11 @@ import numpy as np
 
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.engine.outliers import within_limit
-from sdkde_core.plugin import each
+from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem, Reduction
 
 from . import problems
-from .problems import Case, Truth, through_core
+from .problems import Case, Truth
 
 __all__ = ["NotDeclared", "Profile", "Target", "make", "take", "within"]
 
@@ -92,10 +92,10 @@ class Target:
         """Return a case's columns as the backend takes them."""
         return Columns(self.give(case.points), self.give(case.log_weights))
 
-    def answer(self, problem: Problem, case: Case) -> Partial:
+    def answer(self, problem: Problem, case: Case, own_offset: int = 0) -> Partial:
         """Return the backend's answer by way of the core, on the host."""
         queries = None if problem.same else self.give(case.queries)
-        return each(through_core(self.backend, self.info, problem, self.columns(case), queries), to_host)
+        return each(reduce_pass(self.backend, self.info, problem, self.columns(case), queries, own_offset), to_host)
 
     def prepare(self, problem: Problem, case: Case) -> Any:
         """Return the backend's state for a case whose weights are all positive."""
