@@ -21,7 +21,15 @@ from .formalities import has_format, overwrite
 from .problems import Case, Truth
 from .target import Target, make, take, within
 
-__all__ = ["column_chunks", "expected_rows", "no_rows", "query_chunks", "results_are_the_callers", "state_reuse", "threads"]
+__all__ = [
+    "column_chunks",
+    "expected_rows",
+    "no_rows",
+    "query_chunks",
+    "results_are_the_callers",
+    "state_reuse",
+    "threads",
+]
 
 
 def _problem(target: Target, case: Case, parameter: str) -> Problem:
@@ -44,7 +52,9 @@ def state_reuse(target: Target, parameter: str) -> None:
         within(part, got, take(truth, slice(start, stop)), f"rows {start} to {stop} of {case.name}")
     second = replace(problem, n=130)
     others = target.prepare(second, other)
-    within(problem, target.reduce(problem, case.queries, state), truth, f"{case.name}, after another state was prepared")
+    within(
+        problem, target.reduce(problem, case.queries, state), truth, f"{case.name}, after another state was prepared"
+    )
     within(second, target.reduce(second, other.queries, others), _near(other), "another state")
     within(problem, target.reduce(problem, case.queries, state), truth, f"{case.name}, after another state was used")
 

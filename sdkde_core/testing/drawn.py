@@ -6,6 +6,8 @@ So a few seeds go everywhere, and pairs of values come together by chance.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,10 +33,8 @@ T = TypeVar("T")
 SHAPES = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
 TILES = (16, 32, 64, 128, 256, 512)
 OFFSETS = ("none", "inside", "negative", "below all", "n", "beyond n")
-FEATURES = tuple(
-    frozenset(name for name, chosen in zip(("weights", "exclude_self", "multi_scale"), bits) if chosen)
-    for bits in np.ndindex(2, 2, 2)
-)
+MIXED = frozenset({"weights", "exclude_self", "multi_scale"})
+FEATURES = tuple(frozenset(chosen) for k in range(4) for chosen in itertools.combinations(sorted(MIXED), k))
 
 #: Rows times columns times dimensions that the truth about a problem may cost; a few rows are always checked.
 WORK, FEWEST = 1_000_000, 24
@@ -113,6 +113,17 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     return Drawn(case, same, features, scales, own_offset, int(rng.choice((0, 1, m, 4 * m))), cut)
 
 
+@functools.lru_cache(maxsize=128)
+def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[Drawn, Array, list[Truth]]:
+    """Return a problem, the rows of it that are checked, and the truth about these at every scale."""
+    asked = draw(seed, d, pairs, allowed)
+    case, given = asked.case, asked.case.points if asked.same else asked.case.queries
+    rows = _rows(seed, len(given), max(FEWEST, WORK // case.points.size))
+    own = rows + asked.own_offset if "exclude_self" in asked.features else False
+    scales = asked.scales or (1.0,)
+    return asked, rows, [reference.near_sums(given[rows], case.points, case.log_weights, own, s) for s in scales]
+
+
 def _rows(seed: int, m: int, most: int) -> Array:
     """The rows that are checked: all, or those at boundaries and others."""
     if m <= most:
@@ -135,14 +146,7 @@ def drawn(target: Target, parameter: str) -> None:
     it is asked by way of the core.
     """
     seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
-    asked = draw(seed, d, pairs, target.info.features)
-    given = asked.case.points if asked.same else asked.case.queries
-    rows = _rows(seed, len(given), max(FEWEST, WORK // asked.case.points.size))
-    own = rows + asked.own_offset if "exclude_self" in asked.features else False
-    truths = [
-        reference.near_sums(given[rows], asked.case.points, asked.case.log_weights, own, scale)
-        for scale in asked.scales or (1.0,)
-    ]
+    asked, rows, truths = _answered(seed, d, pairs, target.info.features & MIXED)
     answered, declined = False, ""
     for k, precision in enumerate(target.info.precisions):
         for r, reduction in enumerate(Reduction):

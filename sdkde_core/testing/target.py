@@ -120,9 +120,7 @@ def take(truth: Truth, rows: Any) -> Truth:
     return Truth(*(x[rows] for x in truth))
 
 
-def within(
-    problem: Problem, got: Partial, want: Truth, about: str = "", scale: float = 1.0, rows: Any = None
-) -> None:
+def within(problem: Problem, got: Partial, want: Truth, about: str = "", scale: float = 1.0, rows: Any = None) -> None:
     """Assert that rows are within the precision's tolerance.
 
     Parameters
