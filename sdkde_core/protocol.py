@@ -348,8 +348,8 @@ class BackendInfo:
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
     compile_seconds : callable
-        ``compile_seconds(problem) -> float``: what compiling for the problem takes where that is not done yet, in
-        seconds. It counts as start-up does.
+        ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
+        yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
 
     Raises
     ------

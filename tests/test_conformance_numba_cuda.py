@@ -20,8 +20,8 @@ import sdkde_core
 from sdkde_core import tuning
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
-from sdkde_core.engine.merge import each, merge
-from sdkde_core.engine.outliers import reduce_pass
+from sdkde_core.engine import devices
+from sdkde_core.plugin import each, merge, reduce_pass
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.checks import CHECKS, Target
@@ -156,9 +156,9 @@ def test_simulated_memory_changes_no_bits(monkeypatch):
         whole = backend.reduce(problem, None, backend.prepare(problem, columns))
         with monkeypatch.context() as patch:
             patch.setattr(module, "_slab", crowded)
-            patch.setattr(module, "FEWEST_ROWS", 4)
+            patch.setattr(devices, "FEWEST_ROWS", 4)
             parts = backend.reduce(problem, None, backend.prepare(problem, columns))
-            patch.setattr(module, "FEWEST_ROWS", 16)
+            patch.setattr(devices, "FEWEST_ROWS", 16)
             with pytest.raises(DeviceOutOfMemory):
                 backend.reduce(problem, None, backend.prepare(problem, columns))
         assert max(sizes) > fit >= min(sizes)

@@ -40,15 +40,6 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     )
 
 
-def _compile_seconds(problem: Problem) -> float:
-    """The kernel for one dtype, whatever the problem.
-
-    1.4 s for float32 and 1.1 s for float64 on quiet cores (docs/measurements.md); on busy ones 3 s of processor time
-    for either.
-    """
-    return 2.0
-
-
 INFO = BackendInfo(
     name="numba",
     protocol=(1, 0),
@@ -63,5 +54,5 @@ INFO = BackendInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
-    compile_seconds=_compile_seconds,
+    # No compile_seconds: the two kernels, one for each dtype, are compiled once on a machine (2 s) and kept.
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine.columns import per_scale
+from ..engine.columns import PROVIDED, per_scale
 from ..engine.outliers import within_limit
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
 from . import cost, registry
@@ -21,9 +21,6 @@ from .hardware import processor
 __all__ = ["Candidate", "Choice", "choose", "parse_device", "rank"]
 
 _logger = logging.getLogger("sdkde")
-
-#: Features that the core has for every backend: it reduces scale by scale.
-PROVIDED = frozenset({"multi_scale"})
 
 _loaded: dict[tuple[str, str, str], tuple[Backend, Support]] = {}
 

@@ -25,7 +25,10 @@ from .exact import Exact
 from .merge import concatenate, each, empty, merge, stack
 from .outliers import Outliers, count, find_outliers, pair_share, radii, read_back, within_limit
 
-__all__ = ["KEPT", "PackedColumns", "ScaleByScale", "pack", "per_scale", "reduce_pass"]
+__all__ = ["KEPT", "PROVIDED", "PackedColumns", "ScaleByScale", "pack", "per_scale", "reduce_pass"]
+
+#: Features that the core has for every backend: it reduces scale by scale.
+PROVIDED = frozenset({"multi_scale"})
 
 #: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
 KEPT = 4

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdkde_core.arrays import convert, to_host
+from sdkde_core.engine.columns import PROVIDED
 from sdkde_core.engine.outliers import within_limit
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem, Reduction
@@ -18,9 +19,6 @@ from . import problems
 from .problems import Case, Truth
 
 __all__ = ["NotDeclared", "Profile", "Target", "make", "take", "within"]
-
-#: Features that the core has for every backend.
-OF_THE_CORE = frozenset({"multi_scale"})
 
 
 class NotDeclared(Exception):
@@ -64,7 +62,7 @@ class Target:
         What lies beyond the extent at which the backend's formula holds does not count: the core splits that off.
         """
         problem = case.problem(reduction, precision, device=self.device, **options)
-        lacking = problem.requires - self.info.features - OF_THE_CORE
+        lacking = problem.requires - self.info.features - PROVIDED
         if lacking:
             raise NotDeclared(f"lacks {', '.join(sorted(lacking))}")
         self._ask(within_limit(self.info, problem, 1.0))
