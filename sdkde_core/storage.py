@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +40,7 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     if final.exists() and not final.is_file():
         yield final
         return
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}{final.suffix}")
+    temporary = final.with_name(f".{final.name}.{os.urandom(8).hex()}{final.suffix}")
     try:
         mode = final.stat().st_mode & 0o777 if final.exists() else None
         # exist_ok=False: neither another's file nor a link is opened. Meanwhile a private file is nobody else's either.

@@ -1,7 +1,6 @@
 """Where files are kept, and how one is replaced."""
 
 import os
-import secrets
 import stat
 import sys
 import threading
@@ -89,9 +88,9 @@ def test_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
     """Even if somebody did foresee the temporary name, and planted a link there."""
     victim, path = tmp_path / "victim", tmp_path / "x"
     victim.write_text("precious")
-    monkeypatch.setattr(secrets, "token_hex", lambda size: "foreseen")
-    (tmp_path / ".x.foreseen").symlink_to(victim)
-    with pytest.raises(FileExistsError):
+    (tmp_path / f".x.{'00' * 8}").symlink_to(victim)
+    with monkeypatch.context() as patch, pytest.raises(FileExistsError):
+        patch.setattr(os, "urandom", bytes)
         write(path, "new")
     assert victim.read_text() == "precious"
     assert not path.exists()
