@@ -137,7 +137,7 @@ class Problem:
     scales : tuple of float
         Bandwidth factors, with ``"multi_scale"``; otherwise empty. At scale s, φ_ij = exp(−½ r²_ij / s²) and LAPLACE's
         factor is 1 + d/2 − ½ r²_ij / s². The shift stays in bandwidths of scale 1; its tolerance at scale s is s times
-        that of scale 1.
+        that of scale 1. Points may be rounded once to each scale, as whitening by that bandwidth would.
     """
 
     reduction: Reduction

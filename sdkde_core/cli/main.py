@@ -161,9 +161,7 @@ def backends(as_json: bool) -> None:
 
 
 @main.command()
-@click.option(
-    "--measure", is_flag=True, help="Measure this CPU first, about a second; predictions then use its rates."
-)
+@click.option("--measure", is_flag=True, help="Measure this CPU first, about a second; predictions then use its rates.")
 def doctor(measure: bool) -> None:
     """Report the environment, versions, devices, and a probe of each backend.
 

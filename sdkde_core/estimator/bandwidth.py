@@ -16,7 +16,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import Argument, c_order, is_attached, to_host
+from ..arrays import Argument, c_order, detached, is_attached, to_host
 
 __all__ = ["Bandwidth", "like"]
 
@@ -88,7 +88,8 @@ class Bandwidth:
     @property
     def matrix(self) -> Array:
         """H, (d, d), in squared data units."""
-        return np.diag(self.factor**2) if self.factor.ndim == 1 else self.factor @ self.factor.T
+        factor = to_host(detached(self.factor))
+        return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
 
     @property
     def log_determinant(self) -> Any:
@@ -152,7 +153,7 @@ class Bandwidth:
     def __str__(self) -> str:
         if self.factor.ndim == 2:
             return f"{self.rule}: full matrix, sqrt(diag H) {_span(np.sqrt(np.diagonal(self.matrix)))}"
-        return f"{self.rule}: h {_span(self.factor)}"
+        return f"{self.rule}: h {_span(to_host(detached(self.factor)))}"
 
 
 def _span(h: Array) -> str:
