@@ -10,7 +10,7 @@ import numpy as np
 from sdkde_core.protocol import Reduction
 
 from . import problems, reference
-from .problems import Case
+from .problems import Array, Case, Truth
 from .target import NotDeclared, Target, make, within
 
 __all__ = ["SIZES", "about_tiles", "boundaries", "far_below", "sizes", "some", "tolerance"]
@@ -25,7 +25,7 @@ SIZES = (
 )
 
 
-def some(m: int, k: int) -> np.ndarray:
+def some(m: int, k: int) -> Array:
     """Indices of k of m rows, evenly spread, with the first and the last."""
     return np.unique(np.linspace(0, m - 1, min(k, m)).round().astype(int))
 
@@ -47,6 +47,13 @@ def about_tiles(n: int, m: int, d: int, extent: float, seed: int = 0) -> Case:
     return replace(case, name="about tiles", queries=queries[rng.permutation(m)])
 
 
+@functools.lru_cache(maxsize=512)
+def _truth(kind: str, n: int, m: int, d: int, extent: float, same: bool, k: int) -> tuple[Array, Truth]:
+    """Return k rows, and the truth about them."""
+    rows = some(n if same else m, k)
+    return rows, problems.truth(make(kind, n, m, d, extent), same=same, rows=rows)
+
+
 def tolerance(target: Target, parameter: str) -> None:
     """Rows are within the precision's tolerance, with separate queries and with the points themselves."""
     precision, reduction, kind, dimension, reach = parameter.split("-", 4)
@@ -57,9 +64,9 @@ def tolerance(target: Target, parameter: str) -> None:
     case = make(kind, n, m, d, extent)
     most = ROWS if d < 200 else 15
     for same in (False, True):
-        rows = some(n if same else m, most // 3 if same else most)
-        problem = target.problem(case, Reduction(reduction), precision, same=same)
-        want = problems.truth(case, same=same, rows=rows)
+        rows, want = _truth(kind, n, m, d, extent, same, most // 3 if same else most)
+        dtype = ("float64", "float32")[(d + same) % 2]
+        problem = target.problem(case, Reduction(reduction), precision, same=same, dtype=dtype)
         within(problem, target.answer(problem, case), want, f"{kind} within {extent:g}", rows=rows)
 
 

@@ -19,7 +19,7 @@ from . import problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles
 from .formalities import has_format, overwrite
 from .problems import Case, Truth
-from .target import Target, make, take, within
+from .target import MIXED, Target, make, take, weighted, within, within_each
 
 __all__ = [
     "column_chunks",
@@ -141,34 +141,49 @@ def _unchanged(result: Partial, kept: Partial, message: str) -> None:
 
 
 #: Threads that call at once, and how often each does.
-CALLERS, CALLS = 4, 10
+CALLERS, CALLS = 4, 8
 
 
 def threads(target: Target, parameter: str) -> None:
     """Calls from several threads at once, with one state and with a state each, are answered as if they were alone."""
+    precision, name = parameter.split("-")
     cases = [about_tiles(COLUMNS, ROWS, 3, 10.0, seed) for seed in range(CALLERS)]
-    problem = _problem(target, cases[0], parameter)
-    problem = replace(problem, extent=max(_problem(target, case, parameter).extent for case in cases))
-    queries = [target.give(case.queries) for case in cases]
-    state = target.prepare(problem, cases[0])
-    shared = [reference.near_sums(c.queries, cases[0].points, cases[0].log_weights) for c in cases]
-    own = [_near(case) for case in cases]
+    for requires in (frozenset[str](), target.info.features & MIXED):
+        if "weights" in requires:
+            cases = [weighted(case) for case in cases]
+        options = {"requires": requires, "scales": (0.7, 1.6) if "multi_scale" in requires else ()}
+        asked = [target.whole_problem(case, Reduction(name), precision, **options) for case in cases]
+        _threads(target, cases, replace(asked[0], extent=max(problem.extent for problem in asked)))
 
-    def ask(k: int) -> Iterator[tuple[Partial, Truth, str]]:
-        for _ in range(CALLS):
-            yield target.backend.reduce(problem, queries[k], state), shared[k], "one state, several threads"
-            mine = target.prepare(problem, cases[k])
-            yield target.backend.reduce(problem, queries[k], mine), own[k], "a state for each of several threads"
+
+def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
+    queries, scales = [target.give(case.queries) for case in cases], problem.scales or (1.0,)
+
+    def truths(rows: Case, columns: Case) -> list[Truth]:
+        own = "exclude_self" in problem.requires
+        return [reference.near_sums(rows.queries, columns.points, columns.log_weights, own, s) for s in scales]
+
+    state, shared = target.prepare(problem, cases[0]), [truths(case, cases[0]) for case in cases]
+    apart = [truths(case, case) for case in cases]
+
+    def ask(k: int) -> Iterator[tuple[Partial, list[Truth], str]]:
+        for call in range(CALLS):
+            part = replace(problem, dtype=("float64", "float32")[call % 2])
+            yield target.backend.reduce(part, queries[k], state), shared[k], "one state, several threads"
+            mine = target.prepare(part, cases[k])
+            yield target.backend.reduce(part, queries[k], mine), apart[k], "a state for each of several threads"
 
     with _frequent_switches():
         answered = _at_once(ask)
     for got, want, about in answered:
-        within(problem, each(got, to_host), want, about)
+        within_each(problem, each(got, to_host), want, about)
 
 
 def _at_once(ask: Callable[[int], Iterator[Any]]) -> list[Any]:
     """Run ``ask(k)`` in a thread for each k, all from the same moment; return what they yield."""
-    together, found, raised = threading.Barrier(CALLERS), [], []
+    together = threading.Barrier(CALLERS)
+    found: list[Any] = []
+    raised: list[Exception] = []
 
     def run(k: int) -> None:
         together.wait()

@@ -60,7 +60,7 @@ class BackendConformance:
     @classmethod
     def _profile(cls) -> Profile:
         chosen = PROFILES[cls.profile or os.environ.get("SDKDE_CONFORMANCE") or "quick"]
-        given = {"draws": cls.draws, "pairs": cls.pairs}
+        given: dict[str, Any] = {"draws": cls.draws, "pairs": cls.pairs}
         if cls.dimensions is not None:
             given |= {"dimensions": cls.dimensions, "drawn_dimensions": cls.dimensions}
         return chosen._replace(**{name: value for name, value in given.items() if value is not None})

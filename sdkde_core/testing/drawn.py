@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import concatenate
-from sdkde_core.protocol import BackendInfo, Partial, Problem, Reduction
+from sdkde_core.protocol import BackendInfo, Reduction
 
 from . import reference
 from .accuracy import about_tiles, boundaries
-from .featured import at_scale, weighted
 from .problems import Case, Truth
-from .target import NotDeclared, Profile, Target, within
+from .target import MIXED, NotDeclared, Profile, Target, weighted, within_each
 
 __all__ = ["Drawn", "draw", "drawn", "parameters"]
 
@@ -33,7 +32,6 @@ T = TypeVar("T")
 SHAPES = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
 TILES = (16, 32, 64, 128, 256, 512)
 OFFSETS = ("none", "inside", "negative", "below all", "n", "beyond n")
-MIXED = frozenset({"weights", "exclude_self", "multi_scale"})
 FEATURES = tuple(frozenset(chosen) for k in range(4) for chosen in itertools.combinations(sorted(MIXED), k))
 
 #: Rows times columns times dimensions that the truth about a problem may cost; a few rows are always checked.
@@ -79,6 +77,14 @@ def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple
     return n, m
 
 
+def _offset(rng: np.random.Generator, kind: str, n: int, m: int) -> int:
+    if kind == "inside":
+        return int(rng.integers(1, n + 1))
+    if kind == "negative":
+        return -int(rng.integers(1, m + 1))
+    return {"none": 0, "below all": -m, "n": n, "beyond n": n + int(rng.integers(1, 2 * n + 1))}[kind]
+
+
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     """Draw a problem in d dimensions of at most ``pairs`` pairs, with features of those that are allowed."""
     rng = np.random.default_rng([seed, 20])
@@ -102,14 +108,13 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
         case = weighted(case, float(rng.choice((1.0, 8.0))))
     else:
         features -= {"weights"}
-    offset = {"none": 0, "inside": rng.integers(1, n + 1), "negative": -rng.integers(1, m + 1), "below all": -m}
-    offset |= {"n": n, "beyond n": n + rng.integers(1, 2 * n + 1)}
-    own_offset = int(offset[_deal(OFFSETS, seed, 6)]) if "exclude_self" in features and not same else 0
+    own_offset = 0
+    if "exclude_self" in features and not same:
+        own_offset = _offset(rng, _deal(OFFSETS, seed, 6), n, m)
     scales: tuple[float, ...] = ()
     if "multi_scale" in features:
         scales = tuple(float(s) for s in 2 ** rng.uniform(-1, 1.5, _deal((1, 2, 3), seed, 7)))
-    edges = [i for i in boundaries(m) if i] or [m]
-    cut = int(rng.choice([*edges, rng.integers(1, m + 1)]))
+    cut = int(rng.choice([*(i for i in boundaries(m) if i), int(rng.integers(1, m + 1))]))
     return Drawn(case, same, features, scales, own_offset, int(rng.choice((0, 1, m, 4 * m))), cut)
 
 
@@ -171,20 +176,14 @@ def _ask(
         problem = target.whole_problem(case, reduction, precision, **options)
     except NotDeclared:
         problem = target.problem(case, reduction, precision, **options)
-        _compare(problem, target.answer(problem, case, asked.own_offset), truths, rows, case.name)
+        within_each(problem, target.answer(problem, case, asked.own_offset), truths, case.name, rows)
         return
     state = target.prepare(replace(problem, m=asked.expected, same=False), case)
     got = target.reduce(problem, None if asked.same else case.queries, state, asked.own_offset)
     about = f"{case.name}, own_offset {asked.own_offset}" if "exclude_self" in asked.features else case.name
-    _compare(problem, got, truths, rows, about)
+    within_each(problem, got, truths, about, rows)
     given, parts = case.points if asked.same else case.queries, []
     for start, stop in ((0, asked.cut), (asked.cut, problem.m)):
         part = replace(problem, m=stop - start, same=False)
         parts.append(target.reduce(part, given[start:stop], state, asked.own_offset + start))
-    _compare(problem, concatenate(parts), truths, rows, f"{about}, in batches that meet at row {asked.cut}")
-
-
-def _compare(problem: Problem, got: Partial, truths: list[Truth], rows: Array, about: str) -> None:
-    for s, truth in enumerate(truths):
-        one = at_scale(got, s) if problem.scales else got
-        within(problem, one, truth, about, problem.scales[s] if problem.scales else 1.0, rows)
+    within_each(problem, concatenate(parts), truths, f"{about}, in batches that meet at row {asked.cut}", rows)

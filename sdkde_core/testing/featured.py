@@ -14,24 +14,17 @@ from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from . import derivatives, problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles, some
 from .problems import Case
-from .target import Target, make, within
+from .target import Target, make, weighted, within, within_each
 
-__all__ = ["exclude_self", "grad", "multi_scale", "weighted"]
+__all__ = ["exclude_self", "grad", "multi_scale"]
 
 #: What an error of a derivative may be relative to the largest one, in tolerances of a log sum: like that it is a sum
 #: of terms with the errors of their φ_ij, if of several with different signs.
 OF_DERIVATIVES = 10.0
 
 
-def weighted(case: Case, spread: float = 2.0) -> Case:
-    """Return a case with weights, none of them zero, whose logs differ by some ``spread`` nats."""
-    log_w = spread * np.random.default_rng(len(case.points)).normal(size=len(case.points))
-    log_w -= np.logaddexp.reduce(log_w)
-    return replace(case, name=f"{case.name} with weights", log_weights=log_w)
-
-
 def exclude_self(target: Target, parameter: str) -> None:
-    """Row i leaves out column i + own_offset, where there is one: batches, shards, weights, and when nothing is left."""
+    """Row i leaves out column i + own_offset, where there is one: batches, shards, weights, empty sums."""
     precision, reduction = parameter.split("-")
     for kind in ("mixture", "duplicates", "outlier", "clusters"):
         case = make(kind, COLUMNS, ROWS, 3, 1e5 if kind == "clusters" else 10.0)
@@ -104,21 +97,16 @@ def multi_scale(target: Target, parameter: str) -> None:
                         requires={"multi_scale"},
                         scales=scales,
                     )
-                    got, rows = target.answer(problem, case), case.points if same else case.queries
-                    for s, scale in enumerate(scales):
-                        want = reference.near_sums(rows, case.points, case.log_weights, excluding, scale)
-                        within(problem, at_scale(got, s), want, case.name, scale)
+                    rows = case.points if same else case.queries
+                    truths = [
+                        reference.near_sums(rows, case.points, case.log_weights, excluding, scale) for scale in scales
+                    ]
+                    within_each(problem, target.answer(problem, case), truths, case.name)
     if "weights" in target.info.features:
         case = make("weights", COLUMNS, ROWS, 3, 10.0)
         problem = target.problem(case, Reduction(reduction), precision, requires={"multi_scale"}, scales=(0.5, 2.5))
-        got = target.answer(problem, case)
-        for s, scale in enumerate(problem.scales):
-            within(problem, at_scale(got, s), problems.truth(case, scale=scale), "weights", scale)
-
-
-def at_scale(got: Partial, s: int) -> Partial:
-    """Return the results at the scale of index s."""
-    return each(got, lambda x: x[:, s])
+        truths = [problems.truth(case, scale=scale) for scale in problem.scales]
+        within_each(problem, target.answer(problem, case), truths, "weights")
 
 
 def grad(target: Target, parameter: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,11 @@ from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem,
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["NotDeclared", "Profile", "Target", "make", "take", "within"]
+__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "take", "weighted", "within", "within_each"]
+
+
+#: Features that go together in any number.
+MIXED = frozenset({"weights", "exclude_self", "multi_scale"})
 
 
 class NotDeclared(Exception):
@@ -146,6 +150,20 @@ def within(problem: Problem, got: Partial, want: Truth, about: str = "", scale: 
                 f"{_number(field.got[worst])}, should be {_number(field.want[worst])}; off by {field.off[worst]:.3g}, "
                 f"{over[worst]:.3g} times the tolerance ({int((~(over <= 1.0)).sum())} of {over.size} rows beyond it)"
             )
+
+
+def within_each(problem: Problem, got: Partial, truths: Sequence[Truth], about: str, rows: Any = None) -> None:
+    """Assert the same of every scale; ``truths``: one for each, or the only one."""
+    for s, truth in enumerate(truths):
+        one = each(got, lambda x, s=s: x[:, s]) if problem.scales else got  # type: ignore[misc]
+        within(problem, one, truth, about, problem.scales[s] if problem.scales else 1.0, rows)
+
+
+def weighted(case: Case, spread: float = 2.0) -> Case:
+    """Return a case with weights, none of them zero, whose logs differ by some ``spread`` nats."""
+    log_w = spread * np.random.default_rng(len(case.points)).normal(size=len(case.points))
+    log_w -= np.logaddexp.reduce(log_w)
+    return replace(case, name=f"{case.name} with weights", log_weights=log_w)
 
 
 def _words(problem: Problem, about: str, scale: float) -> str:

@@ -74,7 +74,7 @@ def _read(path: Path) -> reference.Sums | None:
     try:
         with np.load(path) as kept:
             return reference.Sums(*(kept[name] for name in reference.Sums._fields))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):  # none, or no answer
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):  # none, or no answer
         return None
 
 
