@@ -5,6 +5,8 @@ import random
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
+import pytest
+
 
 def combinations(row: Sequence[Hashable], strength: int = 2) -> Iterator[tuple]:
     """Values of any ``strength`` factors of a case, each with its factor's index."""
@@ -33,3 +35,10 @@ def covering(rows: Sequence[tuple], *, strength: int = 2, seed: int = 0) -> list
         for combination in combinations(best, strength):
             missing.pop(combination, None)
     return short + chosen
+
+
+def cases(*factors: Sequence) -> list:
+    """All of a product as pytest's parameters, of which `make test` has a covering selection: the others are slow."""
+    product = list(itertools.product(*factors))
+    chosen = set(covering(product))
+    return [pytest.param(*row, marks=[] if row in chosen else pytest.mark.slow) for row in product]

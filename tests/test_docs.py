@@ -34,7 +34,7 @@ def test_the_readmes_commands_exist():
 def test_every_method_and_backend_is_in_the_readme():
     for name in (
         *sdkde_core.estimator.spec.METHODS,
-        *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde"),
+        *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde-core"),
     ):
         assert f"`{name}`" in README or f'`"{name}"`' in README, name
 
@@ -76,5 +76,5 @@ def test_the_demos_errors_are_one_line(tmp_path, monkeypatch):
     assert "Error: backend 'nope' is unknown" in result.output
     assert "Traceback" not in result.output
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"sdkde\[demo\]"):
+    with pytest.raises(ImportError, match=r"sdkde-core\[demo\]"):
         demo.run_demo(tmp_path / "x.png", "auto", print)

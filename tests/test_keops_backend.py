@@ -1,7 +1,7 @@
 """The KeOps backend: silence, the trial in a process of its own, its bounds, its threads.
 
-KeOps compiles for ten seconds whatever differs in reduction, dimension or feature. `make test` has one formula: densities
-of separate queries in one dimension, which the trial compiles, too.
+KeOps compiles for ten seconds whatever differs in reduction, dimension or feature. `make test` has one formula:
+densities of separate queries in one dimension, which the trial compiles, too.
 """
 
 import os
@@ -345,9 +345,12 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     x, y = np.random.default_rng(0).normal(size=(2, 200, 1))
     want = sdkde_core.estimate(x, y, **OPTIONS)
     real, rows = formulas._call, []
-    monkeypatch.setattr(
-        formulas, "_call", lambda formula, arrays, *more: rows.append(len(arrays[0])) or real(formula, arrays, *more)
-    )
+
+    def call(formula, arguments, scheme):
+        rows.append(len(arguments[0]))
+        return real(formula, arguments, scheme)
+
+    monkeypatch.setattr(formulas, "_call", call)
     monkeypatch.setattr(implementation, "CALL", 200 * 11 * 7)
     assert np.array_equal(sdkde_core.estimate(x, y, **OPTIONS), want)
     assert len(rows) > 1 and sum(rows) == 200

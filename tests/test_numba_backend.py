@@ -254,7 +254,7 @@ def _run(script, **environment):
 
 
 def test_a_first_call_says_that_it_compiles_and_the_next_process_finds_the_code(tmp_path):
-    log = "import logging; logging.basicConfig(precision='INFO'); logging.getLogger('numba').setLevel('ERROR')\n"
+    log = "import logging; logging.basicConfig(level='INFO'); logging.getLogger('numba').setLevel('ERROR')\n"
     impatient = "from sdkde_numba import compiled; compiled.PATIENCE = 0.05\n"
     first, said = _run(log + impatient + _SCRIPT, NUMBA_CACHE_DIR=str(tmp_path))
     assert said.count("\n") == 1

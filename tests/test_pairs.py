@@ -80,10 +80,8 @@ def _off(problem, a, b):
 
 def _case(kind, reduction, precision, d, extent, same, exclude_self):
     """A problem and its data, of sizes that are drawn."""
-    choice = (*CASES, *Reduction, *PRECISIONS).index
-    rng = np.random.default_rng(
-        [choice(kind), choice(reduction), choice(precision), d, int(extent), same, exclude_self]
-    )
+    seed = PRODUCT.index((kind, reduction, precision, d, extent, same, exclude_self))
+    rng = np.random.default_rng(seed)
     case = make(kind, int(rng.integers(1, 121)), int(rng.integers(1, 61)), d, extent)
     return case.problem(reduction, precision, same=same, exclude_self=exclude_self), case
 
