@@ -12,13 +12,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 
+# Every process would compile the tests and the packages anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-full lint format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/sdkde demo
 
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu" --durations=10
 
 test-full: $(VENV)/.dev lint
 	$(PYTEST) -m "not gpu"

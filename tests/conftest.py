@@ -1,13 +1,60 @@
 """What every test runs under."""
 
+import os
+from collections import defaultdict
+
 import pytest
+from pairwise import covering
+
+# Two processes with as many threads each: those that have nothing to do wait without spinning, which saves a third.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder of this run that all its processes share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory):
-    """What a user has measured on this machine must not decide what tests see."""
+def _own_cache(shared):
+    """What a user has measured on this machine must not decide what tests see; what one compiles another finds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+        patch.setenv("KEOPS_CACHE_FOLDER", str(shared / "keops"))
         for name in ("SDKDE_BACKEND", "SDKDE_PRECISION", "SDKDE_NUM_THREADS", "SDKDE_TUNING", "SDKDE_DB"):
             patch.delenv(name, raising=False)
         yield
+
+
+#: What the Makefile's targets leave out.
+LEFT_OUT = {"not slow and not gpu": {"slow", "gpu"}, "not gpu": {"gpu"}}
+
+
+def pytest_pycollect_makeitem(collector, obj):
+    """Do not make the tests of a class that all are deselected: 20 000 for the full suite and for GPUs."""
+    marks = {mark.name for mark in getattr(obj, "pytestmark", ())} if isinstance(obj, type) else set()
+    return [] if marks & LEFT_OUT.get(collector.config.option.markexpr, set()) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave all checks of a class marked ``covering`` but a covering selection to `make test-full`.
+
+    So the conformance suite's products become few cases, in which all that any two (``covering(2)``) of precision,
+    reduction, kind, dimension and extent can do together occurs.
+    """
+    groups = defaultdict(dict)
+    for item in items:
+        if (marker := item.get_closest_marker("covering")) and hasattr(item, "callspec"):
+            row = tuple(item.callspec.params["parameter"].split("-"))
+            groups[item.parent.nodeid, item.originalname, marker.args[0]][row] = item
+    for (*_, strength), group in groups.items():
+        chosen = set(covering(list(group), strength=strength))
+        for row, item in group.items():
+            if row not in chosen:
+                item.add_marker(pytest.mark.slow)

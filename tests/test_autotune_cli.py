@@ -489,6 +489,7 @@ def test_plot(tuned, tmp_path):
     assert "nothing that was tried matches" in refused("plot", "--gpu", "h100")
 
 
+@pytest.mark.slow
 def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
     """As users run it: the cost model ranks, Triton compiles, the file keeps, and a look-up on that card finds it."""
     pytest.importorskip("triton")

@@ -151,7 +151,9 @@ def test_grid_finds_the_optimum_exactly(store):
     assert result.default.median == pytest.approx(ms(Hills.start))
 
 
-@pytest.mark.parametrize(("sampler", "mean", "worst"), [("tpe", 0.01, 0.06), ("random", 0.15, 0.25)])
+@pytest.mark.parametrize(
+    ("sampler", "mean", "worst"), [pytest.param("tpe", 0.01, 0.06, marks=pytest.mark.slow), ("random", 0.15, 0.25)]
+)
 def test_samplers_come_near_the_optimum(sampler, mean, worst):
     """Fractions above the best time after 60 of the 217 configurations."""
     space = RecordedSpace(RECORDS, Hills.start)

@@ -1,8 +1,11 @@
 """Calibration: what was measured of backends decides what ``auto`` takes, and cannot break an estimate."""
 
+import itertools
 import json
 import math
+import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,7 +114,7 @@ def test_a_look_up_that_fails_is_no_calibration(monkeypatch, caplog):
 
 
 def test_the_command_end_to_end(tmp_path, monkeypatch):
-    """NumPy measured on this machine, small; then explain says so, in this process and from the file alone."""
+    """NumPy measured by a clock of equal steps; then explain says so, in this process and from the file alone."""
     pytest.importorskip("click_default_group")
     from click.testing import CliRunner
     from sdkde_autotune import calibrate, lookup
@@ -121,6 +124,9 @@ def test_the_command_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setenv("SDKDE_DB", str(db))
     monkeypatch.setattr(calibrate, "DIMENSIONS", (1, 16))
     monkeypatch.setattr(calibrate, "TARGET", {"cpu": 0.0})
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=itertools.count(0.0, 1e-3).__next__))
+    started = subprocess.CompletedProcess([], 0, "0.25\n", "")
+    monkeypatch.setattr(calibrate, "subprocess", SimpleNamespace(run=lambda *arguments, **options: started))
     lookup.forget()
     try:
         result = CliRunner().invoke(main, ["calibrate", "--backend", "numpy", "--device", "cpu", "--json"])

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pairwise import cases
 
 import sdkde_core
 from sdkde_core.arrays import ingest
@@ -308,9 +309,10 @@ def allowed(precision, x, y, h, weights=None):
     return 2 * TOLERANCES[precision][Reduction.LOG_SUM].at(sums.log_sum), sums.log_plus
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
-@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.parametrize(
+    ("method", "precision", "weighted"),
+    cases(("kde", "sdkde", "laplace"), ("fast", "high", "float64"), (False, True)),
+)
 def test_a_stream_is_the_whole(method, precision, weighted, small_batches):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(1100, 2)), 3 * rng.normal(size=(2100, 2))
@@ -586,7 +588,13 @@ def test_doctor_reports_what_is_missing_and_what_fails(monkeypatch):
     assert "SDKDE_NUM_THREADS is 'many'" in sdkde("doctor").output
 
 
-def test_doctor_measures_and_says_where_it_kept_that(tmp_path, monkeypatch):
+@pytest.mark.parametrize("measured", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeypatch):
+    if not measured:
+        rates = {"name": "a CPU", "matrix_flops": {"float32": 8e10, "float64": 4e10}, "source": "measured"}
+        rates |= {"scalar_flops": 5e9, "exps": 1e9, "bandwidth": 1e10, "launch_seconds": 1e-5, "overlaps": False}
+        done = subprocess.CompletedProcess([], 0, json.dumps(rates), "")
+        monkeypatch.setattr(hardware.subprocess, "run", lambda *arguments, **options: done)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     hardware._measured_core.cache_clear()
     try:

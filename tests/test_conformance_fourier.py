@@ -9,10 +9,12 @@ from sdkde_core.testing import BackendConformance
 pytest.importorskip("finufft")
 
 
+@pytest.mark.covering(2)
 class TestFourier(BackendConformance):
     backend = "fourier"
 
 
+@pytest.mark.covering(2)
 class TestFourierAlways(BackendConformance):
     backend = "fourier"
     options: ClassVar = {"always": True}

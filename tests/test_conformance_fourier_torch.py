@@ -9,6 +9,7 @@ from sdkde_core.testing import BackendConformance
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.covering(2)
 class TestFourierTorchAlways(BackendConformance):
     backend = "fourier-torch"
     device = "cpu"

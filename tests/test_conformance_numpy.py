@@ -5,6 +5,7 @@ import pytest
 from sdkde_core.testing import BackendConformance
 
 
+@pytest.mark.covering(2)
 class TestNumpy(BackendConformance):
     backend = "numpy"
 

@@ -14,6 +14,7 @@ from sdkde_core.testing.checks import NotDeclared, Target
 from sdkde_core.testing.problems import make
 
 
+@pytest.mark.covering(2)
 class TestTorch(BackendConformance):
     backend = "torch"
     device = "cpu"

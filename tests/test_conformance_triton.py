@@ -26,11 +26,23 @@ from sdkde_core.testing.problems import Case
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
+
+
+@interpreted
+@pytest.mark.covering(1)
 class TestInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
     dimensions = (5,)
+
+    @pytest.mark.covering(2)
+    def test_tolerance(self, parameter):
+        super().test_tolerance(parameter)
+
+    @pytest.mark.slow  # of a thousand points; see test_interpreted_sizes_that_divide_nothing
+    def test_sizes(self, parameter):
+        super().test_sizes(parameter)
 
     @pytest.mark.slow
     def test_query_chunks(self, parameter):
@@ -45,15 +57,12 @@ class TestInterpreted(BackendConformance):
         super().test_exclude_self(parameter)
 
 
+@interpreted
 @pytest.mark.slow
-@pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_more_in_the_interpreter")
 class TestMoreInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
     dimensions = (1, 2, 17)
-
-
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
 
 
 def _duplicates(d, extent):
@@ -78,13 +87,20 @@ def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precis
             points, log_weights, queries = (
                 torch.tensor(x, device=device) for x in (case.points, case.log_weights, case.queries)
             )
-            got, _ = reduce_pass(backend, record.info, problem, Columns(points, log_weights), None if same else queries)
+            got = reduce_pass(backend, record.info, problem, Columns(points, log_weights), None if same else queries)
             error = problems.errors(problem, each(got, to_host), problems.truth(case, same=same))
             assert error.max() < most, (reduction, same, error.max())
 
 
 @interpreted
-@pytest.mark.parametrize("d", [8, 16, *(pytest.param(d, marks=pytest.mark.slow) for d in (15, 32, 64, 128))])
+@pytest.mark.parametrize(("n", "m", "d"), [(1, 1, 3), (2, 1, 1), (3, 33, 2), (129, 1, 17)])
+def test_interpreted_sizes_that_divide_nothing(n, m, d):
+    for precision in ("fast", "high"):
+        _check(problems.make("mixture", n, m, d, 10.0), "cpu", precision=precision)
+
+
+@interpreted
+@pytest.mark.parametrize("d", [8, *(pytest.param(d, marks=pytest.mark.slow) for d in (15, 16, 32, 64, 128))])
 @pytest.mark.parametrize("extent", [6.0, pytest.param(10.0, marks=pytest.mark.slow), 17.0])
 def test_interpreted_duplicates_keep_their_weight(d, extent):
     if d <= 16 and extent == 17.0:
@@ -210,40 +226,24 @@ def test_memory_changes_no_bits(d, precision, monkeypatch):
     _same_bits_in_slabs(monkeypatch, problems.make("mixture", 3000, 900, d, 8.0), "cuda:0", precision, 300)
 
 
-def _interpret(marked):
+no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
+
+#: What one process interprets: stages, so that several can at once.
+STAGES = {"suite": "Interpreted and test_tolerance", "rest": "nterpreted and not test_tolerance"}
+
+
+@no_gpu
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("marked", ["not slow and not gpu", pytest.param("slow and not gpu", marks=pytest.mark.slow)])
+def test_in_the_interpreter(stage, marked):
     """Run this file in a process that interprets kernels: Triton decides that when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-        "-k",
-        "nterpreted",
-        "-m",
-        marked,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-k", STAGES[stage], "-m", marked, "--durations=5"]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-
-
-no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
-
-
-@no_gpu
-def test_in_the_interpreter():
-    _interpret("not slow and not gpu")
-
-
-@no_gpu
-@pytest.mark.slow
-def test_more_in_the_interpreter():
-    _interpret("slow and not gpu")
 
 
 @pytest.mark.gpu

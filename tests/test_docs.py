@@ -35,7 +35,7 @@ def test_the_readmes_commands_exist():
 def test_every_method_and_backend_is_in_the_readme():
     for name in (
         *sdkde_core.estimator.request.METHODS,
-        *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde"),
+        *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde-core"),
     ):
         assert f"`{name}`" in README or f'`"{name}"`' in README, name
 

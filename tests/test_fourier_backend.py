@@ -28,9 +28,10 @@ def _mixture(d, n, m, width=20.0, seed=0):
     return Case("mixture", x * width / 6.0, y * width / 6.0, np.full(n, -math.log(n)))
 
 
-def _worst(problem, got, case, rows):
+def _worst(problem, got, case, rows, want=None):
     queries = case.points if problem.same else case.queries
-    want = reference.sums(queries[rows], case.points, log_weights=case.log_weights)
+    if want is None:
+        want = reference.sums(queries[rows], case.points, log_weights=case.log_weights)
     arrays = (got.log_sum, got.shift, got.sign, got.log_magnitude)
     some = Partial(*(None if a is None else a[rows] for a in arrays))
     return errors(problem, some, want).max()
@@ -78,11 +79,11 @@ def test_transforms_err_less_than_their_bound(d, reduction):
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
 def test_density_bound_holds(d, scale):
-    case = _mixture(d, 2000, 500, width=15.0)
-    problem = Problem(Reduction.LOG_SUM, 500, 2000, d)
+    case = _mixture(d, 2000, 30, width=15.0)
+    problem = Problem(Reduction.LOG_SUM, 30, 2000, d)
     box, _ = _whole_box(problem, case.points, 1e-10)
     bound = modes.density_bound(box, case.points, np.full(2000, 1 / 2000), scale)
-    rows = np.concatenate([case.points[::7], case.queries])
+    rows = np.concatenate([case.points[::20], case.queries])
     largest = math.exp(max(reference.sums(rows, case.points, log_weights=case.log_weights, scale=scale).log_sum))
     assert largest <= bound <= 8**d * largest
 
@@ -103,10 +104,10 @@ def test_outliers_are_left_out_of_the_box_and_counted(d, reduction):
     state = backend.prepare(problem, Columns(case.points, case.log_weights))
     assert state.series is not None and state.series.outside is not None
     got = backend.reduce(problem, case.queries, state)
-    assert _worst(problem, got, case, np.arange(400)) <= 1.0
+    assert _worst(problem, got, case, np.arange(0, 400, 5)) <= 1.0
     problem = case.problem(reduction, "high", same=True, exclude_self=True)
     got = backend.reduce(problem, None, state)
-    rows = np.concatenate([far, np.arange(0, 6000, 100)])
+    rows = np.concatenate([far[::5], np.arange(0, 6000, 600)])
     for row in rows:
         keep = np.arange(6000) != row
         one = reference.sums(case.points[row : row + 1], case.points[keep], log_weights=case.log_weights[keep])
@@ -119,11 +120,13 @@ def test_outliers_are_left_out_of_the_box_and_counted(d, reduction):
 def test_rows_far_from_every_point_are_redone(d):
     case = _mixture(d, 3000, 300)
     case.queries[:] *= np.linspace(1.0, 1e4, 300)[:, None]
+    rows = np.arange(0, 300, 4)
+    want = reference.sums(case.queries[rows], case.points, log_weights=case.log_weights)
     for reduction in Reduction:
         problem = case.problem(reduction, "high")
         backend = FourierBackend(always=True)
         got = backend.reduce(problem, case.queries, backend.prepare(problem, Columns(case.points, case.log_weights)))
-        assert _worst(problem, got, case, np.arange(300)) <= 1.0
+        assert _worst(problem, got, case, rows, want) <= 1.0
         assert got.log_sum.min() < -1e6
 
 
@@ -181,7 +184,7 @@ def test_outside_sums_leave_out_the_own_column():
     np.testing.assert_allclose(without, [0.0, 1.0])
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3))])
 def test_same_bits_with_threads(d):
     """Two threads give the same bits again and again, also where several call at once."""
     from concurrent.futures import ThreadPoolExecutor
@@ -205,7 +208,7 @@ def test_scales_share_the_first_transform(monkeypatch):
 
     calls = []
     monkeypatch.setattr(module, "to_modes", lambda *a: calls.append(1) or to_modes(*a))
-    case = _mixture(2, 3000, 200)
+    case = _mixture(2, 3000, 50)
     problem = case.problem(Reduction.LOG_SUM, "high", requires={"multi_scale"}, scales=(0.5, 1.0, 3.0))
     backend = FourierBackend(always=True)
     got = backend.reduce(problem, case.queries, backend.prepare(problem, Columns(case.points, case.log_weights)))

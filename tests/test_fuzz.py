@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pairwise import cases
 
 import sdkde_core
 from sdkde_core.choice import registry
@@ -36,11 +37,10 @@ def fuzz():
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.4])
-@pytest.mark.parametrize("precise", [False, True])
-@pytest.mark.parametrize("exclude_self", [False, True])
-@pytest.mark.parametrize("distance", [0.0, 30.0, 1e5])
-@pytest.mark.parametrize("d", [1, 3, 17])
+@pytest.mark.parametrize(
+    ("d", "distance", "exclude_self", "precise", "scale"),
+    cases((1, 3, 17), (0.0, 30.0, 1e5), (False, True), (False, True), (1.0, 0.4)),
+)
 def test_the_oracle_is_the_reference(fuzz, monkeypatch, d, distance, exclude_self, precise, scale):
     """Points in two clusters; queries in both, midway, and as far beyond; some columns without weight."""
     monkeypatch.setitem(sys.modules["fuzz_oracle"].BLOCK, "cpu", 5 * 40 * d)  # several blocks

@@ -1,5 +1,8 @@
-"""The KeOps backend: silence, the trial in a process of its own, its bounds, its threads. In one and three dimensions,
-which the conformance suite compiles too."""
+"""The KeOps backend: silence, the trial in a process of its own, its bounds, its threads.
+
+KeOps compiles for ten seconds whatever differs in reduction, dimension or feature. `make test` has one formula:
+densities of separate queries in one dimension, which the trial compiles, too.
+"""
 
 import os
 import subprocess
@@ -23,7 +26,8 @@ from sdkde_keops.backend import KeopsBackend  # noqa: E402
 from sdkde_keops.info import INFO  # noqa: E402
 
 ONE = "import numpy as np, sdkde_core; x = np.linspace(-2, 2, 30)\n"
-KDE = "sdkde_core.estimate(x, backend='keops', device='cpu', method='kde')"
+KDE = "sdkde_core.estimate(x, x[:9], backend='keops', device='cpu', method='kde')"
+OPTIONS = {"method": "kde", "bandwidth": 0.5, "backend": "keops", "device": "cpu"}
 
 
 def _python(code, **environment):
@@ -54,7 +58,7 @@ def test_nothing_is_printed_but_what_users_print():
     """
     done = _python(code, KEOPS_VERBOSE=None, PYKEOPS_VERBOSE=None)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "before\nafter (30,)\nTrue False False\n"
+    assert done.stdout == "before\nafter (9,)\nTrue False False\n"
     assert done.stderr == ""
 
 
@@ -113,6 +117,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 def test_a_compiler_that_crashes_is_reported(tmp_path):
     done = _python("import sdkde_core.protocol" + UNAVAILABLE, **_compiler(tmp_path, "kill -SEGV $$"))
     assert done.returncode == 0, done.stderr
@@ -125,6 +130,7 @@ def test_a_compiler_that_crashes_is_reported(tmp_path):
     assert not list((tmp_path / "cache").rglob("health-*"))  # it may be mended
 
 
+@pytest.mark.slow
 def test_code_that_crashes_does_not_take_the_process_along(tmp_path):
     """A compiler that leaves libraries which end whoever loads them."""
     source = tmp_path / "crash.c"
@@ -181,6 +187,14 @@ def test_a_good_answer_is_kept_and_a_bad_one_is_not(monkeypatch, tmp_path):
     answers += [good]
     assert check("cpu") == check("cpu") == good
     assert not answers
+
+
+def test_a_trial_that_crashes_is_reported(monkeypatch):
+    monkeypatch.setattr(health, "CODE", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    support = health._try("cpu", "g++")
+    assert not support.ok
+    assert "it was ended by SIGSEGV" in support.reason
+    assert "Remedy: set CXX" in support.reason
 
 
 def test_a_trial_that_does_not_end_is_ended(monkeypatch):
@@ -284,17 +298,20 @@ def test_far_from_every_point_and_without_any():
         assert got.sign is None or got.sign.tolist() == [0.0]
 
 
-@pytest.mark.parametrize("method", ["kde", "laplace", "gradient"])
-def test_nan_stays_where_it_is(method):
+@pytest.mark.parametrize(
+    ("method", "d"),
+    [("kde", 1), *(pytest.param(method, 3, marks=pytest.mark.slow) for method in ("kde", "laplace", "gradient"))],
+)
+def test_nan_stays_where_it_is(method, d):
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(100, 3)), rng.normal(size=(9, 3))
-    y[4, 1] = np.nan
-    options = {"bandwidth": 0.5, "check_finite": False, "backend": "keops", "device": "cpu"}
+    x, y = rng.normal(size=(100, d)), rng.normal(size=(9, d))
+    y[4, d // 2] = np.nan
+    options = {**OPTIONS, "check_finite": False}
 
     def call(x, y):
         if method == "gradient":
-            return sdkde_core.grad_log_density(x, y, method="kde", **options)
-        return sdkde_core.estimate(x, y, method=method, **options)
+            return sdkde_core.grad_log_density(x, y, **options)
+        return sdkde_core.estimate(x, y, **{**options, "method": method})
 
     got = np.isnan(call(x, y).reshape(9, -1))
     assert got[4].all()
@@ -308,8 +325,8 @@ def test_nan_stays_where_it_is(method):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
-    x = np.random.default_rng(0).normal(size=(200, 3))
-    want = sdkde_core.estimate(x, method="kde", backend="keops", device="cpu")
+    x, y = np.random.default_rng(0).normal(size=(2, 200, 1))
+    want = sdkde_core.estimate(x, y, **OPTIONS)
     real, seen = formulas._call, []
 
     def call(*arguments):
@@ -319,16 +336,24 @@ def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
     monkeypatch.setattr(formulas, "_call", call)
     monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
     before = torch.get_num_threads()
-    assert np.array_equal(sdkde_core.estimate(x, method="kde", backend="keops", device="cpu"), want)
+    assert np.array_equal(sdkde_core.estimate(x, y, **OPTIONS), want)
     assert seen == [{threads}]
     assert torch.get_num_threads() == before
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch):
-    x = np.random.default_rng(0).normal(size=(200, 3))
-    want = sdkde_core.estimate(x, method="laplace", backend="keops", device="cpu")
+    x, y = np.random.default_rng(0).normal(size=(2, 200, 1))
+    want = sdkde_core.estimate(x, y, **OPTIONS)
+    real, rows = formulas._call, []
+
+    def call(formula, arguments, scheme):
+        rows.append(len(arguments[0]))
+        return real(formula, arguments, scheme)
+
+    monkeypatch.setattr(formulas, "_call", call)
     monkeypatch.setattr(implementation, "CALL", 200 * 11 * 7)
-    assert np.array_equal(sdkde_core.estimate(x, method="laplace", backend="keops", device="cpu"), want)
+    assert np.array_equal(sdkde_core.estimate(x, y, **OPTIONS), want)
+    assert len(rows) > 1 and sum(rows) == 200
 
 
 def test_options():

@@ -159,10 +159,10 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
 @pytest.mark.parametrize(
     ("reduction", "arithmetic", "d", "requires", "architecture"),
     [
-        ("mean", "single", 16, (), "sm_90"),
-        ("log_sum", "expanded", 64, ("weights",), "sm_75"),
         ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_86"),
-        ("mean", "float64", 16, ("weights",), "sm_80"),
+        pytest.param("mean", "single", 16, (), "sm_90", marks=pytest.mark.slow),
+        pytest.param("log_sum", "expanded", 64, ("weights",), "sm_75", marks=pytest.mark.slow),
+        pytest.param("mean", "float64", 16, ("weights",), "sm_80", marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):

@@ -1,4 +1,4 @@
-"""Every pair of backends that can work on this CPU gives the same numbers on random problems."""
+"""All backends that can work on this CPU give the same numbers: every pair of them, in every problem that both take."""
 
 import functools
 import itertools
@@ -9,25 +9,33 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from pairwise import covering
 
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.merge import each
 from sdkde_core.engine.outliers import reduce_pass
-from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
+from sdkde_core.protocol import TOLERANCES, Columns, Reduction
 from sdkde_core.testing.problems import CASES, make
 
 PRECISIONS = ("fast", "high", "float64")
 DIMENSIONS = (1, 2, 3, 5, 8, 16, 17, 33)
+EXTENTS = (1.0, 5.0, 12.0, 40.0, 200.0, 1e4)
 
-#: Those that compile for seconds in each are compared in one that the conformance suite compiles too, with all columns.
-FEW = {"keops": (3,)}
+#: Those that compile for seconds by dimension, reduction and feature: problems of one or two formulas each.
+COMPILED = ("keops",)
+EQUALLY_WEIGHTED = tuple(kind for kind in CASES if kind in ("mixture", "tails", "clusters", "outlier", "duplicates"))
+
+PRODUCT = list(itertools.product(CASES, Reduction, PRECISIONS, DIMENSIONS, EXTENTS, (False, True), (False, True)))
+CHOSEN = covering(PRODUCT)
+OF_ONE_FORMULA = covering(
+    list(itertools.product(EQUALLY_WEIGHTED, (Reduction.LOG_SUM,), PRECISIONS, (1,), EXTENTS, (False,), (False,)))
+)
+OF_MORE = covering(list(itertools.product(CASES, Reduction, PRECISIONS, (3,), EXTENTS, (False, True), (False,))))
 
 
 def _names():
-    return [r.name for r in registry.records() if r.distribution == "sdkde" and r.status != "shadowed"]
+    return [r.name for r in registry.records() if r.distribution == "sdkde-core" and r.status != "shadowed"]
 
 
 @functools.cache
@@ -50,7 +58,7 @@ def _answer(name, problem, case):
     columns, queries = (convert(x, info.arrays, "cpu") for x in (case.points, case.log_weights)), None
     if not problem.same:
         queries = convert(case.queries, info.arrays, "cpu")
-    return each(reduce_pass(backend, info, problem, Columns(*columns), queries)[0], to_host)
+    return each(reduce_pass(backend, info, problem, Columns(*columns), queries), to_host)
 
 
 def _off(problem, a, b):
@@ -70,10 +78,73 @@ def _off(problem, a, b):
     return worst
 
 
-def _takes(name, d):
-    """Whether a backend takes a small problem in so many dimensions."""
-    info = registry.find(name).info
-    return info.supports(Problem(Reduction.LOG_SUM, 9, 9, d, precision="fast", extent=5.0)).ok
+def _case(kind, reduction, precision, d, extent, same, exclude_self):
+    """A problem and its data, of sizes that are drawn."""
+    seed = PRODUCT.index((kind, reduction, precision, d, extent, same, exclude_self))
+    rng = np.random.default_rng(seed)
+    case = make(kind, int(rng.integers(1, 121)), int(rng.integers(1, 61)), d, extent)
+    return case.problem(reduction, precision, same=same, exclude_self=exclude_self), case
+
+
+def _who():
+    """Backends that work here."""
+    return [name for name in _names() if not _backend(name)[2]]
+
+
+def _agree(row, names):
+    problem, case = _case(*row)
+    answers = {name: answer for name in names if (answer := _answer(name, problem, case)) is not None}
+    for (one, a), (other, b) in itertools.combinations(answers.items(), 2):
+        worst = _off(problem, a, b)
+        row = int(np.argmax(worst)) if worst.size else 0
+        assert worst.max(initial=0.0) <= 1.0, f"{one}, {other}: row {row} by {worst[row]:.3g} times what both may"
+
+
+def _named(row):
+    return "-".join(map(str, row[:3])) + f"-d{row[3]}-e{row[4]:g}" + "-same" * row[5] + "-others" * row[6]
+
+
+@pytest.mark.parametrize("row", CHOSEN, ids=_named)
+def test_they_agree(row):
+    _agree(row, [name for name in _who() if name not in COMPILED])
+
+
+@pytest.mark.parametrize("row", OF_ONE_FORMULA, ids=_named)
+def test_they_agree_with_those_that_compile(row):
+    _agree(row, _who())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", OF_MORE, ids=_named)
+def test_they_agree_with_those_that_compile_in_more_formulas(row):
+    _agree(row, _who())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("reduction", Reduction)
+def test_they_agree_in_the_whole_product(reduction, precision):
+    for row in PRODUCT:
+        if row[1:3] == (reduction, precision):
+            _agree(row, [name for name in _who() if name not in COMPILED])
+
+
+def test_every_pair_is_compared():
+    """Who takes a problem is known without computing."""
+
+    def takes(name, problem):
+        info = _backend(name)[0]
+        fits = problem.precision in info.precisions and not problem.requires - info.features
+        return fits and info.supports(problem).ok
+
+    who = _who()
+    assert len(who) >= 2
+    compared = dict.fromkeys(itertools.combinations(who, 2), 0)
+    for row in (*CHOSEN, *OF_ONE_FORMULA):
+        names = [n for n in who if (n not in COMPILED or row in OF_ONE_FORMULA) and takes(n, _case(*row)[0])]
+        for pair in itertools.combinations(names, 2):
+            compared[pair] += 1
+    assert min(compared.values()) >= 5, compared
 
 
 @pytest.mark.slow
@@ -83,47 +154,8 @@ def test_interpreted_ones_agree_too():
     if not registry.find("triton").ok:
         pytest.skip(registry.find("triton").reason)
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "they_agree and triton"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "test_they_agree or every_pair", "-m", "not slow"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    pairs = [name for name in _names() if name != "triton" and not _backend(name)[2]]
-    assert f"{len(pairs)} passed" in done.stdout
-
-
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(_names(), 2)))
-def test_they_agree(one, other):
-    for name in (one, other):
-        if _backend(name)[2]:
-            pytest.skip(f"{name}: {_backend(name)[2]}")
-    dimensions = [
-        d for d in DIMENSIONS if all(d in FEW.get(name, DIMENSIONS) and _takes(name, d) for name in (one, other))
-    ]
-    compared = 0
-
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(
-        kind=st.sampled_from(sorted(CASES)),
-        n=st.integers(1, 120),
-        m=st.integers(1, 60),
-        d=st.sampled_from(dimensions),
-        extent=st.sampled_from([1.0, 5.0, 12.0, 40.0, 200.0, 1e4]),
-        precision=st.sampled_from(PRECISIONS),
-        reduction=st.sampled_from(list(Reduction)),
-        same=st.booleans(),
-        exclude_self=st.booleans(),
-    )
-    def agree(kind, n, m, d, extent, precision, reduction, same, exclude_self):
-        nonlocal compared
-        case = make(kind, n, m, d, extent)
-        problem = case.problem(
-            reduction, precision, same=same, exclude_self=exclude_self and not {one, other} & set(FEW)
-        )
-        answers = [_answer(name, problem, case) for name in (one, other)]
-        if None in answers:
-            return
-        compared += 1
-        worst = _off(problem, *answers)
-        assert worst.max(initial=0.0) <= 1.0, f"row {int(np.argmax(worst))} by {worst.max():.3g} times what both may"
-
-    agree()
-    assert compared >= 20
+    assert f"{len(CHOSEN) + len(OF_ONE_FORMULA) + 1} passed" in done.stdout

@@ -46,7 +46,7 @@ def _mixture_pdf(y, means, variance):
     return (np.exp(-squared / 2)).mean(1) * constant
 
 
-@pytest.mark.parametrize("n", SIXTEEN_D)
+@pytest.mark.parametrize("n", [3_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_sixteen_dimensional_oracle(n):
     """Errors on a mixture of eight normals in 16 dimensions, within the digits given."""
     mise, miae = [], []
