@@ -213,7 +213,6 @@ MUTANTS = {
     "queries changed": (ChangesQueries, INFO, {"inputs_untouched"}),
     "not deterministic": (Unsteady, INFO, {"repeat"}),
     "any option taken": (AnyOption, replace(INFO, implementation=f"{__name__}:AnyOption"), {"options"}),
-    "arrays of no library": (NumpyBackend, replace(INFO, arrays="foo"), {"declaration"}),
     "no precision": (NumpyBackend, replace(INFO, precisions=()), {"declaration"}),
     "grad in NumPy": (NumpyBackend, replace(INFO, features=INFO.features | {"grad"}), {"declaration"}),
     "results not attached": (Unattached, plain_torch.INFO, {"grad"}),

@@ -29,7 +29,7 @@ PROFILES: Mapping[str, Profile] = {
     "quick": Profile(
         dimensions=(1, 3, 17, 784),
         extents=(10.0, 100.0, 1e4),
-        draws=60,
+        draws=40,
         drawn_dimensions=(1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 32, 33, 64),
     ),
     "full": Profile(
