@@ -287,7 +287,7 @@ def test_messages_say_what_was_asked_and_what_came():
 
     found = failures(Target(replace(INFO, precisions=("high",)), Off(), "cpu"), SMALL, ["multi_scale"])
     message = found["multi_scale[high-mean]"]
-    for part in ("shift of mean at high", "about tiles", "m=67 n=211 d=3", "multi_scale", "scale 0.5", "row "):
+    for part in ("shift of MEAN at high", "about tiles", "m=67 n=211 d=3", "multi_scale", "scale 0.5", "row "):
         assert part in message
     assert re.search(r"row \d+ is \[.*\], should be \[.*\]; off by 0\.866, \d\.\d+e\+05 times the tolerance", message)
 

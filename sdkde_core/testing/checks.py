@@ -36,6 +36,7 @@ PROFILES: Mapping[str, Profile] = {
         dimensions=(1, 2, 3, 5, 7, 16, 17, 33, 64, 128, 384, 784),
         extents=(10.0, 30.0, 100.0, 1e3, 1e4),
         draws=400,
+        pairs=1_500_000,
         drawn_dimensions=(*range(1, 18), 24, 31, 32, 33, 48, 63, 64, 65, 128),
     ),
 }
