@@ -58,7 +58,7 @@ def tolerance(target: Target, parameter: str) -> None:
     """Rows are within the precision's tolerance, with separate queries and with the points themselves."""
     precision, reduction, kind, dimension, reach = parameter.split("-", 4)
     d, extent = int(dimension[1:]), float(reach[1:])
-    n, m = (COLUMNS, ROWS) if d < 200 else (103, 41)  # fewer in many dimensions, where the oracle is slow
+    n, m = (COLUMNS, ROWS) if d < 200 else (67, 29)  # fewer in many dimensions, where the oracle is slow
     if kind == "zero_tile":
         n, m = (2611, 19) if d < 64 else (1301, 5)
     case = make(kind, n, m, d, extent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -140,8 +141,8 @@ def _unchanged(result: Partial, kept: Partial, message: str) -> None:
         assert was is None or np.array_equal(to_host(getattr(result, name)), was), f"{name}: {message}"
 
 
-#: Threads that call at once, and how often each does.
-CALLERS, CALLS = 4, 8
+#: Threads that call at once, how often each does, and how often each of these calls lets others run.
+CALLERS, CALLS, PAUSES = 4, 4, 25
 
 
 def threads(target: Target, parameter: str) -> None:
@@ -169,13 +170,14 @@ def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
     def ask(k: int) -> Iterator[tuple[Partial, list[Truth], str]]:
         for call in range(CALLS):
             part = replace(problem, dtype=("float64", "float32")[call % 2])
-            yield target.backend.reduce(part, queries[k], state), shared[k], "one state, several threads"
-            mine = target.prepare(part, cases[k])
-            yield target.backend.reduce(part, queries[k], mine), apart[k], "a state for each of several threads"
+            with _pauses():
+                got = target.backend.reduce(part, queries[k], state)
+            yield got, shared[k], "one state, several threads"
+            with _pauses():
+                got = target.backend.reduce(part, queries[k], target.prepare(part, cases[k]))
+            yield got, apart[k], "a state for each of several threads"
 
-    with _frequent_switches():
-        answered = _at_once(ask)
-    for got, want, about in answered:
+    for got, want, about in _at_once(ask):
         within_each(problem, each(got, to_host), want, about)
 
 
@@ -203,11 +205,18 @@ def _at_once(ask: Callable[[int], Iterator[Any]]) -> list[Any]:
 
 
 @contextmanager
-def _frequent_switches() -> Iterator[None]:
-    """Let the interpreter switch threads as often as it can: what threads share in error is then overwritten."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+def _pauses() -> Iterator[None]:
+    """Let other threads run whenever this one enters or leaves a function: what they share is then overwritten."""
+    events, before = 0, sys.getprofile()
+
+    def pause(*event: Any) -> None:
+        nonlocal events
+        events += 1
+        if events % 7 == 1 and events < 7 * PAUSES:
+            time.sleep(1e-6)
+
+    sys.setprofile(pause)
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        sys.setprofile(before)

@@ -70,7 +70,7 @@ def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple
     if shape == "any":
         n, m = (int(2 ** rng.uniform(0, 9)) for _ in range(2))
         return n, m
-    most = max(1, int(math.sqrt(pairs)) // tile)
+    most = max(1, math.isqrt(pairs) // tile)
     n, m = (tile * int(rng.integers(1, min(most, 6) + 1)) for _ in range(2))
     if shape == "beside tiles":
         n, m = n + int(rng.choice((-1, 1))), m + int(rng.choice((-1, 1)))
@@ -93,7 +93,8 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     same = _deal((False, True, False), seed, 4)
     if same:
         most = math.isqrt(pairs)
-        n = m = min(max(n, m), most - most % 64)
+        n = m = min(max(n, m), most - most % min(64, most))
+    n, m = min(n, pairs), min(m, pairs)
     n, m = (n, max(1, min(m, pairs // n))) if n >= m else (max(1, min(n, pairs // m)), m)
     case = about_tiles(n, m, d, _deal((2.0, 5.0, 12.0), seed, 5), seed)
     if rng.random() < 0.25:  # duplicates

@@ -170,7 +170,7 @@ def _words(problem: Problem, about: str, scale: float) -> str:
     """Say what was asked."""
 
     def words() -> Iterator[str]:
-        yield f"{problem.reduction} at {problem.precision}"
+        yield f"{problem.reduction.name} at {problem.precision}"
         yield about or "a case"
         yield f"m={problem.m} n={problem.n} d={problem.d}"
         yield f"dtype {problem.dtype}"
