@@ -8,8 +8,8 @@
     python benchmarks/choice.py --table FILE.json
 
 The grid: method, precision, dimensions, sizes, bandwidth (Silverman's, a third and a tenth of it, and his with one
-point in a thousand 10⁴ bandwidths out) and, with --device cuda, data on the host or the device. Every value of an axis comes
-equally often; a size that would take too long is replaced by the next smaller one. Data: mixtures of eight normals.
+point in a thousand 10⁴ bandwidths out) and, with --device cuda, data on the host or the device. Every value of an axis
+comes equally often; a size that would take too long is replaced by the next smaller one. Data: mixtures of 8 normals.
 
 Measured is estimate(..., log=True, backend=name) in a process of its own for every backend: the median of up to five
 calls after one that compiles and plans; where that takes more than a second it alone, its kernels compiled before. Not
@@ -17,8 +17,8 @@ measured, but told: what is predicted to take more than 20 times the fastest so 
 with start-up in both; but such a prediction is put to the test, by a call that may take as long as the fastest with its
 start-up, or half a second, until one for that backend, precision and kind of data has proved right. Given up: a call
 that takes more than 10 times the fastest, twice that with start-up, and two seconds. Fewer than eight calls are alike,
-so that none on a GPU is the replay of a recording. Start-ups may be taken from an earlier record of the same machine, and
-what the grid needs on a GPU may be compiled beforehand, by a command of its own.
+so that none on a GPU is the replay of a recording. Start-ups may be taken from an earlier record of the same machine,
+and what the grid needs on a GPU may be compiled beforehand, by a command of its own.
 
 The ratio is auto's choice over the fastest. For data on the host start-up counts, as auto counts it: measured in fresh
 processes, from NumPy and the core imported to a first tiny result, less what a later one takes. For data on a device it

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sdkde_core.choice.cost import typical_extent
 from sdkde_core.choice.select import Candidate, rank
-from sdkde_core.estimator.spec import METHODS, EstimatorSpec
+from sdkde_core.estimator.request import METHODS, Goal, Request
 from sdkde_core.protocol import PRECISIONS
 
 Array = NDArray[Any]
@@ -96,8 +96,8 @@ def priced(case: Case, device: str | None = None) -> list[Candidate]:
     if case.spread == "outliers":
         extent, share = OUT, 2.0 / THROWN
     where = "cuda:0" if case.place == "device" else "cpu"
-    spec = EstimatorSpec(case.method, precision=case.precision)
-    problems = spec.problems(case.m, case.n, case.d, case.dtype, where, extent, False)
+    request = Request(Goal.DENSITY, case.method, precision=case.precision)
+    problems = request.problems(case.m, case.n, case.d, extent, frozenset(), case.dtype, where)
     ranked = rank(problems, device=device, data_device=where, share=lambda step, limit: share)
     return [c for c in ranked if c.ok and c.seconds is not None]
 

@@ -46,7 +46,7 @@ import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.merge import each
-from sdkde_core.estimator.spec import METHODS
+from sdkde_core.estimator.request import METHODS
 from sdkde_core.protocol import PRECISIONS, TOLERANCES, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
 from sdkde_core.testing.checks import NotDeclared, Target
 from sdkde_core.testing.problems import Case, errors

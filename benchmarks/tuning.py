@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from sdkde_autotune.key import Key
-from sdkde_autotune.measure import Outcome, Task
 from sdkde_autotune.problems import Tunable, problems, tunables
 from sdkde_autotune.provenance import clocks
+from sdkde_autotune.runner import Outcome, Task
 from sdkde_autotune.search import PAPER, candidates
 from sdkde_autotune.simulate import task_of
 from sdkde_autotune.store import Store

@@ -1,14 +1,14 @@
 """Score-debiased kernel density estimation: estimators, the contract for backends, and the choice among them.
 
-Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:`sdkde_core.engine.merge` and
-:mod:`sdkde_core.testing`.
+Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:`sdkde_core.plugin`,
+:mod:`sdkde_core.tuning` and :mod:`sdkde_core.testing`.
 """
 
 import logging
 
 from .api import backends, debias, estimate, explain, grad_log_density, prepare
 from .estimator.bandwidth import Bandwidth
-from .estimator.fitted import Prepared
+from .estimator.prepared import Prepared
 from .protocol import BackendUnavailable
 
 __all__ = [

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Unpack
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Argument, Data, Origin, ingest
+from .arrays import Argument, Origin
 from .choice import registry, select
 from .choice.cost import typical_extent
-from .estimator import graphs as replay
-from .estimator.autograd import AttachedBandwidth, Given, accepted, attach
+from .estimator import autograd, graphs
 from .estimator.bandwidth import Bandwidth
 from .estimator.density import density
 from .estimator.explanation import Explanation, rows_of, shape_of
-from .estimator.fitted import Prepared
-from .estimator.plan import Plan, plan, run
+from .estimator.fitted import Fitted, PassReport, run
+from .estimator.plan import Plan, plan
+from .estimator.prepared import Prepared
+from .estimator.request import Goal, Options, Request, takes_options
 from .estimator.rules import RULES, resolve
-from .estimator.spec import EstimatorSpec, Goal, asked_precision
 from .estimator.untraced import untraced
 from .protocol import Partial
 
@@ -28,21 +26,8 @@ __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "pre
 
 
 @untraced
-def estimate(
-    train: Any,
-    query: Any = None,
-    *,
-    method: str = "sdkde",
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    log: bool = False,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-) -> Any:
+@takes_options
+def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unpack[Options]) -> Any:
     r"""Estimate the density of ``train`` at ``query``.
 
     Parameters
@@ -111,43 +96,26 @@ def estimate(
     >>> sdkde_core.estimate(x, [[0.0, 0.0]]).shape
     (1,)
     """
-    spec = EstimatorSpec(method, Goal.DENSITY, asked_precision(precision), deterministic)
-    key = None
-    if method != "laplace" or not log:  # that log looks for negative values
-        more = (bool(log), bool(check_finite))
-        key = replay.key_of(spec, train, query, weights, bandwidth, backend, device, backend_options, more)
-    if key is not None:
-        result = replay.play(key, train, query)
-        if result is not None:
-            return result
-    ready = _planned(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
-    if ready.plan is None:
-        return ready.empty(0)
+    request = Request.of(Goal.DENSITY, options)
+    key = graphs.key_of(request, train, query, log)
+    result = None if key is None else graphs.play(key, train, query)
+    if result is not None:
+        return result
+    ready = plan(request, train, query)
 
     def finish(sums: Partial) -> Any:
         values = density(sums, ready.bandwidth.log_constant, log)
-        return ready.data.origin.restore(values, ready.data.dtype)
+        return _restored(ready, values, train, query, request.weights, request.bandwidth)
 
-    result = finish(run(ready.plan).result)
-    if key is not None and isinstance(ready.bandwidth, Bandwidth):  # it is: what requires grad has no key
-        replay.record(key, train, query, ready.data, ready.bandwidth, ready.plan, finish)
+    result = finish(run(ready))
+    if key is not None:
+        graphs.record(key, train, query, ready, finish)
     return result
 
 
 @untraced
-def prepare(
-    train: Any,
-    *,
-    method: str = "sdkde",
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-) -> Prepared:
+@takes_options
+def prepare(train: Any, **options: Unpack[Options]) -> Prepared:
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
 
     Parameters as for :func:`estimate`. What follows from them is decided here, for all queries: the bandwidth, the
@@ -169,26 +137,13 @@ def prepare(
     >>> prepared.estimate([[0.0, 0.0]]).shape, prepared.estimate(x[:7]).shape
     ((1,), (7,))
     """
-    spec = EstimatorSpec(method, Goal.DENSITY, asked_precision(precision), deterministic)
-    place = select.parse_device(device)
-    data, resolved = _read(train, None, bandwidth, weights, place, check_finite)
-    where = {"backend": backend, "device": place, "options": backend_options}
-    return Prepared(spec, data, resolved, check_finite=check_finite, **where)
+    request = Request.of(Goal.DENSITY, options)
+    return prepared(request, train)
 
 
 @untraced
-def debias(
-    train: Any,
-    *,
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-) -> Any:
+@takes_options
+def debias(train: Any, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ½ H ∇log p̂(x_j), half a mean-shift step: the samples whose KDE is the SD-KDE.
 
     Parameters as for :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
@@ -198,29 +153,15 @@ def debias(
     (n, d) array
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
     """
-    spec = EstimatorSpec("sdkde", Goal.DEBIASED, asked_precision(precision), deterministic)
-    ready = _planned(spec, train, None, bandwidth, weights, backend, device, check_finite, backend_options)
-    assert ready.plan is not None  # without a query there are rows
-    shift = ready.at_home(run(ready.plan).result.shift)
-    moved = ready.data.train + ready.bandwidth.stretch(0.5 * shift)
-    return ready.data.origin.restore(moved, ready.data.dtype)
+    request = Request.of(Goal.DEBIASED, options)
+    ready = plan(request, train)
+    shift = _at_home(ready, run(ready).shift)
+    return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
 
 @untraced
-def grad_log_density(
-    train: Any,
-    query: Any = None,
-    *,
-    method: str = "sdkde",
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-) -> Any:
+@takes_options
+def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) -> Any:
     """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
 
     Parameters as for :func:`estimate`; ``method`` is ``"sdkde"`` or ``"kde"``.
@@ -231,29 +172,16 @@ def grad_log_density(
         Per data unit; of the kind and on the device of ``query`` (else ``train``). Attached to autograd where something
         requires grad, so that a loss of the score can be minimised.
     """
-    spec = EstimatorSpec(method, Goal.GRADIENT, asked_precision(precision), deterministic)
-    ready = _planned(spec, train, query, bandwidth, weights, backend, device, check_finite, backend_options)
-    if ready.plan is None:
-        return ready.empty(0, ready.data.d)
-    shift = ready.at_home(run(ready.plan).result.shift)
-    return ready.data.origin.restore(ready.bandwidth.pull_back(shift), ready.data.dtype)
+    request = Request.of(Goal.GRADIENT, options)
+    ready = plan(request, train, query)
+    score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
+    return _restored(ready, score, train, query, request.weights, request.bandwidth)
 
 
 @untraced
+@takes_options
 def explain(
-    train_or_shape: Any,
-    query_or_shape: Any = None,
-    *,
-    method: str = "sdkde",
-    bandwidth: Any = "silverman",
-    weights: Any = None,
-    precision: str = "auto",
-    backend: str = "auto",
-    device: str | None = None,
-    deterministic: bool = True,
-    check_finite: bool = True,
-    backend_options: Mapping[str, Any] | None = None,
-    measure: bool = False,
+    train_or_shape: Any, query_or_shape: Any = None, *, measure: bool = False, **options: Unpack[Options]
 ) -> Explanation:
     """Say what :func:`estimate` would do: its passes, every backend with reason and price, and the choice.
 
@@ -272,38 +200,22 @@ def explain(
     Explanation
         ``str()`` for people, ``to_dict()`` for programs.
     """
-    spec = EstimatorSpec(method, Goal.DENSITY, asked_precision(precision), deterministic)
+    request = Request.of(Goal.DENSITY, options)
     shape = shape_of("train", train_or_shape)
     if shape is not None:
         if measure:
             raise ValueError("measure=True needs the data, not their shape")
-        m = rows_of(query_or_shape, shape[1])
-        _check_bandwidth(bandwidth, shape[1])
-        if weights is not None and (given := Argument.of("weights", weights).shape) != shape[:1]:
-            raise ValueError(f"weights has shape {given}, but train has {shape[0]} points; pass shape ({shape[0]},)")
-        place, extent = select.parse_device(device), typical_extent(*shape)
-        problems = spec.problems(m, *shape, "float64", "cpu", extent, weights is not None)
-        choice = select.choose(problems, backend=backend, device=place, options=backend_options, explained=True)
-        return Explanation.of(spec, problems, choice, f"{bandwidth} (from a shape: nothing computed)")
+        return _explained_shape(request, shape, rows_of(query_or_shape, shape[1]))
     if shape_of("query", query_or_shape) is not None:
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
-    ready = _planned(
-        spec,
-        train_or_shape,
-        query_or_shape,
-        bandwidth,
-        weights,
-        backend,
-        device,
-        check_finite,
-        backend_options,
-        explained=True,
-    )
-    if ready.plan is None:
+    ready = plan(request, train_or_shape, query_or_shape, explained=True)
+    if not ready.problems[-1].m:
         raise ValueError("query is empty: there is nothing to explain")
-    reports = run(replace(ready.plan, timed=True)).reports if measure else ()
-    plan, text = ready.plan, str(ready.bandwidth)
-    return Explanation.of(spec, plan.problems, plan.choice, text, reports, ready.data.device)
+    reports: list[PassReport] = []
+    if measure:
+        run(ready, reports.append)
+    where = str(ready.bandwidth), reports, ready.data.device
+    return Explanation.of(request.method, ready.problems, ready.choice, *where)
 
 
 @untraced
@@ -315,25 +227,23 @@ def backends() -> tuple[registry.Record, ...]:
     return registry.records()
 
 
-class _Ready(NamedTuple):
-    """Validated data, the bandwidth, and the plan: None where there is no query row to compute."""
+def prepared(request: Request, train: Any, **how: Any) -> Prepared:
+    """Return fitted columns with a public face; ``how``: as for :meth:`Fitted.of`, for the command line."""
+    ready = plan(request, train, attached=False)
+    return Prepared(Fitted.of(ready, shared=True, **how), ready.data.dtype)
 
-    data: Data
-    bandwidth: Bandwidth | AttachedBandwidth
-    plan: Plan | None
-    given: Given | None = None  # what requires grad is in here: data, bandwidth and plan are attached to it
 
-    def empty(self, *shape: int) -> Any:
-        """Return a result without entries."""
-        result = self.data.origin.restore(np.empty(shape), self.data.dtype)
-        return result if self.given is None else self.given.tie(result)
-
-    def at_home(self, x: Any) -> Any:
-        """Bring a backend's float64 result to where the data are."""
-        train = self.data.train
-        if isinstance(train, np.ndarray):
-            return Origin().restore(x, "float64")
-        return Origin(array_namespace(train), train.device, on_host=False).restore(x, "float64")
+def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) -> Explanation:
+    """Explain an estimate of which only the shapes are known."""
+    n, d = shape
+    _check_bandwidth(request.bandwidth, d)
+    if request.weights is not None and (given := Argument.of("weights", request.weights).shape) != (n,):
+        raise ValueError(f"weights has shape {given}, but train has {n} points; pass shape ({n},)")
+    requires = frozenset({"weights"} if request.weights is not None else ())
+    problems = request.problems(m, n, d, typical_extent(n, d), requires, "float64", "cpu")
+    where = {"backend": request.backend, "device": request.device, "options": request.backend_options}
+    choice = select.choose(problems, explained=True, **where)  # type: ignore[arg-type]
+    return Explanation.of(request.method, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")
 
 
 def _check_bandwidth(bandwidth: Any, d: int) -> None:
@@ -344,41 +254,15 @@ def _check_bandwidth(bandwidth: Any, d: int) -> None:
         resolve(bandwidth, np.empty((1, d)))
 
 
-def _read(
-    train: Any, query: Any, bandwidth: Any, weights: Any, place: str | None, check_finite: bool
-) -> tuple[Data, Bandwidth]:
-    """Validate the arguments, and find the bandwidth."""
-    data = ingest(train, query, weights, check_finite=check_finite, host=place == "cpu")
-    try:
-        return data, resolve(bandwidth, data.train, data.log_weights)
-    except (TypeError, ValueError):
-        data.check_finite()  # says what is wrong better
-        raise
+def _at_home(ready: Plan, x: Any) -> Any:
+    """Bring a backend's float64 result to where the data are."""
+    train = ready.data.train
+    if isinstance(train, np.ndarray):
+        return Origin().restore(x, "float64")
+    return Origin(array_namespace(train), train.device, on_host=False).restore(x, "float64")
 
 
-def _planned(
-    spec: EstimatorSpec,
-    train: Any,
-    query: Any,
-    bandwidth: Any,
-    weights: Any,
-    backend: str,
-    device: str | None,
-    check_finite: bool,
-    options: Mapping[str, Any] | None,
-    explained: bool = False,
-) -> _Ready:
-    place, given = select.parse_device(device), Given(train, query, weights, bandwidth)
-    grad = given.attached
-    if grad:
-        train, query, weights, bandwidth = given.detached()
-    data, resolved = _read(train, query, bandwidth, weights, place, check_finite)
-    if grad:
-        data = accepted(given, data)
-    if data.m == 0:  # nothing to compute, but what is wrong is wrong all the same
-        data.check_finite()
-        problems = spec.problems(0, data.n, data.d, data.dtype, data.device, 0.0, weights is not None, grad)
-        select.choose(problems, backend=backend, device=place, data_device=data.device, options=options)
-        return _Ready(data, resolved, None, given if grad else None)
-    planned = plan(spec, data, resolved, backend=backend, device=place, options=options, explained=explained, grad=grad)
-    return _Ready(*attach(given, data, resolved, planned), given) if grad else _Ready(data, resolved, planned)
+def _restored(ready: Plan, x: Any, *given: Any) -> Any:
+    """Return a result as the user wants it; one without rows stays attached to what was given."""
+    result = ready.data.origin.restore(x, ready.data.dtype)
+    return result if x.shape[0] else autograd.tie(result, *given)

@@ -7,6 +7,7 @@ partial results    :func:`merge` over columns, :func:`concatenate` over rows, :f
 whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
 arrays             :func:`c_order`, :func:`radii`, :func:`to_host`
+files              :func:`cache_folder`, :func:`write_atomically`
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`, :class:`PerStream`
 prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`work_seconds`,
                    :func:`typical_extent`, :class:`GPU`, :func:`card_name`
@@ -19,17 +20,20 @@ from .arrays import c_order, to_host
 from .choice.cards import GPU, Processor, card_name
 from .choice.cost import typical_extent, work_seconds
 from .choice.hardware import cpu_threads, processor, speedup
+from .engine.columns import reduce_pass
 from .engine.devices import PerStream, in_slabs, memory_errors, on_device
 from .engine.exact import reduce_exact
 from .engine.merge import concatenate, each, empty, merge, safe_log, stack
-from .engine.outliers import radii, reduce_pass
+from .engine.outliers import radii
 from .engine.threads import check_threads, map_threads
+from .storage import cache_folder, write_atomically
 
 __all__ = [
     "GPU",
     "PerStream",
     "Processor",
     "c_order",
+    "cache_folder",
     "card_name",
     "check_threads",
     "concatenate",
@@ -51,4 +55,5 @@ __all__ = [
     "to_host",
     "typical_extent",
     "work_seconds",
+    "write_atomically",
 ]

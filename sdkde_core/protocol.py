@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
 __all__ = [
+    "ARRAYS",
     "FEATURES",
     "PRECISIONS",
     "PROTOCOL",
@@ -50,6 +51,9 @@ PROTOCOL = (1, 0)
 
 #: Precisions, least precise first.
 PRECISIONS = ("fast", "high", "float64")
+
+#: Array libraries that the core hands to a backend.
+ARRAYS = ("numpy", "torch", "cupy")
 
 #: Names that ``Problem.requires`` may carry. A backend is only asked for those that its ``features`` list, but for
 #: ``"multi_scale"``: the core reduces scale by scale for a backend without it.
@@ -133,7 +137,7 @@ class Problem:
     scales : tuple of float
         Bandwidth factors, with ``"multi_scale"``; otherwise empty. At scale s, φ_ij = exp(−½ r²_ij / s²) and LAPLACE's
         factor is 1 + d/2 − ½ r²_ij / s². The shift stays in bandwidths of scale 1; its tolerance at scale s is s times
-        that of scale 1.
+        that of scale 1. Points may be rounded once to each scale, as whitening by that bandwidth would.
     """
 
     reduction: Reduction
@@ -327,7 +331,7 @@ class BackendInfo:
     install : str
         The command that brings them.
     arrays : str
-        The array library it takes and returns: ``"numpy"``, ``"torch"``, ``"cupy"``.
+        The array library it takes and returns, one of :data:`ARRAYS`.
     startup_seconds : float
         Time from nothing imported to the first result of a tiny problem, of which nothing is to be compiled.
     capturable : bool
@@ -344,8 +348,8 @@ class BackendInfo:
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
     compile_seconds : callable
-        ``compile_seconds(problem) -> float``: what compiling for the problem takes where that is not done yet, in
-        seconds. It counts as start-up does.
+        ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
+        yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
 
     Raises
     ------
@@ -382,6 +386,7 @@ class BackendInfo:
             )
         number = isinstance(self.startup_seconds, (int, float)) and not isinstance(self.startup_seconds, bool)
         self._require("startup_seconds", number and self.startup_seconds >= 0, "seconds, not negative")
+        self._require("arrays", self.arrays in ARRAYS, f"one of {', '.join(map(repr, ARRAYS))}")
         version = isinstance(self.protocol, tuple) and len(self.protocol) == 2
         self._require("protocol", version and all(type(x) is int for x in self.protocol), "(major, minor)")
         strings = isinstance(self.features, frozenset) and all(isinstance(x, str) for x in self.features)

@@ -1,12 +1,10 @@
-"""Tuned launch configurations: how backends look them up, and what of a backend can be tuned."""
+"""Tuned launch configurations: how a backend looks them up, and how it declares what can be tuned."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
+from .choice.calibration import load_lookup, tuning_is_off
 from .choice.cards import GPU
 from .protocol import BackendInfo, Problem
 
@@ -28,15 +27,16 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Query:
-    """What a backend asks about, besides the problem.
+    """The kernel and the device that a launch configuration is asked for; the problem goes with it.
 
     Parameters
     ----------
     backend, kernel : str
     config_version : int
-        Raised when a parameter changes its meaning: what is stored under another is never returned.
+        The author raises it when a parameter changes its meaning. A configuration stored under another version is never
+        returned.
     dimension : int
-        As the kernel pads it: problems of one dimension share configurations.
+        The dimension as the kernel pads it. Problems that are padded alike share configurations.
     gpu : str
         :func:`sdkde_core.choice.cards.card_name` of the device.
     architecture : str
@@ -52,14 +52,14 @@ class Query:
 
 
 class Tuned(NamedTuple):
-    """A launch configuration, and the rung of the ladder that it was found on (``"exact"`` … ``"predicted"``)."""
+    """A launch configuration, and how closely it was tuned for the problem: from ``"exact"`` to ``"predicted"``."""
 
     config: Config
     rung: str
 
 
 class Compiled(NamedTuple):
-    """What compiling a kernel told: registers of a thread, bytes of shared memory, bytes that spill."""
+    """Resources of a compiled kernel: registers per thread, bytes of shared memory, bytes spilled."""
 
     registers: int
     shared: int
@@ -67,35 +67,36 @@ class Compiled(NamedTuple):
 
 
 class Space(TypingProtocol):
-    """What of a backend can be tuned: the object that ``BackendInfo.tuning`` names. Kernels are known by name.
+    """A backend's kernels and their parameters: the object that ``BackendInfo.tuning`` names.
 
-    Nothing in it needs a GPU; ``architecture`` is ``"sm_86"``. Only :meth:`compile` may import what is heavy.
+    No method needs a GPU. ``kernel`` is a kernel's name, ``architecture`` one such as ``"sm_86"``. Only :meth:`compile`
+    may import heavy packages.
     """
 
     @property
     def config_version(self) -> int:
-        """Raised when a parameter changes its meaning."""
+        """Version of the parameters' meaning, see :class:`Query`."""
 
     def kernels(self, problem: Problem) -> tuple[str, ...]:
-        """The kernels with launch parameters that a problem runs, those that take longest first."""
+        """Return the kernels that a problem runs and that can be tuned, by descending time."""
 
     def dimension(self, kernel: str, problem: Problem) -> int:
-        """The dimension as the kernel pads it."""
+        """Return the dimension as the kernel pads it."""
 
     def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
-        """Values worth trying, in order, by parameter."""
+        """Return the values worth trying of each parameter, in order."""
 
     def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
-        """The configuration that is taken where nothing is known."""
+        """Return the configuration that an untuned problem gets."""
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
-        """Why the configuration cannot run, by its parameters alone; None if it can."""
+        """Return why a configuration cannot run, as far as its parameters tell; None if it can."""
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        """Predicted time on a card: the cost model, with what the configuration changes."""
+        """Return the time that the cost model predicts for a configuration on a card."""
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        """Compile for an architecture, whether there is such a GPU or not.
+        """Compile for an architecture; such a GPU need not be there.
 
         Raises
         ------
@@ -104,11 +105,11 @@ class Space(TypingProtocol):
         """
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
-        """Why what was compiled must not run (spills, more shared memory than there is); None if it may."""
+        """Return why a compiled kernel must not run (it spills, needs too much shared memory); None if it may."""
 
 
 def space_of(info: BackendInfo) -> Space | None:
-    """Import what can be tuned of a backend; None if it names nothing."""
+    """Import a backend's search space; None if it has none."""
     if not info.tuning:
         return None
     module, _, name = info.tuning.partition(":")
@@ -128,7 +129,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     query : Query
     problem : Problem
     accept : callable, optional
-        ``accept(config)``: whether the kernel can be launched so. The next rung is asked where it cannot.
+        ``accept(config)``: whether the kernel can be launched so. If not, the next best configuration is tried.
 
     Returns
     -------
@@ -138,7 +139,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     forced = _forced.get().get(query.kernel)
     if forced is not None:
         return Tuned(forced, "forced")
-    if os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no"):
+    if tuning_is_off():
         return None
     lookup = _lookup()
     if lookup is None:
@@ -158,7 +159,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
 
 
 def reject(query: Query, found: Tuned, error: BaseException) -> None:
-    """Skip a configuration that failed to launch, for the life of this process; warns once."""
+    """Never return a configuration again in this process, as it failed to launch; warns once."""
     key = query, _frozen(found.config)
     if key not in _rejected:
         _rejected.add(key)
@@ -173,7 +174,7 @@ def reject(query: Query, found: Tuned, error: BaseException) -> None:
 
 @contextmanager
 def using(configs: Mapping[str, Config]) -> Iterator[None]:
-    """Launch the named kernels with these configurations, in this thread: what a tuner tries."""
+    """Launch the named kernels with these configurations in this thread, as a tuner does to try them."""
     token = _forced.set({**_forced.get(), **configs})
     try:
         yield
@@ -191,15 +192,4 @@ def _frozen(config: Config) -> frozenset[Any]:
 
 @functools.cache
 def _lookup() -> Callable[..., Any] | None:
-    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
-    if not points:
-        return None
-    if len(points) > 1:
-        _logger.warning("several entry points of group %s, using the first: %s", GROUP, [p.value for p in points])
-    try:
-        return points[0].load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        _logger.warning("tuning look-up %s does not load, using default configurations: %r", points[0].value, error)
-        return None
+    return load_lookup(GROUP)

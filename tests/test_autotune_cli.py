@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from sdkde_autotune import lookup, provenance
 from sdkde_autotune.cli import main
 from sdkde_autotune.key import Key
-from sdkde_autotune.measure import Outcome
 from sdkde_autotune.problems import problems, tunables
+from sdkde_autotune.runner import Outcome
 from sdkde_autotune.store import Store
 from test_autotune_search import ALL, BEST, HILLS, PAPER, Played, ms
 
@@ -157,7 +157,7 @@ def test_a_strange_word():
     ("arguments", "told"),
     [
         (("--gpu", "gtx9000"), r"no GPU is known as 'gtx9000'; pass one of a6000 \(RTX A6000\), a100 .*b200"),
-        (("--gpu", "auto"), "no NVIDIA GPU is visible here; name the one to predict for, such as --gpu a6000"),
+        (("--gpu", "auto"), "no NVIDIA GPU is visible here; name one to predict for, such as --gpu a6000"),
         (("tune",), "no NVIDIA GPU is visible here"),
         (("--gpu", "a6000", "--reduction", "sum"), "'sum' is not one of"),
         (("--gpu", "a6000", "--dim", "0"), "0 is not in the range"),
@@ -167,14 +167,14 @@ def test_a_strange_word():
         (("--gpu", "a6000", "--backend", "plain"), "'plain' has nothing to tune; backends that can be tuned: stranger"),
         (("--gpu", "a6000", "--backend", "nope"), "'nope' is unknown; backends that can be tuned: stranger"),
         (("--gpu", "a6000", "--backend", "gone"), "'gone' is missing: needs torch"),
-        (("--gpu", "a6000", "--budget", "soon"), "'soon' is no time; pass 90s, 10m or 1h"),
+        (("--gpu", "a6000", "--budget", "soon"), "'soon' is no time; pass one such as 90s, 10m or 1h"),
         (("--gpu", "a6000", "--budget", "0"), "'0' is no time"),
         (("--gpu", "a6000", "--sampler", "best"), "'best' is not one of"),
         (("--gpu", "a6000", "--trials", "0"), "0 is not in the range"),
         (("--gpu", "a6000", "show"), "unexpected extra argument"),
         (("--frobnicate",), "No such option"),
-        (("import", "absent.json"), "absent.json is no file"),
-        (("simulate", "absent.json"), "absent.json is no file"),
+        (("import", "absent.json"), "there is no file absent.json"),
+        (("simulate", "absent.json"), "there is no file absent.json"),
         (("export", "out.json"), "nothing is tuned yet"),
         (("plot",), "nothing is tuned yet"),
     ],
@@ -536,7 +536,7 @@ def test_verify_measures_winners_again(worker, tmp_path, monkeypatch):
     with Store(db) as store:
         store.add(key, before.config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
         store.settle(key)
-    assert "has become another" in run("verify", "--db", db, "--backend", "stranger").output
+    assert "stored for version" in run("verify", "--db", db, "--backend", "stranger").output
 
 
 def test_verify_lets_no_time_of_another_day_win(worker, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ optuna = pytest.importorskip("optuna")
 
 from sdkde_autotune import lookup  # noqa: E402
 from sdkde_autotune.key import Key  # noqa: E402
-from sdkde_autotune.measure import Outcome, Task  # noqa: E402
+from sdkde_autotune.runner import Outcome, Task  # noqa: E402
 from sdkde_autotune.search import PAPER, candidates, search, size  # noqa: E402
 from sdkde_autotune.simulate import RecordedSpace, simulate, task_of  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402

@@ -26,6 +26,7 @@ from sdkde_core.choice import hardware, registry
 from sdkde_core.cli import files
 from sdkde_core.cli import streaming as stream
 from sdkde_core.cli.main import main
+from sdkde_core.engine import columns
 from sdkde_core.estimator.rules import resolve
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 from sdkde_core.testing import reference
@@ -335,19 +336,15 @@ def test_a_stream_is_the_whole(method, precision, weighted, small_batches):
 
 
 def test_training_samples_are_moved_once(small_batches, monkeypatch):
-    rows, made = [], []
-
-    class Counted(stream.TrainingSet):
-        def reduce(self, query):
-            rows.append(len(query.points))
-            return super().reduce(query)
-
-    for name, counted in (("TrainingSet", Counted), ("prepare", stream.prepare)):
-        monkeypatch.setattr(stream, name, lambda *a, n=name, c=counted, **o: (made.append(n), c(*a, **o))[1])
+    asked, reduce_rows = [], columns._reduce_rows
+    noted = lambda backend, problem, *a: (asked.append(problem), reduce_rows(backend, problem, *a))[1]  # noqa: E731
+    monkeypatch.setattr(columns, "_reduce_rows", noted)
+    made, init = [], columns.PackedColumns.__init__
+    monkeypatch.setattr(columns.PackedColumns, "__init__", lambda self, *a: (made.append(self), init(self, *a))[1])
     points = np.random.default_rng(2).normal(size=(6500, 2))
     sdkde("estimate", save("x.npy", points[:1500]), save("y.npy", points[1500:]), "-o", "out.npy")
-    assert rows == [1024, 476]
-    assert made == ["TrainingSet", "prepare"]  # packed once in each pass
+    assert [problem.m for problem in asked if problem.reduction == "mean"] == [1024, 476]
+    assert len(made) == 2  # one for each pass
 
 
 def test_neither_query_nor_result_is_whole_in_memory():
@@ -504,8 +501,7 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(stream, "prepare", None)
-    monkeypatch.setattr(stream, "TrainingSet", None)
+    monkeypatch.setattr(stream, "prepared", None)
     line = refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert line == "Error: out.npy: No space left on device\n"
     assert [p.name for p in Path().iterdir()] == ["x.npy"]
@@ -515,7 +511,7 @@ def test_running_out_of_memory_is_one_line(monkeypatch):
     def fail(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr(stream, "prepare", fail)
+    monkeypatch.setattr(stream, "prepared", fail)
     assert "Error: MemoryError" in refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert not Path("out.npy").exists()
 
@@ -524,7 +520,7 @@ def test_what_is_not_expected_keeps_its_traceback(monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(stream, "prepare", fail)
+    monkeypatch.setattr(stream, "prepared", fail)
     result = CliRunner().invoke(main, ["estimate", save("x.npy", X), "-o", "out.npy"])
     assert isinstance(result.exception, RuntimeError)
     assert [p.name for p in Path().iterdir()] == ["x.npy"]
@@ -611,19 +607,21 @@ def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("tool", "shown"),
+    ("names", "shown"),
     [
-        ("echo 'NVIDIA H200, 570.1, 143771 MiB'", "cuda:0  NVIDIA H200, driver 570.1, 143771 MiB, rates known"),
-        ("echo 'NVIDIA T1, 570.1, 4096 MiB'", "rates not known"),
-        ("echo no driver; exit 9", "none found"),
-        ("true", "none found"),
+        (
+            ("NVIDIA H200",),
+            "cuda:0  NVIDIA H200, driver 570.1, memory not known",
+        ),
+        (("NVIDIA H200", "NVIDIA T1"), "rates not known"),
+        ((), "none found"),
     ],
 )
-def test_doctor_finds_gpus_through_the_drivers_tool(tool, shown, tmp_path, monkeypatch):
-    script = tmp_path / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\n{tool}\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+def test_doctor_lists_gpus(names, shown, monkeypatch):
+    gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}") for i, name in enumerate(names))
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "driver_version", lambda: "570.1")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert shown in sdkde("doctor").output
 
 

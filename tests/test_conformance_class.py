@@ -10,6 +10,7 @@ from sdkde_core.testing import BackendConformance
 class TestMine(BackendConformance):
     backend = "{backend}"
     dimensions = (2,)
+    draws = 3
     xfail = {xfail}
 """
 
@@ -20,23 +21,53 @@ def _run(pytester, backend="numpy", xfail="{}", *arguments):
 
 
 def test_a_class_with_a_name_is_a_whole_test_file(pytester):
-    result = _run(pytester)
+    result = _run(pytester, "numpy", "{}", "-vv")
     counts = result.parseoutcomes()
     assert counts["passed"] > 100
     assert "failed" not in counts
-    names = _run(pytester, "numpy", "{}", "--collect-only").outlines
-    assert any(line.endswith("::TestMine::test_tolerance[high-mean-tails-d2-e100]") for line in names)
+    assert any("::TestMine::test_tolerance[high-mean-tails-d2-e100] PASSED" in line for line in result.outlines)
+    assert any("::TestMine::test_drawn[2-d2-p400000] PASSED" in line for line in result.outlines)
 
 
-def test_a_backend_that_is_not_there_fails(pytester):
-    result = _run(pytester, backend="absent")
+def test_a_backend_that_is_not_there_is_one_failure(pytester):
+    result = _run(pytester, "absent", "{}", "-rs")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["*backend 'absent' is not installed*"])
-    assert "passed" not in result.parseoutcomes() or result.parseoutcomes()["passed"] == 1
+    counts = result.parseoutcomes()
+    assert (counts["failed"], counts["passed"]) == (1, 1)
+    assert "errors" not in counts
+    result.stdout.fnmatch_lines(["*backend 'absent' is not installed*", "*one check has failed for all*"])
+
+
+WITHOUT = """
+from sdkde_numpy.backend import NumpyBackend
+from sdkde_core.choice import registry
+from sdkde_core.testing import BackendConformance
+from sdkde_core.testing.checks import Target
+
+class Lacking:
+    pass
+
+for name in ("probe", "prepare", "reduce"):
+    if name != "{method}":
+        setattr(Lacking, name, getattr(NumpyBackend, name))
+NumpyBackend.__new__ = lambda cls, *a, **k: object.__new__(Lacking)
+
+class TestMine(BackendConformance):
+    backend = "numpy"
+"""
+
+
+@pytest.mark.parametrize("method", ["probe", "prepare", "reduce"])
+def test_a_missing_method_is_one_failure(pytester, method):
+    pytester.makepyfile(WITHOUT.format(method=method))
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-q")
+    counts = result.parseoutcomes()
+    assert (counts["failed"], counts["passed"]) == (1, 1)
+    result.stdout.fnmatch_lines([f"*has no method '{method}'*"])
 
 
 def test_expected_failures_are_strict(pytester):
-    result = _run(pytester, xfail='{"repeat[high-mean]": "never fails"}')
+    result = _run(pytester, "numpy", '{"repeat[high-mean]": "never fails"}', "-k", "repeat")
     assert result.parseoutcomes()["failed"] == 1
     result.stdout.fnmatch_lines(["*XPASS(strict)*never fails*"])
 
@@ -60,4 +91,17 @@ def test_nothing_executed_is_a_failure(pytester):
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-q")
     result.stdout.fnmatch_lines(["*runs on no device here, so nothing was executed*"])
-    assert result.parseoutcomes().get("passed", 0) <= 1
+    counts = result.parseoutcomes()
+    assert (counts["failed"], counts["passed"]) == (1, 1)
+
+
+def test_the_oracle_is_asked_once_a_session(pytester, monkeypatch):
+    """Its answers are in a folder that all processes of the session have."""
+    folder = pytester.path / "truths"
+    monkeypatch.setenv("SDKDE_TRUTHS", str(folder))
+    result = _run(pytester, "numpy", "{}", "-k", "tolerance and mixture")
+    kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
+    assert len(kept) == 6  # three extents, queries and the points themselves
+    again = _run(pytester, "numpy", "{}", "-k", "tolerance and mixture")
+    assert result.parseoutcomes() == again.parseoutcomes()
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == kept

@@ -21,8 +21,8 @@ import sdkde_core
 from sdkde_core import tuning
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
-from sdkde_core.engine.merge import each, merge
-from sdkde_core.engine.outliers import reduce_pass
+from sdkde_core.engine import devices
+from sdkde_core.plugin import each, merge, reduce_pass
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.checks import CHECKS, Target
@@ -41,7 +41,7 @@ def _errors(case, problem, device, info=None, backend=None):
     record = registry.find(NAME)
     columns = Columns(*(torch.tensor(x, device=device) for x in (case.points, case.log_weights)))
     queries = None if problem.same else torch.tensor(case.queries, device=device)
-    got, _ = reduce_pass(backend or record.info.load(), info or record.info, problem, columns, queries)
+    got = reduce_pass(backend or record.info.load(), info or record.info, problem, columns, queries)
     exclude, (scale,) = "exclude_self" in problem.requires, problem.scales or (1.0,)
     want = problems.truth(case, same=problem.same, exclude_self=exclude, scale=scale)
     return problems.errors(problem, each(got, to_host), want)
@@ -167,9 +167,9 @@ def test_simulated_memory_changes_no_bits(monkeypatch):
         whole = backend.reduce(problem, None, backend.prepare(problem, columns))
         with monkeypatch.context() as patch:
             patch.setattr(module, "_slab", crowded)
-            patch.setattr(module, "FEWEST_ROWS", 4)
+            patch.setattr(devices, "FEWEST_ROWS", 4)
             parts = backend.reduce(problem, None, backend.prepare(problem, columns))
-            patch.setattr(module, "FEWEST_ROWS", 16)
+            patch.setattr(devices, "FEWEST_ROWS", 16)
             with pytest.raises(DeviceOutOfMemory):
                 backend.reduce(problem, None, backend.prepare(problem, columns))
         assert max(sizes) > fit >= min(sizes)

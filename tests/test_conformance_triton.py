@@ -87,7 +87,7 @@ def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precis
             points, log_weights, queries = (
                 torch.tensor(x, device=device) for x in (case.points, case.log_weights, case.queries)
             )
-            got, _ = reduce_pass(backend, record.info, problem, Columns(points, log_weights), None if same else queries)
+            got = reduce_pass(backend, record.info, problem, Columns(points, log_weights), None if same else queries)
             error = problems.errors(problem, each(got, to_host), problems.truth(case, same=same))
             assert error.max() < most, (reduction, same, error.max())
 
@@ -176,7 +176,7 @@ def _crowded(compute, fit, sizes):
     def within(problem, points, state, own):
         sizes.append(points.shape[0])
         if points.shape[0] > fit:
-            raise torch.cuda.OutOfMemoryError
+            raise torch.cuda.OutOfMemoryError("out of memory")
         return compute(problem, points, state, own)
 
     return within
@@ -185,6 +185,8 @@ def _crowded(compute, fit, sizes):
 def _same_bits_in_slabs(monkeypatch, case, device, precision, fit):
     """Reduce, then again where memory does not suffice for more than ``fit`` rows at a time."""
     from sdkde_triton import backend as module
+
+    from sdkde_core.engine import devices
 
     record = registry.find("triton")
     backend = record.info.load()
@@ -199,7 +201,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit):
         whole = backend.reduce(problem, queries, backend.prepare(problem, columns))
         sizes: list[int] = []
         with monkeypatch.context() as patch:
-            patch.setattr(module, "FEWEST_ROWS", 8)
+            patch.setattr(devices, "FEWEST_ROWS", 8)
             patch.setattr(module, "_packed", _crowded(module._packed, fit, sizes))
             patch.setattr(module, "_direct", _crowded(module._direct, fit, sizes))
             parts = backend.reduce(problem, queries, backend.prepare(problem, columns))

@@ -19,9 +19,9 @@ from sdkde_core.arrays import ingest
 from sdkde_core.choice import registry, select
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.estimator import plan as execute
-from sdkde_core.estimator.plan import plan, run
-from sdkde_core.estimator.rules import resolve
-from sdkde_core.estimator.spec import EstimatorSpec
+from sdkde_core.estimator.fitted import run
+from sdkde_core.estimator.plan import plan
+from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.protocol import BackendInfo, Support
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import CASES, make
@@ -71,6 +71,7 @@ def _backend(monkeypatch):
     """The backend of the device, and the same for NumPy arrays."""
     monkeypatch.setitem(sys.modules, "exact_anywhere", SimpleNamespace(Exact=Exact))
     monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
+    monkeypatch.setattr("sdkde_core.protocol.ARRAYS", ("numpy", "strict"))
     monkeypatch.setattr(select, "_loaded", {})
     monkeypatch.setattr(Exact, "problems", [])
     records = []
@@ -96,12 +97,7 @@ def looks(monkeypatch):
             seen.append("to_host")
         return original(x)
 
-    for module in (
-        arrays,
-        execute,
-        sys.modules["sdkde_core.engine.outliers"],
-        sys.modules["sdkde_core.estimator.bandwidth"],
-    ):
+    for module in [m for name, m in sys.modules.items() if name.startswith("sdkde_core.") and hasattr(m, "to_host")]:
         monkeypatch.setattr(module, "to_host", to_host)
     return seen
 
@@ -190,11 +186,12 @@ def test_the_extent_bounds_moved_samples_too(kind):
     """The backend checks that it does, in every pass."""
     case = make(kind, 50, 20, 2)
     for query in (case.queries, None):
-        spec = EstimatorSpec("sdkde", precision="float64")
-        data = ingest(case.points, query, np.exp(case.log_weights - case.log_weights.max()))
-        ready = plan(spec, data, resolve(1.0, data.train), backend="here")
+        weights = np.exp(case.log_weights - case.log_weights.max())
+        options = {"bandwidth": 1.0, "weights": weights, "backend": "here"}
+        ready = plan(Request(Goal.DENSITY, precision="float64", **options), case.points, query)
         run(ready)
-        largest = np.hypot(*(ready.train.T if query is None else np.r_[ready.train, ready.query].T)).max()
+        points = ready.columns.points
+        largest = np.hypot(*(points.T if query is None else np.r_[points, ready.query].T)).max()
         assert all(largest <= p.extent <= 1.0906 * largest + 1e-4 for p in ready.problems)
     assert len(Exact.problems) == 4
 

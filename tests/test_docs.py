@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def test_the_readmes_commands_exist():
 
 def test_every_method_and_backend_is_in_the_readme():
     for name in (
-        *sdkde_core.estimator.spec.METHODS,
+        *sdkde_core.estimator.request.METHODS,
         *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde-core"),
     ):
         assert f"`{name}`" in README or f'`"{name}"`' in README, name
@@ -78,3 +79,25 @@ def test_the_demos_errors_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"sdkde-core\[demo\]"):
         demo.run_demo(tmp_path / "x.png", "auto", print)
+
+
+def test_the_architecture_page_names_what_there_is():
+    """Every file and module that it names exists, and every room of the core stands in its drawing."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawing, text = page.split("```")[1], page.split("```")[2]
+    core = ROOT / "sdkde_core"
+    for entry in core.iterdir():
+        room = entry.name.removesuffix(".py")
+        if not room.startswith(("_", "py")) or room == "plugin":
+            assert re.search(rf"\b{room}\b", drawing), f"{room} is not in the drawing"
+    for name in re.findall(r"`([a-z_]+/[a-z_]+\.py)`", text):
+        assert (core / name).exists() or (ROOT / name).exists(), name
+    for name in re.findall(r"`((?:api|estimator|engine|choice|cli|arrays|protocol)\.[\w.]+)`", text):
+        module, parts = "sdkde_core", name.split(".")
+        while parts and importlib.util.find_spec(f"{module}.{parts[0]}"):
+            module += f".{parts.pop(0)}"
+            if not hasattr(importlib.import_module(module), "__path__"):
+                break
+        value = importlib.import_module(module)
+        for part in parts:
+            value = getattr(value, part)

@@ -17,7 +17,7 @@ pytest.importorskip("finufft")
 
 from sdkde_fourier import bounds, modes, price
 from sdkde_fourier.backend import FourierBackend
-from sdkde_fourier.rows import Neighbourhoods, Outside
+from sdkde_fourier.neighbours import Neighbourhoods, Outside
 from sdkde_fourier.transforms import to_modes, to_points
 
 

@@ -345,7 +345,7 @@ def test_where_none_differentiates_the_error_says_what_to_do(monkeypatch):
     here = tuple(r for r in RECORDS if r.name == "numpy")
     monkeypatch.setattr(registry, "records", lambda: (*here, absent))
     x, y, _, _ = inputs(2, 20, 6)
-    with pytest.raises(sdkde_core.BackendUnavailable, match=r"requires grad: install.*sdkde\[torch\].*no_grad\(\)"):
+    with pytest.raises(sdkde_core.BackendUnavailable, match=r"grad: install.*sdkde-core\[torch\].*no_grad\(\)"):
         sdkde_core.estimate(x, y)
 
 

@@ -1,8 +1,10 @@
-"""Backends that are wrong in one way each: the conformance suite must catch every one.
+"""Backends that are plainly wrong, each in one way: named checks of the conformance suite must catch every one.
 
-The reports of `CAUGHT` are what a plugin's author would see; run this file with `-s` for the table.
+What a careful stranger gets wrong is in test_mutants_strangers.py, what nobody thought of in test_mutants_generated.py.
+Run with `-s` for the table.
 """
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +16,10 @@ from sdkde_numpy.formulas import Expanded
 from sdkde_numpy.info import INFO
 
 from sdkde_core.engine.merge import each
-from sdkde_core.protocol import FEATURES, Reduction
+from sdkde_core.protocol import Reduction
 from sdkde_core.testing.checks import CHECKS, Profile, Target, cases, failures
 
-SMALL = Profile((1, 3, 17), (10.0, 100.0))
+SMALL = Profile((1, 3, 17), (10.0, 100.0), draws=13)
 ALL = replace(INFO, features=INFO.features | {"grad"})
 
 
@@ -207,15 +209,11 @@ MUTANTS = {
         replace(INFO, features=INFO.features | {"column_scale"}),
         {"declaration"},
     ),
-    "every requirement claimed": (
-        NumpyBackend,
-        replace(INFO, features=frozenset({*FEATURES, "anything"})),
-        {"declaration"},
-    ),
     "batches of rows miscounted": (OffsetIgnored, INFO, {"exclude_self"}),
     "queries changed": (ChangesQueries, INFO, {"inputs_untouched"}),
     "not deterministic": (Unsteady, INFO, {"repeat"}),
     "any option taken": (AnyOption, replace(INFO, implementation=f"{__name__}:AnyOption"), {"options"}),
+    "arrays of no library": (NumpyBackend, replace(INFO, arrays="foo"), {"declaration"}),
     "no precision": (NumpyBackend, replace(INFO, precisions=()), {"declaration"}),
     "grad in NumPy": (NumpyBackend, replace(INFO, features=INFO.features | {"grad"}), {"declaration"}),
     "results not attached": (Unattached, plain_torch.INFO, {"grad"}),
@@ -231,18 +229,17 @@ MUTANTS = {
 }
 
 
-#: Every other one is left to `make test-full`.
-SOME = [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(MUTANTS)]
+def _profile(name):
+    return Profile((784,), (30.0,)) if "784" in name else SMALL
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_the_suite_catches(name):
+@pytest.mark.parametrize("name", MUTANTS)
+def test_named_checks_catch_it(name):
     factory, info, expected = MUTANTS[name]
-    profile = Profile((784,), (30.0,)) if "784" in name else SMALL
-    only = sorted(expected) if issubclass(factory, PlainTorch) else ()  # whose other answers are right, and slow
-    caught = {key.partition("[")[0] for key in failures(Target(info, factory(), "cpu"), profile, only)}
-    print(f"{name:36} {', '.join(sorted(caught))}")
-    assert expected <= caught
+    target = Target(info, factory(), "cpu")
+    caught = {check for check in sorted(expected) if failures(target, _profile(name), [check], most=1)}
+    print(f"| {name} | {', '.join(sorted(caught))} |")
+    assert caught == expected
 
 
 def test_float32_log_sums_are_caught_in_784_dimensions_where_they_would_pass_in_few():
@@ -253,13 +250,47 @@ def test_float32_log_sums_are_caught_in_784_dimensions_where_they_would_pass_in_
     assert [key for key in many if "log_sum-mixture" in key]
 
 
-def test_a_right_backend_passes():
-    assert failures(Target(INFO, NumpyBackend(), "cpu"), SMALL) == {}
-
-
 def test_a_right_backend_with_derivatives_passes():
     target = Target(plain_torch.INFO, PlainTorch(), "cpu")
-    assert failures(target, SMALL, only=["declaration", "grad", "sizes"]) == {}
+    profile = SMALL._replace(pairs=4000)
+    assert failures(target, profile, only=["declaration", "grad", "sizes", "multi_scale", "drawn"]) == {}
+
+
+class NoPrepare:
+    """Lacks a method."""
+
+    probe = NumpyBackend.probe
+    reduce = NumpyBackend.reduce
+
+
+class OtherArguments(NumpyBackend):
+    """Takes what no caller passes."""
+
+    def prepare(self, columns):
+        return super().prepare(None, columns)
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [(NoPrepare(), "has no method 'prepare'"), (OtherArguments(), "takes 2 positional arguments")],
+)
+def test_what_does_not_work_at_all_is_one_failure(backend, message):
+    found = failures(Target(INFO, backend, "cpu"), SMALL)
+    assert list(found) == ["answers_something[backend]"]
+    assert message in found["answers_something[backend]"]
+
+
+def test_messages_say_what_was_asked_and_what_came():
+    class Off(NumpyBackend):
+        def reduce(self, problem, queries, state, own_offset=0):
+            got = super().reduce(problem, queries, state, own_offset)
+            return got if got.shift is None else replace(got, shift=got.shift + 0.5)
+
+    found = failures(Target(replace(INFO, precisions=("high",)), Off(), "cpu"), SMALL, ["multi_scale"])
+    message = found["multi_scale[high-mean]"]
+    for part in ("shift of mean at high", "about tiles", "m=67 n=211 d=3", "multi_scale", "scale 0.5", "row "):
+        assert part in message
+    assert re.search(r"row \d+ is \[.*\], should be \[.*\]; off by 0\.866, \d\.\d+e\+05 times the tolerance", message)
 
 
 def test_every_check_is_needed_or_guards_a_format():
@@ -280,11 +311,12 @@ def test_names_are_stable():
         "exclude_self[high-mean]",
         "multi_scale[float64-laplace]",
         "grad[high-mean]",
+        "drawn[12-d17-p400000]",
     } <= set(names)
     assert set(CHECKS) == {
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
-        *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched"),
-        *("exclude_self", "values", "multi_scale", "grad"),
+        *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched", "results_are_the_callers"),
+        *("expected_rows", "threads", "far_below", "exclude_self", "multi_scale", "grad", "drawn"),
     }
 
 

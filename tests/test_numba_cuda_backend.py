@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +18,7 @@ pytest.importorskip("numba_cuda")
 import torch
 from sdkde_numba import gpu_bounds, gpu_info, gpu_launch, gpu_space, gpu_tunables
 from sdkde_numba.gpu_info import INFO
-from sdkde_numba.gpu_space import Config, depth_of
+from sdkde_numba.gpu_space import LaunchConfig, depth_of
 
 from sdkde_core import tuning
 from sdkde_core.choice import cards, cost
@@ -62,23 +63,20 @@ def test_no_module_has_a_name_that_numba_takes_for_its_own():
     ],
 )
 def test_the_extent_picks_the_arithmetic(reduction, precision, extent, more, kind):
-    assert gpu_bounds.arithmetic(problem(reduction, precision=precision, **more), extent) == kind
+    assert gpu_bounds.arithmetic(problem(reduction, precision=precision, extent=extent, **more)) == kind
 
 
 def test_log_weights_beyond_float32_are_summed_in_float64():
-    assert gpu_bounds.arithmetic(problem(), 5.0, 1e6) == "float64"
+    assert gpu_bounds.arithmetic(problem(extent=5.0), 1e6) == "float64"
 
 
 @pytest.mark.parametrize(("d", "precision", "reduction"), [*product((1, 3, 16, 128, 784), ("fast", "high"), Reduction)])
-def test_pairs_take_over_where_coordinates_end_and_scales_shrink_the_limit(d, precision, reduction):
+def test_pairs_take_over_where_coordinates_end(d, precision, reduction):
     given = problem(reduction, d=d, precision=precision, same=True)
     single, limit = gpu_bounds.single_limit(given), INFO.extent_limit(given)
     assert 5.0 < single < limit
-    assert gpu_bounds.arithmetic(given, 1.01 * max(single, gpu_bounds.expanded_limit(given))) == "doubled"
-    scaled = problem(
-        reduction, d=d, precision=precision, same=True, requires=frozenset({"multi_scale"}), scales=(0.5, 2.0)
-    )
-    assert INFO.extent_limit(scaled) == 0.5 * limit
+    beyond = 1.01 * max(single, gpu_bounds.expanded_limit(given))
+    assert gpu_bounds.arithmetic(replace(given, extent=beyond)) == "doubled"
 
 
 def test_a_rows_threads_hold_its_coordinates():
@@ -94,7 +92,7 @@ def test_a_rows_threads_hold_its_coordinates():
 @pytest.mark.parametrize(("kind", "arithmetic", "d"), [*product(Reduction, gpu_bounds.ARITHMETICS, DIMENSIONS)])
 def test_defaults_fit(kind, arithmetic, d):
     config = gpu_space.default(kind.value, d, arithmetic)
-    assert Config.of(config._asdict()) == config
+    assert LaunchConfig.of(config._asdict()) == config
     assert gpu_space.fits(config, kind.value, d, arithmetic)
 
 
@@ -154,7 +152,7 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
         tuning.using({"mean_single": bad}),
         pytest.raises(ValueError, match="mean_single cannot be launched"),
     ):
-        gpu_launch.configuration(problem("mean", same=True), "single", gpu_launch.Processor.of(torch.device("cpu")))
+        gpu_launch.configuration(problem("mean", same=True), "single", gpu_launch.Card.of(torch.device("cpu")))
 
 
 @needs_compiler

@@ -49,14 +49,15 @@ def _imports(path):
 #: The core's rooms, each with the rooms that it may import from. A file beside them is a room of its own.
 ROOMS = {
     "protocol": set(),
+    "storage": set(),
     "arrays": set(),
     "engine": {"protocol", "arrays"},
-    "choice": {"protocol", "engine"},
+    "choice": {"protocol", "storage", "engine"},
     "tuning": {"protocol", "choice"},
-    "plugin": {"protocol", "arrays", "engine", "choice"},
+    "plugin": {"protocol", "storage", "arrays", "engine", "choice"},
     "estimator": {"protocol", "arrays", "engine", "choice"},
     "api": {"protocol", "arrays", "choice", "estimator"},
-    "cli": {"protocol", "arrays", "choice", "estimator", "api"},
+    "cli": {"protocol", "storage", "arrays", "choice", "estimator", "api"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
 
@@ -75,7 +76,8 @@ def test_the_cores_rooms_import_each_other_one_way():
 
 def test_the_core_imports_numpy_array_api_compat_and_the_standard_library_only():
     allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
-    own = {"cli": {"click", "sklearn", "matplotlib"}, "testing": {"pytest"}}
+    own = {"cli": {"click", "sklearn", "matplotlib"}, "testing": {"pytest"}, "storage.py": {"platformdirs"}}
+    own |= {"choice": {"pynvml"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]
         found = {name.partition(".")[0] for name in _imports(path)}
@@ -122,7 +124,7 @@ def test_the_tuner_imports_the_core_and_no_backend():
         "torch",
     }
     light = {"__init__.py", "key.py", "lookup.py", "provenance.py"}
-    only = {"sqlite_utils": {"rows.py", "schema.py", "store.py"}, "optuna": {"search.py"}, "torch": {"bench.py"}}
+    only = {"sqlite_utils": {"records.py", "schema.py", "store.py"}, "optuna": {"search.py"}, "torch": {"bench.py"}}
     for path in sorted((ROOT / "autotune" / "sdkde_autotune").glob("*.py")):
         found = {name.partition(".")[0] for name in _imports(path)}
         found -= {"sdkde_core", "sdkde_autotune", *sys.stdlib_module_names}

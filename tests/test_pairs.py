@@ -58,7 +58,7 @@ def _answer(name, problem, case):
     columns, queries = (convert(x, info.arrays, "cpu") for x in (case.points, case.log_weights)), None
     if not problem.same:
         queries = convert(case.queries, info.arrays, "cpu")
-    return each(reduce_pass(backend, info, problem, Columns(*columns), queries)[0], to_host)
+    return each(reduce_pass(backend, info, problem, Columns(*columns), queries), to_host)
 
 
 def _off(problem, a, b):

@@ -1,6 +1,10 @@
 """Prepared training sets: the numbers of estimate, with the training samples moved and packed once."""
 
+import ast
+import copy
 import logging
+import pickle
+import subprocess
 import sys
 import threading
 import warnings
@@ -17,11 +21,8 @@ from sdkde_numpy.info import INFO
 import sdkde_core
 from sdkde_core import arrays
 from sdkde_core.choice import registry, select
-from sdkde_core.engine import outliers as split
-from sdkde_core.engine import packed as prepared_columns
+from sdkde_core.engine import columns as packed_columns
 from sdkde_core.engine.exact import reduce_exact
-from sdkde_core.estimator import bandwidth
-from sdkde_core.estimator import plan as execute
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 from sdkde_core.testing import reference
 
@@ -263,8 +264,8 @@ def test_bits_do_not_depend_on_the_batches_before(precision, outlier):
     for order in (range(10), (9, 5, 0, 6, 1, 7, 8, 2, 3, 4), range(9, -1, -1)):
         for i in order:
             assert np.array_equal(ready.estimate(batches[i], log=True), fresh[i])
-    (columns,) = ready._set._prepared.values()
-    assert len(columns._states) <= prepared_columns.KEPT
+    (columns,) = ready._fitted._packed.values()
+    assert len(columns._states) <= packed_columns.KEPT
 
 
 # --- far points, zero weights -----------------------------------------------------------------------------------
@@ -524,6 +525,7 @@ def _there(x):
 def looks(monkeypatch):
     """What the core looks at on the device: on a GPU each look waits for all that was started before."""
     monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
+    monkeypatch.setattr("sdkde_core.protocol.ARRAYS", ("numpy", "strict"))
     info = {"devices": (str(DEVICE).lower(),), "precisions": ("float64",), "arrays": "strict", "work": None}
     _register(monkeypatch, "there", Exact, features=frozenset({"weights"}), extent_limit=lambda p: 60.0, **info)
     seen, kind = [], type(_there(X))
@@ -536,7 +538,7 @@ def looks(monkeypatch):
             seen.append("to_host")
         return original(x)
 
-    for module in (arrays, execute, split, prepared_columns, bandwidth):
+    for module in [m for name, m in sys.modules.items() if name.startswith("sdkde_core.") and hasattr(m, "to_host")]:
         monkeypatch.setattr(module, "to_host", to_host)
     return seen
 
@@ -578,3 +580,67 @@ def test_numbers_that_are_not_finite_are_named(looks):
     y[2, 1] = 1e300
     with pytest.raises(ValueError, match="too small for the data"):
         ready.estimate(_there(y))
+
+
+# --- immutable, and at home elsewhere -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("h", ["silverman", "scott"])
+def test_copies_and_pickles_give_the_same_bits(method, h):
+    ready = sdkde_core.prepare(X, method=method, bandwidth=h, weights=W)
+    want = ready.estimate(Y)
+    for other in (copy.copy(ready), copy.deepcopy(ready), pickle.loads(pickle.dumps(ready))):
+        assert np.array_equal(other.estimate(Y), want)
+        assert repr(other) == repr(ready)
+    again = pickle.loads(pickle.dumps(ready.bandwidth))
+    assert np.array_equal(again.matrix, ready.bandwidth.matrix)
+
+
+def test_it_travels_to_another_process(tmp_path):
+    ready = sdkde_core.prepare(X, weights=W, precision="float64")
+    (tmp_path / "ready").write_bytes(pickle.dumps(ready))
+    np.save(tmp_path / "y.npy", Y)
+    code = "import pickle, numpy as np; print(pickle.load(open('ready', 'rb')).estimate(np.load('y.npy')).tolist())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == ready.estimate(Y).tolist()
+
+
+def test_where_its_backend_is_not_another_takes_over(monkeypatch):
+    """Unless the user named one: a named backend never falls back."""
+    kept = {}
+    with monkeypatch.context() as patch:
+        _register(patch, "here", NumpyBackend)
+        for name in ("auto", "here"):
+            ready = sdkde_core.prepare(X, backend=name, precision="float64")
+            assert ready.backend == "here"
+            kept[name] = pickle.dumps(ready), ready.estimate(Y)
+    packed, want = kept["auto"]
+    there = pickle.loads(packed)
+    assert there.backend == "numpy"
+    np.testing.assert_allclose(there.estimate(Y), want, rtol=1e-10)
+    with pytest.raises(BackendUnavailable, match="'here' is unknown"):
+        pickle.loads(kept["here"][0])
+
+
+def test_torch_columns_come_to_the_host_and_back():
+    ready = sdkde_core.prepare(torch.from_numpy(X), backend="torch", bandwidth=H)
+    again = pickle.loads(pickle.dumps(ready))
+    assert again.backend == "torch"
+    assert torch.equal(again.estimate(torch.from_numpy(Y)), ready.estimate(torch.from_numpy(Y)))
+
+
+def test_nothing_of_it_can_be_changed():
+    ready = sdkde_core.prepare(X, bandwidth=[0.1, 0.2, 0.3])
+    for name in ("bandwidth", "method", "backend"):
+        with pytest.raises(AttributeError):
+            setattr(ready, name, "other")
+    for h in (ready.bandwidth, pickle.loads(pickle.dumps(ready.bandwidth))):
+        with pytest.raises(ValueError, match="read-only"):
+            h.factor[0] = 0.0
+        with pytest.raises(AttributeError):
+            h.factor = np.zeros(3)
+    given = np.array([0.1, 0.2, 0.3])
+    h = sdkde_core.Bandwidth(3, given)
+    given[:] = 0.0
+    assert h.factor.tolist() == [0.1, 0.2, 0.3]

@@ -4,7 +4,9 @@ import mpmath
 import numpy as np
 import pytest
 
-from sdkde_core.testing import reference
+from sdkde_core.testing import problems, reference, truths
+from sdkde_core.testing.checks import PROFILES
+from sdkde_core.testing.drawn import draw, parameters
 
 
 def _mp_density(train, query, h_matrix, weights, method):
@@ -125,3 +127,67 @@ def test_gradient_is_the_derivative_of_the_log_density():
         up = reference.estimate(x, y + e, method="kde", bandwidth=h, log=True)
         down = reference.estimate(x, y - e, method="kde", bandwidth=h, log=True)
         np.testing.assert_allclose(reference.grad_log_density(x, y, h)[:, k], (up - down) / (2 * step), rtol=1e-7)
+
+
+def test_numbers_say_which_column_each_row_leaves_out():
+    x, y = np.random.default_rng(5).normal(size=(2, 6, 2))
+    got = reference.sums(y, x, exclude_self=[2, -1, 6, 0, -4, 5])
+    every = reference.sums(y, x)
+    for i, own in enumerate([2, None, None, 0, None, 5]):
+        log_w = np.full(6, -np.log(6))
+        if own is not None:
+            log_w[own] = -np.inf
+        want = reference.sums(y[i : i + 1], x, log_weights=log_w)
+        assert got.log_sum[i] == want.log_sum[0]
+        assert (got.log_sum[i] == every.log_sum[i]) == (own is None)
+
+
+@pytest.mark.parametrize("index", range(0, 39, 3))
+def test_plain_float64_is_right_for_the_suites_random_problems(index):
+    """Their truths are plain sums: they must be exact far within every tolerance."""
+    seed, d = (int(x.lstrip("d")) for x in list(parameters(None, PROFILES["quick"]))[index].split("-")[:2])
+    asked = draw(seed, d, 20_000, frozenset({"weights", "exclude_self", "multi_scale"}))
+    case, rows = asked.case, np.unique([0, len(asked.case.queries) // 2, len(asked.case.queries) - 1])
+    own = rows + asked.own_offset if "exclude_self" in asked.features else False
+    for scale in asked.scales or (1.0,):
+        got = reference.near_sums(case.queries[rows], case.points, case.log_weights, own, scale)
+        want = reference.sums(
+            case.queries[rows], case.points, log_weights=case.log_weights, exclude_self=own, scale=scale
+        )
+        np.testing.assert_allclose(got.log_sum, want.log_sum, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(got.log_plus, want.log_plus, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(got.signed, want.signed, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(got.shift, want.shift, rtol=0, atol=9e-13)
+
+
+def test_plain_float64_of_no_rows_and_of_an_empty_sum():
+    assert reference.near_sums(np.empty((0, 2)), np.ones((3, 2)), np.zeros(3)).shift.shape == (0, 2)
+    got = reference.near_sums(np.ones((1, 2)), np.ones((1, 2)), np.zeros(1), True)
+    assert (got.log_sum[0], got.signed[0], got.shift.any()) == (-np.inf, 0.0, False)
+
+
+def test_far_columns_that_are_left_out_change_nothing():
+    """The oracle drops what is clearly 800 nats below a row's largest term; weights may be what makes it large."""
+    x, y = np.array([[0.0], [39.0], [45.0], [90.0]]), np.array([[0.0], [1.0], [44.0]])
+    log_w = np.array([-1.0, -600.0, 0.0, 0.0])
+    got = reference.sums(y, x, log_weights=log_w)
+    for i, row in enumerate(y[:, 0]):
+        with mpmath.workdps(40):
+            total = sum(mpmath.exp(w - (mpmath.mpf(float(u)) - float(row)) ** 2 / 2) for u, w in zip(x[:, 0], log_w))
+            assert abs(got.log_sum[i] - float(mpmath.log(total))) < 1e-12
+
+
+def test_answers_are_kept_and_a_broken_one_is_computed_again(monkeypatch, tmp_path):
+    monkeypatch.setenv(truths.FOLDER, str(tmp_path))
+    case = problems.make("mixture", 23, 5, 2, 7.0, seed=77)
+    first = problems.truth(case)
+    (path,) = tmp_path.iterdir()
+    for content in (path.read_bytes(), b"", b"PK nothing"):
+        path.write_bytes(content)
+        truths._answers.clear()
+        again = problems.truth(case)
+        for a, b in zip(first, again):
+            np.testing.assert_array_equal(a, b)
+    monkeypatch.setattr(reference, "sums", None)  # not asked: the answer is in memory
+    assert problems.truth(case) is again
+    assert not again.shift.flags.writeable

@@ -105,7 +105,13 @@ def test_a_strangers_backend_is_found_named_and_chosen_when_fastest(install):
         ("def broken(:", "SyntaxError"),
         ("class Own(BaseException): pass\nraise Own('odd')", "Own: odd"),
         (good("other", "sad"), "named 'other', its entry point 'sad'"),
-        (good("sad", "sad", protocol="None"), "cannot be read"),
+        (good("sad", "sad", protocol="None"), "BackendInfo.protocol is None; pass (major, minor)"),
+        (
+            good("sad", "sad").replace('devices=("cpu",)', 'devices="cpu"'),
+            "devices is 'cpu'; pass a tuple of strings, such as ('cpu',)",
+        ),
+        (good("sad", "sad", more='requires_modules="jax",'), "pass a tuple of strings, such as ('jax',)"),
+        (good("sad", "sad", more='arrays="foo",'), "arrays is 'foo'; pass one of 'numpy', 'torch', 'cupy'"),
     ],
 )
 def test_a_broken_plugin_is_listed_with_its_cause(install, source, cause):
@@ -121,15 +127,16 @@ def test_a_broken_plugin_is_listed_with_its_cause(install, source, cause):
 
 def test_another_protocol_major_is_refused_with_both_versions(install):
     install("future", "future", good("future", "future", protocol=(99, 2)))
-    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 99\.2, this sdkde 1\.3; update sdkde"):
+    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 99\.2, this sdkde 1\.0; update sdkde"):
         sdkde_core.estimate(X, backend="future")
     install("past", "past", good("past", "past", protocol=(0, 7)))
     assert "update the plugin" in registry.find("past").reason
 
 
-def test_a_newer_minor_is_taken(install):
+def test_a_newer_minor_asks_for_a_newer_sdkde(install):
     install("newer", "newer", good("newer", "newer", protocol=(1, 9)))
-    assert sdkde_core.estimate(X, backend="newer").shape == (60,)
+    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 1\.9, this sdkde 1\.0; update sdkde"):
+        sdkde_core.estimate(X, backend="newer")
 
 
 def test_a_taken_name_resolves_the_same_way_every_time(install):
@@ -284,12 +291,17 @@ def test_only_explaining_judges_and_prices_them_all(install, monkeypatch):
     assert len(asked) == 2  # once to explain, once to choose
 
 
-def test_devices_in_question():
+def test_devices_in_question(monkeypatch):
+    known = {"cpu", "cuda:0"}
+    monkeypatch.setattr(select, "processor", lambda place: place if place in known else None)
     info = BackendInfo("gpu", (1, 0), "x:y", ("cuda",), ("high",), supports=lambda p: Support(True, "yes"))
     both = BackendInfo("both", (1, 0), "x:y", ("cpu", "cuda"), ("high",))
     assert select._devices(info, None, "cpu") == ["cuda:0"]
     assert select._devices(both, None, "cpu") == ["cpu", "cuda:0"]
     assert select._devices(both, "cpu", "cpu") == ["cpu"]
+    known.remove("cuda:0")
+    assert select._devices(both, None, "cpu") == ["cpu"]
+    assert select._devices(info, None, "cpu") == ["cuda:0"]
     assert select._devices(both, None, "cuda:1") == ["cuda:1"]
     assert select._devices(both, "cuda", "cuda:1") == ["cuda:1"]
     assert select._devices(both, "cuda", "cpu") == ["cuda:0"]

@@ -1,7 +1,6 @@
 """Derivatives of the PyTorch backend's reductions, against finite differences and autograd through plain formulas."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,8 +41,8 @@ def _data(d, weights="none", m=5, n=9, seed=0, device="cpu"):
     return [None if a is None else torch.tensor(a, device=device, requires_grad=True) for a in (x, y, w)]
 
 
-def _reduce(reduction, x, y, w, precision="float64", options=(), own_offset=None, scales=(), extent=20.0):
-    requires = {"grad"} | ({"weights"} if w is not None else set()) | ({"multi_scale"} if scales else set())
+def _reduce(reduction, x, y, w, precision="float64", options=(), own_offset=None, extent=20.0):
+    requires = {"grad"} | ({"weights"} if w is not None else set())
     requires |= set() if own_offset is None else {"exclude_self"}
     m, n = len(x if y is None else y), len(x)
     problem = Problem(
@@ -56,7 +55,6 @@ def _reduce(reduction, x, y, w, precision="float64", options=(), own_offset=None
         same=y is None,
         requires=frozenset(requires),
         extent=extent,
-        scales=scales,
     )
     backend = TorchBackend(**dict(options))
     log_w = torch.full((n,), -math.log(n), dtype=torch.float64, device=x.device) if w is None else w.detach().log()
@@ -70,11 +68,11 @@ def _differentiable(reduction, got):
     return (got.log_sum, got.shift) if reduction is Reduction.MEAN else (got.log_magnitude,)
 
 
-def _plain(reduction, x, y, w, own_offset=None, scale=1.0):
+def _plain(reduction, x, y, w, own_offset=None):
     """The reduction written out, for autograd; weights may be zero."""
     n, d = x.shape
     rows = x if y is None else y
-    away = (x[None] - rows[:, None]) / scale
+    away = x[None] - rows[:, None]
     e = -0.5 * (away**2).sum(-1)
     w = torch.full((n,), 1.0 / n, dtype=torch.float64, device=x.device) if w is None else w
     if own_offset is not None:
@@ -89,16 +87,15 @@ def _plain(reduction, x, y, w, own_offset=None, scale=1.0):
     log_sum = terms.sum(1).log() + top
     if reduction is Reduction.LOG_SUM:
         return (log_sum,)
-    return log_sum, (terms[..., None] * away).sum(1) / terms.sum(1)[:, None] * scale
+    return log_sum, (terms[..., None] * away).sum(1) / terms.sum(1)[:, None]
 
 
-def _compare(reduction, tensors, rtol=1e-8, atol=1e-10, own_offset=None, scales=(), **options):
+def _compare(reduction, tensors, rtol=1e-8, atol=1e-10, own_offset=None, **options):
     """Derivatives of a random combination of the results, by both ways."""
     leaves = [t for t in tensors if t is not None]
     x, y, w = tensors
-    got = _differentiable(reduction, _reduce(reduction, x, y, w, own_offset=own_offset, scales=scales, **options))
-    one = [_plain(reduction, x, y, w, own_offset, s) for s in scales or (1.0,)]
-    want = tuple(torch.stack(parts, 1) for parts in zip(*one)) if scales else one[0]
+    got = _differentiable(reduction, _reduce(reduction, x, y, w, own_offset=own_offset, **options))
+    want = _plain(reduction, x, y, w, own_offset)
     generator = torch.Generator(device=x.device).manual_seed(0)
     by_got, by_want = 0.0, 0.0
     for a, b in zip(got, want):
@@ -158,13 +155,6 @@ def test_rows_that_leave_their_column_out(reduction, weights, own_offset):
     _compare(reduction, (x, y, w), own_offset=own_offset)
     if own_offset == 0:
         _compare(reduction, (x, None, w), own_offset=0)
-
-
-@pytest.mark.parametrize("weights", ["none", "some"])
-@pytest.mark.parametrize("reduction", Reduction)
-def test_several_scales(reduction, weights):
-    x, y, w = _data(2, weights)
-    _compare(reduction, (x, y, w), scales=(0.7, 1.0, 3.0), rtol=1e-7)
 
 
 @pytest.mark.parametrize("reduction", Reduction)
@@ -267,4 +257,3 @@ def test_other_features_keep_their_meaning():
     problem = Problem(Reduction.LOG_SUM, 3, 3, 2, requires=frozenset({"grad"}), extent=1e9)
     assert INFO.extent_limit(problem) == math.inf
     assert INFO.supports(problem).ok
-    assert not INFO.supports(replace(problem, requires=problem.requires | {"values"}, n_values=1)).ok

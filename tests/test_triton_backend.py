@@ -89,15 +89,15 @@ def test_direct_differences_take_the_arithmetic_that_holds():
 
 
 def test_what_it_does_not_do_it_declines():
-    values = {"requires": frozenset({"values"}), "n_values": 2}
-    assert INFO.supports(problem(extent=30.0, **values)).ok
-    assert "values" in INFO.supports(problem(extent=1e4, **values)).reason
-    assert not INFO.supports(problem(extent=1e4, **values)).ok
+    assert "4096" in INFO.supports(problem(d=5000)).reason
+    assert not INFO.supports(problem(d=5000)).ok
 
 
-def test_small_scales_lower_the_limit():
-    more = {"requires": frozenset({"multi_scale"}), "scales": (0.5, 2.0)}
-    assert INFO.extent_limit(problem(**more)) == 0.5 * INFO.extent_limit(problem())
+def test_compiling_is_priced_by_kernels():
+    given = [problem(extent=1e4), problem(), problem("mean")]  # direct, one pass, and two for shifted rows
+    seconds = [INFO.compile_seconds(p) for p in given]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+    assert INFO.compile_seconds(Problem(Reduction.MEAN, 10, 10, 3)) == 0.0
 
 
 def test_rows_that_may_lie_far_from_every_column_are_shifted():
@@ -106,7 +106,6 @@ def test_rows_that_may_lie_far_from_every_column_are_shifted():
     assert bounds.shifts_rows(problem("mean", same=True, requires=frozenset({"weights"})))
     assert bounds.shifts_rows(problem("mean", same=True, requires=frozenset({"exclude_self"})))
     assert not bounds.shifts_rows(problem("log_sum"))
-    assert bounds.shifts_rows(problem("log_sum", requires=frozenset({"values"}), n_values=1))
 
 
 @pytest.mark.parametrize("rows", [1, 63, 4096, 32768, 1_000_000])

@@ -89,7 +89,6 @@ def test_log_sum(d, form, laplace, capability):
     [
         *_on_all((784,), (bounds.LONG, bounds.FULL), ("log_sum", "laplace", "stored")),
         *_on_all((128,), (bounds.FULL,), ("log_sum", "stored")),
-        *_on_all((16,), (bounds.SHORT, bounds.FULL), ("stored",)),
     ],
 )
 def test_blocked(d, form, use, capability):
@@ -99,11 +98,7 @@ def test_blocked(d, form, use, capability):
 
 
 @pytest.mark.parametrize(
-    ("d", "form", "precision", "capability"),
-    [
-        *_on_all((784,), (bounds.LONG, bounds.FULL), ("fast", "high")),
-        *_on_all((16,), (bounds.SHORT,), ("fast", "high")),
-    ],
+    ("d", "form", "precision", "capability"), [*_on_all((784,), (bounds.LONG, bounds.FULL), ("fast", "high"))]
 )
 def test_weighted_sum(d, form, precision, capability):
     problem = Problem(Reduction.MEAN, 1000, 1000, d, precision=precision)

@@ -17,7 +17,7 @@ pytest.importorskip("filelock")
 
 from sdkde_autotune import lookup, schema, store
 from sdkde_autotune.key import Key
-from sdkde_autotune.measure import Outcome
+from sdkde_autotune.runner import Outcome
 from sdkde_autotune.store import Store, StoreError
 
 KEY = Key("triton", "triton.mean", 1, "mean", "fast", "float32", "", 1, 16, 15, 12, "RTX A6000", "sm_86")

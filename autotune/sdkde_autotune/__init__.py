@@ -1,1 +1,1 @@
-"""The autotuner: searches launch configurations, remembers them in SQLite, and answers backends from there."""
+"""The autotuner: searches launch configurations, stores them in SQLite, and looks them up for backends."""

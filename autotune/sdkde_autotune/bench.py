@@ -1,4 +1,4 @@
-"""One problem on a card: data, the float64 reference, and the times of a backend's reduction under a configuration."""
+"""One problem on a card: its data, its float64 reference, and the time of a backend's reduction by configuration."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sdkde_core.engine.merge import each
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
 from sdkde_core.tuning import Config, using
 
-from .measure import Task
+from .runner import Task
 
 __all__ = ["Bench"]
 
-#: Rows that are checked, evenly spaced.
+#: Number of rows that are compared with the reference, evenly spaced.
 CHECKED = 512
 
-#: Bytes that are overwritten between timings, more than any card's cache holds.
+#: Bytes overwritten between timings to empty the cache: more than any card's cache holds.
 FLUSHED = 256 << 20
 
 
 class Bench:
-    """Fresh data of a problem, and the backend's state for it."""
+    """Random data for a problem, and the backend's prepared state."""
 
     def __init__(self, task: Task, device: str) -> None:
         self.task, self.device = task, torch.device(device)
         torch.cuda.set_device(self.device)
-        # What a state packs belongs to the stream on which it was first asked for, and recording may wait for no other.
+        # A state's buffers belong to the stream of its first use, and a CUDA graph may wait for no other stream.
         torch.cuda.set_stream(torch.cuda.Stream(self.device))
         given = task.problem
         points, queries = _data(given, self.device)
@@ -39,10 +39,7 @@ class Bench:
         log_weights = torch.full((given.n,), -math.log(given.n), dtype=torch.float64, device=self.device)
         if "weights" in given.requires:
             log_weights = torch.log_softmax(torch.rand_like(log_weights), 0)
-        values = None
-        if given.n_values:
-            values = torch.randn(given.n, given.n_values, dtype=torch.float64, device=self.device)
-        self.columns, self.queries = Columns(points, log_weights, values), None if given.same else queries
+        self.columns, self.queries = Columns(points, log_weights), None if given.same else queries
         record = registry.find(task.query.backend)
         assert record is not None and record.info is not None
         self.backend = record.info.load()
@@ -54,9 +51,9 @@ class Bench:
         self.graphs: dict[Any, Any] = {}
 
     def check(self, config: Config) -> float:
-        """The worst row's error over its tolerance, of outputs that were NaN before."""
+        """Return the worst row's error over its tolerance; the output's memory was filled with NaN before."""
         poison = torch.full((FLUSHED // 8,), math.nan, dtype=torch.float64, device=self.device)
-        del poison  # what the reduction allocates next is made of it
+        del poison  # the reduction's next allocation reuses this memory
         got = each(self._reduce(config), lambda x: x[self.some])
         tolerance, want = TOLERANCES[self.problem.precision], self.want
 
@@ -76,7 +73,7 @@ class Bench:
         return worst
 
     def time(self, config: Config) -> float:
-        """Milliseconds of one reduction by CUDA events, caches emptied before; recorded once, then replayed."""
+        """Return the milliseconds of one reduction by CUDA events: a CUDA graph, replayed with empty caches."""
         graph = self._graph(config)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.scratch.zero_()
@@ -87,11 +84,11 @@ class Bench:
         return float(start.elapsed_time(end))
 
     def memory(self, error: Exception) -> bool:
-        """Whether memory did not suffice."""
+        """Whether an error says that memory ran out."""
         return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
 
     def lost(self, error: Exception) -> bool:
-        """Whether the CUDA context is of no use any more."""
+        """Whether the CUDA context is unusable after an error."""
         try:
             torch.cuda.synchronize(self.device)
         except Exception:
@@ -113,13 +110,13 @@ class Bench:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
                 self._reduce(config)
-            graph.replay()  # a first time, not measured
+            graph.replay()  # the first replay is slower
             self.graphs[key] = graph
         return self.graphs[key]
 
 
 def _data(problem: Problem, device: torch.device) -> tuple[Any, Any]:
-    """Points and queries of a mixture, the farthest at about the problem's extent."""
+    """Draw points and queries from a mixture of normals, scaled to the problem's extent."""
     generator = torch.Generator(device).manual_seed(problem.n * 31 + problem.m * 7 + problem.d)
 
     def draw(count: int, centres: Any) -> Any:
@@ -134,7 +131,7 @@ def _data(problem: Problem, device: torch.device) -> tuple[Any, Any]:
 
 
 def _reference(problem: Problem, columns: Columns, rows: Any, some: Any) -> dict[str, Any]:
-    """Direct differences in float64, for some rows."""
+    """Sum direct differences in float64, for the rows ``some``."""
     points, found = columns.points, []
     height = max(1, (1 << 28) // (8 * len(points) * problem.d))
     for which in some.split(height):

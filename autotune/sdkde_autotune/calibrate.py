@@ -1,4 +1,4 @@
-"""Measuring backends on this machine against the cost model, so that ``auto`` prices them as they are here."""
+"""Measure backends on this machine, so that ``backend="auto"`` corrects the cost model's times by what was measured."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdkde_core.arrays import convert, ingest, to_host
+from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice.calibration import ignored
-from sdkde_core.estimator.plan import Plan, plan, run
-from sdkde_core.estimator.rules import resolve
-from sdkde_core.estimator.spec import EstimatorSpec, Goal
+from sdkde_core.estimator.fitted import run
+from sdkde_core.estimator.plan import Plan, plan
+from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Reduction
 
 __all__ = ["DIMENSIONS", "Calibrated", "calibrate"]
 
-#: Dimensions that are measured; between them the core interpolates.
+#: Dimensions that are measured; the core interpolates between them.
 DIMENSIONS = (1, 2, 4, 16, 64, 256)
 
-#: A pass is made larger until it takes so many seconds, or has so many points: enough for the rates to show.
+#: A pass is made larger until it takes TARGET seconds or has LARGEST points, so that overheads hardly count.
 TARGET, LARGEST = {"cpu": 0.05, "cuda": 0.003}, {"cpu": 1 << 15, "cuda": 1 << 17}
 
-#: Timings of a pass, after one that is not counted; points of the smallest, which shows what a pass costs besides.
+#: Timings of a pass, after one that is not counted; points of the smallest pass, whose time is all overhead.
 TIMES, SMALLEST = 5, 64
 
-#: Seconds after which a fresh process is given up.
+#: Seconds after which a fresh process is stopped.
 PATIENCE = 300.0
 
 _METHODS = {
@@ -47,9 +47,9 @@ class Calibrated(NamedTuple):
     ----------
     backend, device : str
     values : dict of str to float
-        As :meth:`sdkde_core.choice.calibration.Calibration.of` reads them; empty: nothing could be measured.
+        As :meth:`sdkde_core.choice.calibration.Calibration.of` reads them; empty if nothing could be measured.
     declined : str
-        Then why.
+        Why nothing could be measured.
     """
 
     backend: str
@@ -61,9 +61,9 @@ class Calibrated(NamedTuple):
 def calibrate(info: BackendInfo, device: str, progress: Callable[[str], None] = lambda what: None) -> Calibrated:
     """Measure a backend's passes on normal data under Silverman's bandwidth.
 
-    A factor for every reduction, precision and dimension: the time of a large pass over what the model predicts for it.
-    What a tiny pass takes is the overhead. The start-up is that of a fresh process, the second one, for which compilers
-    have kept what they made.
+    The factor of each reduction, precision and dimension is the time of a large pass over its predicted time. The
+    overhead is the time of a tiny pass. The start-up is that of the second of two fresh processes, which finds the
+    compilers' caches filled.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def calibrate(info: BackendInfo, device: str, progress: Callable[[str], None] = 
     device : str
         ``"cpu"`` or ``"cuda:0"``.
     progress : callable
-        Told what comes next.
+        ``progress(what)`` is called before each measurement.
     """
     cases = [
         (reduction, precision) for reduction in Reduction for precision in PRECISIONS if precision in info.precisions
@@ -87,7 +87,7 @@ def calibrate(info: BackendInfo, device: str, progress: Callable[[str], None] = 
             progress(f"{info.name} on {device}: {reduction} {precision}, d = {d}")
             try:
                 took, predicted = _large(info, device, reduction, precision, d)
-            except BackendUnavailable:  # not this dimension
+            except BackendUnavailable:  # the backend does not take this dimension
                 continue
             if predicted:
                 values[f"{reduction} {precision} {d}"] = max(took - overhead, 0.1 * took) / predicted
@@ -97,7 +97,7 @@ def calibrate(info: BackendInfo, device: str, progress: Callable[[str], None] = 
 
 
 def _large(info: BackendInfo, device: str, reduction: Reduction, precision: str, d: int) -> tuple[float, float]:
-    """Measured and predicted seconds of a pass that is large enough."""
+    """Return the measured and the predicted seconds of a pass that is large enough."""
     kind = device.partition(":")[0]
     for n in _sizes(LARGEST[kind]):
         ready = _planned(info, device, reduction, precision, n, d)
@@ -115,29 +115,29 @@ def _sizes(largest: int) -> Iterator[int]:
 
 
 def _planned(info: BackendInfo, device: str, reduction: Reduction, precision: str, n: int, d: int) -> Plan:
-    """A pass over n points for n others, priced by the model alone; the data are where the backend wants them."""
+    """Plan a pass over n points for n queries, its predicted times uncorrected, its data on the backend's device."""
     x, y = np.random.default_rng(n + d).normal(size=(2, n, d))
     if device != "cpu":
         x, y = (convert(z, info.arrays, device) for z in (x, y))
     method, goal = _METHODS[reduction]
-    spec = EstimatorSpec(method, goal, precision, info.deterministic)
-    data = ingest(x, y, None, check_finite=True, host=device == "cpu")
+    how = {"precision": precision, "deterministic": info.deterministic, "backend": info.name, "device": device}
+    request = Request(goal, method, **how)  # type: ignore[arg-type]
     with ignored():
-        return plan(spec, data, resolve("silverman", data.train), backend=info.name, device=device, explained=True)
+        return plan(request, x, y, explained=True)
 
 
 def _seconds(ready: Plan, times: int = TIMES) -> float:
-    """Median time of a plan's pass, to the result on the host."""
+    """Return the median time of a plan's pass, until its result is on the host."""
     took = []
     for _ in range(1 + times):
         start = time.perf_counter()
-        to_host(run(ready).result.log_sum[:1])
+        to_host(run(ready).log_sum[:1])
         took.append(time.perf_counter() - start)
     return statistics.median(took[1:])
 
 
 def _startup(backend: str, device: str) -> float:
-    """Seconds of the first estimate in a fresh process."""
+    """Return the seconds that the first estimate takes in a fresh process."""
     code = (
         "import json, sys, time, numpy, sdkde_core\n"
         "x = numpy.random.default_rng(0).normal(size=(64, 2))\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import os
 import time
@@ -17,14 +16,15 @@ import click
 
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
-from sdkde_core.choice.calibration import machine_of
+from sdkde_core.choice.calibration import machine_of, tuning_is_off
 from sdkde_core.choice.cards import GPU
 from sdkde_core.cli.console import Argument, json_option, stopped_by_signals
 from sdkde_core.cli.console import Group as OneLine
+from sdkde_core.plugin import write_atomically
 
 from . import lookup, options, terminal
-from .measure import Runner
 from .problems import by_value, tunables
+from .runner import Runner
 from .search import SAMPLERS, Result
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ except ImportError:
 
 __all__ = ["main"]
 
-#: Configurations of a problem that are tried: measured, and predicted.
+#: Configurations to try for each problem: when measuring, and when predicting.
 TRIALS, PREDICTED = 60, 16
 
-#: Seconds for a run that names no problems: measured, and predicted.
+#: Seconds for a run whose command names no problem: when measuring, and when predicting.
 BUDGET, PREDICTED_BUDGET = 600.0, 60.0
 
 
 class _Commands(OneLine, DefaultGroup):
-    """Options without a command are those of ``tune``; a word that is no command is a mistake."""
+    """Options without a command are those of ``tune``; an unknown command is an error with a suggestion."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
@@ -67,7 +67,7 @@ class _Commands(OneLine, DefaultGroup):
 @click.version_option(__version__, prog_name="sdkde-autotune")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Find fast launch configurations for backends, and remember them.
+    """Find fast launch configurations for backends, and store them.
 
     Options without a command are those of tune: sdkde-autotune --gpu a6000
     """
@@ -80,24 +80,24 @@ def main(ctx: click.Context) -> None:
 @click.option(
     "--trials",
     type=options.POSITIVE,
-    help=f"Configurations of a problem to try. Default: {TRIALS}; grid: all; where nothing is measured: {PREDICTED}.",
+    help=f"Configurations to try for each problem. Default: {TRIALS}; with grid all; without the GPU {PREDICTED}.",
 )
 @click.option(
     "--budget",
     type=options.Duration(),
-    help="Time for the whole run: 90s, 10m, 1h. Default: no limit, but 10m where no problem is named, 1m predicted.",
+    help="Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m, without the GPU 1m.",
 )
 @click.option(
     "--sampler",
     type=click.Choice(SAMPLERS),
     default="tpe",
     show_default=True,
-    help="What chooses the next configuration; where nothing is measured it is always priced.",
+    help="What chooses the next configuration; without the GPU always priced, by predicted time.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler's random numbers.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampler's random numbers.")
 @click.option("--jobs", type=options.POSITIVE, help="Compilers side by side. Default: one per core.")
 @options.db_option
-@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing.")
 @json_option
 @click.pass_context
 def tune(
@@ -113,12 +113,12 @@ def tune(
     as_json: bool,
     **what: Any,
 ) -> None:
-    """Search launch configurations for a GPU, and keep the best.
+    """Search launch configurations for a GPU, and store the best.
 
-    On the GPU if it is here. If not, nothing is measured: configurations are ranked by the cost model, the best-priced
-    ones compiled for its architecture, and the result is kept as predicted.
+    If the GPU is here, configurations are measured on it. If not, they are ranked by the cost model, those with the
+    shortest predicted times are compiled for its architecture, and the result is stored as predicted.
 
-    Ctrl-C keeps everything; the same command again goes on where it ended.
+    After Ctrl-C nothing tried is lost: the same command goes on where it ended.
     """
     from . import report
     from .tune import tune as search_all
@@ -156,7 +156,7 @@ def tune(
                 trials=trials,
                 seed=seed,
             )
-            for found in searches:  # one by one: those before Ctrl-C are told
+            for found in searches:  # one by one, so that after Ctrl-C the finished ones are reported
                 results.append(found)
         if len(results) < len(tasks):
             stopped = f"the budget is spent: {len(tasks) - len(results)} of {len(tasks)} problems were not begun"
@@ -184,17 +184,17 @@ def tune(
 @options.db_option
 @click.pass_context
 def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any) -> None:
-    """Measure stored winners again, beside the defaults.
+    """Measure stored winners and the defaults again, on the GPU that is here.
 
-    On the GPU that is here. What does not run, is wrong, or is slower than the default no longer wins: the next best
-    takes its place. The exit status is 1 if any did not hold.
+    A winner that does not run, is wrong, or is slower than the default is replaced by the next best configuration. The
+    exit status is 1 if any was replaced.
     """
     from . import report
     from .verify import verify as measured_again
 
     card, device = options.card_here(filters["gpu"] or "auto")
     if device is None:
-        raise ValueError(f"no {card.name} here; winners are measured again where they run")
+        raise ValueError(f"there is no {card.name} here; winners are measured again where they run")
     wanted = {**options.columns({**filters, "gpu": card.name}), "source": ("measured", "imported", "predicted")}
     terminal.warn_if_busy(device)
     runner = _runner(card, device, jobs or hardware.cpu_threads())
@@ -212,14 +212,19 @@ def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any
 
 
 @main.command()
-@options.several("--backend", click.STRING, metavar="NAMES", help="With commas, or repeated. Default: all.")
-@options.several("--device", click.STRING, metavar="NAMES", help="Likewise: cpu, cuda:0. Default: the CPU and a GPU.")
+@options.several("--backend", click.STRING, metavar="NAMES", help="Separated by commas, or repeated. Default: all.")
+@options.several(
+    "--device",
+    click.STRING,
+    metavar="NAMES",
+    help="Likewise: cpu, cuda:0. Default: the CPU and a GPU.",
+)
 @options.db_option
 @json_option
 def calibrate(backend: tuple[str, ...], device: tuple[str, ...], db: Path | None, as_json: bool) -> None:
-    """Measure backends on this machine, so that backend="auto" prices them as they are here.
+    """Measure backends on this machine, so that backend="auto" predicts their times as they are here.
 
-    Minutes: every backend, reduction, precision and some dimensions, and a start-up in a fresh process.
+    Measures every backend, reduction and precision in six dimensions, and the start-up in a fresh process, in minutes.
     """
     from . import report
     from .calibrate import calibrate as measured
@@ -227,9 +232,9 @@ def calibrate(backend: tuple[str, ...], device: tuple[str, ...], db: Path | None
     todo = options.places(backend, device)
     found = []
     try:
-        with stopped_by_signals(), _store(db) as store, terminal.telling() as tell:
+        with stopped_by_signals(), _store(db) as store, terminal.status_line() as show:
             for info, place in todo:
-                done = measured(info, place, tell)
+                done = measured(info, place, show)
                 on = hardware.processor(place)
                 if done.values and on is not None:
                     store.calibrate(machine_of(on), info.name, done.values)
@@ -245,7 +250,7 @@ def calibrate(backend: tuple[str, ...], device: tuple[str, ...], db: Path | None
 
 @main.command()
 @options.filter_options
-@click.option("--trials", is_flag=True, help="Every configuration that was tried, not only the best.")
+@click.option("--trials", is_flag=True, help="List every configuration that was tried, not only the best.")
 @options.db_option
 @json_option
 def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
@@ -271,26 +276,26 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 @options.db_option
 @json_option
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
-    """Say which configuration every kernel of a problem would get, and why."""
-    from . import report, rows
+    """Say which configuration each kernel of a problem gets, and why."""
+    from . import records, report
 
     card, device = options.card_here(gpu)
     tasks = tunables(options.problems_of(what, device), card, what["backend"])
-    if os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no"):
-        click.echo("SDKDE_TUNING is off: backends use their defaults, whatever is said here", err=True)
+    if tuning_is_off():
+        click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
     with _reading(db) as where:
-        winners = rows.read_dump(where).get("best", ()) if where.exists() else ()
+        winners = records.read_dump(where).get("best", ()) if where.exists() else ()
         found = [report.explanation(tunable, winners) for tunable in tasks]
     click.echo(json.dumps(found, indent=2) if as_json else report.explanation_table(found))
 
 
 @main.command()
 @click.argument("file", cls=Argument, help="Where to write JSON; - is standard output.")
-@click.option("--winners", is_flag=True, help="Without what was tried: for a table that ships with sdkde.")
+@click.option("--winners", is_flag=True, help="Without trials and calibration, as the tables that ship with sdkde are.")
 @options.filter_options
 @options.db_option
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
-    """Write what is known as JSON, to be imported elsewhere."""
+    """Write trials, winners and calibration as JSON, to be imported elsewhere."""
     with _store(options.there(db)) as store:
         dump = store.dump(**options.columns(filters))
     if winners:
@@ -299,23 +304,24 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     if file == "-":
         click.echo(text)
         return
-    Path(file).write_text(text + "\n", encoding="utf-8")
+    with write_atomically(file) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
     click.echo(f"{file}: {len(dump['trial'])} trials, {len(dump['best'])} winners", err=True)
 
 
 @main.command("import")
-@click.argument("file", cls=Argument, help="What export wrote, or another database of the tuner.")
+@click.argument("file", cls=Argument, help="A file that export wrote, or another database of the tuner.")
 @options.db_option
 def import_(file: str, db: Path | None) -> None:
-    """Take in what was tuned elsewhere."""
+    """Add results of another machine to the database."""
     if not Path(file).is_file():
-        raise ValueError(f"{file} is no file; pass what `sdkde-autotune export` wrote, or another database")
+        raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or another database")
     with _store(db) as store:
         click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")
 
 
 @main.command()
-@click.argument("file", cls=Argument, help="What export wrote, or a database: a recorded space.")
+@click.argument("file", cls=Argument, help="A file that export wrote, or a database.")
 @options.several(
     "--sampler", click.Choice(SAMPLERS[:3]), metavar="NAMES", help="tpe, random, grid. Default: tpe,random."
 )
@@ -323,20 +329,24 @@ def import_(file: str, db: Path | None) -> None:
     "--trials", type=options.POSITIVE, default=TRIALS, show_default=True, help="Configurations that a search tries."
 )
 @click.option(
-    "--repeats", type=options.POSITIVE, default=20, show_default=True, help="Searches, each with another seed."
+    "--repeats",
+    type=options.POSITIVE,
+    default=20,
+    show_default=True,
+    help="Searches by each sampler, each from another seed.",
 )
 @json_option
 def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_json: bool) -> None:
-    """Search recorded configurations again: how far samplers end from the best of them, without a GPU.
+    """Compare samplers on recorded times, without a GPU.
 
-    The loss is how much slower the best found is than the best recorded.
+    The loss of a search is how much slower the best configuration that it found is than the best recorded one.
     """
     from . import report
     from .simulate import recorded
     from .simulate import simulate as replay
 
     if not Path(file).is_file():
-        raise ValueError(f"{file} is no file; pass what `sdkde-autotune export` wrote, or a database")
+        raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or a database")
     found = []
     for key, records, task, space in recorded(Path(file)):
         for name in sampler or ("tpe", "random"):
@@ -344,14 +354,14 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
             told = {"recorded": len(records), "sampler": name, "trials": trials, "repeats": repeats}
             found.append({**key._asdict(), **told, "mean_loss": mean(losses), "worst_loss": max(losses)})
     if not found:
-        raise ValueError(f"{file} has no problem of which a configuration ran: there is nothing to search again")
+        raise ValueError(f"no configuration in {file} ran: there is nothing to search again; pass another file")
     click.echo(json.dumps(found, indent=2) if as_json else report.simulation_table(found))
 
 
 @main.command()
 @options.filter_options
-@click.option("-x", "x", metavar="PARAMETER", help="Across. Default: the parameter with the most values.")
-@click.option("-y", "y", metavar="PARAMETER", help="Upwards. Default: the next one.")
+@click.option("-x", "x", metavar="PARAMETER", help="Parameter across. Default: the one with the most values.")
+@click.option("-y", "y", metavar="PARAMETER", help="Parameter upwards. Default: the one with the next most values.")
 @click.option(
     "-o",
     "--output",
@@ -362,9 +372,9 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
 )
 @options.db_option
 def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters: Any) -> None:
-    """Draw one problem's search: best times over two parameters, and the times in order.
+    """Plot one problem's search: best times over two parameters, and times in the order of the search.
 
-    Of several problems that match, the one with the most configurations tried.
+    If several problems match, the one with the most trials is plotted.
     """
     from . import report
 
@@ -374,7 +384,7 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
     for trial in trials:
         by_search.setdefault((trial.key, trial.source), []).append(trial)
     if not by_search:
-        raise ValueError("nothing that was tried matches; see `sdkde-autotune show --trials`")
+        raise ValueError("nothing that was tried matches these filters; `sdkde-autotune show --trials` lists what was")
     (key, source), chosen = max(by_search.items(), key=lambda item: len(item[1]))
     report.plot(chosen, output, x, y)
     rest = f", the largest of {len(by_search)} searches that match" if len(by_search) > 1 else ""
@@ -382,7 +392,7 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
     click.echo(f"{output}: {len(chosen)} configurations of {what}{rest}")
 
 
-# --- what there is to work with --------------------------------------------------------------------------------------
+# --- resources -------------------------------------------------------------------------------------------------------
 
 
 def _store(path: Path | None) -> Store:
@@ -393,7 +403,7 @@ def _store(path: Path | None) -> Store:
 
 @contextmanager
 def _reading(db: Path | None) -> Iterator[Path]:
-    """Let look-ups read the file that is named."""
+    """Let look-ups read the database ``db``, if it is given; yield the path of the one that they read."""
     before = os.environ.get("SDKDE_DB")
     if db is not None:
         os.environ["SDKDE_DB"] = str(db)
@@ -409,15 +419,13 @@ def _reading(db: Path | None) -> Iterator[Path]:
 
 
 def _runner(card: GPU, device: str | None, jobs: int) -> Runner:
-    runner: Runner
     if device is None:
-        runner = importlib.import_module("sdkde_autotune.offline").OfflineRunner(card, jobs)
-        return runner
-    runner = importlib.import_module("sdkde_autotune.worker").MeasuringRunner(device=device, jobs=jobs)
-    return runner
+        from .offline import OfflineRunner
 
+        return OfflineRunner(card, jobs)
+    from .worker import MeasuringRunner
 
-# --- what the user sees ----------------------------------------------------------------------------------------------
+    return MeasuringRunner(device, jobs)
 
 
 def _table_or(draw: Callable[[Any], str], rows: Sequence[Any]) -> None:

@@ -1,18 +1,20 @@
-"""What a tuned configuration is for, as readable columns."""
+"""The key under which a tuned configuration is stored, as readable columns."""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query
 
-__all__ = ["Key", "octave"]
+__all__ = ["Key", "canonical", "octave"]
 
 
 class Key(NamedTuple):
-    """The columns that say what a configuration is for. Versions of the software are no part of it: see provenance.
+    """The problem, kernel and card that a configuration was tuned for. Versions of software are in its provenance.
 
     Parameters
     ----------
@@ -20,12 +22,12 @@ class Key(NamedTuple):
     config_version : int
     reduction, precision, dtype : str
     requires : str
-        Sorted names, with commas.
+        The problem's features: sorted names, separated by commas.
     deterministic : int
     dimension : int
-        As the kernel pads it.
+        The dimension as the kernel pads it.
     n_octave, m_octave : int
-        log2 of the columns and of the rows, rounded.
+        log2 of the number of columns and of rows, rounded.
     gpu, architecture : str
     """
 
@@ -45,7 +47,7 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, query: Query, problem: Problem) -> Key:
-        """The key of a problem."""
+        """Return the key of a problem."""
         return cls(
             query.backend,
             query.kernel,
@@ -64,10 +66,25 @@ class Key(NamedTuple):
 
     @property
     def family(self) -> tuple[object, ...]:
-        """All but sizes, card and architecture: only within a family is one configuration good for another problem."""
+        """The key without sizes, card and architecture. A configuration can serve other problems of its family only."""
         return self[:9]
+
+    @property
+    def query(self) -> Query:
+        """The query that it was made of."""
+        return Query(self.backend, self.kernel, self.config_version, self.dimension, self.gpu, self.architecture)
+
+    def distance(self, other: Key) -> tuple[Any, ...]:
+        """Return how far another key of the family is: another card, another architecture, octaves in n and m."""
+        octaves = abs(self.n_octave - other.n_octave) + abs(self.m_octave - other.m_octave)
+        return self.gpu != other.gpu, self.architecture != other.architecture, octaves
 
 
 def octave(count: int) -> int:
-    """log2 of a count, rounded to the nearest integer."""
+    """Return log2 of a count, rounded to the nearest integer."""
     return round(math.log2(max(count, 1)))
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Return values by name as text that does not depend on their order: how a configuration is stored and compared."""
+    return json.dumps(dict(values), sort_keys=True)

@@ -1,17 +1,18 @@
-"""Answers backends from what the tuner stored: the entry point of group ``sdkde.tuning``.
+"""Looks up stored launch configurations for backends: the entry point of group ``sdkde.tuning``.
 
-Standard library only, read-only, once per process. The ladder, by the rung's name in the answer:
+Imports the standard library only, never writes, and reads the database once per process. How closely a configuration
+was tuned for the problem is its rung, the best first:
 
 ================  ==================================================================================================
 ``exact``         the same key, found under the same versions
-``provenance``    the same key, found under other versions
+``provenance``    the same key, found under other versions of the software
 ``sizes``         the same card, the nearest sizes: n and m each at most 3 octaves off
 ``architecture``  another card of the same architecture, the nearest sizes
 ``shipped``       a table that comes with sdkde: the same card, then its architecture, the nearest sizes
-``predicted``     nobody measured it: the cost model's choice for the card, the nearest sizes
+``predicted``     the cost model's choice for the card, not measured, the nearest sizes
 ================  ==================================================================================================
 
-Whatever is not accepted (it does not fit the card, it failed to launch) is passed over, and the next one asked.
+A configuration that the backend does not accept (it exceeds the card, it failed to launch) is skipped.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import logging
 import os
 import sqlite3
 import stat
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from sdkde_core.plugin import cache_folder
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
@@ -37,19 +38,19 @@ from .schema import Refused, begun
 
 __all__ = ["RUNGS", "calibration", "candidates", "database", "forget", "lookup", "read"]
 
-#: From the most to the least trusted.
+#: From the most to the least trusted; see the module's docstring.
 RUNGS = ("exact", "provenance", "sizes", "architecture", "shipped", "predicted")
 
-#: A configuration serves sizes up to so many octaves off.
+#: A configuration serves problems whose sizes differ by at most so many octaves.
 OCTAVES = 3
 
-#: Tables that come with sdkde: what ``sdkde-autotune export`` writes.
+#: Tables that come with sdkde, written by ``sdkde-autotune export --winners``.
 TABLES = Path(__file__).parent / "tables"
 
-#: How long a look-up waits for a file that is locked.
+#: How long a look-up waits for a locked database.
 TIMEOUT_SECONDS = 0.2
 
-#: How often a file is read that changes meanwhile.
+#: How often a database is read that changes while it is read.
 ATTEMPTS = 6
 
 _T = TypeVar("_T")
@@ -58,7 +59,7 @@ _logger = logging.getLogger("sdkde")
 
 
 class _Row(NamedTuple):
-    """A row of ``best``; JSON is parsed when it is asked for."""
+    """A row of table ``best``; its JSON columns are parsed when they are needed."""
 
     key: Key
     config: Any
@@ -71,7 +72,7 @@ _Rows = dict[tuple[object, ...], list[_Row]]  # by family
 
 
 class _Memory:
-    """What this process has read. Threads may read the same at the same time: they find the same."""
+    """What this process has read. Threads may read the same at once; as they find the same, there is no lock."""
 
     def __init__(self) -> None:
         self.rows: dict[str | None, _Rows] = {}  # by SDKDE_DB
@@ -93,11 +94,11 @@ def lookup(
     query : Query
     problem : Problem
     accept : callable, optional
-        ``accept(config)``: whether the kernel can be launched so. Asked on every call.
+        ``accept(config)``: whether the kernel can be launched so. Asked on every call, for the best ones first.
     """
     memory = _memory
     try:
-        # What of the problem the key has: see Key.of. To make a Key takes longer than all the rest.
+        # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
         asked = (
             query,
             problem.reduction,
@@ -112,8 +113,8 @@ def lookup(
         found = memory.answers.get(asked)
         if found is None:
             found = memory.answers[asked] = _ranked(memory, query, problem)
-    except Exception as error:  # an estimate must not fail for what could have made it faster
-        _warn(f"what is tuned for {query.kernel}", repr(error))
+    except Exception as error:  # an estimate must not fail because of its tuning
+        _warn(f"the tuning of {query.kernel}", repr(error))
         return None
     for config, rung in found:
         try:
@@ -125,12 +126,12 @@ def lookup(
 
 
 def candidates(query: Query, problem: Problem) -> list[tuple[Config, str]]:
-    """Return every configuration that could serve, the most trusted first, each with its rung."""
+    """Return every configuration that can serve a problem, each with its rung, the most trusted first."""
     return _ranked(_memory, query, problem)
 
 
 def calibration(backend: str, machine: str) -> Mapping[str, float]:
-    """Return what ``sdkde-autotune calibrate`` measured of a backend on a machine, by name; read once."""
+    """Return what ``sdkde-autotune calibrate`` stored of a backend on a machine, by name; the database is read once."""
     memory, named = _memory, os.environ.get("SDKDE_DB")
     if named not in memory.calibration:
         found: dict[tuple[str, str], dict[str, float]] = {}
@@ -183,30 +184,24 @@ def _rung(row: _Row, key: Key, fresh: bool) -> str | None:
 
 
 def forget() -> None:
-    """Read the file anew at the next look-up: something was written, or ``SDKDE_DB`` names it no longer."""
+    """Let the next look-up read the database again, after it was written to."""
     global _memory
     _memory = _Memory()
 
 
 def database() -> Path:
-    """Return where the tuner's file is: ``SDKDE_DB``, else in the user's cache folder."""
+    """Return the path of the tuner's database: ``SDKDE_DB``, else ``tuning.sqlite`` in the user's cache folder."""
     named = os.environ.get("SDKDE_DB")
     if named:
         return Path(named).expanduser()
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "sdkde" / "tuning.sqlite"
+    return cache_folder() / "tuning.sqlite"
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def _rows(memory: _Memory) -> _Rows:
-    """Everything known, by family; read once."""
+    """Return all winners by family, of the user's database and the shipped tables; both are read once."""
     named = os.environ.get("SDKDE_DB")
     if named not in memory.rows:
         rows: _Rows = {}
@@ -218,7 +213,7 @@ def _rows(memory: _Memory) -> _Rows:
 
 
 def _stored(select: Callable[[sqlite3.Connection], list[_T]]) -> list[_T]:
-    """Rows of the user's file; none where it cannot be read, with a warning."""
+    """Return rows of the user's database; none, and a warning, if it cannot be read."""
     path: Path | str = "the tuner's database"
     try:
         path = database()
@@ -253,17 +248,17 @@ def _shipped() -> list[_Row]:
 
 
 def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
-    """Return ``work(connection)`` on a read-only connection; None where there is no file, or nothing in it yet.
+    """Return ``work(connection)`` on a read-only connection; None if there is no database, or it is empty.
 
-    Nothing is created, no -wal and no -shm beside the file either, as SQLite would for a reader in WAL mode. While a
-    -wal is there, so is the writer's -shm, which serves us too. Without one the file is at rest, and read as if it
-    could not change; should it change after all, it is read again, as it is when the writer tidies up under us. It is
-    opened by SQLite only: to close it would take the locks from a connection that this process may have.
+    No file is created, not even the -wal and -shm that SQLite makes for a reader in WAL mode. While a writer's -wal
+    exists, its -shm does too, and is used. Without a -wal no writer is active, and the database is opened as immutable;
+    if it changes all the same, or the writer removes its -wal meanwhile, it is read again. Only SQLite opens the file:
+    closing a handle of our own would drop the locks of other connections in this process.
 
     Raises
     ------
     OSError, sqlite3.Error, Refused
-        It cannot be read, or is not ours.
+        It cannot be read, or is not a database of the tuner.
     """
     path = Path(os.path.realpath(path))
     found = None
@@ -279,7 +274,7 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
             if not at_rest or _stamp(path) == before:
                 break
         except sqlite3.Error as error:
-            # A -shm that is not there yet, or no more, or not yet filled.
+            # The writer has not made or filled its -shm yet, or has just removed it.
             passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
             if attempt == ATTEMPTS or not (passing or _stamp(path) != before):
                 raise
@@ -288,7 +283,7 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
 
 
 class _Stamp(NamedTuple):
-    """Time of change and size of a database, and the sizes of its -wal and -journal."""
+    """A database's modification time and size, and the sizes of its -wal and -journal."""
 
     changed: int
     size: int
@@ -296,7 +291,7 @@ class _Stamp(NamedTuple):
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """None for a database that is not there, or empty."""
+    """Return the stamp of a database; None if there is none, or it is empty."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -314,7 +309,7 @@ def _stamp(path: Path) -> _Stamp | None:
 
 
 def _parsed(value: Any) -> Mapping[str, Any]:
-    """A column that holds a JSON object; empty if it does not."""
+    """Return the JSON object in a column; an empty mapping if it holds none."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,4 +1,4 @@
-"""Compiling for a card that is not here: candidates get a predicted time, or the reason why they must not run."""
+"""Compiling for any card, here or not, and a runner that predicts times instead of measuring them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from sdkde_core.choice import cost, hardware, registry
+from sdkde_core.choice import cards, cost, registry
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Compiled, Config, Space, space_of
 
-from .measure import Outcome, Task
 from .provenance import current
+from .runner import Outcome, Task
 
 __all__ = ["Compilers", "OfflineRunner", "first_line", "space_for"]
 
-#: Seconds after which a compiler is given up.
+#: Seconds after which a compiler is stopped.
 PATIENCE = 120.0
 
 
 class Compilers:
-    """Compilers side by side, each a process of its own, which may crash or hang."""
+    """Compiler processes side by side. Each may crash or hang without harm to this process."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = max(1, jobs)
@@ -35,7 +35,7 @@ class Compilers:
         self._ahead: dict[Any, Future[tuple[Compiled, float]]] = {}
 
     def submit(self, task: Task, config: Config) -> Future[tuple[Compiled, float]]:
-        """Begin to compile a candidate, unless that was begun before."""
+        """Start to compile a candidate, unless it was started before."""
         name = _name(task, config)
         if name not in self._ahead:
             if self._pool is None:
@@ -46,7 +46,7 @@ class Compilers:
         return self._ahead[name]
 
     def result(self, task: Task, config: Config) -> tuple[Compiled, float] | Outcome:
-        """What compiling told and how long it took, in seconds; or why there is nothing."""
+        """Return a compiled candidate's resources and the seconds that it took; if it failed, the outcome."""
         try:
             return self.submit(task, config).result(PATIENCE)
         except TimeoutError:
@@ -55,19 +55,19 @@ class Compilers:
         except BrokenProcessPool:
             self._kill()
             return Outcome("crash", error="the compiler's process died")
-        except Exception as error:  # whatever a compiler raises says that it did not compile
+        except Exception as error:  # whatever the compiler raised: it did not compile
             return Outcome("compile_error", error=first_line(error))
         finally:
             self._ahead.pop(_name(task, config), None)
 
     def close(self) -> None:
-        """Stop them."""
+        """Stop the processes."""
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool, self._ahead = None, {}
 
     def _kill(self) -> None:
-        """Replace all; what they had not finished is asked for again when its turn comes."""
+        """Kill all processes. Candidates that were not finished are submitted again when their turn comes."""
         if self._pool:
             for process in list((self._pool._processes or {}).values()):
                 process.kill()
@@ -75,14 +75,14 @@ class Compilers:
 
 
 class OfflineRunner:
-    """A :class:`~sdkde_autotune.measure.Runner` that runs nothing: compiled resources, and the cost model's time.
+    """A :class:`~sdkde_autotune.runner.Runner` that compiles candidates and predicts their times by the cost model.
 
     Parameters
     ----------
     card : GPU
-        Whose figures to take.
+        The card to compile and to predict for.
     jobs : int
-        Compilers side by side.
+        Number of compiler processes.
     """
 
     source = "predicted"
@@ -96,7 +96,7 @@ class OfflineRunner:
             self._compilers.submit(task, config)
 
     def run(self, task: Task, config: Config, best: float) -> Outcome:
-        """Compile a candidate, and price it."""
+        """Compile a candidate, and predict its time."""
         found = self._compilers.result(task, config)
         if isinstance(found, Outcome):
             return found
@@ -109,11 +109,11 @@ class OfflineRunner:
         return Outcome("ok", (ms, ms, ms), phases=phases)
 
     def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
-        """The same again: a prediction has no noise."""
+        """Return the outcomes once more; a prediction has no noise."""
         return [self.run(task, config, float("inf")) for config in configs]
 
     def provenance(self, task: Task) -> dict[str, Any]:
-        """Versions of what compiled, and on whose figures the times rest."""
+        """Return the versions of the compiling software, and the sources of the predicted times."""
         return {**current(task.query.backend), "driver": "", "card": self.card.source, "model": _cost_model()}
 
     def close(self) -> None:
@@ -123,13 +123,13 @@ class OfflineRunner:
 
 @functools.cache
 def _cost_model() -> str:
-    """A hash of what prices candidates besides the backend itself: under another one they are priced anew."""
-    text = b"".join(Path(str(module.__file__)).read_bytes() for module in (cost, hardware))
+    """Return a hash of the cost model and its cards; when it changes, candidates are predicted again."""
+    text = b"".join(Path(str(module.__file__)).read_bytes() for module in (cost, cards))
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def space_for(task: Task) -> Space:
-    """What can be tuned of the task's backend."""
+    """Return the search space of the task's backend."""
     record = registry.find(task.query.backend)
     space = space_of(record.info) if record and record.info else None
     if space is None:
@@ -138,7 +138,7 @@ def space_for(task: Task) -> Space:
 
 
 def first_line(error: BaseException) -> str:
-    """An error as one line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 

@@ -1,4 +1,4 @@
-"""What a user writes on the command line: options, and what they stand for."""
+"""Options of the commands, and what their values stand for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sdkde_core.cli.console import together
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Problem, Reduction
 
 from . import lookup
-from .measure import SOURCES
 from .problems import GRID, card_named, problems
+from .runner import SOURCES
 
 __all__ = [
     "POSITIVE",
@@ -44,12 +44,12 @@ class Duration(click.ParamType):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(value).strip())
         if not found or not float(found[1]):
-            self.fail(f"{value!r} is no time; pass 90s, 10m or 1h", param, ctx)
+            self.fail(f"{value!r} is no time; pass one such as 90s, 10m or 1h", param, ctx)
         return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
 def several(name: str, kind: click.ParamType, **extra: Any) -> Callable[[Any], Any]:
-    """An option that takes values with commas, or that can be repeated."""
+    """Return an option that takes several values, separated by commas or repeated."""
 
     def split(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[Any, ...]:
         words = [word.strip() for text in given for word in text.split(",") if word.strip()]
@@ -63,14 +63,14 @@ REDUCTIONS, POSITIVE = click.Choice([str(reduction) for reduction in Reduction])
 db_option = click.option(
     "--db",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The tuner's file. Default: SDKDE_DB, else in the user's cache folder.",
+    help="The tuner's database. Default: the one that SDKDE_DB names, else tuning.sqlite in the user's cache folder.",
 )
 _gpu = click.option(
     "--gpu",
     metavar="NAME",
     default="auto",
     show_default=True,
-    help="A GPU's name or alias, or auto: the first one here.",
+    help="A GPU's name or alias; auto: the first one here.",
 )
 problem_options = together(
     _gpu,
@@ -79,11 +79,11 @@ problem_options = together(
         "--reduction",
         REDUCTIONS,
         metavar="NAMES",
-        help="log_sum, mean, laplace; with commas, or repeated. Default: all.",
+        help="log_sum, mean, laplace; several separated by commas, or repeated. Default: all.",
     ),
     several("--dim", POSITIVE, metavar="D", help="Dimensions, likewise. Default: 2,16,64."),
     several("--n-train", POSITIVE, metavar="N", help="Training points, likewise. Default: 32768."),
-    several("--n-query", POSITIVE, metavar="M", help="Query points, likewise, mean aside. Default: an eighth of N."),
+    several("--n-query", POSITIVE, metavar="M", help="Query points, likewise; not for mean. Default: an eighth of N."),
     several(
         "--precision",
         click.Choice(PRECISIONS),
@@ -92,25 +92,25 @@ problem_options = together(
     ),
 )
 filter_options = together(
-    click.option("--gpu", metavar="NAME", help="Only of this GPU."),
-    click.option("--backend", help="Only of this backend."),
-    click.option("--kernel", help="Only of this kernel."),
-    several("--reduction", REDUCTIONS, metavar="NAMES", help="Only of these reductions."),
-    several("--dim", POSITIVE, metavar="D", help="Only of these dimensions, as the kernel pads them."),
-    several("--precision", click.Choice(PRECISIONS), metavar="PRECISIONS", help="Only of these precisions."),
-    several("--source", click.Choice(SOURCES), metavar="NAMES", help=f"Only of these origins: {', '.join(SOURCES)}."),
+    click.option("--gpu", metavar="NAME", help="Only results of this GPU."),
+    click.option("--backend", help="Only results of this backend."),
+    click.option("--kernel", help="Only results of this kernel."),
+    several("--reduction", REDUCTIONS, metavar="NAMES", help="Only results of these reductions."),
+    several("--dim", POSITIVE, metavar="D", help="Only results of these dimensions, as the kernel pads them."),
+    several("--precision", click.Choice(PRECISIONS), metavar="PRECISIONS", help="Only results of these precisions."),
+    several("--source", click.Choice(SOURCES), metavar="NAMES", help=f"Only results that were {', '.join(SOURCES)}."),
 )
 
 
-# --- what they stand for ---------------------------------------------------------------------------------------------
+# --- what their values stand for -------------------------------------------------------------------------------------
 
 
 def card_here(name: str) -> tuple[GPU, str | None]:
-    """The GPU that is named, and the device that it is here; None: it is not here."""
+    """Return the GPU that is named, and its device; None if it is not here."""
     here = hardware.local_gpus()
     if name == "auto":
         if not here:
-            raise ValueError("no NVIDIA GPU is visible here; name the one to predict for, such as --gpu a6000")
+            raise ValueError("no NVIDIA GPU is visible here; name one to predict for, such as --gpu a6000")
         name = here[0]
     card = card_named(name)
     matches = [i for i, found in enumerate(here) if cards.gpu(found) is card]
@@ -120,6 +120,7 @@ def card_here(name: str) -> tuple[GPU, str | None]:
 
 
 def problems_of(what: Mapping[str, Any], device: str | None) -> list[Problem]:
+    """Return the problems that the options describe."""
     names = {
         "reduction": "reductions",
         "dim": "dims",
@@ -132,13 +133,13 @@ def problems_of(what: Mapping[str, Any], device: str | None) -> list[Problem]:
 
 
 def whole_grid(what: Mapping[str, Any], device: str | None) -> list[Problem]:
-    """The problems that are tuned where nothing is named of a problem; otherwise none."""
+    """Return the problems of :data:`~sdkde_autotune.problems.GRID` if no option describes a problem; otherwise none."""
     names = ("reduction", "dim", "n_train", "n_query", "precision")
     return [] if any(what[name] for name in names) else problems(**GRID, device=device or "cuda:0")
 
 
 def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Filters by the store's columns."""
+    """Return the filters by the names of the store's columns."""
     names = {"dim": "dimension"}
     wanted = {names.get(name, name): value for name, value in filters.items() if value}
     if "gpu" in wanted:
@@ -147,11 +148,13 @@ def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def places(backends: Sequence[str], devices: Sequence[str]) -> list[tuple[BackendInfo, str]]:
-    """Backends on the devices that they run on, of those that are here and whose rates are known."""
+    """Return each backend with each device that it runs on, if the device is here and its rates are known."""
     here = ["cpu"] + ["cuda:0"] * bool(hardware.local_gpus())
     for device in devices:
         if hardware.processor(device) is None:
-            raise ValueError(f"device {device!r} is not here, or its rates are not known; here are {', '.join(here)}")
+            raise ValueError(
+                f"device {device!r} is not here, or its rates are not known; pass one of {', '.join(here)}"
+            )
     for name in backends:
         record = registry.find(name)
         if record is None or not record.ok:
@@ -165,11 +168,12 @@ def places(backends: Sequence[str], devices: Sequence[str]) -> list[tuple[Backen
         if device.partition(":")[0] in record.info.devices and hardware.processor(device) is not None
     ]
     if not found:
-        raise ValueError("nothing to measure: none of the backends runs on these devices")
+        raise ValueError("nothing to measure: no --backend named runs on a --device named; name others")
     return found
 
 
 def there(db: Path | None) -> Path:
+    """Return the path of the database, which must exist."""
     where = db or lookup.database()
     if not where.exists():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""From what a user names on the command line to what there is to tune."""
+"""Which kernels there are to tune for the problems and the card that a command names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduct
 from sdkde_core.tuning import Query, Space, space_of
 
 from .key import Key, octave
-from .measure import Task
+from .runner import Task
 
-__all__ = ["GRID", "Tunable", "by_value", "card_named", "problems", "tunable", "tunables"]
+__all__ = ["GRID", "Tunable", "by_value", "card_named", "problems", "tunables"]
 
-#: What is tuned where nothing is named, the most valuable first. Levels and dimensions: how common they are. Sizes:
-#: each serves those within three octaves, so the first one serves most of the others too. Reductions: SD-KDE's.
+#: What is tuned if no problem is named, the most valuable first: the most common precisions and dimensions; sizes that
+#: serve most others, as each serves those within three octaves; the reductions of SD-KDE.
 GRID: dict[str, tuple[Any, ...]] = {
     "n_train": (32768, 131072, 8192, 1048576),
     "precisions": ("fast", "high"),
@@ -28,7 +28,7 @@ GRID: dict[str, tuple[Any, ...]] = {
 
 
 class Tunable(NamedTuple):
-    """A kernel to tune for a problem, and what of it can be."""
+    """A kernel to tune for a problem, and its search space."""
 
     task: Task
     space: Space
@@ -40,7 +40,7 @@ def card_named(name: str) -> GPU:
     Raises
     ------
     ValueError
-        None is known by that name.
+        No GPU is known by that name.
     """
     card = gpu(name)
     if card is None:
@@ -57,14 +57,14 @@ def problems(
     precisions: Iterable[str] = ("fast",),
     device: str = "cuda:0",
 ) -> list[Problem]:
-    """Return the cross product, as typical calls have it: sizes are powers of two, the nearest.
+    """Return the cross product of the arguments as typical problems; sizes become the nearest powers of two.
 
     Parameters
     ----------
     reductions : iterable of str
     dims, n_train : iterable of int
     n_query : sequence of int
-        None: an eighth of the training points. MEAN is of the points themselves.
+        Empty: an eighth of the training points. The queries of MEAN are always the training points.
     precisions : iterable of str
     device : str
     """
@@ -88,7 +88,7 @@ def problems(
 
 
 def by_value(found: Iterable[Tunable]) -> list[Tunable]:
-    """Sort what there is to tune by what a result is worth: in the order of :data:`GRID`, sizes first."""
+    """Sort by the order of values in :data:`GRID`: by size first, by reduction last."""
 
     def place(values: Sequence[Any], value: Any) -> int:
         return values.index(value) if value in values else len(values)
@@ -102,19 +102,19 @@ def by_value(found: Iterable[Tunable]) -> list[Tunable]:
 
 
 def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -> list[Tunable]:
-    """Return what there is to tune for the problems on a card, one task a key.
+    """Return the kernels to tune for the problems on a card, one per key.
 
     Parameters
     ----------
     wanted : iterable of Problem
     card : GPU
     backend : str, optional
-        None: every backend that is installed and says what can be tuned of it.
+        None: every installed backend that can be tuned.
 
     Raises
     ------
     BackendUnavailable, ValueError
-        A named backend cannot be had, or has nothing to tune; or nothing has.
+        The named backend is not available or cannot be tuned; or there is nothing to tune for any.
     """
     found: dict[Key, Tunable] = {}
     named = (
@@ -136,25 +136,20 @@ def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -
                 found.setdefault(Key.of(query, problem), Tunable(Task(query, problem), space))
     if not found:
         names = ", ".join(info.name for info in named if info.tuning)
-        why = "; ".join(dict.fromkeys(refusals)) if names else "no backend that is installed can be tuned"
+        why = "; ".join(dict.fromkeys(refusals)) if names else "no installed backend can be tuned"
         raise ValueError(f"nothing to tune: {why or f'{names} has no kernels for these problems'}")
     return list(found.values())
 
 
-def tunable(info: BackendInfo | None) -> bool:
-    """Whether a backend says what can be tuned of it."""
-    return info is not None and bool(info.tuning)
-
-
 def _named(name: str) -> BackendInfo:
     record = registry.find(name)
-    able = [record.name for record in registry.records() if record.ok and tunable(record.info)]
+    able = [record.name for record in registry.records() if record.ok and record.info and record.info.tuning]
     rest = f"; backends that can be tuned: {', '.join(able) or 'none is installed'}"
     if record is None:
         raise BackendUnavailable(f"backend {name!r} is unknown{rest}")
     if not record.ok or record.info is None:
         raise BackendUnavailable(f"backend {name!r} is {record.status}: {record.reason}")
-    if not tunable(record.info):
+    if not record.info.tuning:
         raise ValueError(f"backend {name!r} has nothing to tune{rest}")
     return record.info
 

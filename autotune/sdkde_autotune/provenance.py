@@ -1,6 +1,6 @@
-"""Under which versions and circumstances a result came about.
+"""The versions of software under which a result was measured, and the card's clock and load.
 
-A mismatch of versions lowers a stored result's rung; it never discards it.
+A result of other versions is still used, but only if there is none of the present ones.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdkde_core.choice import registry
+from sdkde_core.choice import hardware, registry
 
 __all__ = ["NAMES", "clocks", "current", "same"]
 
-#: What is compared; a result may carry more.
+#: The entries that are compared; a result may have more.
 NAMES = ("source", "sdkde", "triton", "torch", "cuda", "driver")
-
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @functools.cache
 def current(backend: str) -> Mapping[str, str]:
-    """Return the versions that a backend runs under, here and now. Never raises; read once per process and backend.
+    """Return the versions that a backend runs under in this process. Never raises; asked once per backend.
 
     Parameters
     ----------
@@ -38,39 +35,45 @@ def current(backend: str) -> Mapping[str, str]:
     Returns
     -------
     mapping of str to str
-        ``source``, a hash of the backend's Python files; the versions of ``sdkde``, ``triton`` and ``torch``, as far as
-        they are installed; ``cuda``, which torch was built with; ``driver``. Empty strings stand for what is not there.
+        ``source``, a hash of the backend's Python files; the versions of ``sdkde``, ``triton`` and ``torch`` that are
+        installed; ``cuda``, with which PyTorch was built; ``driver``. Empty strings: not found.
     """
-    found = {"source": _quietly(lambda: _source(backend)), "cuda": _quietly(_cuda), "driver": _quietly(_driver)}
-    for name in ("sdkde", "triton", "torch"):
-        version = _quietly(lambda name=name: importlib.metadata.version(name))
+    asked = {"source": lambda: _source(backend), "cuda": _cuda, "driver": hardware.driver_version}
+    found = {name: _quietly(ask) for name, ask in asked.items()}
+    for name, distribution in (("sdkde", "sdkde-core"), ("triton", "triton"), ("torch", "torch")):
+        version = _quietly(lambda distribution=distribution: importlib.metadata.version(distribution))
         if version:
             found[name] = version
     return found
 
 
 def same(stored: Mapping[str, Any], now: Mapping[str, str]) -> bool:
-    """Whether a result came about under these versions."""
+    """Whether a stored result is of these versions."""
     return all(stored.get(name) == now.get(name) for name in NAMES)
 
 
 def clocks(device: str) -> dict[str, Any]:
-    """Return the card's clock, in MHz, and what else runs there, as its driver reports it; empty where it does not."""
-    index = device.partition(":")[2] or "0"
-    fields = "clocks.sm,clocks.max.sm,utilization.gpu,memory.used"
-    command = ["nvidia-smi", "-i", index, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        clock, most, load, used = (float(x) for x in answer.strip().split(","))
-    except (OSError, ValueError, subprocess.SubprocessError):
+    """Return a card's clock (MHz), load (percent) and memory in use (MiB); empty without NVML."""
+    index, gpus = int(device.partition(":")[2] or 0), hardware.visible_gpus()
+    if index >= len(gpus):
         return {}
-    return {"sm_mhz": clock, "sm_mhz_most": most, "load_percent": load, "memory_mib": used}
+
+    def ask(nvml: Any) -> dict[str, Any]:
+        gpu = nvml.nvmlDeviceGetHandleByUUID(gpus[index].uuid)
+        return {
+            "sm_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "sm_mhz_most": nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            "load_percent": nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+            "memory_mib": nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20,
+        }
+
+    return hardware.ask_nvml(ask, {})
 
 
 def _quietly(ask: Any) -> str:
     try:
         return str(ask() or "")
-    except Exception:  # whatever a stranger's package does when it is looked for
+    except Exception:  # looking for a package may run its code, which may raise anything
         return ""
 
 
@@ -86,7 +89,7 @@ def _source(backend: str) -> str:
 
 
 def _files(module: str) -> dict[str, Path]:
-    """The Python files of the package that a module is in, by name. Imports none of its parents."""
+    """Return the Python files of a module's package by name, without importing it."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None:
@@ -109,8 +112,3 @@ def _cuda() -> str | None:
     text = Path(spec.origin).with_name("version.py").read_text()  # to import torch takes seconds
     found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
     return found and found[1]
-
-
-def _driver() -> str | None:
-    found = re.search(r"\b\d+(\.\d+)+\b", _DRIVER.read_text().partition("\n")[0])
-    return found and found[0]

@@ -1,4 +1,4 @@
-"""What the tuner tells: tables, JSON, why a problem gets the configuration that it gets, and a plot."""
+"""The tuner's output: tables, JSON, the reasons for a configuration, and a plot."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sdkde_core.cli.console import table
+from sdkde_core.plugin import write_atomically
 from sdkde_core.tuning import Config
 
 from . import lookup, provenance
 from .calibrate import Calibrated
 from .key import Key
 from .problems import Tunable
-from .rows import Best, Trial
+from .records import Best, Trial
 from .search import Result, candidates, size
 from .verify import Verdict
 
@@ -29,19 +31,11 @@ __all__ = [
     "result_row",
     "simulation_table",
     "summary",
-    "table",
     "trial_table",
     "winner_table",
 ]
 
 _HEADER = ("backend", "kernel", "reduction", "precision", "d", "n", "m")
-
-
-def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Return rows as lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = (indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def config_text(config: Config | None) -> str:
@@ -62,7 +56,7 @@ def _ms(ms: float | None) -> str:
 
 
 def plan(tasks: Sequence[Tunable], trials: int | None) -> list[dict[str, Any]]:
-    """Return what a run would do, by task: sizes of the space before and after pruning, and how many would be tried."""
+    """Return for each task the number of configurations: in its space, that can run, and that would be tried."""
     found = []
     for task, space in tasks:
         left = len(candidates(task, space))
@@ -80,7 +74,7 @@ def plan_table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def result_row(result: Result) -> dict[str, Any]:
-    """Return a result as JSON can hold it."""
+    """Return a result as values for JSON."""
     return {
         **result.key._asdict(),
         "config": result.best,
@@ -96,7 +90,7 @@ def result_row(result: Result) -> dict[str, Any]:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Return what was found as a table, with the most frequent reason where nothing ran."""
+    """Return results as a table; where no configuration ran, a line below it gives the most frequent reason."""
     header = (*_HEADER, "default ms", "best ms", "best configuration", "tried", "known", "rejected")
     rows = [
         (
@@ -117,7 +111,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def simulation_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return losses as a table."""
+    """Return the losses of samplers as a table."""
     cells = [
         (
             *_task(_key(row)),
@@ -133,7 +127,7 @@ def simulation_table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def calibration_table(found: Sequence[Calibrated]) -> str:
-    """Return what was measured of backends as a table: measured over predicted times, least to largest."""
+    """Return calibrations as a table; the factors are measured over predicted times."""
     rows: list[tuple[str, ...]] = [("backend", "device", "start-up s", "pass ms", "factors", "median", "")]
     for done in found:
         factors = [value for name, value in done.values.items() if " " in name]
@@ -168,7 +162,7 @@ def winner_table(winners: Sequence[Best]) -> str:
 
 
 def verdict_table(found: Sequence[Verdict | tuple[Best, str]]) -> str:
-    """Return what became of winners that were measured again, as a table."""
+    """Return the verdicts on winners that were measured again as a table."""
     rows = []
     for verdict in found:
         if isinstance(verdict, tuple):
@@ -208,19 +202,19 @@ _WHY = {
     "sizes": "tuned on this card for other sizes",
     "architecture": "tuned on another card of this architecture",
     "shipped": "from a table that comes with sdkde",
-    "predicted": "nobody measured it: the cost model's choice, compiled for this architecture",
-    "heuristic": "nothing is known: the backend's default",
+    "predicted": "not measured: the cost model's choice, compiled for this architecture",
+    "heuristic": "nothing is stored: the backend's default",
 }
 
 
 def explanation(tunable: Tunable, winners: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rung that a problem takes, its configuration and why, and what was passed over on the way.
+    """Return a problem's configuration, its rung and the reason, and the configurations that cannot run on the card.
 
     Parameters
     ----------
     tunable : Tunable
     winners : iterable of mapping
-        Rows of ``best`` as :meth:`sdkde_autotune.store.Store.dump` returns them: what is said about the origin.
+        Rows of ``best`` as :meth:`sdkde_autotune.store.Store.dump` returns them, which tell a configuration's origin.
     """
     query, problem, space = tunable.task.query, tunable.task.problem, tunable.space
     key = Key.of(query, problem)
@@ -238,7 +232,7 @@ def explanation(tunable: Tunable, winners: Iterable[Mapping[str, Any]]) -> dict[
 
 
 def explanation_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return explanations as a table, with what was passed over below."""
+    """Return explanations as a table, with a line below it for each configuration that cannot run."""
     cells = [(*_task(_key(row)), row["rung"], config_text(row["config"]), row["why"]) for row in rows]
     notes = [
         f"{row['kernel']}, d {row['dimension']}: not {over['rung']} ({config_text(over['config'])}): {over['why']}"
@@ -249,11 +243,11 @@ def explanation_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _why(rung: str, config: Config, key: Key, winners: Iterable[Mapping[str, Any]]) -> str:
-    """The rung in words, and from which winner the configuration comes."""
+    """Return the rung in words, and from which winner the configuration comes."""
     near = [row for row in winners if _key(row).family == key.family and row["config"] == config]
     if rung == "shipped" or not near:
         return _WHY[rung]
-    row = min(near, key=lambda row: _distance(_key(row), key))
+    row = min(near, key=lambda row: key.distance(_key(row)))
     origin, parts = _key(row), [_WHY[rung]]
     if origin.gpu != key.gpu:
         parts.append(f"the {origin.gpu}")
@@ -266,11 +260,6 @@ def _why(rung: str, config: Config, key: Key, winners: Iterable[Mapping[str, Any
     return "; ".join([*parts, row["created"][:10]])
 
 
-def _distance(one: Key, other: Key) -> tuple[Any, ...]:
-    octaves = abs(one.n_octave - other.n_octave) + abs(one.m_octave - other.m_octave)
-    return one.architecture != other.architecture, one.gpu != other.gpu, octaves
-
-
 def _key(row: Mapping[str, Any]) -> Key:
     return Key._make(row[name] for name in Key._fields)
 
@@ -279,7 +268,7 @@ def _key(row: Mapping[str, Any]) -> Key:
 
 
 def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | None = None) -> None:
-    """Write a picture: the best time over two parameters, and the times in the order of the search.
+    """Plot the best time over two parameters, and the times in the order of the search.
 
     Parameters
     ----------
@@ -303,18 +292,18 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
 
     ran = [trial for trial in trials if trial.outcome.status == "ok" and trial.outcome.ms]
     if not ran:
-        raise ValueError("nothing ran of what was tried: there is no time to plot")
+        raise ValueError("no configuration that was tried ran: there is no time to plot")
     values: dict[str, set[Any]] = {}
     for trial in trials:
         for name, value in trial.config.items():
             values.setdefault(name, set()).add(value)
     for name in filter(None, (x, y)):
         if name not in values:
-            raise ValueError(f"{name!r} is no parameter; there are {', '.join(values)}")
+            raise ValueError(f"{name!r} is no parameter; pass one of {', '.join(values)}")
     chosen = [name for name in (x, y) if name]
     chosen += sorted(values.keys() - {x, y}, key=lambda name: (-len(values[name]), name))[: 2 - len(chosen)]
     if len(set(chosen)) < 2:
-        raise ValueError("a heat map takes two different parameters")
+        raise ValueError("a plot needs two different parameters; pass others as -x and -y")
     x, y = chosen
     ticks = {name: sorted(values[name], key=lambda value: (str(type(value)), value)) for name in chosen}
     best: dict[tuple[Any, Any], float] = {}
@@ -359,5 +348,5 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
         f"{key.precision}, {key.gpu}"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    del canvas
+    with write_atomically(path) as temporary:
+        canvas.print_figure(temporary)

@@ -1,7 +1,8 @@
-"""The tables, and how a database of an older sdkde becomes one of this.
+"""The database's tables, and its migration from older versions.
 
-``trial`` has a row per attempt, ``best`` the winner per key, derived from it, and ``calibration`` what was measured of
-a machine. The version is SQLite's ``user_version``; the ``application_id`` tells our files from others'.
+``trial`` has a row for each configuration tried, ``best`` the winner of each key, derived from ``trial``, and
+``calibration`` the corrections measured on a machine. The schema's version is SQLite's ``user_version``; the
+``application_id`` tells our databases from those of other programs.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ KEY: dict[str, type] = {name: kind for name, kind in get_type_hints(Key).items()
 
 
 class Refused(ValueError):
-    """A file that is no database of ours, or of a newer sdkde: why, and what to do."""
+    """A file is no database of the tuner, or one of a newer sdkde; the message says why, and what to do."""
 
 
 def begun(connection: sqlite3.Connection) -> bool:
-    """Whether a database has tables; False if it is empty.
+    """Whether a database has our tables; False if it is empty.
 
     Raises
     ------
     Refused
-        It is another program's, or a newer sdkde's.
+        Another program wrote it, or a newer sdkde.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -57,9 +58,9 @@ def begun(connection: sqlite3.Connection) -> bool:
 
 
 def migrate(db: Database) -> None:
-    """Bring a database to this version, every step in a transaction of its own.
+    """Bring a database to this version, each step in a transaction.
 
-    sqlite-utils before 4 commits with every table: a step that was cut short must be one that can be taken again.
+    sqlite-utils before 4 commits after every table, so a step must be repeatable after it was interrupted.
     """
     for number, step in enumerate(MIGRATIONS, start=1):
         db.conn.execute("BEGIN IMMEDIATE")
@@ -97,5 +98,5 @@ def _first(db: Database) -> None:
     )
 
 
-#: Step i takes a database from version i to i + 1. Steps that have been published never change.
+#: Step i takes a database from version i to i + 1. A published step never changes.
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first,)

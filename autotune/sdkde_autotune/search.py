@@ -1,4 +1,4 @@
-"""Which configurations of a kernel to try, in what order, and which is best. Only here Optuna is spoken to."""
+"""The search for a kernel's best configuration. The only module that uses Optuna."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ import numpy as np
 from sdkde_core.choice.cards import gpu
 from sdkde_core.tuning import Config, Space
 
-from .key import Key
-from .measure import FINALS, Outcome, Runner, Task, fastest
+from .key import Key, canonical
+from .runner import FINALS, Outcome, Runner, Task, fastest
 
 __all__ = ["PAPER", "SAMPLERS", "Memory", "Result", "candidates", "search", "size"]
 
-#: What chooses the next candidate. ``grid``: all in order; ``priced``: those that the cost model prices best, first.
+#: What chooses the next candidate. ``grid``: all in order; ``priced``: by ascending predicted time.
 SAMPLERS = ("tpe", "random", "grid", "priced")
 
-#: The configuration of the paper's kernels.
+#: The configuration of the paper's kernels, tried early.
 PAPER: Config = {"block_m": 64, "block_n": 1024, "num_warps": 2, "num_stages": 2}
 
-#: How many are timed again, interleaved, besides the default.
+#: How many of the fastest are timed again, in turns with the default.
 FINALISTS = 3
 
-#: Winners of other problems that are tried.
+#: How many winners of other problems are tried early.
 NEIGHBOURS = 4
 
 
 class Memory(TypingProtocol):
-    """What a search needs of :class:`sdkde_autotune.store.Store`."""
+    """The methods of :class:`sdkde_autotune.store.Store` that a search needs."""
 
     def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
-        """Keep an outcome, at once."""
+        """Store an outcome at once."""
 
     def trials(self, key: Key) -> Sequence[Any]:
-        """What is known of a key."""
+        """Return the trials of a key."""
 
     def best(self, **filters: Any) -> Sequence[Any]:
-        """Winners."""
+        """Return winners."""
 
     def settle(self, key: Key, default: Config | None = None) -> None:
-        """Derive the winner of a key."""
+        """Derive the winner of a key from its trials."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a search found.
+    """The result of a search.
 
     Parameters
     ----------
     task : Task
     key : Key
     best : mapping or None
-        The best configuration; None: none ran.
+        The best configuration; None if none ran.
     outcome, default : Outcome or None
         Of the best configuration and of the default one.
     counts : mapping of str to int
-        Configurations by status, replayed ones included.
+        Number of configurations by status, replayed ones included.
     tried, replayed : int
-        Configurations that were run, and that the store knew.
+        Number of configurations that were run, and whose outcomes were in the store.
     seconds : float
     reason : str
-        The most frequent error, for the user whose candidates are all rejected.
+        The most frequent error; empty if there was none.
     """
 
     task: Task
@@ -84,17 +84,17 @@ class Result:
 
     @property
     def rejected(self) -> int:
-        """Configurations that did not run."""
+        """Number of configurations that did not run."""
         return sum(self.counts.values()) - self.counts.get("ok", 0)
 
 
 def size(task: Task, space: Space) -> int:
-    """Count the configurations of a space, those that cannot run included."""
+    """Return the number of configurations in a space, those that cannot run included."""
     return int(np.prod([len(values) for values in space.parameters(task.query.kernel).values()], dtype=float))
 
 
 def candidates(task: Task, space: Space) -> list[dict[str, Any]]:
-    """Return every configuration that can run by its parameters alone, in order."""
+    """Return every configuration that can run as far as its parameters tell, in order."""
     parameters = space.parameters(task.query.kernel)
     every = (dict(zip(parameters, values)) for values in itertools.product(*parameters.values()))
     return [config for config in every if _limit(task, space, config) is None]
@@ -113,12 +113,12 @@ def search(
     first: Iterable[Config] = (),
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Result:
-    """Try configurations of one kernel for one problem, keep every outcome, and settle which is best.
+    """Try configurations of one kernel for one problem, store every outcome, and settle which is best.
 
-    The default comes first, then ``first``, winners of neighbouring problems and the paper's configuration, then what
-    the sampler asks for. What cannot run by its parameters is never run, and nothing is run twice: outcomes that the
-    store knows from the same kind of runner and the same source code are replayed to the sampler. That is how an
-    interrupted search resumes. Measured finalists are timed again, interleaved, and that decides.
+    The default is tried first, then ``first``, winners of neighbouring problems and the paper's configuration, then the
+    sampler's proposals. A configuration whose parameters exceed the card's limits is never run, and none is run twice:
+    the sampler is told the stored outcomes of the same kind of runner and the same source code. So an interrupted
+    search resumes. Measured finalists are timed again in turns, and the fastest of them wins.
 
     Parameters
     ----------
@@ -129,14 +129,13 @@ def search(
     sampler : str
         One of :data:`SAMPLERS`.
     trials : int, optional
-        Outcomes to have at the end, replayed ones included; None: of every configuration. With ``"priced"`` the
-        default comes on top, if it is not among them.
+        Number of outcomes at the end, replayed ones included; None: one for every configuration. With ``"priced"`` the
+        default is tried in addition, if it is not among them.
     budget : float, optional
-        Seconds after which no other candidate is begun.
+        Seconds after which no further candidate is run.
     seed : int
     first : iterable of mapping
-        Configurations to try early; dropped where the space does not have them. Parameters that one lacks are the
-        default's.
+        Configurations to try early, unless they are not in the space. Missing parameters are taken from the default.
     progress : callable, optional
         ``progress(known, expected, best)`` after every outcome; ``best`` in milliseconds, inf without any.
 
@@ -147,7 +146,7 @@ def search(
     Raises
     ------
     KeyboardInterrupt
-        After what is known has been settled.
+        Once the winner of the outcomes so far is stored.
     """
     start = time.monotonic()
     key = Key.of(task.query, task.problem)
@@ -155,8 +154,8 @@ def search(
     version = _version(runner.provenance(task))
     before = store.trials(key)
     same = [t for t in before if t.source == runner.source and _version(t.provenance) == version]
-    known: dict[str, Outcome] = {_name(trial.config): trial.outcome for trial in same}
-    configs: dict[str, Config] = {_name(trial.config): trial.config for trial in same}
+    known: dict[str, Outcome] = {canonical(trial.config): trial.outcome for trial in same}
+    configs: dict[str, Config] = {canonical(trial.config): trial.config for trial in same}
     replayed = len(known)
 
     valid = candidates(task, space)
@@ -168,17 +167,17 @@ def search(
     early = [default] if _limit(task, space, default) is None else []
     if sampler != "priced":
         early += _fitting([*first, *_earlier(before), *_neighbours(store, key), PAPER], task, space, default)
-    queue = list({_name(config): config for config in early if _name(config) not in known}.values())
-    expected = len({_name(config) for config in (*valid, *early)} | set(known))
+    queue = list({canonical(config): config for config in early if canonical(config) not in known}.values())
+    expected = len({canonical(config) for config in (*valid, *early)} | set(known))
     if trials is not None:
-        extra = sampler == "priced" and _name(default) not in map(_name, proposals.ask(trials))
+        extra = sampler == "priced" and canonical(default) not in map(canonical, proposals.ask(trials))
         expected = min(expected, trials + extra)
     for name, outcome in known.items():
         proposals.tell(configs[name], outcome)
 
     def learn(config: Config, outcome: Outcome) -> None:
         store.add(key, config, outcome, runner.source, runner.provenance(task))
-        known[_name(config)], configs[_name(config)] = outcome, config
+        known[canonical(config)], configs[canonical(config)] = outcome, config
 
     def best() -> float:
         return min((outcome.median for outcome in known.values()), default=float("inf"))
@@ -202,26 +201,26 @@ def search(
                     progress(len(known), expected, best())
             queue = []
         tried = len(known) - replayed
-        final = _finalists(known, _name(default)) if runner.source == "measured" else []
+        final = _finalists(known, canonical(default)) if runner.source == "measured" else []
         if len(final) > 1 and (tried or not any(FINALS in known[name].phases for name in final)):
             began = time.monotonic()
             outcomes = runner.finals(task, [configs[name] for name in final])
             share = (time.monotonic() - began) / len(final)
-            if any(outcome.status == "ok" for outcome in outcomes):  # else one took all down, and nobody knows which
+            if any(outcome.status == "ok" for outcome in outcomes):  # else one crashed all, and it is not known which
                 for name, outcome in zip(final, outcomes):
                     phases = {**known[name].phases, **outcome.phases, FINALS: share}
                     learn(configs[name], replace(outcome, phases=phases))
     finally:
         store.settle(key, default)
 
-    winner = fastest(known, _name(default))
+    winner = fastest(known, canonical(default))
     errors = Counter(outcome.error for outcome in known.values() if outcome.status != "ok")
     return Result(
         task,
         key,
         configs[winner] if winner else None,
         known[winner] if winner else None,
-        known.get(_name(default)),
+        known.get(canonical(default)),
         Counter(outcome.status for outcome in known.values()),
         tried,
         replayed,
@@ -231,13 +230,8 @@ def search(
 
 
 def _version(provenance: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Under which code an outcome came about: the backend's, and for predictions the cost model's."""
+    """Return the hashes of the code behind an outcome: the backend's, and for a prediction the cost model's."""
     return provenance.get("source"), provenance.get("model")
-
-
-def _name(config: Config) -> str:
-    """A configuration as text: the same whether it comes from a space or from the store's JSON."""
-    return json.dumps(dict(config), sort_keys=True)
 
 
 def _limit(task: Task, space: Space, config: Config) -> str | None:
@@ -245,7 +239,7 @@ def _limit(task: Task, space: Space, config: Config) -> str | None:
 
 
 def _fitting(configs: Iterable[Config], task: Task, space: Space, default: Config) -> list[dict[str, Any]]:
-    """Those of the configurations that the space has and that can run."""
+    """Return the configurations that are in the space and can run."""
     parameters = space.parameters(task.query.kernel)
     known = [{**default, **config} for config in configs if config.keys() <= parameters.keys()]
     return [
@@ -256,37 +250,33 @@ def _fitting(configs: Iterable[Config], task: Task, space: Space, default: Confi
 
 
 def _earlier(trials: Sequence[Any]) -> list[Config]:
-    """Finalists of the same problem under other code or elsewhere: their times are renewed, or replaced, by ours."""
+    """Return earlier finalists of the same problem, of other code or another machine, fastest first."""
     final = [t for t in trials if t.outcome.status == "ok" and FINALS in t.outcome.phases]
     return [trial.config for trial in sorted(final, key=lambda trial: trial.outcome.median)][: FINALISTS + 2]
 
 
 def _neighbours(store: Memory, key: Key) -> list[Config]:
-    """Winners of the same family: those of the same card first, then of its architecture, nearest sizes first."""
-
-    def distance(other: Key) -> tuple[Any, ...]:
-        octaves = abs(other.n_octave - key.n_octave) + abs(other.m_octave - key.m_octave)
-        return other.gpu != key.gpu, other.architecture != key.architecture, octaves, other
-
+    """Return winners of the same family: of the same card first, then of its architecture; nearest sizes first."""
     found = store.best(backend=key.backend, kernel=key.kernel, config_version=key.config_version)
-    near = sorted((row for row in found if row.key.family == key.family), key=lambda row: distance(row.key))
-    return list({_name(row.config): row.config for row in near}.values())[:NEIGHBOURS]
+    same = [row for row in found if row.key.family == key.family]
+    near = sorted(same, key=lambda row: (key.distance(row.key), row.key))
+    return list({canonical(row.config): row.config for row in near}.values())[:NEIGHBOURS]
 
 
 def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
-    """The fastest, the winner of earlier finals, and the default, as far as they ran."""
+    """Return the fastest, the winner of earlier finals, and the default, if they ran."""
     ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
     earlier = [name for name in ran if FINALS in known[name].phases]
     return list(dict.fromkeys([*ran[:FINALISTS], *earlier[:1], *(name for name in ran if name == default)]))
 
 
-# --- what comes next ---------------------------------------------------------------------------------------------
+# --- samplers ------------------------------------------------------------------------------------------------------
 
 
 class _Proposals(TypingProtocol):
-    """Candidates that have not been told about, each at most once."""
+    """A sampler: proposes candidates whose outcomes it has not been told, each at most once."""
 
-    #: How many are asked for at a time, so that they can be compiled side by side.
+    #: How many candidates are asked for at a time, so that they are compiled side by side.
     ahead: int
 
     def ask(self, count: int) -> list[Config]: ...
@@ -302,31 +292,31 @@ def _order(sampler: str, task: Task, space: Space, valid: list[dict[str, Any]], 
     if sampler == "priced":
         card = gpu(task.query.gpu)
         if card is None:
-            raise ValueError(f"{task.query.gpu!r} has no known rates to price with; measure on it instead")
+            raise ValueError(f"the rates of {task.query.gpu!r} are unknown, so no time is predicted; measure on it")
         return sorted(valid, key=lambda config: space.seconds(task.query.kernel, config, task.problem, card))
     raise ValueError(f"sampler is {sampler!r}; pass one of {', '.join(SAMPLERS)}")
 
 
 class _Ordered:
-    """Candidates in an order that outcomes do not change."""
+    """Proposes candidates in a fixed order."""
 
     ahead = 16
 
     def __init__(self, order: Sequence[Config]) -> None:
-        self._left = {_name(config): config for config in order}
+        self._left = {canonical(config): config for config in order}
 
     def ask(self, count: int) -> list[Config]:
         return list(itertools.islice(self._left.values(), count))
 
     def tell(self, config: Config, outcome: Outcome) -> None:
-        self._left.pop(_name(config), None)
+        self._left.pop(canonical(config), None)
 
 
 class _Tpe:
-    """Optuna's tree-structured Parzen estimator, over the places of the values in their order.
+    """Optuna's tree-structured Parzen estimator, over the index of each parameter's value.
 
-    Spaces have holes, and Optuna proposes the same thing twice: what is run is the valid candidate nearest to its
-    proposal, in steps, that has not been tried. So every proposal counts, and the search ends when the space does.
+    Optuna proposes configurations that cannot run, and some twice. Each proposal is replaced by the nearest valid
+    candidate that has not been tried, in steps of the indices, so the search ends when all have been tried.
     """
 
     ahead = 4
@@ -347,8 +337,8 @@ class _Tpe:
             warnings.simplefilter("ignore")  # `multivariate` was called experimental up to Optuna 4
             sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed)
         self._study = optuna.create_study(sampler=sampler)
-        shuffled = np.random.default_rng(seed).permutation(len(valid))  # so that ties favour no corner
-        self._left = {_name(valid[i]): (self._place(valid[i]), valid[i]) for i in shuffled}
+        shuffled = np.random.default_rng(seed).permutation(len(valid))  # so that ties are broken at random
+        self._left = {canonical(valid[i]): (self._place(valid[i]), valid[i]) for i in shuffled}
 
     def _place(self, config: Config) -> list[int] | None:
         try:
@@ -365,12 +355,12 @@ class _Tpe:
             steps = np.abs(places - [trial.params[name] for name in self._names]).sum(axis=1)
             nearest = names[int(steps.argmin())]
             chosen[nearest] = self._left[nearest][1]
-            # What is run is told on its own; a failed trial is none to the sampler.
+            # The sampler ignores failed trials; the candidate that runs instead is added by `tell`.
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return list(chosen.values())
 
     def tell(self, config: Config, outcome: Outcome) -> None:
-        self._left.pop(_name(config), None)
+        self._left.pop(canonical(config), None)
         place = self._place(config)
         if place is None:
             return
@@ -381,6 +371,6 @@ class _Tpe:
                 params=dict(zip(self._names, place)),
                 distributions=self._range,
                 value=outcome.median if ran else None,
-                state=state.COMPLETE if ran else state.PRUNED,  # pruned: worse than all that ran
+                state=state.COMPLETE if ran else state.PRUNED,  # pruned: worse than every one that ran
             )
         )

@@ -1,4 +1,4 @@
-"""A recorded space, searched again: how good a sampler is, without a GPU."""
+"""Searches on recorded times, to compare samplers without a GPU."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 
 from sdkde_core.choice.cards import GPU
 from sdkde_core.protocol import Problem, Reduction
-from sdkde_core.tuning import Compiled, Config, Query, Space
+from sdkde_core.tuning import Compiled, Config, Space
 
-from .key import Key
-from .measure import Outcome, Task
+from .key import Key, canonical
+from .runner import Outcome, Task
 from .search import search
 from .store import Store
 
 __all__ = ["Record", "RecordedSpace", "recorded", "simulate", "task_of"]
 
-#: A configuration and its milliseconds; inf: it did not run.
+#: A configuration and its milliseconds; inf if it did not run.
 Record = tuple[Config, float]
 
 
 def simulate(
     records: Sequence[Record], task: Task, space: Space, sampler: str = "tpe", trials: int = 60, seed: int = 0
 ) -> float:
-    """Search a recorded space and return the loss: how much slower than the best recorded time, as a fraction.
+    """Search recorded times, and return by which fraction the result is slower than the best recorded one.
 
     Parameters
     ----------
@@ -41,23 +41,23 @@ def simulate(
     Returns
     -------
     float
-        0: the best was found; inf: nothing that runs was found.
+        0 if the best was found; inf if no configuration that runs was found.
 
     Raises
     ------
     ValueError
-        No record ran.
+        No recorded configuration ran.
     """
     fastest = min((ms for _, ms in records), default=float("inf"))
     if fastest == float("inf"):
         raise ValueError("no recorded configuration ran; there is nothing to compare with")
-    replay = _Replay({_name(config): ms for config, ms in records})
+    replay = _Replay({canonical(config): ms for config, ms in records})
     result = search(task, space, replay, _Forgetful(), sampler=sampler, trials=trials, seed=seed)
     return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
 
 
 def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpace]]:
-    """Yield the searches that a file has: of an export, or of a database; what was measured, if anything was."""
+    """Yield the searches in an export or a database; predicted times only where none were measured."""
     with TemporaryDirectory() as folder, Store(Path(folder) / "recorded.sqlite") as store:
         store.load(path)
         winners = store.best()
@@ -71,8 +71,7 @@ def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpac
 
 
 def task_of(key: Key) -> Task:
-    """Return a task that has the key: what a record was made for, as far as the key says."""
-    query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
+    """Return a task that has the key."""
     problem = Problem(
         Reduction(key.reduction),
         2**key.m_octave,
@@ -83,17 +82,17 @@ def task_of(key: Key) -> Task:
         "cuda:0",
         deterministic=bool(key.deterministic),
     )
-    return Task(query, problem)
+    return Task(key.query, problem)
 
 
 @dataclass(frozen=True)
 class RecordedSpace:
-    """The space that records span: what was not recorded cannot run.
+    """The search space that records span; a configuration that was not recorded cannot run.
 
     Parameters
     ----------
     records : sequence of (mapping, float)
-        With one set of parameters.
+        Configurations with the same parameters, and their milliseconds.
     start : mapping
         The default configuration.
     """
@@ -104,7 +103,7 @@ class RecordedSpace:
     _names: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_names", frozenset(_name(config) for config, _ in self.records))
+        object.__setattr__(self, "_names", frozenset(canonical(config) for config, _ in self.records))
 
     def kernels(self, problem: Problem) -> tuple[str, ...]:
         return ()
@@ -123,7 +122,7 @@ class RecordedSpace:
         return self.start
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
-        return None if _name(config) in self._names else "not recorded"
+        return None if canonical(config) in self._names else "not recorded"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
         raise ValueError("a record has no cost model")
@@ -135,18 +134,14 @@ class RecordedSpace:
         return None
 
 
-def _name(config: Config) -> str:
-    return json.dumps(dict(config), sort_keys=True)
-
-
 def _order(value: Any) -> tuple[bool, Any]:
-    """Numbers by size, whatever else by its text."""
+    """Return a sorting key: numbers by size, then others by their text."""
     number = isinstance(value, int | float)
     return not number, value if number else json.dumps(value)
 
 
 class _Replay:
-    """A runner that answers from a record."""
+    """A runner whose outcomes are recorded times."""
 
     source = "measured"
 
@@ -157,7 +152,7 @@ class _Replay:
         pass
 
     def run(self, task: Task, config: Config, best: float) -> Outcome:
-        ms = self._times.get(_name(config))
+        ms = self._times.get(canonical(config))
         if ms is None:
             return Outcome("invalid", error="not recorded")
         return Outcome("ok", (ms, ms, ms)) if ms < float("inf") else Outcome("crash", error="did not run")
@@ -173,7 +168,7 @@ class _Replay:
 
 
 class _Forgetful:
-    """A store that keeps nothing: the search knows what it has seen."""
+    """A store that keeps nothing."""
 
     def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The tuner's file: the only place that writes it."""
+"""The tuner's database. No other module writes it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sqlite_utils import Database
 
 from sdkde_core.tuning import Config
 
-from . import lookup, rows, schema
+from . import lookup, records, schema
 from .key import Key
-from .measure import SOURCES, STATUSES, Outcome
-from .rows import Best, StoreError, Trial
+from .records import Best, StoreError, Trial
+from .runner import SOURCES, STATUSES, Outcome
 
 __all__ = ["Best", "Store", "StoreError", "Trial"]
 
-#: How long to wait for other processes that write or open the file.
+#: How long to wait for other processes that write or open the database.
 BUSY_SECONDS = 30.0
 
 _ANOTHER = "name another file with --db or SDKDE_DB"
@@ -34,9 +34,9 @@ _logger = logging.getLogger("sdkde")
 
 
 class Store:
-    """One SQLite file. Several processes may have it open; every write is committed at once.
+    """One SQLite database. Several processes may have it open; every write is committed at once.
 
-    A corrupt file is moved aside, with a warning, and a new one begun.
+    A corrupt one is moved aside, with a warning, and a new one is made.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Store:
     Raises
     ------
     StoreError
-        The file is another program's or a newer sdkde's, is locked, or cannot be written. So do all methods.
+        Another program or a newer sdkde wrote the file, it is locked, or it cannot be written. All methods raise so.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -61,71 +61,75 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._db.conn.close()
 
     # --- trials ---------------------------------------------------------------------------------------------------
 
     def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
-        """Keep an attempt; one of the same configuration and source for the key is replaced."""
+        """Store a trial; one with the same key, configuration and source is replaced."""
         if source not in SOURCES or outcome.status not in STATUSES:
             raise ValueError(f"source is {source!r} and status {outcome.status!r}; pass of {SOURCES} and {STATUSES}")
         with self._transaction():
-            self._insert("trial", [rows.row_of_trial(Trial(key, config, outcome, source, provenance, rows.now()))])
+            self._insert(
+                "trial", [records.row_of_trial(Trial(key, config, outcome, source, provenance, records.now()))]
+            )
 
     def trials(self, key: Key) -> list[Trial]:
-        """Return what was tried for a key, in order of time."""
+        """Return the trials of a key, by time."""
         return self.all_trials(**key._asdict())
 
     def all_trials(self, **filters: Any) -> list[Trial]:
-        """Return what was tried, in order of time.
+        """Return trials, by time.
 
         Parameters
         ----------
         **filters
-            A value, or several, by column: the key's, ``source``, ``status``. None: any.
+            By column (those of the key, ``source``, ``status``) a value, several, or None for any.
         """
         with _explained(self.path):
-            return [rows.trial_of(row) for row in rows.select(self._db, "trial", filters)]
+            return [records.trial_of(row) for row in records.select(self._db, "trial", filters)]
 
     # --- winners --------------------------------------------------------------------------------------------------
 
     def settle(self, key: Key, default: Config | None = None) -> None:
-        """Derive the winner for a key from its trials; without one that ran there is none.
+        """Derive the winner of a key from its trials; there is none if none ran.
 
-        What was measured here speaks for a configuration before what was imported, and that before what was predicted;
-        of the configurations that ran, the fastest wins, and predicted ones only where none was ever measured.
+        Of a configuration's trials the measured one counts, else the imported, else the predicted one. The fastest
+        configuration that ran wins. A predicted one wins only if no other was measured or imported.
 
         Parameters
         ----------
         key : Key
         default : mapping, optional
-            The default configuration; without it the one that was given before.
+            The default configuration; None: the one that was given before.
         """
         with self._transaction():
             self._settle(key, default)
         lookup.forget()
 
     def _settle(self, key: Key, default: Config | None) -> None:
-        before = next(iter(rows.select(self._db, "best", key._asdict())), None)
+        before = next(iter(records.select(self._db, "best", key._asdict())), None)
         if default is None and before is not None and before["default_config"]:
             default = json.loads(before["default_config"])
-        first = rows.winner([rows.trial_of(row) for row in rows.select(self._db, "trial", key._asdict())], default)
+        first = records.winner(
+            [records.trial_of(row) for row in records.select(self._db, "trial", key._asdict())], default
+        )
         if first is not None:
-            self._insert("best", [rows.row_of_best(first)])
+            self._insert("best", [records.row_of_best(first)])
         elif before is not None:
             self._db.table("best").delete(tuple(key))
 
     def best(self, **filters: Any) -> list[Best]:
-        """Return the winners, by key; filters as of :meth:`all_trials`."""
+        """Return winners, by key; filters as in :meth:`all_trials`."""
         with _explained(self.path):
-            return [rows.best_of(row) for row in rows.select(self._db, "best", filters)]
+            return [records.best_of(row) for row in records.select(self._db, "best", filters)]
 
     # --- calibration ----------------------------------------------------------------------------------------------
 
     def calibrate(self, machine: str, backend: str, values: Mapping[str, float]) -> None:
-        """Keep what was measured of a machine, by name."""
-        now = rows.now()
+        """Store a backend's calibration on a machine, by name."""
+        now = records.now()
         found = [
             {"machine": machine, "backend": backend, "name": name, "value": float(value), "created": now}
             for name, value in values.items()
@@ -134,48 +138,49 @@ class Store:
             self._insert("calibration", found)
 
     def calibration(self, machine: str, backend: str) -> dict[str, float]:
-        """Return what was measured of a machine, by name."""
+        """Return a backend's calibration on a machine, by name."""
         with _explained(self.path):
-            found = rows.select(self._db, "calibration", {"machine": machine, "backend": backend})
+            found = records.select(self._db, "calibration", {"machine": machine, "backend": backend})
             return {row["name"]: row["value"] for row in found}
 
     # --- exchange -------------------------------------------------------------------------------------------------
 
     def dump(self, **filters: Any) -> dict[str, Any]:
-        """Return trials and winners as JSON can hold them, and all of the calibration where nothing is filtered."""
+        """Return trials and winners as values for JSON; without filters the calibration too."""
         with _explained(self.path):
-            return rows.dump(self._db, filters)
+            return records.dump(self._db, filters)
 
     def load(self, dump: Mapping[str, Any] | Path | str) -> int:
-        """Take in what another machine found, or this one long ago; return how many rows are new.
+        """Add the results in a dump; return how many rows are new.
 
-        Trials become ``"imported"`` unless they were predicted. Of two for one configuration the later counts.
+        The source of trials becomes ``"imported"``, unless they were predicted. Of two for a configuration the later
+        one is kept.
 
         Parameters
         ----------
         dump : mapping or path
             From :meth:`dump`; a JSON file with that; or another database, which is only read.
         """
-        given = dump if isinstance(dump, Mapping) else rows.read_dump(Path(dump))
-        name = "what is imported" if isinstance(dump, Mapping) else str(dump)
-        trials, calibration, defaults = rows.checked(given, name)
+        given = dump if isinstance(dump, Mapping) else records.read_dump(Path(dump))
+        name = "the import" if isinstance(dump, Mapping) else str(dump)
+        trials, calibration, defaults = records.checked(given, name)
         with self._transaction():
             here: dict[Any, dict[str, str]] = {}
-            for row in rows.select(self._db, "trial", {}):
-                here.setdefault((rows.key_of(row), row["config"]), {})[row["source"]] = row["created"]
+            for row in records.select(self._db, "trial", {}):
+                here.setdefault((records.key_of(row), row["config"]), {})[row["source"]] = row["created"]
             fresh: dict[Any, dict[str, Any]] = {}
             for row in sorted(trials, key=lambda row: row["created"]):
                 row["source"] = "predicted" if row["source"] == "predicted" else "imported"
-                known = here.get((rows.key_of(row), row["config"]), {})
-                # Equal times: it began its travels here.
+                known = here.get((records.key_of(row), row["config"]), {})
+                # Equal times: it was exported from here.
                 if row["created"] not in known.values() and row["created"] > known.get(row["source"], ""):
-                    fresh[(rows.key_of(row), row["config"], row["source"])] = row
-            mine = {rows.calibrated(row): row["created"] for row in rows.select(self._db, "calibration", {})}
-            calibration = [row for row in calibration if row["created"] > mine.get(rows.calibrated(row), "")]
+                    fresh[(records.key_of(row), row["config"], row["source"])] = row
+            mine = {records.calibrated(row): row["created"] for row in records.select(self._db, "calibration", {})}
+            calibration = [row for row in calibration if row["created"] > mine.get(records.calibrated(row), "")]
             self._insert("trial", list(fresh.values()))
             self._insert("calibration", calibration)
-            told = {rows.key_of(row) for row in rows.select(self._db, "best", {}) if row["default_config"]}
-            for key in dict.fromkeys(map(rows.key_of, trials)):
+            told = {records.key_of(row) for row in records.select(self._db, "best", {}) if row["default_config"]}
+            for key in dict.fromkeys(map(records.key_of, trials)):
                 self._settle(key, None if key in told else defaults.get(key))
         lookup.forget()
         return len(fresh) + len(calibration)
@@ -184,7 +189,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing. The write lock is taken at once: SQLite waits for it here, but not once we have read."""
+        """Commit all or nothing. The write lock is taken first: SQLite does not wait for it once we have read."""
         connection = self._db.conn
         with _explained(self.path):
             try:
@@ -205,10 +210,10 @@ class Store:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Say which file, why, and what to do."""
+    """Turn an error into a StoreError that says which file, why, and what to do."""
     try:
         yield
-    except sqlite3.ProgrammingError:  # ours
+    except sqlite3.ProgrammingError:  # a bug
         raise
     except (filelock.Timeout, sqlite3.Error, OSError, schema.Refused) as error:
         raise StoreError(_why(path, error)) from error
@@ -232,9 +237,9 @@ def _code(error: Exception) -> int:
 
 
 def _open(path: Path) -> Database:
-    """Open, create or migrate: one process at a time, or they would find the file locked, or half made."""
+    """Open, create or migrate, in one process at a time: others would find the file locked, or half made."""
     with suppress(sqlite3.Error, OSError):
-        lookup.read(path, lambda connection: None)  # what is not ours is refused with no trace left
+        lookup.read(path, lambda connection: None)  # a file that is not ours is refused, untouched
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{path}.lock", timeout=BUSY_SECONDS):
         try:
@@ -243,7 +248,7 @@ def _open(path: Path) -> Database:
             if _code(error) not in _CORRUPT:
                 raise
             aside = _move_aside(path)
-            _logger.warning("%s is corrupt (%s): moved to %s, and a new one begun", path, error, aside)
+            _logger.warning("%s is corrupt (%s): it was moved to %s, and a new one made", path, error, aside)
             return _connect(path)
 
 
@@ -256,13 +261,13 @@ def _connect(path: Path) -> Database:
                 error = sqlite3.DatabaseError(found.splitlines()[-1])
                 error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
                 raise error
-        # In WAL mode readers and a writer do not wait for each other, and what is committed outlives the process; to
-        # outlive the machine it would take an fsync a row.
+        # In WAL mode readers and a writer do not wait for each other. Commits survive the process; for them to survive
+        # a crash of the machine would take an fsync per row.
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         db = Database(connection)
         schema.migrate(db)
-        connection.execute("DELETE FROM calibration WHERE 0")  # what may only be read lets a transaction begin
+        connection.execute("DELETE FROM calibration WHERE 0")  # fails if the file is read-only; BEGIN would not
         connection.commit()
         return db
     except BaseException:

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees while the tuner works; a file or a pipe gets nothing of it."""
+"""Progress on a terminal, and a warning about a busy card. A file or a pipe gets no progress."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import click
 
 from . import provenance
 
-__all__ = ["progress", "telling", "warn_if_busy"]
+__all__ = ["progress", "status_line", "warn_if_busy"]
 
-#: Percent of its time that a card is busy beforehand, from which on times are not to be trusted.
+#: Percent of its time that a card is busy before we use it, from which times are unreliable.
 BUSY = 5
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int, float], None] | None]:
-    """Yield what draws a bar with the best so far."""
+    """Yield a function that draws a bar with the best time so far; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -34,8 +34,8 @@ def progress(label: str) -> Iterator[Callable[[int, int, float], None] | None]:
 
 
 @contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
-    """Yield what says what is being done."""
+def status_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows a text in place of the one before."""
     if not sys.stderr.isatty():
         yield lambda what: None
         return
@@ -46,9 +46,9 @@ def telling() -> Iterator[Callable[[str], None]]:
 
 
 def warn_if_busy(device: str | None) -> None:
-    """Say so, to anyone, where something else computes on the card: before anything of ours does."""
+    """Warn if another program computes on the card. To be called before the tuner uses it."""
     if device is None:
         return
     load = provenance.clocks(device).get("load_percent", 0)
     if load >= BUSY:
-        click.echo(f"{device} is busy ({load:.0f} % of its time): what is measured meanwhile is not reliable", err=True)
+        click.echo(f"{device} is busy ({load:.0f} % of its time): times measured meanwhile are unreliable", err=True)

@@ -1,4 +1,4 @@
-"""A run of the tuner: one search after another, within a budget."""
+"""A run of the tuner: one search after another, within a budget of time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from .measure import Runner
 from .problems import Tunable
+from .runner import Runner
 from .search import Memory, Result, search
 
 __all__ = ["tune"]
@@ -16,7 +16,7 @@ __all__ = ["tune"]
 _Progress = Callable[[int, int, float], None]
 
 
-def _untold(label: str) -> AbstractContextManager[_Progress | None]:
+def _hidden(label: str) -> AbstractContextManager[_Progress | None]:
     return nullcontext()
 
 
@@ -27,10 +27,10 @@ def tune(
     *,
     budget: float | None = None,
     shared: bool = True,
-    progress: Callable[[str], AbstractContextManager[_Progress | None]] = _untold,
+    progress: Callable[[str], AbstractContextManager[_Progress | None]] = _hidden,
     **options: Any,
 ) -> Iterator[Result]:
-    """Search what there is to tune in turn; ends early where the budget is spent.
+    """Search each task's configurations in turn; end early when the budget is spent.
 
     Parameters
     ----------
@@ -40,11 +40,11 @@ def tune(
     budget : float, optional
         Seconds for all.
     shared : bool
-        Every search has its share of what is left, so that all are begun; else each takes what it needs.
+        Each search gets its share of the time left, so that all are begun; else each takes the time that it needs.
     progress : callable
-        ``progress(label)`` yields what :func:`sdkde_autotune.search.search` tells its progress.
+        ``progress(label)`` yields the ``progress`` of :func:`sdkde_autotune.search.search`.
     **options
-        For each search.
+        Passed to each search.
 
     Yields
     ------

@@ -1,4 +1,4 @@
-"""Measuring stored winners again: do they still run, are they still right, and still faster than the defaults?"""
+"""Measures stored winners again: whether they still run, are right, and are faster than the defaults."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sdkde_core.choice import registry
-from sdkde_core.tuning import Query, Space, space_of
+from sdkde_core.tuning import Space, space_of
 
 from .key import Key
-from .measure import FINALS, MARGIN, Outcome, Runner, Task
 from .problems import problems
-from .rows import Best
+from .records import Best
+from .runner import FINALS, MARGIN, Outcome, Runner, Task
 from .store import Store
 
 __all__ = ["Verdict", "verify"]
@@ -19,16 +19,16 @@ __all__ = ["Verdict", "verify"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a stored winner.
+    """A stored winner, measured again.
 
     Parameters
     ----------
     before, after : Best or None
-        The row before and now: another configuration, or none, where it did not hold.
+        The key's winner before and now; None if none runs any more.
     now : Outcome
-        Of what was stored, measured now.
+        Of the stored winner, measured now.
     default : Outcome
-        Of the default, measured with it.
+        Of the default configuration, measured with it.
     """
 
     before: Best
@@ -38,12 +38,12 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it still is the winner, or as fast as that one within :data:`MARGIN`."""
+        """Whether it is still the winner, or as fast as the new one within :data:`MARGIN`."""
         return self.after is not None and self.now.median <= (1 + MARGIN) * self.after.ms
 
     @property
     def reason(self) -> str:
-        """One line for people."""
+        """One line that says what was found."""
         if self.now.status != "ok":
             return f"{self.now.status}: {self.now.error}"
         if self.holds:
@@ -53,33 +53,34 @@ class Verdict:
 
 
 def _task_of(key: Key) -> tuple[Task, Space]:
-    """Return a problem that has this key, and what can be tuned of its backend.
+    """Return a task that has this key, and its search space.
 
     Raises
     ------
     ValueError
-        The backend is not there, has another version of its configurations, or runs no such kernel.
+        The backend is not here, has another version of its parameters, or has no such kernel.
     """
     record = registry.find(key.backend)
     space = space_of(record.info) if record is not None and record.ok and record.info is not None else None
     if space is None:
         raise ValueError(f"backend {key.backend!r} is not here, or has nothing to tune")
     if space.config_version != key.config_version:
-        raise ValueError(f"stored for version {key.config_version} of its parameters, which has become another")
+        raise ValueError(
+            f"stored for version {key.config_version} of its parameters; the present is {space.config_version}"
+        )
     n, m = 2**key.n_octave, 2**key.m_octave
     (problem,) = problems((key.reduction,), (key.dimension,), (n,), (m,), (key.precision,))
-    query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
-    if key.kernel not in space.kernels(problem) or Key.of(query, problem) != key:
-        raise ValueError("the tuner makes no such problems; it was stored by another version or program")
-    return Task(query, problem), space
+    if key.kernel not in space.kernels(problem) or Key.of(key.query, problem) != key:
+        raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
+    return Task(key.query, problem), space
 
 
 def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:
-    """Measure winners again, each beside the default and the other finalists, and settle anew who wins.
+    """Measure winners again, in turns with the default and the other finalists, and store who wins now.
 
     Yields
     ------
-    Verdict, or the row and why it cannot be measured
+    Verdict, or the winner and why it cannot be measured
     """
     for best in stored:
         try:
@@ -88,12 +89,12 @@ def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Ver
             yield best, str(error)
             continue
         default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
-        # The finalists of then too: no time of another day is to win.
+        # The other finalists too, so that none wins by its time of another day.
         final = [dict(t.config) for t in store.trials(best.key) if FINALS in t.outcome.phases]
         configs = [dict(best.config)]
         configs += [config for config in (default, *final) if config not in configs]
         runner.prepare(task, configs)
-        # First each by itself: checked, and in a process that it may take down.
+        # First each by itself: it is checked, and may crash its process without the others.
         outcomes = [runner.run(task, config, float("inf")) for config in configs]
         ran = [i for i, outcome in enumerate(outcomes) if outcome.status == "ok"]
         for i, outcome in zip(ran, runner.finals(task, [configs[i] for i in ran]) if ran else ()):

@@ -1,7 +1,6 @@
-"""Measuring on a card: candidates are compiled side by side, then checked and timed in a process of their own.
+"""A runner that measures on a card: candidates are compiled side by side, then checked and timed in a worker process.
 
-That process may hang, run out of memory or lose its CUDA context to a candidate; it is then killed and replaced, and
-the tuner goes on.
+A candidate may make the worker hang, run out of memory or lose its CUDA context. The worker is then replaced.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from typing import Any
 
 from sdkde_core.tuning import Config
 
-from .measure import Outcome, Task
 from .offline import Compilers, first_line, space_for
 from .provenance import clocks, current
+from .runner import Outcome, Task
 
 __all__ = ["MeasuringRunner"]
 
-#: Seconds after which a check or a timing is given up; the first of a process loads PyTorch and makes the data.
+#: Seconds after which a worker is killed that does not answer; for its first answer it imports PyTorch and makes data.
 PATIENCE, FIRST = 60.0, 180.0
 
-#: Timings of a candidate at most, and after how many one that is so many times slower than the best is given up.
+#: A candidate is timed TIMES times, but only EARLY times if it is HOPELESS times slower than the best.
 TIMES, EARLY, HOPELESS = 21, 5, 1.5
 
-#: Interleaved rounds of the finalists.
+#: Rounds of the finals; each times every finalist once.
 ROUNDS = 25
 
 
 class MeasuringRunner:
-    """A :class:`~sdkde_autotune.measure.Runner` for a card that is here.
+    """A :class:`~sdkde_autotune.runner.Runner` for a card that is here.
 
     Parameters
     ----------
     device : str
         ``"cuda:0"``.
     jobs : int
-        Compilers side by side.
+        Number of compiler processes.
     """
 
     source = "measured"
@@ -52,28 +51,28 @@ class MeasuringRunner:
         self._clocks: dict[str, Any] = {}
 
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
-        """Start compiling."""
+        """Start to compile the candidates."""
         for config in configs:
             self._compilers.submit(task, config)
 
     def run(self, task: Task, config: Config, best: float) -> Outcome:
-        """Compile, check, then time a candidate."""
+        """Compile, check and time a candidate."""
         compiled = self._compilers.result(task, config)
         if isinstance(compiled, Outcome):
             return compiled
         resources, seconds = compiled
         reason = space_for(task).too_much(resources._replace(spills=0), task.query.architecture)
-        if reason:  # what spills may still be fast
+        if reason:  # spilling is no reason here: the kernel may still be fast
             return Outcome("compile_error", error=reason, phases={"compile": seconds})
         (outcome,) = self._ask("run", task, [dict(config)], best)
         return Outcome(outcome.status, outcome.ms, outcome.error, {"compile": seconds, **outcome.phases})
 
     def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
-        """Time the finalists again, interleaved."""
+        """Time the finalists again, in turns."""
         return self._ask("finals", task, [dict(c) for c in configs], math.inf)
 
     def provenance(self, task: Task) -> dict[str, Any]:
-        """Versions, and the card's clock and load as its driver reports them after a measurement."""
+        """Return versions, and the card's clock and load after the last measurement."""
         return {**current(task.query.backend), **self._clocks}
 
     def close(self) -> None:
@@ -119,11 +118,11 @@ class MeasuringRunner:
         self._process = self._pipe = None
 
 
-# --- in the process that measures -----------------------------------------------------------------------------------
+# --- in the worker process ------------------------------------------------------------------------------------------
 
 
 def _serve(pipe: Connection, device: str) -> None:
-    """Answer until the parent goes away; Ctrl-C is the parent's business."""
+    """Answer requests until the parent closes the pipe; Ctrl-C is left to the parent."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -133,10 +132,10 @@ def _serve(pipe: Connection, device: str) -> None:
             what, task, configs, best = pipe.recv()
         except EOFError:
             return
-        from .bench import Bench  # PyTorch
+        from .bench import Bench  # imports PyTorch
 
         if bench is None or bench.task.problem != task.problem or bench.task.query.backend != task.query.backend:
-            bench = None  # frees the memory first
+            bench = None  # free its memory first
             bench = Bench(task, device)
         bench.task = task
         if what == "run":
@@ -184,7 +183,7 @@ def _failed(bench: Any, error: Exception) -> Outcome:
 
 
 def quantiles(times: Sequence[float]) -> tuple[float, float, float]:
-    """20 %, 50 % and 80 % of some times."""
+    """Return the 20 %, 50 % and 80 % quantiles."""
     ordered = sorted(times)
     last = len(ordered) - 1
     return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import concatenate, cpu_threads, reduce_exact, stack
+from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, empty, reduce_exact, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
-from .finish import finish
+from .finish import finish, put
 from .modes import Box, choose_box, density_bound, fields
-from .rows import FARTHEST, Neighbourhoods, Outside
+from .neighbours import FARTHEST, Neighbourhoods, Outside
 from .transforms import to_modes, to_points
 
 Array = NDArray[Any]
 
-#: Points from which the bulk is told from the rest.
+#: Points of the sample that boxes are chosen by.
 SAMPLE = 1 << 16
 
 #: Rows at a time, which bounds the memory of angles and fields.
@@ -38,8 +37,8 @@ class _Series:
     errors: tuple[float, ...]  # bound on a sum's error, per scale
     inside: Array | None = None  # (n,) which columns; None: all
     outside: Outside | None = None  # the others
-    beyond: Any = None  # (d,) whether some are, in that dimension
-    weight: float = 0.0  # of the others
+    beyond: Any = None  # (d,) whether any of the others is outside in that dimension
+    weight: float = 0.0  # of the others, in all
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class _State:
     columns: Columns
     series: _Series | None
     neighbourhoods: Neighbourhoods
-    exact: bool = False  # columns that no tree takes: infinite, or not numbers
+    exact: bool = False  # some column is infinite or not a number, which no search takes
 
 
 class FourierBackend:
@@ -62,11 +61,9 @@ class FourierBackend:
     """
 
     def __init__(self, threads: int | None = None, always: bool = False) -> None:
-        if threads is not None and (isinstance(threads, bool) or operator.index(threads) < 1):
-            raise ValueError(f"threads is {threads!r}; pass a positive integer")
         if not isinstance(always, bool):
             raise TypeError(f"always is {always!r}; pass True or False")
-        self.threads, self.always = threads, always
+        self.threads, self.always = check_threads(threads), always
 
     def probe(self, device: str) -> Support:
         """finufft runs on any CPU."""
@@ -75,7 +72,7 @@ class FourierBackend:
         return Support(device == "cpu", f"finufft {finufft.__version__} runs on the CPU")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Transform the columns to modes, if that pays."""
+        """Transform the columns to modes, if that is faster than direct sums."""
         exact = not bool((np.abs(columns.points) < FARTHEST).all())
         with np.errstate(all="ignore"):
             series = None if exact else self._transform(problem, columns)
@@ -126,78 +123,66 @@ class FourierBackend:
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Sum by modes, then redo the rows whose sum is too small against the bound on its error."""
         rows = state.columns.points if queries is None else queries
+        if not len(rows):
+            return empty(problem, rows)
         blocks = []
         with np.errstate(all="ignore"):
             if state.exact:
                 return reduce_exact(problem, rows, state.columns, own_offset)
-            for start in range(0, max(len(rows), 1), ROWS):
+            for start in range(0, len(rows), ROWS):
                 block = rows[start : start + ROWS]
                 own = None
                 if "exclude_self" in problem.requires:
                     own = np.arange(len(block)) + own_offset + start
-                answers = self._at_scales(problem, block, own, state)
+                scales = enumerate(problem.scales or (1.0,))
+                answers = [self._at_scale(problem, block, own, state, *scale) for scale in scales]
                 blocks.append(stack(answers) if problem.scales else answers[0])
         return concatenate(blocks)
 
-    def _at_scales(self, problem: Problem, rows: Array, own: Array | None, state: _State) -> list[Partial]:
-        answers, series = [], state.series
-        for index, scale in enumerate(problem.scales or (1.0,)):
-            partial, redo = _empty(problem, len(rows)), np.ones(len(rows), bool)
-            if series is not None and len(rows):
-                partial, redo = self._by_modes(problem, rows, own, state, series, index, scale)
-            if redo.any():
-                some = np.flatnonzero(redo)
-                exact = state.neighbourhoods.reduce(problem, rows[some], None if own is None else own[some], scale)
-                for name in ("log_sum", "shift", "sign", "log_magnitude"):
-                    whole, part = getattr(partial, name), getattr(exact, name)
-                    if whole is not None:
-                        whole[some] = part
-            answers.append(partial)
-        return answers
+    def _at_scale(
+        self, problem: Problem, rows: Array, own: Array | None, state: _State, index: int, scale: float
+    ) -> Partial:
+        series, redo, found = state.series, np.ones(len(rows), bool), None
+        if series is not None:
+            held = series.box.holds(rows, -np.minimum(series.box.margin, bounds.cutoff(series.epsilon) * scale))
+            if held.all():
+                found, good = self._by_modes(problem, rows, own, state, series, index, scale)
+                redo = ~good
+            elif held.any():
+                mine = None if own is None else own[held]
+                some, good = self._by_modes(problem, rows[held], mine, state, series, index, scale)
+                found = put(each(some, lambda x: np.empty((len(rows), *x.shape[1:]))), held, some)
+                redo[held] = ~good
+        if found is None:
+            return state.neighbourhoods.reduce(problem, rows, own, scale)
+        if redo.any():
+            mine = None if own is None else own[redo]
+            put(found, redo, state.neighbourhoods.reduce(problem, rows[redo], mine, scale))
+        return found
 
     def _by_modes(
         self, problem: Problem, rows: Array, own: Array | None, state: _State, series: _Series, index: int, scale: float
     ) -> tuple[Partial, Array]:
-        """The answers at one scale, and which of them to redo."""
+        """The answers for rows in the box at one scale, and which of them are good."""
         box, error = series.box, series.errors[index]
-        held = box.holds(rows, -np.minimum(box.margin, bounds.cutoff(series.epsilon) * scale))
-        partial = _empty(problem, len(rows))
-        if not held.any():
-            return partial, ~held
-        everything = bool(held.all())
-        mine = rows if everything else rows[held]
-        if own is not None and not everything:
-            own = own[held]
         last = bounds.cutoff(series.epsilon) / scale
-        packed = to_points(
-            box.angles(mine),
-            fields(problem, box, series.modes, scale, last),
-            series.epsilon,
-            self._threads(),
-        )
+        waves = fields(problem, box, series.modes, scale, last)
+        packed = to_points(box.angles(rows), waves, series.epsilon, self._threads())
         real = [part for field in packed for part in (field.real, field.imag)]
         total = real[0]
         wanted = {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
         others = real[1 : 1 + wanted]
         if own is not None:
-            total, others = _without_own(problem, mine, own, state, series, scale, total, others)
-        if series.outside is not None and series.weight:  # farther away they vanish in the error
+            total, others = _without_own(problem, rows, own, state, series, scale, total, others)
+        if series.outside is not None and series.weight:  # farther away they are below the error
             nats = max(0.0, math.log(10.0 * series.weight) - math.log(error))
             reach = scale * math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
-            near = np.flatnonzero(~box.holds(mine, np.where(series.beyond, reach, -np.inf)))
-            more = series.outside.sums(problem, mine[near], None if own is None else own[near], reach, scale)
+            near = np.flatnonzero(~box.holds(rows, np.where(series.beyond, reach, -np.inf)))
+            more = series.outside.sums(problem, rows[near], None if own is None else own[near], reach, scale)
             total, others = total.copy(), [x.copy() for x in others]
             for whole, part in zip([total, *others], more):
                 whole[near] += part
-        answer, good = finish(problem, total, others, error, scale)
-        if everything:
-            return answer, ~good
-        for name in ("log_sum", "shift", "sign", "log_magnitude"):
-            whole, part = getattr(partial, name), getattr(answer, name)
-            if whole is not None:
-                whole[held] = part
-        held[held] = good
-        return partial, ~held
+        return finish(problem, total, others, error, scale)
 
 
 def _without_own(
@@ -210,7 +195,7 @@ def _without_own(
     total: Array,
     others: list[Array],
 ) -> tuple[Array, list[Array]]:
-    """Take each row's own term off; what is left is then judged against the same error."""
+    """Subtract each row's own term; the error of what is left is the same."""
     points, n = state.columns.points, len(state.columns.points)
     has = (own >= 0) & (own < n)
     which = np.where(has, own, 0)
@@ -236,13 +221,3 @@ def _price(
         return math.inf
     seconds = price.seconds(price.by_modes(problem, modes, epsilon))
     return seconds + price.seconds(price.by_neighbours(problem, share * problem.m, neighbours, columns))
-
-
-def _empty(problem: Problem, m: int) -> Partial:
-    laplace = problem.reduction is Reduction.LAPLACE
-    return Partial(
-        np.empty(m),
-        shift=np.empty((m, problem.d)) if problem.reduction is Reduction.MEAN else None,
-        sign=np.empty(m) if laplace else None,
-        log_magnitude=np.empty(m) if laplace else None,
-    )

@@ -1,9 +1,9 @@
 """Error bounds of the Fourier sums, and what follows from them: transform tolerance, modes, margins, rows to redo.
 
 S(y) = Σ_j w_j φ(y − u_j) is evaluated with another kernel than φ: a Gaussian without its modes beyond k_max, with its
-periodic images, through transforms of relative tolerance ε. Each of the three changes the kernel by a small part of
-what it is, near where it is: so the error of a row is at most a multiple of ε times the largest S anywhere. It is
-absolute: rows with a small S have few digits left, and are summed directly (``rows.py``).
+periodic images, through transforms of relative tolerance ε. Each of the three changes the kernel by at most a multiple
+of ε, near its own column: so the error of a row is at most a multiple of ε times the largest S anywhere. It is
+absolute: rows with a small S have few digits left, and are summed over their neighbours (``neighbours.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRANSFORMS = 8.0
 #: Share of the tolerance that the transforms may use.
 BUDGET = 0.5
 
-#: What finufft can be asked for in float64, and what is never worth less.
+#: The smallest tolerance that finufft can be asked for in float64, and the largest that saves time.
 FINEST, COARSEST = 1e-14, 1e-7
 
 #: Least of the largest sums that is transformed: of smaller ones the bounds on errors would underflow.
@@ -31,7 +31,7 @@ UNIT_ROUNDOFF = 2.0**-53
 
 
 def cutoff(epsilon: float) -> float:
-    """Return x with exp(−x²/2) = ε/10: the last mode, and the distance at which an image is seen no more."""
+    """Return x with exp(−x²/2) = ε/10: the last mode, and the distance beyond which a periodic image adds nothing."""
     return math.sqrt(2.0 * math.log(10.0 / epsilon))
 
 
@@ -50,19 +50,19 @@ def around_a_cell(side: float, d: int) -> float:
 
 
 def tolerance(problem: Problem, floor: float, largest: float) -> float:
-    """Return the ε with which rows whose sum is ``floor`` keep their precision."""
-    wanted = relative_budget(problem, 6.0 * max(problem.scales, default=1.0)) * floor / (TRANSFORMS * largest)
+    """Return the ε with which rows whose sum is ``floor`` keep the tolerance."""
+    wanted = relative_budget(problem, 6.0) * floor / (TRANSFORMS * largest)
     return min(max(wanted, FINEST), COARSEST)
 
 
 def relative_budget(problem: Problem, shift: float = 0.0) -> float:
-    """Return the error of a sum, relative to it, that keeps the precision.
+    """Return the error of a sum, relative to it, that keeps the tolerance.
 
     Parameters
     ----------
     problem : Problem
     shift : float
-        Length of the shift, in bandwidths: MEAN's error is that of two sums, (s δS′ + shift · δS) / S.
+        Length of the shift, in bandwidths of the scale: MEAN's error is that of two sums, (δS′ + shift · δS) / S.
 
     Notes
     -----
@@ -74,8 +74,7 @@ def relative_budget(problem: Problem, shift: float = 0.0) -> float:
     if problem.reduction is Reduction.LAPLACE:
         budget /= 3.0
     if problem.reduction is Reduction.MEAN:
-        moved = math.sqrt(problem.d) * max(problem.scales, default=1.0) + shift
-        budget = min(budget, tolerance[Reduction.MEAN].absolute / moved)
+        budget = min(budget, tolerance[Reduction.MEAN].absolute / (math.sqrt(problem.d) + shift))
     return BUDGET * budget
 
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-import re
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import concatenate, stack
-from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import PerStream, concatenate, empty, memory_errors, stack
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price, separable
-from .finish import finish
+from .finish import finish, put
 from .modes import SIDE, Box, choose_box
 from .tiles import Tiles
 
 __all__ = ["TorchFourierBackend"]
 
-#: Points from which the bulk is told from the rest.
+#: Points of the sample that boxes are chosen by.
 SAMPLE = 1 << 13
 
-#: Of these, one in so many tells how many columns matter to a row: the host's time counts here.
+#: One in so many of these estimates how many neighbours a row has: fewer, as this runs on the host.
 FEWER = 8
 
 #: Rows at a time, which bounds the memory of the fields.
@@ -46,24 +44,20 @@ class _Series:
     outside: Tiles | None = None  # the others
 
 
-@dataclass
+@dataclass(frozen=True)
 class _State:
     columns: Columns
     series: _Series | None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    tiles: Tiles | None = None  # made when the first row asks
+    made: PerStream = field(default_factory=PerStream)
 
     def neighbourhoods(self) -> Tiles:
-        with self.lock:
-            if self.tiles is None:
-                self.tiles = Tiles(self.columns.points, self.columns.log_weights)
-                if self.columns.points.is_cuda:  # calls on other streams find them made
-                    torch.cuda.current_stream(self.columns.points.device).synchronize()
-            return self.tiles
+        """All columns in tiles, made when the first row asks."""
+        points, log_weights = self.columns.points, self.columns.log_weights
+        return self.made.get("tiles", lambda: Tiles(points, log_weights), points, Tiles.buffers)
 
 
 class TorchFourierBackend:
-    """Fourier series in up to three dimensions as matrix products in PyTorch, exact sums over tiles for lonely rows.
+    """Fourier series in up to three dimensions as matrix products in PyTorch, direct sums over tiles for isolated rows.
 
     Parameters
     ----------
@@ -87,8 +81,8 @@ class TorchFourierBackend:
         return Support(True, f"PyTorch {torch.__version__} on {device}")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Transform the columns to modes, if that pays."""
-        with torch.no_grad(), _memory_errors():
+        """Transform the columns to modes, if that is faster than direct sums."""
+        with torch.no_grad(), memory_errors():
             return _State(columns, self._transform(problem, columns))
 
     def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
@@ -131,35 +125,30 @@ class TorchFourierBackend:
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
         """Sum by modes, then redo the rows whose sum is too small against the bound on its error."""
         rows = state.columns.points if queries is None else queries
+        if not len(rows):
+            return empty(problem, rows)
         blocks = []
-        with torch.no_grad(), _memory_errors():
-            for start in range(0, max(len(rows), 1), ROWS):
+        with torch.no_grad(), memory_errors():
+            for start in range(0, len(rows), ROWS):
                 block, own = rows[start : start + ROWS], None
                 if "exclude_self" in problem.requires:
                     own = torch.arange(len(block), device=block.device) + own_offset + start
-                answers = self._at_scales(problem, block, own, state)
+                scales = enumerate(problem.scales or (1.0,))
+                answers = [self._at_scale(problem, block, own, state, *scale) for scale in scales]
                 blocks.append(stack(answers) if problem.scales else answers[0])
         return concatenate(blocks)
 
-    def _at_scales(self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State) -> list[Partial]:
-        answers = []
-        for index, scale in enumerate(problem.scales or (1.0,)):
-            if not len(rows):
-                answers.append(_empty(problem, rows))
-            elif state.series is None:
-                answers.append(state.neighbourhoods().reduce(problem, rows, own, scale))
-            else:
-                partial, good = self._by_modes(problem, rows, own, state, state.series, index, scale)
-                some = torch.nonzero(~good)[:, 0]
-                if len(some):
-                    mine = None if own is None else own[some]
-                    exact = state.neighbourhoods().reduce(problem, rows[some], mine, scale)
-                    for name in ("log_sum", "shift", "sign", "log_magnitude"):
-                        whole, part = getattr(partial, name), getattr(exact, name)
-                        if whole is not None:
-                            whole[some] = part
-                answers.append(partial)
-        return answers
+    def _at_scale(
+        self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State, index: int, scale: float
+    ) -> Partial:
+        if state.series is None:
+            return state.neighbourhoods().reduce(problem, rows, own, scale)
+        found, good = self._by_modes(problem, rows, own, state, state.series, index, scale)
+        some = torch.nonzero(~good)[:, 0]
+        if not len(some):
+            return found
+        mine = None if own is None else own[some]
+        return put(found, some, state.neighbourhoods().reduce(problem, rows[some], mine, scale))
 
     def _by_modes(
         self,
@@ -183,8 +172,8 @@ class TorchFourierBackend:
         if own is not None:
             _take_off_own(problem, rows, own, state, series, scale, total, others)
         if series.outside is not None:
-            least = math.log(0.1 * float(error))  # what is smaller vanishes in the error,
-            least -= math.log(2.0 - least)  # and does times 1 + r²/2
+            least = math.log(0.1 * float(error))  # log of what is small against the error,
+            least -= math.log(2.0 - least)  # also when multiplied by 1 + r²/2
             near = torch.nonzero(held & _reaches(box, rows, series.outside, scale, least))[:, 0]
             if len(near):
                 left_out = None if own is None else own[near]
@@ -218,7 +207,7 @@ def _density_bound(box: Box, points: Tensor, weights: Tensor, scale: float) -> T
 
 
 def _reaches(box: Box, rows: Tensor, outside: Tiles, scale: float, least: float) -> Tensor:
-    """Which rows are so near the box's faces, and a tile of the columns outside, that some of those may count."""
+    """Return which rows are so near a face of the box, and a tile of columns outside it, that these may count."""
     weight = float(outside.log_weights.logsumexp((0, 1)))
     reach = scale * math.sqrt(2.0 * max(0.0, weight - least))
     inner = [torch.as_tensor(x, device=rows.device) for x in (box.low + reach, box.high - reach)]
@@ -241,7 +230,7 @@ def _take_off_own(
     total: Tensor,
     others: list[Tensor],
 ) -> None:
-    """Take each row's own term off; what is left is then judged against the same error."""
+    """Subtract each row's own term, in place; the error of what is left is the same."""
     points, n = state.columns.points, len(state.columns.points)
     has = (own >= 0) & (own < n)
     which = own.clamp(0, n - 1)
@@ -259,7 +248,7 @@ def _take_off_own(
 
 
 def _add(problem: Problem, more: Partial, where: Tensor, total: Tensor, others: list[Tensor]) -> None:
-    """Add sums over other columns, which come in the log domain."""
+    """Add the sums over other columns, given in the log domain, in place."""
     if problem.reduction is Reduction.LAPLACE:
         signed = more.sign * more.log_magnitude.exp()
         total[where] += (more.log_sum.exp() + signed) / (2.0 + problem.d)  # M = (2 + d) S − L
@@ -272,34 +261,8 @@ def _add(problem: Problem, more: Partial, where: Tensor, total: Tensor, others: 
             whole[where] += added * more.shift[:, a]
 
 
-def _empty(problem: Problem, rows: Tensor) -> Partial:
-    laplace = problem.reduction is Reduction.LAPLACE
-    nothing = rows.new_empty(0)
-    return Partial(
-        nothing,
-        shift=rows.new_empty(0, problem.d) if problem.reduction is Reduction.MEAN else None,
-        sign=nothing if laplace else None,
-        log_magnitude=nothing if laplace else None,
-    )
-
-
 def _memory(device: torch.device) -> int:
     """Bytes for the functions of a block of points: of the card, never of what is free, so that sums do not change."""
     if device.type == "cpu":
         return 1 << 26
     return min(MOST, int(torch.get_device_module(device).get_device_properties(device).total_memory) // SHARE)
-
-
-class _memory_errors:
-    """Says of a device that ran out of memory what the core understands."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        full = isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError)
-            and re.search("out of memory|can't allocate memory|ALLOC_FAILED", str(error))
-        )
-        if full:
-            raise DeviceOutOfMemory(str(error)) from error

@@ -11,8 +11,8 @@ from .price import estimate, estimate_on_device
 
 __all__ = ["INFO", "TORCH"]
 
-#: Pairs up to which "float64" is taken. A transform's error is that of its largest sum: most rows are too small for ten
-#: digits of a log, or twelve of a shift, and each is then summed over its neighbourhood.
+#: Pairs up to which "float64" is taken. A transform's error is relative to its largest sum: most rows have too small a
+#: sum for ten digits of a log, or twelve of a shift, and are then summed directly over their neighbours.
 MOST_PAIRS = 1 << 27
 
 
@@ -59,7 +59,7 @@ TORCH = BackendInfo(
     protocol=(1, 0),
     implementation="sdkde_fourier.device:TorchFourierBackend",
     devices=("cuda", "xpu", "cpu"),
-    precisions=("fast", "high"),  # most rows are too small for float64's ten digits
+    precisions=("fast", "high"),  # most rows have too small a sum for float64's ten digits
     features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
     requires_modules=("torch",),

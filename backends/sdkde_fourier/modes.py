@@ -21,7 +21,7 @@ Array = NDArray[Any]
 #: Rows and columns of those that pairs are counted from.
 PAIRS = (64, 512)
 
-#: Shares of the sample that may lie beyond either end of the box, per dimension.
+#: Shares of the sample that are tried as left out at either end of the box, per dimension.
 TRIMS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 
 #: Side of the cells that the largest sum is bounded by, in bandwidths.
@@ -110,7 +110,7 @@ def choose_box(
 
 
 def _in_reach(box: Box, sample: Array, n: int, reach: float) -> tuple[float, float, float]:
-    """Share of the rows near the box's faces or outside; columns outside that each has in reach on average; and all."""
+    """Return the last three arguments of ``price``, see :func:`choose_box`, as estimated from a sample."""
     outside = sample[~box.holds(sample, np.zeros(len(box.low)))]
     near = sample[~box.holds(sample, np.full(len(box.low), reach))]
     if not len(outside):
@@ -122,9 +122,9 @@ def _in_reach(box: Box, sample: Array, n: int, reach: float) -> tuple[float, flo
 
 
 def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool) -> Box:
-    """The box around an interval per dimension.
+    """The box around an interval per dimension; ``whole``: it has all columns.
 
-    Rows outside a box that has all columns are seldom many, but where it is narrow room for them costs nothing.
+    Few rows lie outside of such a box, so its margin is small; but where the box is narrow a wide margin costs nothing.
     """
     widest, finest = max(problem.scales, default=1.0), min(problem.scales, default=1.0)
     cut, width = cutoff(epsilon), high - low
@@ -136,7 +136,7 @@ def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool)
 
 
 def _highest(last: float, period: float) -> int:
-    """The mode at the wave number ``last``; capped where it is beyond any use, or not a number."""
+    """The mode at the wave number ``last``, capped: it may be huge, or not a number."""
     mode = last * period / (2.0 * math.pi)
     return math.ceil(mode) if mode < 1e10 else 10**10
 

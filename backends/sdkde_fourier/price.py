@@ -1,5 +1,7 @@
-"""What the two ways of summing cost, Fourier modes and neighbourhoods: with finufft 2.5 and NumPy on a CPU, and as
-matrix products and tiles in PyTorch on a device."""
+"""What the two ways of summing cost, by Fourier modes and directly over neighbours.
+
+On a CPU by finufft 2.5 and NumPy, on a device as matrix products and tiles in PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ MOST_MODES = 1 << 23
 #: Rows and columns that the neighbourhoods' sizes are estimated from.
 PAIRS = (128, 1 << 13)
 
-#: The tolerance that is usual, where the data are not known yet, and the columns that matter to a lonely row, at most.
+#: Assumed before the data are known: the transforms' tolerance, and the most neighbours of an isolated row.
 USUAL, NEIGHBOURS = 1e-11, 1000.0
 
 
@@ -50,7 +52,7 @@ def fields_of(problem: Problem) -> int:
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
 
-    To modes on one thread, which counts as two; sorting points, and operations in double precision, are counted in.
+    The way to modes takes one thread, so it counts twice. Sorting and double precision are in the figures.
     """
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs = fields_of(problem) * max(1, len(problem.scales))
@@ -126,7 +128,7 @@ def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | 
 
 
 def mean_neighbours(problem: Problem, points: Array, n: int) -> float:
-    """Estimate how many of n columns matter to a column's row, from some of the points."""
+    """Estimate how many of n columns are the neighbours of a row that is itself a point, from some of the points."""
     rows, columns = (points[:: max(1, len(points) // k)] for k in PAIRS)
     radius = max(problem.scales, default=1.0) * math.sqrt(2.0 * math.log(1e6 * n))
     r2 = np.zeros((len(rows), len(columns)))
@@ -136,7 +138,7 @@ def mean_neighbours(problem: Problem, points: Array, n: int) -> float:
 
 
 def seconds(work: Work, device: str = "cpu") -> float:
-    """Return the predicted time on a device; of one whose rates are not known, what compares with others on it."""
+    """Return the predicted time on a device; where its rates are not known, a number that only ranks work on it."""
     on: Processor | None = processor(device)
     if on is None or not work.matrix_flops.keys() <= on.matrix_flops.keys():
         return 1e-12 * (sum(work.matrix_flops.values()) + work.scalar_flops + work.exps + 10.0 * work.bytes)
@@ -168,10 +170,10 @@ def estimate_on_device(problem: Problem) -> tuple[str, Work]:
 def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str, Work]]]) -> tuple[str, Work]:
     """The cheapest way.
 
-    Silverman's bandwidth goes with an extent of about five n^(1/(d+4)). Where it is much more, either the bandwidth is
-    small, and so are all neighbourhoods, or a few points are far out, and the others cost what they do with a usual
-    extent: priced a sixth of the way from the first to the second, or as the modes of the whole extent where those are
-    cheaper.
+    With Silverman's bandwidth the extent is about 5 n^(1/(d+4)), the usual extent. Where it is much larger, there are
+    two possibilities. The bandwidth is small: then all neighbourhoods are. Or a few points are far out: then the others
+    cost what they do at the usual extent. The price lies a sixth of the way from the first to the second (in logs), or
+    is that of the modes of the whole extent, if that is less.
     """
 
     def price(way: tuple[str, Work]) -> float:
@@ -190,12 +192,12 @@ def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
     """Modes, unless there are too many, and neighbourhoods, if the points were normal with that extent."""
     modes, neighbours = _usual_modes(problem, extent), _usual_neighbours(problem, extent)
     if problem.precision != "float64" or problem.reduction is not Reduction.MEAN:  # they are far out
-        lonely = by_neighbours(problem, _lonely(problem) * problem.m, min(NEIGHBOURS, neighbours))
+        isolated = by_neighbours(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
     else:
-        lonely = by_neighbours(problem, _lonely(problem) * problem.m, neighbours)
+        isolated = by_neighbours(problem, _isolated(problem) * problem.m, neighbours)
     ways = [("direct sums, few enough", by_neighbours(problem, problem.m, neighbours))]
     if modes <= MOST_MODES:
-        ways.insert(0, (f"about {modes:.0f} modes at most", plus(by_modes(problem, modes, USUAL), lonely)))
+        ways.insert(0, (f"about {modes:.0f} modes at most", plus(by_modes(problem, modes, USUAL), isolated)))
     return ways
 
 
@@ -209,8 +211,8 @@ def _ways_on_device(problem: Problem, extent: float) -> list[tuple[str, Work]]:
     ways = [("direct sums, few enough", by_tiles(problem, problem.m, neighbours))]
     if modes <= MOST_MODES:
         products = by_products(problem, (modes ** (1.0 / problem.d),) * problem.d)
-        lonely = by_tiles(problem, _lonely(problem) * problem.m, min(NEIGHBOURS, neighbours))
-        ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, lonely)))
+        isolated = by_tiles(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
+        ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, isolated)))
     return ways
 
 
@@ -226,8 +228,11 @@ def _usual_neighbours(problem: Problem, extent: float) -> float:
     return min(problem.n, 1.0 + problem.n * ball * (reach / max(0.75 * extent, 1e-3)) ** problem.d)
 
 
-def _lonely(problem: Problem) -> float:
-    """Share of the rows that are redone, as measured with Silverman's bandwidth and a tenth of it."""
+def _isolated(problem: Problem) -> float:
+    """Share of the rows that are isolated (see :mod:`sdkde_fourier.neighbours`) and summed directly.
+
+    Measured with Silverman's bandwidth and a tenth of it.
+    """
     if problem.precision != "float64":
         return 0.002
     mean = problem.reduction is Reduction.MEAN

@@ -1,8 +1,9 @@
-"""Exact sums of single rows on a device: direct differences in float64 over the tiles of columns that matter.
+"""Direct sums on a device, for the rows that the Fourier series leaves: float64, over the tiles of columns that matter.
 
-Columns and rows are sorted along a space-filling curve (in one dimension by their coordinate) and cut into tiles. The
-tiles of columns that promise most, by their heaviest column at the greatest distance from a tile of rows, tell what
-every row has at least; tiles all of whose terms are smaller than that by a factor of the tolerance over n add nothing.
+Columns and rows are sorted along a space-filling curve (in one dimension by their coordinate) and cut into tiles. For
+every tile of rows, a few tiles of columns bound each row's largest term from below: those with the largest promise, the
+term of a tile's heaviest column at the tile's greatest distance. Tiles whose terms are all smaller than that bound by a
+factor of tolerance / n are left out.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ __all__ = ["Tiles"]
 #: Rows and columns of a tile.
 ROWS, COLUMNS = 32, 256
 
-#: Pairs that are computed at a time, pairs of tiles that are judged, and tiles of rows.
+#: At a time: pairs that are summed, pairs of tiles that are compared, and tiles of rows.
 PAIRS, JUDGED, TOGETHER = 1 << 22, 1 << 22, 1 << 9
 
-#: Tiles of columns that a row's largest term is looked for in.
+#: Tiles of columns in which a lower bound of a row's largest term is looked for.
 LEADERS = 2
 
 #: Bits of the curve's key.
@@ -48,7 +49,7 @@ class Tiles:
     points : (n, d) tensor
     log_weights : (n,) tensor
     indices : (n,) tensor, optional
-        What a row's own column is called, where these are some of the columns.
+        The columns' indices among all columns, where these are some of them.
     """
 
     def __init__(self, points: Tensor, log_weights: Tensor, indices: Tensor | None = None) -> None:
@@ -59,6 +60,10 @@ class Tiles:
         self.indices = torch.where(there, which if indices is None else indices[which], -1)
         # The two heaviest of each tile: one of them is not the row's own.
         self.heaviest = self.log_weights.topk(2, dim=1).values  # (tiles, 2)
+
+    def buffers(self) -> list[Tensor]:
+        """The tensors that are kept."""
+        return [*self.columns, self.log_weights, self.indices, self.heaviest]
 
     def reduce(
         self, problem: Problem, queries: Tensor, own: Tensor | None, scale: float, least: float = -math.inf
@@ -73,7 +78,7 @@ class Tiles:
             The column that a row leaves out; any number that is no column's leaves out none.
         scale : float
         least : float
-            Log of a sum that does not count: rows may lack what is smaller.
+            Log of an absolute error that is allowed: terms may be left out that sum to less.
         """
         rows = _tiled(queries, ROWS)
         sums, places = [], []
@@ -100,7 +105,7 @@ class Tiles:
     def _lists(
         self, problem: Problem, rows: _Tiled, own: Tensor | None, scale: float, least: float
     ) -> tuple[Tensor, Tensor]:
-        """Per tile of rows the tiles of columns that matter, before the others, (r, tiles); and how many, (r,)."""
+        """Return the tiles of columns for each tile of rows, those that matter first, (r, tiles); how many do, (r,)."""
         mine, sharpness = self.columns, 0.5 / scale**2
         low, high = rows.low[:, None], rows.high[:, None]  # (r, 1, d)
         farthest = torch.maximum(mine.high - low, high - mine.low).square().sum(-1)  # (r, tiles)
@@ -111,7 +116,7 @@ class Tiles:
         nearest = torch.maximum(mine.low - high, low - mine.high).clamp(min=0.0).square().sum(-1)
         tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
         # Terms are multiplied by r, or 1 + r².
-        nats = math.log(self.n / tolerance) + 5.0 + (2.0 + farthest.amin(1, keepdim=True).sqrt()).log()
+        nats = math.log(self.n / tolerance) + 5.0 + (2.0 + farthest.amin(1, keepdim=True).sqrt() / scale).log()
         term = self.heaviest[:, 0] - sharpness * nearest
         # Where a row is NaN so is its tile's floor, and all tiles are needed: the others of the tile have them all.
         needed = ~(term < floor - nats - 1e-12 * floor.abs()) & ~(term <= least - math.log(self.n))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import finufft
 import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.plugin import map_threads
+
 __all__ = ["to_modes", "to_points"]
 
 Array = NDArray[Any]
 
-#: In three dimensions the size of finufft's grid decides. One 1.5 times as fine as the modes per dimension, not twice,
-#: takes a wider kernel for the same tolerance at the last modes, but is more accurate at the first; and of a Gaussian's
-#: modes the last count little. So it is asked for less, down to what its widest kernel gives.
+#: In three dimensions the size of finufft's grid decides the time: it is COARSE times as fine as the modes per
+#: dimension, rather than twice. At the same tolerance that is more accurate at the low modes, which make up most of a
+#: Gaussian: so COARSE_SLACK times the tolerance is asked for, where that is not below COARSE_FINEST, what the widest
+#: kernel gives.
 COARSE, COARSE_SLACK, COARSE_FINEST = 1.5, 10.0, 1e-12
 
 #: Fewest points of a block that a thread transforms on its own, and most modes, if more than the points.
@@ -45,10 +47,7 @@ def to_modes(
         plan.setpts(*[a[here] for a in angles])
         return plan.execute(coefficients[here].astype(np.complex128))
 
-    if blocks == 1:
-        return task(0)
-    with ThreadPoolExecutor(blocks, thread_name_prefix="sdkde-fourier") as pool:
-        first, *others = pool.map(task, range(blocks))
+    first, *others = map_threads(task, range(blocks), blocks)
     for other in others:
         first += other
     return first
@@ -71,8 +70,7 @@ def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, 
         for whole, part in zip(found, _evaluate([a[here] for a in angles], fields, epsilon, 1)):
             whole[here] = part
 
-    with ThreadPoolExecutor(blocks, thread_name_prefix="sdkde-fourier") as pool:
-        list(pool.map(task, range(blocks)))
+    map_threads(task, range(blocks), blocks)
     return found
 
 

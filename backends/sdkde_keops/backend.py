@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import concatenate
+from sdkde_core.plugin import empty, in_slabs, memory_errors
 from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import bounds, health, library
 from .formulas import Formula, evaluate
 
-#: What a row's own column adds to its exponent, far below all that float64 and float32 have of others.
+#: What a row adds to the exponent of its own column to leave it out: far below every other exponent.
 ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
 
-#: Terms of a call on a CPU, a fraction of a second: KeOps lets neither other threads of Python nor an interrupt in.
+#: Terms of a call on a CPU, a fraction of a second: KeOps holds Python's lock, and an interrupt waits for its end.
 CALL = 1 << 28
 
-#: Blocks of at least so many columns are shared out among a GPU's processors too, up to so many of them. Their results
-#: take a share of the card's memory at most, and that much is asked for before KeOps takes it, where it is not little.
-LEAST_BLOCK, MOST_BLOCKS, SHARE, LITTLE = 24, 65535, 1 / 16, 1 / 256
+#: Columns are shared out among a GPU's processors too, in blocks of at least LEAST_BLOCK, at most MOST_BLOCKS of them.
+LEAST_BLOCK, MOST_BLOCKS = 24, 65535
+
+#: Shares of a card's memory: what the results of blocks may take, and above what it is made sure that they find room.
+SHARE, LITTLE = 1 / 16, 1 / 256
 
 #: Devices that were found to work.
 _usable: set[str] = set()
@@ -72,33 +71,44 @@ class KeopsBackend:
         return support
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Choose the precision from the error bounds; KeOps packs nothing."""
+        """Choose the dtype from the error bounds and convert to it; KeOps packs nothing."""
         if problem.device not in _usable and not (support := self.probe(problem.device)).ok:
             raise BackendUnavailable(support.reason)
         kind = getattr(torch, bounds.dtype(problem))
         weighted = "weights" in problem.requires
         formula = Formula(problem.reduction, problem.d, weighted, "exclude_self" in problem.requires)
-        with _memory_errors(columns.points.device):
-            packed = [columns.points, columns.log_weights[:, None]] if weighted else [columns.points]
-            packed = [x.to(kind).contiguous() for x in packed]
+        arrays = [columns.points, columns.log_weights[:, None]] if weighted else [columns.points]
+        with memory_errors():
+            packed = [x.to(kind).contiguous() for x in arrays]
         return _State(formula, columns.points, packed, 0.0 if weighted else float(columns.log_weights[0]))
 
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
         rows = state.points if queries is None else queries
+        m, device = rows.shape[0], rows.device
+        if m == 0:
+            return empty(problem, rows)
         formula, uniform = state.formula, not (state.formula.weighted or state.formula.excludes)
-        if queries is None and uniform and rows.device.type != "cpu":  # a CPU would compile for seconds to save little
-            formula = formula._replace(peaked=True)
+        if queries is None and uniform and device.type != "cpu":  # a CPU would compile for seconds to save little
+            formula = formula._replace(anchored=True)
         scheme, height, room = self._plan(state)
-        absent, blocks = ABSENT[state.columns[0].dtype], []
-        with _memory_errors(rows.device, room * min(len(rows), height)):
-            for start in range(0, max(len(rows), 1), height):
-                sums = _sums(formula, state.columns, rows[start : start + height], own_offset + start, scheme)
-                blocks.append(_partial(problem, formula, state.uniform, absent, sums))
-        return concatenate(blocks)
+
+        def block(start: int, stop: int) -> Partial:
+            size = room * (stop - start)  # bytes that KeOps takes, of which PyTorch does not know
+            if size and size > LITTLE * _memory(device):
+                _make_room(device, size)
+            try:
+                sums = _sums(formula, state.columns, rows[start:stop], own_offset + start, scheme)
+            except RuntimeError as error:
+                if "[KeOps] Cuda error" in str(error):
+                    _make_room(device, size)  # KeOps does not say what failed: this raises where it was memory
+                raise
+            return _partial(problem, formula, state.uniform, ABSENT[state.columns[0].dtype], sums)
+
+        return in_slabs(block, m, min(m, height))
 
     def _plan(self, state: _State) -> tuple[str, int, int]:
-        """KeOps's scheme, the rows of a call, and bytes for each: they depend on the problem, not on what is free."""
+        """KeOps's scheme, the rows of a call, and bytes for each row; none depends on what memory is free."""
         columns, (n, d) = state.columns[0], state.points.shape
         if columns.device.type == "cpu":
             return "CPU", max(1, CALL // (n * (d + 8))), 0
@@ -120,19 +130,17 @@ def _memory(device: torch.device) -> int:
 def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, own_offset: int, scheme: str) -> Tensor:
     """Largest exponents and sums relative to them, (b, 1 + c) float64."""
     kind, device = columns[0].dtype, columns[0].device
-    if not len(rows):
-        return torch.zeros((0, formula.d + 2), dtype=torch.float64, device=device)
     arguments = [rows.to(kind).contiguous(), *columns]
     if formula.excludes:
-        own = torch.arange(own_offset, own_offset + len(rows), device=device).to(kind)[:, None]
-        arguments += [own, torch.arange(len(columns[0]), device=device).to(kind)[:, None]]
+        for first, many in ((own_offset, len(rows)), (0, len(columns[0]))):
+            arguments.append(torch.arange(first, first + many, device=device).to(kind)[:, None])
         arguments.append(torch.full((1,), ABSENT[kind], dtype=kind, device=device))
     return evaluate(formula, arguments, scheme).double()
 
 
 def _partial(problem: Problem, formula: Formula, uniform: float, absent: float, sums: Tensor) -> Partial:
-    """The log-domain results, in few operations: of few rows each takes as long as KeOps; an empty sum has log −inf."""
-    start = 0 if formula.peaked else 1
+    """The log-domain results, in few operations: for few rows each of them takes as long as KeOps does."""
+    start = 0 if formula.anchored else 1
     total, others = sums[:, start], sums[:, start + 1 :]
     if formula.excludes:  # where there is nothing but a row's own column
         none = sums[:, :1] < 0.5 * absent
@@ -140,7 +148,7 @@ def _partial(problem: Problem, formula: Formula, uniform: float, absent: float, 
 
     def log(x: Tensor) -> Tensor:
         found = x.log()
-        found = found if formula.peaked else found.add_(sums[:, 0])
+        found = found if formula.anchored else found.add_(sums[:, 0])
         return found.add_(uniform) if uniform else found
 
     if problem.reduction is Reduction.LAPLACE:
@@ -154,23 +162,8 @@ def _partial(problem: Problem, formula: Formula, uniform: float, absent: float, 
     return Partial(log(total), shift=shift)
 
 
-@contextmanager
-def _memory_errors(device: torch.device, size: int = 0) -> Iterator[None]:
-    """Says of a device that ran out of memory what the core understands; KeOps takes ``size`` bytes past PyTorch."""
-    try:
-        if size and size > LITTLE * _memory(device):
-            _make_room(device, size)
-        yield
-    except RuntimeError as error:
-        full = isinstance(error, torch.OutOfMemoryError) or re.search("out of memory|can't allocate", str(error))
-        if not full and "[KeOps] Cuda error" in str(error):
-            _make_room(device, size)  # it does not say what failed
-        if full:
-            raise DeviceOutOfMemory(str(error)) from error
-        raise
-
-
 def _make_room(device: torch.device, size: int) -> None:
+    """Have PyTorch give memory back where ``size`` bytes are not free; DeviceOutOfMemory where that does not help."""
     if torch.cuda.mem_get_info(device)[0] > size:
         return
     torch.cuda.empty_cache()  # what PyTorch keeps for later

@@ -25,7 +25,7 @@ BUDGET = 0.75
 #: Columns that KeOps sums on a GPU before it adds them to the rest, and bytes of the fast memory that must hold them.
 BLOCK, SHARED = 192, 49152
 
-#: Extents so many times the limit of float32 are those of data; beyond they are those of outliers.
+#: Points beyond this many times the limit of float32 are outliers, which the core takes off; nearer they are data.
 NEAR = 4.0
 
 #: What float64 takes: squares of distances must not overflow.
@@ -41,10 +41,9 @@ def dtype(problem: Problem) -> str:
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest precision holds; float64 knows no limit.
+    """Return the extent up to which the fastest dtype keeps the precision; float64 has no limit.
 
-    Where data reach a little beyond that of float32, many points do, and float64 for all takes less time than passes
-    of their own for those.
+    Where data reach a little beyond the limit of float32, many points do: float64 for all then takes less time.
     """
     limit = single_limit(problem)
     return limit if limit > 0 and not limit < problem.extent <= NEAR * limit else math.inf

@@ -38,7 +38,7 @@ class Formula(NamedTuple):
     d: int
     weighted: bool = False
     excludes: bool = False
-    peaked: bool = False  # the largest exponent of every row is 0
+    anchored: bool = False  # every row is a column too, of equal weight: its largest exponent is its own, 0
 
 
 _ready: set[tuple[Any, ...]] = set()
@@ -55,12 +55,12 @@ def symbolic(formula: Formula) -> Any:
     if formula.weighted:
         aliases.append("w=Vj(1)")
         exponent += "+w"
-    if formula.excludes:  # a row's own column goes below any that is there
+    if formula.excludes:  # which puts a row's own column below every other
         aliases += ["i=Vi(1)", "j=Vj(1)", "absent=Pm(1)"]
         exponent += "+Equal(i,j)*absent"
     others = {Reduction.MEAN: "y-x", Reduction.LAPLACE: "SqDist(x,y)"}
     summed = f"Concat(IntCst(1),{others[formula.reduction]})" if formula.reduction in others else "IntCst(1)"
-    if formula.peaked:
+    if formula.anchored:
         return Genred(f"Exp({exponent})*{summed}", aliases, reduction_op="Sum", axis=1, sum_scheme="block_sum")
     stable = {"reduction_op": "Max_SumShiftExpWeight", "formula2": summed}
     return Genred(exponent, aliases, **stable, axis=1, sum_scheme="block_sum")
@@ -121,9 +121,9 @@ def _call(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
 
 
 def trial(device: str) -> None:
-    """Compile a small reduction with all that KeOps has to say, and check what it gives: for a process of its own."""
+    """Compile a small reduction and check its result; KeOps's messages are printed. For a process of its own."""
     try:
-        version = library.loudly().__version__
+        version = library.import_keops().__version__
         scheme, x = "CPU" if device == "cpu" else "GPU_2D", torch.tensor([[0.0], [3.0]], dtype=torch.float64)
         formula, x = Formula(Reduction.LOG_SUM, 1), x.to(device)
         with library.locked(_lock_name(formula, x, scheme)):

@@ -5,6 +5,7 @@ The answer is kept in the process, and a good one on disk by all that it depends
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from sdkde_core.plugin import write_atomically
 from sdkde_core.protocol import Support
 
 from . import library
@@ -131,10 +133,7 @@ def _read(path: Path) -> Support | None:
 
 
 def _write(path: Path, found: Support, about: dict[str, Any]) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}")
-    try:
+    with contextlib.suppress(OSError):  # nowhere to write: every process finds out for itself
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"reason": found.reason, "engines": _engines(), **about}, indent=1))
-        temporary.replace(path)
-    except OSError:  # nowhere to write: every process finds out for itself
-        pass
+        with write_atomically(path) as temporary:
+            temporary.write_text(json.dumps({"reason": found.reason, "engines": _engines(), **about}, indent=1))

@@ -11,9 +11,8 @@ from .bounds import MOST_EXTENT, dtype, extent_limit
 
 __all__ = ["INFO"]
 
-
-#: On a GPU KeOps cuts sums in more dimensions than some 140 into chunks of them: not those of shifts, whose code it
-#: cannot make then, and in even more it is slow: 3 ns a pair in 784.
+#: Dimensions that are taken on a CPU; on a GPU; and there for MEAN and "exclude_self". Beyond some 140 dimensions KeOps
+#: sums in chunks of them on a GPU, for which it cannot generate shifts, and which are slow: 3 ns a pair in 784.
 MOST_DIMENSIONS, MOST_ON_GPUS, MOST_WHOLE = 1024, 256, 128
 
 
@@ -28,16 +27,16 @@ def _supports(problem: Problem) -> Support:
         where = "a CPU" if problem.device == "cpu" else "a GPU"
         return Support(False, f"has {problem.reduction} in up to {most} dimensions on {where}, not {problem.d}")
     if problem.extent > MOST_EXTENT:
-        return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the centre, not {problem.extent:g}")
+        return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
     return Support(True, f"KeOps, direct differences in {dtype(problem)}")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """One loop over the pairs: differences, squares and sums for every dimension, an exponential of the C library.
 
-    As measured: on a core of a CPU, where nothing is vectorised, 10.5 ns a pair and 0.9 a dimension (MEAN 2.4), each
-    5.3 operations of a nominal core; on an H200 by its roof of scalar operations, to a third. Beyond 32 dimensions
-    what a GPU's thread keeps no longer fits in registers.
+    On a core of a CPU, where nothing is vectorised, a pair takes 10.5 ns, and 0.9 a dimension (MEAN 2.4); a nanosecond
+    is 5.3 operations of a nominal core. On an H200 the figures fit measured times, by its rate of scalar operations, to
+    a third. Beyond 32 dimensions what a GPU's thread keeps no longer fits in registers.
     """
     pairs, d = problem.pairs, problem.d
     mean, weighted = problem.reduction is Reduction.MEAN, "weights" in problem.requires
@@ -57,6 +56,15 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     return Work(scalar_flops=(each + 10.0 * weighted + 15.0 * excludes) * pairs, bytes=read, launches=40)
 
 
+def _compile_seconds(problem: Problem) -> float:
+    """One formula, with KeOps's cache empty.
+
+    On a CPU 5 to 10 s, 25 in 1024 dimensions, 11 to 13 s of processor time on busy cores. On an H200's host the first
+    formula takes 20 to 25 s, others under one; the price may not depend on what was compiled, so it is the first one's.
+    """
+    return 10.0 + 0.015 * problem.d if problem.device == "cpu" else 22.0
+
+
 INFO = BackendInfo(
     name="keops",
     protocol=(1, 0),
@@ -68,8 +76,9 @@ INFO = BackendInfo(
     requires_modules=("pykeops", "torch"),
     install="pip install 'sdkde-core[keops]'",
     arrays="torch",
-    startup_seconds=20.0,
+    startup_seconds=4.0,  # PyTorch, KeOps, and a formula that is in its cache
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
+    compile_seconds=_compile_seconds,
 )

@@ -1,4 +1,4 @@
-"""KeOps itself: imported and called without a word, one call at a time, one compilation of a kind on a machine."""
+"""KeOps, imported and called without its messages: one call at a time, and a formula compiled by one process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["compiler", "exclusive", "folder", "keops_folder", "load", "locked", "loudly"]
+import filelock
+
+from sdkde_core.plugin import cache_folder
+
+__all__ = ["compiler", "exclusive", "folder", "import_keops", "keops_folder", "load", "locked"]
 
 #: KeOps keeps the arguments of a call in an object that all calls of a formula share.
 _calls = threading.RLock()
 
-#: KeOps writes what it knows of its formulas as a process ends: another may read half a file.
+#: A process that uses KeOps writes a file about its formulas as it ends. Another that reads half of it tries again.
 ATTEMPTS, PAUSE = 20, 0.1
 
 
@@ -34,7 +38,7 @@ def compiler() -> str | None:
 
 def folder() -> Path:
     """Where locks and the results of health checks are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdkde" / "keops"
+    return cache_folder() / "keops"
 
 
 def keops_folder() -> Path:
@@ -46,19 +50,16 @@ def keops_folder() -> Path:
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
     """Let in one process at a time: KeOps would load what another is still writing. No lock where none can be had."""
-    import fcntl  # as KeOps does: it runs on Linux and macOS
-
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, NotImplementedError):  # nowhere to write; a file system without locks
             folder().mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(open(folder() / f"{name}.lock", "w"))
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+            stack.enter_context(filelock.FileLock(folder() / f"{name}.lock"))
         yield
 
 
 @functools.cache
 def load() -> Any:
-    """Import KeOps in silence, and return the module ``pykeops``; what users make it print later, it prints."""
+    """Import KeOps without its messages, and return the module ``pykeops``; users' own calls print as they asked."""
     with _calls:
         if "pykeops" in sys.modules:
             return sys.modules["pykeops"]
@@ -66,7 +67,7 @@ def load() -> Any:
         before = {name: os.environ.get(name) for name in names}
         os.environ.update(dict.fromkeys(names, "0"))
         try:
-            pykeops = loudly()
+            pykeops = import_keops()
         finally:
             for name, value in before.items():
                 os.environ.pop(name, None)
@@ -76,8 +77,8 @@ def load() -> Any:
         return pykeops
 
 
-def loudly() -> Any:
-    """Import KeOps with all that it has to say, and return the module ``pykeops``."""
+def import_keops() -> Any:
+    """Import KeOps, messages and all, and return the module ``pykeops``."""
     for attempt in range(ATTEMPTS):
         try:
             with locked("import"), warnings.catch_warnings():

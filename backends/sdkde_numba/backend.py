@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +10,7 @@ import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import concatenate, cpu_threads
+from sdkde_core.plugin import check_threads, concatenate, cpu_threads, empty, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import Form, choose
@@ -41,18 +38,17 @@ LN2 = math.log(2.0)
 class _State:
     form: Form
     points: Array  # (n, d) float64, as they came
-    columns: Array  # (tiles, c, width): coordinates, −½‖u‖² for products, values
+    columns: Array  # (tiles, c, width): coordinates, and −½‖u‖² for products
     log_weights: Array  # (tiles, width), log2 w − uniform
     uniform: float  # nats
-    depth: int  # how many of c make an exponent
-    nan: float  # 0, or NaN if any coordinate is: then every result is
+    nan: float  # 0, or NaN where any coordinate is NaN: then every result is
 
 
 class _Sums(NamedTuple):
     """What the kernel adds up, for every row and scale; see :func:`~sdkde_numba.cpu_kernels.reduce_tiles`."""
 
     tops: Array  # (scales, m), log2
-    sums: Array  # (scales, m, c)
+    sums: Array  # (scales, m, d), or (scales, m, 0) but for MEAN
     moments: Array  # (scales, 2, m)
 
 
@@ -67,9 +63,7 @@ class NumbaBackend:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        if threads is not None and (isinstance(threads, bool) or operator.index(threads) < 1):
-            raise ValueError(f"threads is {threads!r}; pass a positive integer")
-        self.threads = threads
+        self.threads = check_threads(threads)
 
     def probe(self, device: str) -> Support:
         """Numba compiles for any CPU that it installs on."""
@@ -83,30 +77,29 @@ class NumbaBackend:
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
         kernel(form.dtype)
-        n, d = points.shape
+        n = len(points)
         parts = [points] if form.direct else [points, -0.5 * np.vecdot(points, points)[:, None]]
-        depth = d if form.direct else d + 1
-        if columns.values is not None:
-            parts.append(columns.values)
         many = sum(part.shape[1] for part in parts)
         width = _width(n, many, np.dtype(form.dtype).itemsize)
         packed = np.empty((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = log_weights / LN2 if weighted else 0.0
         step = max(1, PACK // (many * width))  # tiles of a task
-        _map(
+        map_threads(
             lambda first: _pack(parts, first, packed[first : first + step]),
             range(0, len(packed), step),
             self.threads or cpu_threads(),
         )
         uniform = 0.0 if weighted else float(log_weights[0])
         nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
-        return _State(form, points, packed, weights, uniform, depth, nan)
+        return _State(form, points, packed, weights, uniform, nan)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
         rows = state.points if queries is None else queries
         m, threads = len(rows), self.threads or cpu_threads()
+        if m == 0:
+            return empty(problem, rows)
         tiles, many, width = state.columns.shape
         # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
         # Blocks of rows may, since a row's sums do not depend on the rows beside it.
@@ -118,12 +111,12 @@ class NumbaBackend:
             first, start = where
             return _reduce(problem, state, rows[first : first + height], own_offset + first, start, start + chunk)
 
-        tasks = [(first, start) for first in range(0, max(1, m), height) for start in range(0, tiles, chunk)]
+        tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
         with np.errstate(all="ignore"):
-            parts = _map(task, tasks, threads)
+            parts = map_threads(task, tasks, threads)
             chunks = -(-tiles // chunk)
             blocks = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
-            starts = range(0, max(1, m), height)
+            starts = range(0, m, height)
             return concatenate([_result(problem, state, rows[i : i + height], b) for i, b in zip(starts, blocks)])
 
 
@@ -153,23 +146,16 @@ def _reduce(problem: Problem, state: _State, queries: Array, own_offset: int, st
     mean = problem.reduction is Reduction.MEAN
     rows = np.zeros((height, many), real)
     rows[:b, :d] = queries
-    rows[:, d : state.depth] = 1.0  # times −½‖u_j‖²
+    rows[:, d:] = 1.0  # times −½‖u_j‖²
     tops = np.full((len(scales), height), FLOOR[real.itemsize == 8])
-    sums = np.zeros((len(scales), height, many if mean or problem.n_values else 0))
+    sums = np.zeros((len(scales), height, d if mean else 0))
     moments = np.zeros((len(scales), 2, height))
     kernel(state.form.dtype)(
-        *(state.columns, state.log_weights, start, min(stop, tiles), rows, state.depth, state.form.direct),
+        *(state.columns, state.log_weights, start, min(stop, tiles), rows, state.form.direct),
         *(1.0 / scales**2, own_offset if "exclude_self" in problem.requires else NO_COLUMN),
-        *(problem.reduction is Reduction.LAPLACE, d if mean else 0, many - problem.n_values, tops, sums, moments),
+        *(problem.reduction is Reduction.LAPLACE, tops, sums, moments),
     )
     return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])
-
-
-def _map(task: Callable[[Any], Any], arguments: Sequence[Any], threads: int) -> list[Any]:
-    if threads == 1 or len(arguments) == 1:
-        return [task(a) for a in arguments]
-    with ThreadPoolExecutor(min(threads, len(arguments)), thread_name_prefix="sdkde-numba") as pool:
-        return list(pool.map(task, arguments))
 
 
 def _join(parts: list[_Sums]) -> _Sums:
@@ -189,7 +175,7 @@ def _result(problem: Problem, state: _State, queries: Array, sums: _Sums) -> Par
     """The log-domain results of a block of rows at every scale."""
     d = problem.d
     total, moment = sums.moments[:, 0], sums.moments[:, 1]  # (scales, b)
-    # Of the coordinates as the kernel has them; and where one is NaN, so is the row, whatever the kernel made of it.
+    # Of the coordinates as rounded for the kernel. A row with a NaN among them is NaN, whatever the kernel gave.
     rounded = queries.astype(state.form.dtype, copy=False).astype(np.float64, copy=False)
     base = -0.5 * np.vecdot(rounded, rounded) + state.nan  # (b,)
     base = np.where(np.isnan(base), base, 0.0) if state.form.direct else base
@@ -214,6 +200,5 @@ def _result(problem: Problem, state: _State, queries: Array, sums: _Sums) -> Par
     missing = np.where(np.isnan(base), base, 0.0)[None, :, None]
     return Partial(
         arranged(np.log(total) + scale),
-        shift=arranged(sums.sums[:, :, :d] / safe + missing) if problem.reduction is Reduction.MEAN else None,
-        values=arranged(sums.sums[:, :, -problem.n_values :] / safe + missing) if problem.n_values else None,
+        shift=arranged(sums.sums / safe + missing) if problem.reduction is Reduction.MEAN else None,
     )

@@ -5,6 +5,9 @@ roundoff), or as a sum of squares of differences (**squares**), which loses ε r
 float32 costs. Sums of d terms with independent roundings are taken to err by four standard deviations,
 4 ε (√d/3 + 1) times the largest partial sum (Higham and Mary, "A new approach to probabilistic rounding error
 analysis", 2019).
+
+At bandwidth factor s exponents and their errors are divided by s², and a shift's tolerance is s times that of scale 1.
+So every limit is s times that of scale 1; the smallest factor decides.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 #: Shares of the tolerance that exponents may use in float32 and in float64; the rest is for exponentials and sums.
 SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
 
-#: Bandwidth factors and log weights (nats) that float32 takes: what is left out must stay below all that is not.
+#: Bandwidth factors and log weights (nats) that float32 takes: columns left out must stay below all others.
 SINGLE_SCALES, SINGLE_SPAN = (1e-4, 1e4), 1e5
 
-#: What float64 takes, in the same sense: bandwidth factors, and extents over the smallest of them.
+#: What float64 takes for the same reason: bandwidth factors, and extents over the smallest of them.
 SCALES, MOST_EXTENT = (1e-7, 1e7), 1e140
 
 
@@ -76,24 +79,22 @@ def _single_squares(problem: Problem) -> float:
 
 
 def double_limit(problem: Problem) -> float:
-    """Return the extent up to which products in float64 keep the problem's precision; squares know none.
+    """Return the extent up to which products in float64 keep the problem's precision; squares have no limit.
 
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
-    per_square, tolerance = _of_sums("float64", problem.d), TOLERANCES[problem.precision]
-    absolute = tolerance[Reduction.LOG_SUM].absolute
-    if problem.reduction is not Reduction.MEAN:
-        return _smallest_scale(problem) * math.sqrt(DOUBLE_BUDGET * absolute / _paid(problem) / per_square)
-    budget = DOUBLE_BUDGET * min(absolute, tolerance[Reduction.MEAN].absolute)
-    scale = _smallest_scale(problem)
-    return min(scale * math.sqrt(budget / per_square), (scale**2 * budget / per_square) ** (1 / 3))
+    tolerance, mean = TOLERANCES[problem.precision], problem.reduction is Reduction.MEAN
+    absolute = tolerance[Reduction.LOG_SUM].absolute / _paid(problem)
+    absolute = min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
+    squares = DOUBLE_BUDGET * absolute / _of_sums("float64", problem.d)
+    return _smallest_scale(problem) * (min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares))
 
 
 def _takes_single(problem: Problem) -> bool:
-    """MEAN and values in float32 would end at a few bandwidths."""
+    """MEAN in float32 would end at a few bandwidths."""
     fits = all(SINGLE_SCALES[0] <= s <= SINGLE_SCALES[1] for s in problem.scales)
-    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values and fits
+    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and fits
 
 
 def _of_sums(dtype: str, d: int) -> float:

@@ -1,4 +1,4 @@
-"""The compiled kernel: from Numba's cache on disk, or compiled at first use, which it says where that takes long."""
+"""The compiled kernel: from Numba's cache on disk, or compiled at first use, with a notice where that takes long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 _announced = False
 
 try:
-    if not config.DISABLE_JIT:  # which leaves nothing to compile: the backend says that it cannot run
+    if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
         reduce_tiles.enable_caching()
 except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
     _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
@@ -54,7 +54,7 @@ def _compile(signature: tuple[Any, ...]) -> None:
 
 
 def _announce() -> None:
-    """Say once what the wait is for: to the log, or to a person at a terminal who has none."""
+    """Say once what the wait is for: on the log, or on the terminal where nobody listens to the log."""
     global _announced
     if _announced:
         return
@@ -81,6 +81,6 @@ def _signature(dtype: str) -> tuple[Any, ...]:
     scales = types.Array(types.float64, 1, "C")
     switch = types.boolean
     return (
-        *(cube, matrix, count, count, matrix, count, switch, scales, count, switch, count, count),
+        *(cube, matrix, count, count, matrix, switch, scales, count, switch),
         *(tops, sums, sums),
     )

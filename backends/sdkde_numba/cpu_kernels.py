@@ -21,17 +21,18 @@ __all__ = ["ABSENT", "FLOOR", "LEAST", "MULTIPLE", "ROWS", "exp2", "reduce_tiles
 #: Query rows of a tile, and what the columns of one are a multiple of: whole blocks of registers, whatever their width.
 ROWS, MULTIPLE = 4, 64
 
-#: Where running maxima start, in log2 units: finite, and far below any exponent. A column at or below ABSENT is none.
+#: By dtype (float32, float64), in log2 units, and far below any exponent: where running maxima start, finite; the
+#: exponent of a column that its own row leaves out; the log weight of a column that is not there.
 FLOOR, OWN, ABSENT = (-1e28, -1e290), (-1e29, -1e292), (-1e30, -1e300)
 
-#: Exponents whose power is the least normal number: below it exponentials are 0.
+#: log2 of the least normal number: below it exponentials are 0.
 LEAST = (-126.0, -1022.0)
 
-#: Sums may be reordered, and what is NaN is seen to by the caller: so LLVM may vectorise maxima and sums.
+#: LLVM may reorder sums and take no number for NaN, so that it can vectorise maxima and sums. The caller sees to NaN.
 _FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
 
-# Every function here is inlined: called, one that was just compiled on its own and its copy in the code that is kept
-# for the next process may add in different orders.
+# Every function here is inlined. Otherwise the function just compiled and its copy in the code that is kept for the
+# next process might add in different orders.
 
 
 # --- exponents ------------------------------------------------------------------------------------------------------
@@ -48,14 +49,14 @@ def _register_block(context, itemsize):
 
 
 def _tile_product(direct):
-    """An intrinsic ``f(rows, columns, out, first, depth)`` for one tile.
+    """An intrinsic ``f(rows, columns, out, first)`` for one tile.
 
     out[r, j] = Σ_k (columns[k, j] − rows[first + r, k])², or Σ_k columns[k, j] · rows[first + r, k]: for
-    :data:`ROWS` rows, over k < depth, and all columns, whose number is a multiple of :data:`MULTIPLE`.
+    :data:`ROWS` rows and all columns, whose number is a multiple of :data:`MULTIPLE`.
     """
 
-    def typed(typing_context, rows, columns, out, first, depth):
-        return types.void(rows, columns, out, types.intp, types.intp), generate
+    def typed(typing_context, rows, columns, out, first):
+        return types.void(rows, columns, out, types.intp), generate
 
     def generate(context, builder, signature, arguments):
         element = context.get_data_type(signature.args[0].dtype)
@@ -66,7 +67,7 @@ def _tile_product(direct):
             context.make_array(kind)(context, builder, value=value)
             for kind, value in zip(signature.args[:3], arguments[:3])
         )
-        first, depth = arguments[3:]
+        first = arguments[3]
         constant = lambda value: ir.Constant(first.type, value)  # noqa: E731
         row_stride, column_stride = (builder.extract_value(x.shape, 1) for x in (rows, columns))
         row_data = [
@@ -83,7 +84,7 @@ def _tile_product(direct):
             sums = [[cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(ROWS)]
             for slot in (slot for row in sums for slot in row):
                 builder.store(zero, slot)
-            with cgutils.for_range(builder, depth) as loop:
+            with cgutils.for_range(builder, row_stride) as loop:
                 start = builder.add(builder.mul(loop.index, column_stride), j)
                 x = [
                     builder.load(vector_at(columns.data, builder.add(start, constant(v * lanes))), align=itemsize)
@@ -225,9 +226,7 @@ def _add_means(phi, columns, rows, i, c, last, out):
 
 
 @njit(nogil=True)
-def reduce_tiles(
-    columns, log_weights, start, stop, rows, depth, direct, sharpness, own, laplace, shifts, values, tops, sums, moments
-):
+def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own, laplace, tops, sums, moments):
     """Add columns to the sums of some rows, tile by tile, each row relative to its running maximum.
 
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) / scale² for the
@@ -236,32 +235,29 @@ def reduce_tiles(
     Parameters
     ----------
     columns : (tiles, c, width) array
-        Coordinates, then what else is multiplied by φ. The first ``depth`` of c make s_ij.
+        Coordinates, and for products −½‖u_j‖² after them.
     log_weights : (tiles, width) array
-        In log2 units; −1e30 or less (float64: −1e300) where there is no column.
+        In log2 units; :data:`ABSENT` where there is no column.
     start, stop : int
         Tiles to take.
     rows : (b, c) array
-        b is a multiple of :data:`ROWS`. From ``depth`` on zeros.
+        b is a multiple of :data:`ROWS`. For products 1 after the coordinates.
     direct : bool
         Squares of differences, or products.
     sharpness : (scales,) float64 array
         1 / scale².
     own : int
-        Row i leaves out column i + own.
+        Row i leaves out column i + own, where there is one.
     laplace : bool
         Whether ``moments`` gets Σ φ s.
-    shifts, values : int
-        ``sums`` is wanted for the first ``shifts`` of c, and from ``values`` on.
     tops : (scales, b) float64 array
         Running maxima, from FLOOR on.
-    sums : (scales, b, c) float64 array
-        c may be 0 where none is wanted.
-        Σ φ (columns − rows).
+    sums : (scales, b, d) float64 array
+        Σ φ (columns − rows); (scales, b, 0) where that is not wanted.
     moments : (scales, 2, b) float64 array
         Σ φ and Σ φ s.
     """
-    width, many = columns.shape[2], columns.shape[1]
+    width, shifts = columns.shape[2], sums.shape[2]
     real = columns.dtype.type
     half_log2e = real(-0.7213475204444817)
     least = LEAST[0] if columns.itemsize == 4 else LEAST[1]
@@ -272,9 +268,9 @@ def reduce_tiles(
         x, weights = columns[tile], log_weights[tile]
         for i in range(0, rows.shape[0], ROWS):
             if direct:
-                _squares(rows, x, s, i, depth)
+                _squares(rows, x, s, i)
             else:
-                _products(rows, x, s, i, depth)
+                _products(rows, x, s, i)
             for q in range(sharpness.shape[0]):
                 factor = half_log2e * real(sharpness[q]) * (real(1.0) if direct else real(-2.0))
                 seen = False
@@ -292,7 +288,7 @@ def reduce_tiles(
                         shrink = 2.0 ** (tops[q, i + r] - top)
                         moments[q, 0, i + r] *= shrink
                         moments[q, 1, i + r] *= shrink
-                        for c in range(sums.shape[2]):
+                        for c in range(shifts):
                             sums[q, i + r, c] *= shrink
                         tops[q, i + r] = top
                     moments[q, 0, i + r] += _exponentials(s, r, weights, factor, real(top), phi)
@@ -301,5 +297,3 @@ def reduce_tiles(
                 here = sums[q, i : i + ROWS]
                 for c in range(0, shifts, 2):
                     _add_means(phi, x, rows, i, c, shifts - 1, here)
-                for c in range(values, many, 2):
-                    _add_means(phi, x, rows, i, c, many - 1, here)

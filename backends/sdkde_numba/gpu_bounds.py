@@ -67,43 +67,40 @@ def anchored(problem: Problem) -> bool:
     return problem.same and not problem.requires & {"weights", "exclude_self"}
 
 
-def arithmetic(problem: Problem, extent: float, span: float = 0.0) -> str:
+def arithmetic(problem: Problem, log_weight_span: float = 0.0) -> str:
     """Return the fastest of :data:`ARITHMETICS` that keeps the precision.
 
     Parameters
     ----------
     problem : Problem
-        Without scales.
-    extent : float
-        The largest of all problems of the state.
-    span : float
+        Its extent is the largest of all problems of the state.
+    log_weight_span : float
         Largest magnitude of a log weight, nats.
     """
-    extent /= 1.0 + 1e-9  # a limit that was multiplied by a scale and divided by it
-    if span <= MOST_SPAN:
-        if extent <= expanded_limit(problem):
+    if log_weight_span <= MOST_SPAN:
+        if problem.extent <= expanded_limit(problem):
             return "expanded"
-        if extent <= single_limit(problem):
+        if problem.extent <= single_limit(problem):
             return "single"
-        if single_limit(problem) > 0 and extent <= DOUBLED_LIMIT[problem.reduction]:
+        if problem.extent <= extent_limit(problem) < math.inf:
             return "doubled"
     return "float64"
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which float32 holds, in coordinates or pairs of them.
+    """Return the extent up to which float32 holds, in coordinates or pairs of them; infinite where it is not used.
 
-    Pairs take half as long again; points split off would be summed in float64, which takes many cards thirty times as
-    long.
+    Pairs take half as long again as coordinates. Points taken off beyond the limit of coordinates would be summed in
+    float64, for which many cards need thirty times as long: so the limit is that of pairs.
     """
-    limit = DOUBLED_LIMIT[problem.reduction] if single_limit(problem) > 0 else math.inf
-    return min(problem.scales, default=1.0) * limit
+    return DOUBLED_LIMIT[problem.reduction] if single_limit(problem) > 0 else math.inf
 
 
 def expanded_limit(problem: Problem) -> float:
     """Return the extent up to which expanded squares keep "fast"; −inf where they are not taken.
 
-    They cannot be told from their t_j where LAPLACE would have to be without weights; nor keep a shift.
+    LAPLACE's factor needs r² without the log weights, which are part of expanded exponents. For shifts the error is too
+    large.
     """
     laplace = problem.reduction is Reduction.LAPLACE
     if (
@@ -118,8 +115,8 @@ def expanded_limit(problem: Problem) -> float:
 def single_limit(problem: Problem) -> float:
     """Return the extent up to which direct differences of float32 coordinates keep the precision; −inf where not at 0.
 
-    The tolerance grows with a log sum, b r²/2 for columns r away: those matter only where log sums are that low. Ahead
-    of it, 2 ε R r + a r²/2 is worst at r = √(2 A / (b − a)), A being the absolute part: R = √(2 A (b − a)) / 2 ε.
+    Columns at a distance r matter only to rows with log sums as low as −r²/2, where the tolerance is A + b r²/2. The
+    error 2 ε R r + a r²/2 comes nearest to it at r = √(2 A / (b − a)), and reaches it at R = √(2 A (b − a)) / 2 ε.
     """
     if problem.precision == "float64" or (problem.reduction is Reduction.MEAN and not anchored(problem)):
         return -math.inf

@@ -39,7 +39,7 @@ LAZY = 20.0
 HALF_SQUARE = -0.5 * np.log2(np.e)
 
 
-#: Indices without a sign: one with it may count from an array's end, and finding that out takes longer than to load.
+#: Unsigned indices: a signed one may count from an array's end, and the test for that takes longer than the load.
 index = uint64
 
 #: Mask of the threads that exchange numbers.
@@ -148,10 +148,9 @@ def signature(shape: Shape) -> Any:
 def reduction(shape: Shape) -> Any:
     """Return the kernel of a shape, not yet compiled.
 
-    Its arguments are rows (m, width) and columns (padded, width) as packed, the columns' t_j (padded,) or anything,
+    Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) of columns that have them,
     ``results`` (parts, results, m), zeros, m, padded, own, how many columns a part has, and how many are summed in
-    float32.
-    Closed over are numbers alone, by which compiled code is known in the cache.
+    float32. It closes over numbers alone, by which Numba's cache tells kernels apart.
     """
     depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude = shape
     width, many, unrolled = shape.width, shape.results, shape.unrolled

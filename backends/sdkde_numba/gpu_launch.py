@@ -20,9 +20,9 @@ from sdkde_core.tuning import Query, Tuned, tuned
 
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, FAR, SIMULATED, Shape, reduction, signature
-from .gpu_space import CONFIG_VERSION, Config, default, depth_of, fits
+from .gpu_space import CONFIG_VERSION, LaunchConfig, default, depth_of, fits
 
-__all__ = ["Packed", "Processor", "configuration", "most_rows", "pack", "reduce", "shape_of"]
+__all__ = ["Card", "Packed", "configuration", "most_rows", "pack", "reduce", "shape_of"]
 
 _logger = logging.getLogger("sdkde")
 
@@ -52,24 +52,30 @@ SIMULATED_THREADS = 8
 
 @dataclass(frozen=True)
 class Packed:
-    """Points as the kernels read them: (padded, width) numbers, and for columns t_j (padded,) if there are any."""
+    """Points as the kernels read them."""
 
-    numbers: torch.Tensor
+    numbers: torch.Tensor  # (padded · width,)
     count: int
     padded: int
-    terms: torch.Tensor | None = None
+    terms: torch.Tensor | None = None  # (padded,), of columns that have t_j
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what is on the device."""
+        return [self.numbers] if self.terms is None else [self.numbers, self.terms]
 
 
 @dataclass(frozen=True)
-class Processor:
-    """What decides grids and configurations.
+class Card:
+    """What of a card decides grids and configurations.
 
     Parameters
     ----------
-    multiprocessors, registers, shared, threads : int
-        Their number, and what one has: registers, bytes of shared memory, threads.
+    multiprocessors : int
+        Their number.
+    registers, shared, threads : int
+        Of one multiprocessor: registers, bytes of shared memory, threads.
     name, architecture : str
-        As :func:`sdkde_core.choice.cards.card_name` has it, and ``"sm_90"``.
+        As :func:`sdkde_core.plugin.card_name` has it, and ``"sm_90"``.
     """
 
     multiprocessors: int
@@ -81,12 +87,12 @@ class Processor:
 
     @staticmethod
     @functools.cache
-    def of(device: torch.device) -> Processor:
+    def of(device: torch.device) -> Card:
         """Look at a device; the CPU, where kernels are simulated, passes for a tiny one."""
         if device.type != "cuda":
-            return Processor(1, 1 << 16, 48 << 10, 64)
+            return Card(1, 1 << 16, 48 << 10, 64)
         found = torch.cuda.get_device_properties(device)
-        return Processor(
+        return Card(
             found.multi_processor_count,
             found.regs_per_multiprocessor,
             found.shared_memory_per_multiprocessor,
@@ -101,15 +107,15 @@ def kernel_name(problem: Problem, arithmetic: str) -> str:
     return f"{problem.reduction.value}_{arithmetic}"
 
 
-def configuration(problem: Problem, arithmetic: str, processor: Processor) -> tuple[Config, tuple[Query, Tuned] | None]:
+def configuration(problem: Problem, arithmetic: str, card: Card) -> tuple[LaunchConfig, tuple[Query, Tuned] | None]:
     """Return the launch parameters, and how they are known where they were tuned."""
     kind, d = problem.reduction.value, problem.d
     name = kernel_name(problem, arithmetic)
-    query = Query("numba-cuda", name, CONFIG_VERSION, d, processor.name, processor.architecture)
+    query = Query("numba-cuda", name, CONFIG_VERSION, d, card.name, card.architecture)
 
     def accept(values: Mapping[str, Any]) -> bool:
         try:
-            return fits(Config.of(values), kind, d, arithmetic)
+            return fits(LaunchConfig.of(values), kind, d, arithmetic)
         except (TypeError, ValueError) as error:
             _logger.warning("tuned configuration of %s ignored: %s", name, error)
             return False
@@ -120,10 +126,10 @@ def configuration(problem: Problem, arithmetic: str, processor: Processor) -> tu
         return _simulated(default(kind, d, arithmetic), d), None
     if found.rung == "forced" and not accept(found.config):
         raise ValueError(f"{name} cannot be launched with {dict(found.config)}")
-    return _simulated(Config.of(found.config), d), (query, found)
+    return _simulated(LaunchConfig.of(found.config), d), (query, found)
 
 
-def _simulated(config: Config, d: int) -> Config:
+def _simulated(config: LaunchConfig, d: int) -> LaunchConfig:
     """The configuration itself, or what the simulator is done with in time."""
     if not SIMULATED:
         return config
@@ -131,7 +137,7 @@ def _simulated(config: Config, d: int) -> Config:
     return config._replace(rows=min(config.rows, 2), threads=threads, columns=min(config.columns, 32))
 
 
-def shape_of(problem: Problem, arithmetic: str, config: Config) -> Shape:
+def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig) -> Shape:
     """Return what the kernel of a problem is compiled for."""
     depth, group = depth_of(problem.d, config.depth)
     weighted, expanded = "weights" in problem.requires, arithmetic == "expanded"
@@ -201,7 +207,7 @@ def reduce(
     columns: Packed,
     log_weight: torch.Tensor,
     arithmetic: str,
-    config: Config,
+    config: LaunchConfig,
     own: int | None = None,
 ) -> Partial:
     """Sum rows over columns.
@@ -214,17 +220,17 @@ def reduce(
     log_weight : () float64 tensor
         What is added to log sums: the columns' log weight where all have the same, else 0.
     arithmetic : str
-    config : Config
+    config : LaunchConfig
     own : int, optional
         Row i leaves out column i + own.
     """
     shape = shape_of(problem, arithmetic, config)
     kernel, resident = compiled(shape, rows.numbers.device)
-    processor, m = Processor.of(rows.numbers.device), rows.count
+    card, m = Card.of(rows.numbers.device), rows.count
     height = config.threads // shape.group * config.rows
     slab = min(problem.m, most_rows(problem))
     limit = max(1, min(MOST_PARTS, PARTIAL_BYTES // (8 * shape.results * slab)))
-    part = part_size(problem.m, columns.padded, height, config.columns, processor.multiprocessors * resident, limit)
+    part = part_size(problem.m, columns.padded, height, config.columns, card.multiprocessors * resident, limit)
     parts = -(-columns.padded // part)
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
     chunk = part if shape.double else max(CHUNK, config.columns)
@@ -324,10 +330,10 @@ def _compile(shape: Shape, device: torch.device) -> tuple[Any, int]:
             _logger.info("numba-cuda: compiled code cannot be kept for the next process: %s", error)
             kernel = cuda.jit(types, **options)(function)
         registers = kernel.get_regs_per_thread(types)
-    processor = Processor.of(device)
-    by_registers = processor.registers // (shape.threads * (-(-registers // 8) * 8))
-    by_shared = processor.shared // (shape.shared + 1024)  # the system keeps 1 KiB a block
-    return kernel, max(1, min(by_registers, by_shared, processor.threads // shape.threads))
+    card = Card.of(device)
+    by_registers = card.registers // (shape.threads * (-(-registers // 8) * 8))
+    by_shared = card.shared // (shape.shared + 1024)  # the system keeps 1 KiB a block
+    return kernel, max(1, min(by_registers, by_shared, card.threads // shape.threads))
 
 
 def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, counts: tuple[int, ...]) -> None:

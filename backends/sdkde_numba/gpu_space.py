@@ -1,4 +1,4 @@
-"""What of the CUDA kernels can be tuned: launch parameters, their limits, and the defaults."""
+"""Launch parameters of the CUDA kernels: the values that can be tuned, their limits, and the defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .gpu_bounds import DEPTH, MANY, MOST_DEPTH
 
-__all__ = ["CONFIG_VERSION", "SPACE", "Config", "default", "depth_of", "fits", "shared_bytes"]
+__all__ = ["CONFIG_VERSION", "SPACE", "LaunchConfig", "default", "depth_of", "fits", "shared_bytes"]
 
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
 CONFIG_VERSION = 1
@@ -25,7 +25,7 @@ SPACE: Mapping[str, tuple[int, ...]] = {
 SHARED = 48 << 10
 
 
-class Config(NamedTuple):
+class LaunchConfig(NamedTuple):
     """Launch parameters.
 
     Parameters
@@ -49,7 +49,7 @@ class Config(NamedTuple):
     registers: int
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Config:
+    def of(cls, values: Mapping[str, Any]) -> LaunchConfig:
         """Return the configuration that a mapping (from a table, or from the user) describes.
 
         Raises
@@ -77,14 +77,14 @@ def depth_of(d: int, most: int) -> tuple[int, int]:
     return 2 * -(-d // (2 * group)), group
 
 
-def shared_bytes(config: Config, d: int, arithmetic: str) -> int:
+def shared_bytes(config: LaunchConfig, d: int, arithmetic: str) -> int:
     """Return the shared memory of a block, with a number a column besides its coordinates."""
     depth, group = depth_of(d, config.depth)
     numbers = depth * group * (2 if arithmetic == "doubled" else 1) + 1
     return config.columns * numbers * (8 if arithmetic == "float64" else 4)
 
 
-def fits(config: Config, reduction: str, d: int, arithmetic: str) -> bool:
+def fits(config: LaunchConfig, reduction: str, d: int, arithmetic: str) -> bool:
     """Whether a configuration fits the shared memory of every card, and its coordinates a thread's registers."""
     depth, _ = depth_of(d, config.depth)
     if depth > (DEPTH if d <= MANY else MOST_DEPTH) or shared_bytes(config, d, arithmetic) > SHARED:
@@ -94,7 +94,7 @@ def fits(config: Config, reduction: str, d: int, arithmetic: str) -> bool:
     return held <= (config.registers or 255) - 24
 
 
-def default(reduction: str, d: int, arithmetic: str) -> Config:
+def default(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
     """Return the default configuration, as measured on an H200: 16 coordinates in a thread, few threads to a row."""
     mean, wide = reduction == "mean", arithmetic in ("doubled", "float64")
     held, _ = depth_of(d, DEPTH)
@@ -102,7 +102,7 @@ def default(reduction: str, d: int, arithmetic: str) -> Config:
         rows = 4 if mean or wide else 8
     else:
         rows = 2 if wide or not mean or held > DEPTH else 4
-    config = Config(DEPTH, rows, 256, 128, 0)
+    config = LaunchConfig(DEPTH, rows, 256, 128, 0)
     while shared_bytes(config, d, arithmetic) > SHARED // 2 and config.columns > SPACE["columns"][0]:
         config = config._replace(columns=config.columns // 2)
     if wide and held > 4:

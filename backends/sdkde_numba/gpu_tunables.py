@@ -23,7 +23,7 @@ class CudaSpace:
     config_version = space.CONFIG_VERSION
 
     def kernels(self, problem: Problem) -> tuple[str, ...]:
-        return (f"{problem.reduction.value}_{_arithmetic(problem)}",)
+        return (f"{problem.reduction.value}_{arithmetic(problem)}",)
 
     def dimension(self, kernel: str, problem: Problem) -> int:
         return problem.d
@@ -32,22 +32,22 @@ class CudaSpace:
         return space.SPACE
 
     def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
-        return space.default(problem.reduction.value, problem.d, _arithmetic(problem))._asdict()
+        return space.default(problem.reduction.value, problem.d, arithmetic(problem))._asdict()
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
         try:
-            given = space.Config.of(config)
+            given = space.LaunchConfig.of(config)
         except ValueError as error:
             return str(error)
-        if space.fits(given, problem.reduction.value, problem.d, _arithmetic(problem)):
+        if space.fits(given, problem.reduction.value, problem.d, arithmetic(problem)):
             return None
         return "exceeds the shared memory of a block, or a thread's registers"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        return predicted(space.Config.of(config), problem, card)
+        return predicted(space.LaunchConfig.of(config), problem, card)
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        return compile_kernel(space.Config.of(config), problem, architecture)
+        return compile_kernel(space.LaunchConfig.of(config), problem, architecture)
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         if compiled.shared > space.SHARED:
@@ -62,11 +62,7 @@ SPACE = CudaSpace()
 SPILLS = 1024
 
 
-def _arithmetic(problem: Problem) -> str:
-    return arithmetic(problem, problem.extent / min(problem.scales, default=1.0))
-
-
-def predicted(config: space.Config, problem: Problem, card: GPU) -> float:
+def predicted(config: space.LaunchConfig, problem: Problem, card: GPU) -> float:
     """Seconds of a kernel on a card: a rough figure, for ranking.
 
     A column costs a block its instructions, for every row of a thread, and vectors from shared memory, once; blocks
@@ -74,7 +70,7 @@ def predicted(config: space.Config, problem: Problem, card: GPU) -> float:
     """
     from .gpu_launch import part_size  # PyTorch comes with it
 
-    kind, mean = _arithmetic(problem), problem.reduction is Reduction.MEAN
+    kind, mean = arithmetic(problem), problem.reduction is Reduction.MEAN
     depth, group = space.depth_of(problem.d, config.depth)
     words = 2 if kind in ("doubled", "float64") else 1
     distance = {"expanded": 1, "single": 2, "doubled": 4, "float64": 2}[kind]
@@ -105,7 +101,7 @@ def predicted(config: space.Config, problem: Problem, card: GPU) -> float:
     return rounds * max(1.0, shared) * tiles * (config.columns * cycles + copy) / (card.clock_ghz * 1e9) + 4e-6
 
 
-def compile_kernel(config: space.Config, problem: Problem, architecture: str) -> Compiled:
+def compile_kernel(config: space.LaunchConfig, problem: Problem, architecture: str) -> Compiled:
     """Compile a kernel as a problem launches it, for any architecture that the toolkit here knows.
 
     Raises
@@ -117,7 +113,7 @@ def compile_kernel(config: space.Config, problem: Problem, architecture: str) ->
     """
     from .gpu_launch import shape_of
 
-    return resources(ptx(shape_of(problem, _arithmetic(problem), config), architecture), architecture, config.registers)
+    return resources(ptx(shape_of(problem, arithmetic(problem), config), architecture), architecture, config.registers)
 
 
 def ptx(shape: Any, architecture: str) -> str:

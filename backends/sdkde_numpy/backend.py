@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import operator
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from sdkde_core.plugin import concatenate, stack
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import check_threads, concatenate, empty, map_threads, stack
+from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .formulas import Formula, choose
 from .info import default_threads
@@ -33,7 +31,6 @@ class _State:
     formula: Formula
     log_weights: Array | None  # (n,) in the formula's dtype, or None: all are ``uniform``
     uniform: float
-    values: Array | None
 
 
 class NumpyBackend:
@@ -47,9 +44,7 @@ class NumpyBackend:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        if threads is not None and (isinstance(threads, bool) or operator.index(threads) < 1):
-            raise ValueError(f"threads is {threads!r}; pass a positive integer")
-        self.threads = threads
+        self.threads = check_threads(threads)
 
     def probe(self, device: str) -> Support:
         """NumPy runs on any CPU."""
@@ -60,7 +55,7 @@ class NumpyBackend:
         weighted, log_weights = "weights" in problem.requires, columns.log_weights
         formula = choose(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
         packed = log_weights.astype(formula.dtype, copy=False) if weighted else None
-        return _State(formula, packed, 0.0 if weighted else float(log_weights[0]), columns.values)
+        return _State(formula, packed, 0.0 if weighted else float(log_weights[0]))
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
@@ -68,7 +63,7 @@ class NumpyBackend:
         rows = points if queries is None else queries
         m, n = len(rows), len(points)
         if m == 0:
-            return _empty(problem)
+            return empty(problem, points)
         # Where rows are few, columns are shared out too, and joined in order. Nothing here depends on the threads.
         blocks = -(-m // ROWS)
         chunk = min(n, max(CHUNK, -(-n * blocks // TASKS)))
@@ -78,13 +73,11 @@ class NumpyBackend:
             r, c = where
             block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
             with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
-                return reduce_block(
-                    problem, state.formula, block, own_offset + r, over, state.log_weights, state.values, width
-                )
+                return reduce_block(problem, state.formula, block, own_offset + r, over, state.log_weights, width)
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
         with _single_threaded_blas():
-            parts = _map(task, tasks, self.threads or default_threads())
+            parts = map_threads(task, tasks, self.threads or default_threads())
         chunks = -(-n // chunk)
         with np.errstate(all="ignore"):
             strips = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
@@ -99,25 +92,6 @@ def _join(parts: list[list[Sums]]) -> list[Sums]:
         for mine, theirs in zip(first, other):
             mine.join(theirs)
     return first
-
-
-def _map(task: Callable[[Any], list[Sums]], arguments: list[Any], threads: int) -> list[list[Sums]]:
-    if threads == 1 or len(arguments) == 1:
-        return [task(a) for a in arguments]
-    with ThreadPoolExecutor(min(threads, len(arguments)), thread_name_prefix="sdkde-numpy") as pool:
-        return list(pool.map(task, arguments))
-
-
-def _empty(problem: Problem) -> Partial:
-    shape = (0, len(problem.scales)) if problem.scales else (0,)
-    laplace = np.empty(shape) if problem.reduction is Reduction.LAPLACE else None
-    return Partial(
-        np.empty(shape),
-        np.empty((*shape, problem.d)) if problem.reduction is Reduction.MEAN else None,
-        laplace,
-        laplace,
-        np.empty((*shape, problem.n_values)) if problem.n_values else None,
-    )
 
 
 @functools.cache

@@ -5,6 +5,10 @@ error is a sum of roundings of partial sums that grow to R² along the d terms o
 independent roundings of at most half a unit, its standard deviation is at most
 ε R² (√(d/3) / √3 + 1) = ε R² (√d/3 + 1). The bound taken is four times that (Higham and Mary, "A new approach to
 probabilistic rounding error analysis", 2019, justify the square root; the factor makes it hold for every pair).
+
+At bandwidth factor s an exponent and its error are divided by s², and a shift's tolerance, s times that of scale 1, is
+the same in bandwidths of scale s. So in these units a problem at scale s is one of extent R / s, and every limit is s
+times that of scale 1; the smallest factor decides.
 """
 
 from __future__ import annotations
@@ -58,12 +62,12 @@ def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
     if problem.reduction is Reduction.LAPLACE:
         budget /= 2.0
     budget -= 4.0 * UNIT_ROUNDOFF["float32"] * log_weight_span
-    per_square = exponent_error("float32", problem.d, 1.0) / _smallest_scale(problem)
-    return math.sqrt(budget / per_square) if budget > 0 else -math.inf
+    per_square = exponent_error("float32", problem.d, 1.0)
+    return _smallest_scale(problem) * math.sqrt(budget / per_square) if budget > 0 else -math.inf
 
 
 def _takes_single(problem: Problem) -> bool:
-    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and not problem.n_values
+    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN
 
 
 def double_limit(problem: Problem) -> float:
@@ -72,11 +76,10 @@ def double_limit(problem: Problem) -> float:
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
-    per_square = exponent_error("float64", problem.d, 1.0) / _smallest_scale(problem)
-    budget = BUDGET * _strictest(problem)
-    limit = math.sqrt(budget / per_square)
+    ratio = BUDGET * _strictest(problem) / exponent_error("float64", problem.d, 1.0)
+    limit = _smallest_scale(problem) * math.sqrt(ratio)
     if problem.reduction is Reduction.MEAN:
-        limit = min(limit, (budget / per_square) ** (1 / 3), product_shift_limit(problem))  # δ R ≤ budget
+        limit = min(limit, _smallest_scale(problem) * ratio ** (1 / 3), product_shift_limit(problem))  # δ R ≤ budget
     return limit
 
 
@@ -86,8 +89,8 @@ def split_limit(problem: Problem) -> float:
     Their error is that of a_i·b_j + b_i·u_j: ε times sums of 2d products of independent signs, since the b's are what
     rounding left, with one factor below 2⁻²⁶ R each. The bound taken is 4 ε √d R² 2⁻²⁵.
     """
-    per_square = 4.0 * UNIT_ROUNDOFF["float64"] * math.sqrt(problem.d) * 2.0**-25 / _smallest_scale(problem)
-    return math.sqrt(BUDGET * _strictest(problem) / per_square)
+    per_square = 4.0 * UNIT_ROUNDOFF["float64"] * math.sqrt(problem.d) * 2.0**-25
+    return _smallest_scale(problem) * math.sqrt(BUDGET * _strictest(problem) / per_square)
 
 
 def takes_split(problem: Problem) -> bool:
@@ -97,7 +100,8 @@ def takes_split(problem: Problem) -> bool:
 
 def product_shift_limit(problem: Problem) -> float:
     """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift: it rounds numbers of size R, 8 ε R at most."""
-    return 0.1 * TOLERANCES[problem.precision][Reduction.MEAN].absolute / (8.0 * UNIT_ROUNDOFF["float64"])
+    tolerance = _smallest_scale(problem) * TOLERANCES[problem.precision][Reduction.MEAN].absolute
+    return 0.1 * tolerance / (8.0 * UNIT_ROUNDOFF["float64"])
 
 
 def _strictest(problem: Problem) -> float:
@@ -107,5 +111,4 @@ def _strictest(problem: Problem) -> float:
 
 
 def _smallest_scale(problem: Problem) -> float:
-    """The square of the smallest bandwidth factor: exponents, and their errors, are divided by it."""
-    return min((s * s for s in problem.scales), default=1.0)
+    return min(problem.scales, default=1.0)

@@ -24,7 +24,7 @@ def default_threads() -> int:
 
 
 def _formula(problem: Problem) -> str:
-    """As :func:`sdkde_numpy.formulas.choose` will decide, but for extreme weights, which need float64 too."""
+    """The choice of :func:`sdkde_numpy.formulas.choose`, but for extreme weights: they need float64 at any extent."""
     if problem.extent <= single_limit(problem):
         return "expanded squares in float32"
     if problem.extent <= double_limit(problem):
@@ -59,7 +59,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     mean = problem.reduction is Reduction.MEAN
     formula = _formula(problem)
     passes = scales * (8.0 if problem.reduction is Reduction.LAPLACE else 7.0)  # maximum, subtraction, clamp, sum
-    columns = scales * (problem.n_values + (d if mean else 0))  # of all matrix products
+    columns = scales * (d if mean else 0)  # of all matrix products
     if formula.startswith("expanded"):
         columns += d + 2
     elif formula.startswith("split"):
@@ -84,7 +84,7 @@ INFO = BackendInfo(
     implementation="sdkde_numpy.backend:NumpyBackend",
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
+    features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
     requires_modules=("numpy", "threadpoolctl"),
     install="pip install sdkde-core",

@@ -20,11 +20,11 @@ __all__ = ["Sums", "reduce_block"]
 
 Array = NDArray[Any]
 
-#: exp of less is slow (results below the normal numbers cost several times as much) and adds nothing beside exp(0).
+#: Least exponents that are taken: results below the normal numbers cost several times as much, and add nothing to the
+#: largest term, exp(0).
 CLAMP = {np.dtype(np.float32): -87.0, np.dtype(np.float64): -700.0}
 
-
-#: Where a running maximum starts: finite, since −inf − −inf would be NaN, in the dtype that it is subtracted in too.
+#: Where a running maximum starts: finite, also in the formula's dtype, since −inf − −inf would be NaN.
 FLOOR = {np.dtype(np.float32): -1e30, np.dtype(np.float64): -1e300}
 
 
@@ -45,7 +45,6 @@ class Sums:
         laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
         self.exponent = np.zeros(rows) if laplace else None  # Σ w φ · (−½ r²)
         self.shift = np.zeros((rows, problem.d)) if mean else None  # Σ w φ (u_j − u_i)
-        self.values = np.zeros((rows, problem.n_values)) if problem.n_values else None  # Σ w φ v_j
 
     def add(
         self,
@@ -55,7 +54,6 @@ class Sums:
         log_weights: Array | None,
         own: tuple[Array, Array] | None,
         displacement: Callable[[Array], Array],
-        values: Array | None,
     ) -> None:
         """Add a tile.
 
@@ -71,7 +69,6 @@ class Sums:
             Entries left out.
         displacement : callable
             φ → Σ φ (u_j − u_i).
-        values : (w, c) array, optional
         """
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
@@ -90,15 +87,12 @@ class Sums:
                 self.exponent -= phi @ log_weights
         if self.shift is not None:
             self.shift += displacement(phi)
-        if self.values is not None:
-            assert values is not None  # a problem with values comes with them
-            self.values += phi @ values
 
     def join(self, other: Sums) -> None:
         """Add the sums of the same rows over other columns."""
         self._raise(other.base, other.top)
         share = np.exp((other.base - self.base) * self.sharpness + (other.top - self.top))
-        for name in ("total", "exponent", "shift", "values"):
+        for name in ("total", "exponent", "shift"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None:
                 mine += theirs * (share if mine.ndim == 1 else share[:, None])
@@ -109,7 +103,7 @@ class Sums:
         new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
         rescale = np.exp((self.base - new_base) * self.sharpness + (self.top - new_top))
         self.base, self.top = new_base, new_top
-        for name in ("total", "exponent", "shift", "values"):
+        for name in ("total", "exponent", "shift"):
             sums = getattr(self, name)
             if sums is not None:
                 sums *= rescale if sums.ndim == 1 else rescale[:, None]
@@ -130,7 +124,7 @@ class Sums:
             log_sum = np.log(self.total) + scale
         safe = np.where(self.total > 0, self.total, 1.0)[:, None]
         shift = None if self.shift is None else self.shift / safe
-        return Partial(log_sum, shift=shift, values=None if self.values is None else self.values / safe)
+        return Partial(log_sum, shift=shift)
 
 
 def reduce_block(
@@ -140,7 +134,6 @@ def reduce_block(
     own_offset: int,
     columns: tuple[int, int],
     log_weights: Array | None,
-    values: Array | None,
     width: int,
 ) -> list[Sums]:
     """Reduce a block of query rows over a range of columns, tile by tile; return the sums at every scale.
@@ -170,16 +163,15 @@ def reduce_block(
         own = _own(own_offset, b, left, right) if "exclude_self" in problem.requires else None
         base = formula.exponents(rows, left, right, exponents, own)
         weights = None if log_weights is None else log_weights[left:right]
-        tile_values = None if values is None else values[left:right]
 
         def displacement(phi: Array, left: int = left, right: int = right) -> Array:
             return formula.displacement(rows, phi, left, right)
 
         if not problem.scales:
-            sums[0].add(exponents, base, phi, weights, own, displacement, tile_values)
+            sums[0].add(exponents, base, phi, weights, own, displacement)
         for total in sums if problem.scales else ():
             np.multiply(exponents, total.sharpness, out=terms)
-            total.add(terms, base, phi, weights, own, displacement, tile_values)
+            total.add(terms, base, phi, weights, own, displacement)
     return sums
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import concatenate, stack
-from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import concatenate, memory_errors
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
-from .bounds import formula, refines, unit_of
+from .bounds import formula, refines
 from .devices import Place, computes_float32_exactly, place, workers
 from .formulas import NOTHING, Direct, Packed, high_low, make
 from .tiles import Prepared, Summed, tile_sums
@@ -25,16 +25,13 @@ UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb
 
 @dataclass(frozen=True)
 class _State:
-    """The training points, and what was packed of them; several of those with ``multi_scale``."""
+    """The training points, and what was packed of them."""
 
     problem: Problem  # as given to prepare
     columns: Columns
     place: Place
-    prepared: Prepared | None = None
-    single: bool = True  # products of float32 were exact then
-    scaled: tuple[_State, ...] = ()
-    unit: float = 1.0  # bandwidths that points were divided by, and what of a bandwidth factor that leaves
-    rest: float = 1.0
+    single: bool  # whether products of float32 were exact when the columns were packed
+    prepared: Prepared
 
 
 class TorchBackend:
@@ -67,45 +64,27 @@ class TorchBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Choose the formula from the error bounds, and pack the columns."""
         where = place(problem.device)
-        state = _State(problem, columns, where)
-        if problem.scales:
-            scaled = []
-            for scale in problem.scales:
-                unit = unit_of(problem, scale)
-                at_scale = replace(columns, points=columns.points / unit)
-                scaled.append(
-                    self._prepared(_State(_at(problem, scale), at_scale, where, unit=unit, rest=scale / unit))
-                )
-            return replace(state, scaled=tuple(scaled))
-        return self._prepared(state)
-
-    def _prepared(self, state: _State) -> _State:
-        single = computes_float32_exactly(state.place.device)
+        single = computes_float32_exactly(where.device)
         with torch.no_grad():
-            return replace(state, prepared=self._packed(state, single), single=single)
+            return _State(problem, columns, where, single, self._packed(problem, columns, where, single))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
-        if state.scaled:
-            answers = []
-            for scale, at_scale in zip(problem.scales, state.scaled):
-                rows = None if queries is None else queries / at_scale.unit
-                answer = self.reduce(_at(problem, scale), rows, at_scale, own_offset)
-                answers.append(answer if answer.shift is None else replace(answer, shift=answer.shift * at_scale.unit))
-            return stack(answers)
-        if "grad" in problem.requires:
-            return gradients.reduce(self, problem, queries, state, own_offset)
-        with torch.no_grad():
-            return self.sums(problem, queries, state, own_offset)
 
-    def sums(self, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
-        """As :meth:`reduce`, of one scale and without derivatives."""
+        def sums() -> Partial:
+            with torch.no_grad():
+                return self._sums(problem, queries, state, own_offset)
+
+        if "grad" in problem.requires:
+            return gradients.reduce(sums, problem, queries, state.columns, own_offset, self.memory)
+        return sums()
+
+    def _sums(self, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
         points = state.columns.points if queries is None else queries
-        assert state.prepared is not None  # as made by prepare
         prepared = state.prepared
-        if state.single and not computes_float32_exactly(state.place.device):  # they were when the columns were packed
-            prepared = self._packed(state, single=False)
-        own_is_there = queries is None and not problem.requires & {"weights", "exclude_self"}
+        if state.single and not computes_float32_exactly(state.place.device):  # the setting has changed since
+            prepared = self._packed(state.problem, state.columns, state.place, single=False)
+        has_own_term = queries is None and not problem.requires & {"weights", "exclude_self"}
         uniform = None if "weights" in problem.requires else state.columns.log_weights[0]
         height = prepared.height(len(points))
         starts = range(0, max(len(points), 1), height)
@@ -113,14 +92,13 @@ class TorchBackend:
         def block(start: int) -> Partial:
             rows = points[start : start + height]
             own = own_offset + start if "exclude_self" in problem.requires else None
-            return _partial(problem, prepared, rows, prepared.sums(rows, own, own_is_there), uniform)
+            return _partial(problem, prepared, rows, prepared.sums(rows, own, has_own_term), uniform)
 
-        with _memory_errors(), workers(prepared.formula.device, len(starts)) as each:
+        with memory_errors(), workers(prepared.formula.device, len(starts)) as each:
             blocks = each(block, starts)
         return concatenate(blocks)
 
-    def _packed(self, state: _State, single: bool) -> Prepared:
-        problem, columns, where = state.problem, state.columns, state.place
+    def _packed(self, problem: Problem, columns: Columns, where: Place, single: bool) -> Prepared:
         points, log_weights = columns.points.detach(), columns.log_weights.detach()
         span = 0.0
         if "weights" in problem.requires:
@@ -130,19 +108,13 @@ class TorchBackend:
             log_weights = log_weights.clamp(min=lowest)  # with "grad" some are −inf
         name = formula(problem, span, single=single, double=where.double)
         if not name:  # log weights that span more than float32 has room for: the points are on the host, as float64
-            return self._packed(replace(state, place=Place(points.device, True)), single)
-        how = make(name, problem, where.device, span) if state.rest == 1.0 else Direct(where.device, state.rest**-2)
+            return self._packed(problem, columns, Place(points.device, True), single)
+        how = make(name, problem, where.device, span)
         laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         added = log_weights if "weights" in problem.requires else None
-        parts = [points] if mean and not isinstance(how, Direct) else []
-        value_scale: Any = 1.0
-        if columns.values is not None:  # of any size, and float32 ends at 1e38
-            largest = columns.values.abs().max()
-            value_scale = torch.where(largest > 0, largest, 1.0)
-            parts.append(columns.values / value_scale)
         right = None
-        if parts:
-            right = torch.cat([*parts, torch.ones_like(points[:, :1])], 1).to(how.dtype).to(where.device)
+        if mean and not isinstance(how, Direct):
+            right = torch.cat([points, torch.ones_like(points[:, :1])], 1).to(how.dtype).to(where.device)
         pairs = None
         if how.dtype == torch.float32 and refines(problem, problem.extent):
             pairs = Packed(torch.cat(high_low(points), 1).to(how.dtype).to(where.device))
@@ -152,7 +124,6 @@ class TorchBackend:
             how.columns(points, None if laplace else added),
             right,
             added.to(how.dtype).to(where.device) if laplace and added is not None else None,
-            value_scale,
             pairs,
             where.double,
             self.memory,
@@ -177,31 +148,12 @@ def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed,
             exact = prepared.pairs is not None or prepared.formula.dtype == torch.float64
             shift = summed.mean - (rows if exact else rows.to(prepared.formula.dtype).double())
         shift = torch.where(total[:, None] == 0, 0.0, shift)
-    return Partial(total.log() + log_scale, shift=shift, values=summed.values)
-
-
-def _at(problem: Problem, scale: float) -> Problem:
-    """The problem in units of a scale."""
-    return replace(problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale)
+    return Partial(total.log() + log_scale, shift=shift)
 
 
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
     return torch.compile(tile_sums)
-
-
-class _memory_errors:
-    """Says of a device that ran out of memory what the core understands."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        full = isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and re.search("out of memory|can't allocate memory", str(error))
-        )
-        if full:
-            raise DeviceOutOfMemory(str(error)) from error
 
 
 def _bytes(memory: int | str) -> int:

@@ -1,9 +1,9 @@
-"""Which formula keeps a precision for a problem, from error bounds; extents are in bandwidths.
+"""Which formula keeps a problem's tolerance, from error bounds; extents are in bandwidths.
 
 ε is the unit roundoff, R the extent. Expanded squares are a small difference of numbers up to R²: with independent
 roundings along d terms their standard deviation is at most ε R² (√d/3 + 3/2), the last part for both norms, and four
-times that is the bound taken. Split squares (see :mod:`sdkde_torch.formulas`) lose ε of products with one factor
-below the grid alone, and ε of what is left once the largest exponent was subtracted.
+times that is the bound taken. Split squares (see :mod:`sdkde_torch.formulas`) lose less: ε of the products that have a
+factor below the grid, and ε of the exponents once the row's largest is subtracted.
 
 An error δ of the exponents moves a log sum by δ, LAPLACE's sums by 2 δ, and a shift by δ R at most: half the distance
 of a row midway between two clusters from either.
@@ -25,7 +25,6 @@ __all__ = [
     "has_double",
     "refines",
     "split_limit",
-    "unit_of",
 ]
 
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
@@ -40,11 +39,8 @@ SPAN = 1000.0
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
 
-#: Extent up to which coordinates may be rounded at "float64".
-ROUNDED = 200.0
-
-#: Extent up to which direct differences of float32 pairs are taken, where float32 has squares of distances to spare.
-#: LAPLACE's L follows from log |L| only while an exponent, off by some 3e-7 of itself, is known to a part of one.
+#: Extent up to which direct differences of float32 pairs are taken. For LOG_SUM, squared distances must not overflow
+#: float32. For LAPLACE, the error of an exponent, some 3e-7 of itself, must be far below 1.
 PAIRS_LIMIT = {Reduction.LOG_SUM: 1e12, Reduction.LAPLACE: 400.0}
 
 
@@ -54,14 +50,14 @@ def has_double(problem: Problem) -> bool:
 
 
 def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
-    """Return the extent up to which expanded squares keep the precision; −inf where not even at 0.
+    """Return the extent up to which expanded squares keep the tolerance; −inf where they never do.
 
     Parameters
     ----------
     problem : Problem
     dtype : {"float32", "float64"}
     span : float
-        Largest magnitude of a log weight, nats: it is one of the terms that are rounded.
+        Largest magnitude of a log weight, nats: log weights are rounded with the squares.
     """
     if dtype == "float32" and (problem.precision != "fast" or problem.reduction is Reduction.MEAN):
         return -math.inf
@@ -74,20 +70,9 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     return math.sqrt(budget / per_square)
 
 
-def unit_of(problem: Problem, scale: float) -> float:
-    """Return the unit that points are divided by at a bandwidth factor: the factor, or the power of two next to it.
-
-    To divide by the factor rounds coordinates by ε R, and exponents by that times r: beyond :data:`ROUNDED` bandwidths
-    too much for "float64". A power of two rounds nothing; direct differences then have the rest of the factor.
-    """
-    if problem.precision != "float64" or "grad" in problem.requires or problem.extent <= ROUNDED * scale:
-        return scale
-    return 2.0 ** round(math.log2(scale))
-
-
 @functools.lru_cache(maxsize=4096)  # asked again and again while backends are compared
 def split_limit(problem: Problem, dtype: str) -> float:
-    """Return the extent up to which split squares keep the precision, the shift by differences if :func:`refines`.
+    """Return the extent up to which split squares keep the tolerance; MEAN with a second pass where :func:`refines`.
 
     The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats (see :func:`grid`); weights may
     span :data:`SPAN`. What it leaves of a coordinate is uniform below g/2, so the products that are rounded, 2 d terms
@@ -138,12 +123,11 @@ def grid(extent: float, dtype: str, span: float = 0.0) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
-    """Return the fastest formula that keeps the precision.
+    """Return the fastest formula that keeps the tolerance.
 
     Parameters
     ----------
     problem : Problem
-        Without scales.
     span : float
         Largest magnitude of a log weight, nats.
     single : bool
@@ -158,30 +142,26 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         ``"direct float64"``, ``"direct pairs"``; ``""`` where none does.
     """
     double = has_double(problem) if double is None else double
-    extent = problem.extent / (1.0 + 1e-9)  # a limit that was multiplied by a scale and divided by it
+    extent = problem.extent
     if single and extent <= expanded_limit(problem, "float32", span):
         return "expanded float32"
-    # On a CPU float64 costs twice float32, and split squares cost more than that. Where there is float64 it is faster
-    # than a second pass, too.
-    wide, dear = span > SPAN, double and (problem.device == "cpu" or refines(problem, extent))
-    if single and not wide and not dear and extent <= split_limit(problem, "float32"):
+    # On a CPU split squares in float32 cost more than float64, which costs twice float32; and everywhere a second pass
+    # costs more than float64.
+    wide, slow = span > SPAN, double and (problem.device == "cpu" or refines(problem, extent))
+    if single and not wide and not slow and extent <= split_limit(problem, "float32"):
         return "split float32"
     if double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"
         return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
-    if (
-        problem.precision != "float64"
-        and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf)
-        and not problem.n_values
-    ):
+    if problem.precision != "float64" and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf):
         return "direct pairs"
     return ""
 
 
 @functools.lru_cache(maxsize=4096)
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest formula for the precision holds: beyond, a slower one takes over."""
+    """Return the extent up to which the precision's fastest formula holds; beyond, a slower one takes over."""
     if "grad" in problem.requires:
         return math.inf  # the core splits nothing off
     limit = expanded_limit(problem, "float32")
@@ -190,7 +170,7 @@ def extent_limit(problem: Problem) -> float:
         limit = max(limit, split_limit(problem, "float32"))
     elif problem.device != "cpu" and problem.precision == "fast":
         limit = min(split_limit(problem, "float32"), _shift_limit(problem, "float32"))
-    return min(problem.scales, default=1.0) * (limit if limit > 0 else expanded_limit(problem, "float64"))
+    return limit if limit > 0 else expanded_limit(problem, "float64")
 
 
 def _budget(problem: Problem) -> float:

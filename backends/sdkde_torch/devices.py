@@ -46,7 +46,7 @@ def computes_float32_exactly(device: torch.device) -> bool:
     """Whether a matrix product of float32 rounds its terms to float32 and no further, as PyTorch is set now.
 
     TF32 and bfloat16 products, which users allow for all of a process, would lose what the bounds count on. Settings
-    are read, never written: other threads depend on them. What cannot be read is taken for the worst.
+    are read, never written: other threads depend on them. Where they cannot be read the answer is no.
     """
     try:
         if torch.get_float32_matmul_precision() != "highest":
@@ -64,10 +64,10 @@ _lock = threading.Lock()
 
 @contextmanager
 def workers(device: torch.device, tasks: int) -> Iterator[Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]]:
-    """Give a ``map`` that does tasks side by side on a CPU, one thread each, and one after another elsewhere.
+    """Give a ``map`` that runs tasks side by side on a CPU, each on one thread, and one after another elsewhere.
 
-    PyTorch's own threads share every operation on a tile, and wait for one another after each: on a machine that does
-    other things too, that is ten times slower. The number of threads is ``SDKDE_NUM_THREADS``, else that of the cores.
+    Left alone, PyTorch shares out every operation on a tile over threads that wait for one another after it: on a busy
+    machine that is ten times slower. The number of threads is ``SDKDE_NUM_THREADS``, else that of the cores.
     """
     if device.type != "cpu":
         with torch.no_grad():
@@ -75,8 +75,8 @@ def workers(device: torch.device, tasks: int) -> Iterator[Callable[[Callable[[An
         return
     threads = min(cpu_threads(), max(tasks, 1))
     ready = threading.Barrier(threads + 1)
-    with ThreadPoolExecutor(threads, "sdkde-torch", _alone) as pool:
-        # The number that a thread sets for itself is also the one that new threads begin with: it is put back at once.
+    with ThreadPoolExecutor(threads, "sdkde-torch", _single_threaded) as pool:
+        # torch.set_num_threads also sets what new threads begin with, so the caller's number is put back at once.
         with _lock:
             before = torch.get_num_threads()
             for _ in range(threads):
@@ -86,8 +86,8 @@ def workers(device: torch.device, tasks: int) -> Iterator[Callable[[Callable[[An
         yield lambda task, arguments: list(pool.map(task, arguments))
 
 
-def _alone() -> None:
-    """What a thread of the pool begins with; both are the thread's own."""
-    torch.get_num_threads()  # a thread's first question, or operation, gives it the process's number
+def _single_threaded() -> None:
+    """Prepare a thread of the pool; both settings are the thread's own."""
+    torch.get_num_threads()  # a thread's first call takes over the process's number, so it comes before the setting
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

@@ -154,15 +154,12 @@ class Split(Formula):
 
 
 class Direct(Formula):
-    """Differences first, one dimension at a time, in float64: right to rounding of r² at any extent.
-
-    Exponents are −½ r² times ``sharpness``.
-    """
+    """Differences first, one dimension at a time, in float64: right to rounding of r² at any extent."""
 
     pieces = 1  # numbers that a coordinate is
 
-    def __init__(self, device: torch.device, sharpness: float = 1.0) -> None:
-        self.dtype, self.device, self.sharpness = torch.float64, device, sharpness
+    def __init__(self, device: torch.device) -> None:
+        self.dtype, self.device = torch.float64, device
 
     def rows(self, points: Tensor) -> Packed:
         return Packed(self._place(points))
@@ -182,7 +179,7 @@ class Direct(Formula):
                 part.zero_()
             for k in range(start, min(start + BLOCK, d)):
                 away = difference(rows, columns, k, away, d * (self.pieces - 1))
-                part.addcmul_(away, away, value=-0.5 * self.sharpness)
+                part.addcmul_(away, away, value=-0.5)
             if part is not out:
                 out.add_(part)
         return out

@@ -15,25 +15,23 @@ q_ij is the derivative by E_ij, whose own derivatives are x_j − u_i by the row
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sdkde_core.plugin import cpu_threads
-from sdkde_core.protocol import Partial, Problem, Reduction
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
 from .devices import workers
 from .formulas import NOTHING, Direct, Expanded, Formula, Packed, exponential
 
-if TYPE_CHECKING:
-    from .backend import TorchBackend, _State
-
 __all__ = ["reduce"]
 
-#: Columns that weigh less have their own pass for the derivative by the weight: w φ / w would have lost its digits.
+#: Columns of less weight have a pass of their own for the derivative by the weight: w φ underflows, so w φ / w is lost.
 LIGHT = 1e-200
 
 #: Elements of a tile on a CPU.
@@ -43,10 +41,13 @@ CPU_TILE = 1 << 18
 BUFFERS = 5
 
 
-def reduce(backend: TorchBackend, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
-    """Return the reduction, differentiable once by queries, points and weights."""
-    weights = state.columns.weights if "weights" in problem.requires else None
-    found = _Reduction.apply(state.columns.points, queries, weights, backend, problem, state, own_offset)
+def reduce(
+    sums: Callable[[], Partial], problem: Problem, queries: Any, columns: Columns, own_offset: int, memory: int
+) -> Partial:
+    """Return the reduction that ``sums`` computes, differentiable once by queries, points and weights."""
+    weights = columns.weights if "weights" in problem.requires else None
+    log_weights = columns.log_weights.detach()
+    found = _Reduction.apply(columns.points, queries, weights, log_weights, sums, problem, own_offset, memory)
     if problem.reduction is Reduction.LAPLACE:
         log_plus, sign, log_magnitude = found
         return Partial(log_plus, sign=sign, log_magnitude=log_magnitude)
@@ -62,15 +63,15 @@ class _Reduction(torch.autograd.Function):
         points: Tensor,
         queries: Tensor | None,
         weights: Tensor | None,
-        backend: TorchBackend,
+        log_weights: Tensor,
+        sums: Callable[[], Partial],
         problem: Problem,
-        state: _State,
         own_offset: int,
+        memory: int,
     ) -> tuple[Tensor, ...]:
-        got = backend.sums(problem, queries, state, own_offset)
+        got = sums()
         ctx.set_materialize_grads(False)
-        ctx.problem, ctx.own_offset, ctx.memory = problem, own_offset, backend.memory
-        log_weights = state.columns.log_weights.detach()
+        ctx.problem, ctx.own_offset, ctx.memory = problem, own_offset, memory
         if problem.reduction is Reduction.LAPLACE:
             ctx.mark_non_differentiable(got.log_sum, got.sign)
             ctx.save_for_backward(points, queries, weights, log_weights, got.log_magnitude, got.sign)
@@ -90,7 +91,7 @@ class _Reduction(torch.autograd.Function):
             g = cotangents[2]
         elif problem.reduction is Reduction.MEAN:
             by_shift = cotangents[1]
-        nothing: tuple[None, ...] = (None,) * 7
+        nothing: tuple[None, ...] = (None,) * 8
         if g is None and by_shift is None:
             return nothing
         g = torch.zeros_like(rows[:, 0]) if g is None else g
@@ -115,13 +116,13 @@ class _Found:
     weights: Tensor | None  # (n,)
 
     def once(self, *given: Tensor | None) -> _Found:
-        """The same, attached to what they came from by a node that says that there is no second derivative."""
+        """The same, attached to ``given`` by a node that raises on a second derivative."""
         kept = (self.rows, self.columns, self.weights)
         return _Found(*(None if x is None else _Once.apply(x, *given) for x in kept))
 
 
 class _Once(torch.autograd.Function):
-    """Without it a second derivative would be silently that of a constant."""
+    """Raises on a second derivative, which would otherwise silently be that of a constant."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> Tensor:

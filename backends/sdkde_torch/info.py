@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from sdkde_core.plugin import cpu_threads, typical_extent
@@ -20,14 +19,6 @@ _WORDS = {
 }
 
 
-def _scaled(problem: Problem) -> Problem:
-    """The problem at its smallest scale, the hardest."""
-    if not problem.scales:
-        return problem
-    extent = problem.extent / min(problem.scales)
-    return replace(problem, scales=(), requires=problem.requires - {"multi_scale"}, extent=extent)
-
-
 def _supports(problem: Problem) -> Support:
     kind = problem.device.partition(":")[0]
     if not has_double(problem):
@@ -36,9 +27,7 @@ def _supports(problem: Problem) -> Support:
             return Support(False, f"{lacking}: precisions fast and high there; pass device='cpu' for float64")
         if "grad" in problem.requires:
             return Support(False, f"{lacking}, and derivatives are taken in it; pass device='cpu'")
-    if {"grad", "values"} <= problem.requires:
-        return Support(False, "does not differentiate means of values")
-    name = formula(_scaled(problem))
+    name = formula(problem)
     if not name:
         return Support(
             False, f"without float64 sums up to {extent_limit(problem):.3g} bandwidths, not {problem.extent:.3g}"
@@ -56,12 +45,11 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     every dimension. Operations take turns with what PyTorch does around them: some 10 µs on a CPU, 0.8 ms a call on an
     H200's host.
     """
-    one = _scaled(problem)
-    pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
+    pairs, d = problem.pairs, problem.d
     mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
-    kind, _, dtype = (formula(one) or "direct float64").partition(" ")
+    kind, _, dtype = (formula(problem) or "direct float64").partition(" ")
     dtype = "float32" if dtype == "pairs" else dtype
-    passes, columns = 4.0 + 4.0 * laplace, (d * mean + problem.n_values) + 1.0
+    passes, columns = 4.0 + 4.0 * laplace, d * mean + 1.0
     if kind == "direct":
         passes, columns = passes + (7.0 if mean else 5.0) * d, columns - d * mean
     else:
@@ -71,15 +59,15 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     operations = 6.0 + 2.75 * d * (kind == "direct")  # of a tile
     read = 16.0 * (problem.m + problem.n) * (d + 2)
     on_cpu = problem.device == "cpu"
-    # Where the bandwidth is small most rows are lonely: on a GPU they are summed once more, as differences.
+    # Where the bandwidth is small most rows have a small sum: on a GPU these are summed again, as differences.
     again = 10.0 if kind == "split" and problem.extent > 2.0 * typical_extent(problem.n, d) else 1.0
     return Work(
-        matrix_flops={dtype: 2.0 * columns * pairs * scales},
-        scalar_flops=width * (2.0 * passes + 2.0) * pairs * scales,
+        matrix_flops={dtype: 2.0 * columns * pairs},
+        scalar_flops=width * (2.0 * passes + 2.0) * pairs,
         # In double precision an exponential is some thirty operations, and a GPU's unit for them is not used.
-        exps=width * (1.0 if on_cpu else 4.0 * width) * pairs * scales if dtype == "float64" else pairs * scales,
-        bytes=read if on_cpu else read + again * 4.0 * width * passes * pairs * scales,
-        launches=int(scales * ((150 if on_cpu else 200) + operations * tiles / (cpu_threads() if on_cpu else 1))),
+        exps=width * (1.0 if on_cpu else 4.0 * width) * pairs if dtype == "float64" else pairs,
+        bytes=read if on_cpu else read + again * 4.0 * width * passes * pairs,
+        launches=int((150 if on_cpu else 200) + operations * tiles / (cpu_threads() if on_cpu else 1)),
     )
 
 
@@ -89,7 +77,7 @@ INFO = BackendInfo(
     implementation="sdkde_torch.backend:TorchBackend",
     devices=("cpu", "cuda", "mps", "xpu"),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self", "values", "multi_scale", "grad"}),
+    features=frozenset({"weights", "exclude_self", "grad"}),
     deterministic=True,
     requires_modules=("torch",),
     install="pip install 'sdkde-core[torch]'",

@@ -26,8 +26,9 @@ __all__ = ["Prepared", "Summed", "tile_sums"]
 #: Elements of a tile on a CPU, what a core's cache holds; blocks to aim for, and the fewest rows of one.
 CPU_TILE, CPU_BLOCKS, CPU_ROWS = 1 << 18, 64, 64
 
-#: Rows whose sum is less, for every column, are summed again relative to their largest exponent: what underflows, or is
-#: clamped at exp(−87) = 1.6e-38 or exp(−700) = 1e-304, could count for more than 2e-7 or 1e-14 of a lesser sum.
+#: Rows whose sum is less than this times the number of columns are summed again relative to their largest exponent.
+#: Terms that underflow, or are clamped at exp(−87) = 1.6e-38 or exp(−700) = 1e-304, are below 2e-7 or 1e-14 of a larger
+#: sum.
 LEAST = {torch.float32: 1e-31, torch.float64: 1e-290}
 
 #: The same for MEAN by split squares: their exponents are rounded in proportion to themselves, which moves a shift.
@@ -40,26 +41,23 @@ class Summed(NamedTuple):
     total: Tensor  # (m,) Σ w φ
     moment: Tensor | None  # (m,) LAPLACE: Σ w φ (−½ r²)
     mean: Tensor | None  # (m, d) MEAN: Σ w φ x / Σ w φ, or the shift itself where it is summed by differences
-    values: Tensor | None  # (m, c)
     log_scale: Tensor  # (m,)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Columns packed on the device that computes, for one reduction at one scale.
+    """Columns packed on the device that computes, for one reduction.
 
     Parameters
     ----------
     problem : Problem
-        As given to ``prepare``, without scales.
+        As given to ``prepare``.
     formula : Formula
     columns : Packed
     right : (n, k) tensor, optional
-        What φ is multiplied by, of the tile's dtype: points, values and a one. None: a one alone.
+        What φ is multiplied by, of the tile's dtype: points and a one. None: a one alone.
     log_weights : (n,) tensor, optional
         Of the tile's dtype; LAPLACE alone, whose exponents come without them.
-    value_scale : tensor
-        What values were divided by.
     pairs : Packed, optional
         Points as pairs, for a shift's second pass.
     double : bool
@@ -75,7 +73,6 @@ class Prepared:
     columns: Packed
     right: Tensor | None
     log_weights: Tensor | None
-    value_scale: Any
     pairs: Packed | None
     double: bool
     memory: int
@@ -98,7 +95,7 @@ class Prepared:
     def count(self) -> int:
         return len(self.columns.left)
 
-    def sums(self, points: Tensor, own_offset: int | None, own_is_there: bool) -> Summed:
+    def sums(self, points: Tensor, own_offset: int | None, has_own_term: bool) -> Summed:
         """Sum a block of rows.
 
         Parameters
@@ -106,8 +103,8 @@ class Prepared:
         points : (b, d) float64 tensor
         own_offset : int, optional
             Row i leaves out column i + own_offset.
-        own_is_there : bool
-            Every row is a column of the largest weight, so no sum is small.
+        has_own_term : bool
+            Every row is a column too, and all weights are equal: then no sum is small.
         """
         rows = self.formula.rows(points)
         own = None if own_offset is None else torch.arange(len(points), device=self.formula.device) + own_offset
@@ -115,7 +112,7 @@ class Prepared:
             return self._relative(rows, own)
         sums = self._add_up(rows, own)
         result = self._summed(sums, torch.zeros_like(sums[:, 0]), torch.zeros_like(sums[:, 0]))
-        if own_is_there:
+        if has_own_term:
             return result
         split_mean = self.problem.reduction is Reduction.MEAN and isinstance(self.formula, Split)
         small = result.total < (LEAST_SPLIT_MEAN if split_mean else LEAST[self.formula.dtype] * self.count)
@@ -138,8 +135,8 @@ class Prepared:
         if self.log_weights is not None or isinstance(self.formula, Split):
             top = self._largest(lambda some, mask, out: self._tops(rows, some, base, mask, out), own, len(rows.left))
         sums = self._add_up(rows, own, base, top)
-        at_base = self._home(base[:, 0])
-        log_scale = at_base if top is None else at_base + self._home(top[:, 0])
+        at_base = self._to_result(base[:, 0])
+        log_scale = at_base if top is None else at_base + self._to_result(top[:, 0])
         result = self._summed(sums, at_base, log_scale)
         return result if self.pairs is None else self._refined(result, rows, own, base, top)
 
@@ -170,7 +167,7 @@ class Prepared:
             yield some, mask, buffer[: m * (some.stop - start)].view(m, some.stop - start)
 
     def _add_up(self, rows: Packed, own: Tensor | None, base: Any = None, top: Any = None) -> Tensor:
-        """All columns' sums, float64, where results go: (m, k)."""
+        """Return the sums over all columns, (m, k), as :meth:`_to_result` has them."""
         total = _Total(self.double)
         laplace, mean = (self.problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         for some, mask, out in self._tiles(len(rows.left), own):
@@ -192,22 +189,20 @@ class Prepared:
                     out=None if how is not tile_sums else out,
                 )
             )
-        return self._home(total.result())
+        return self._to_result(total.result())
 
     def _summed(self, sums: Tensor, base: Tensor, log_scale: Tensor) -> Summed:
-        """Take the columns of ``sums`` apart: points, values, one; LAPLACE: one, moment."""
-        d, c = self.problem.d, self.problem.n_values
+        """Take the columns of ``sums`` apart: points, one; LAPLACE: one, moment."""
         if self.problem.reduction is Reduction.LAPLACE:
             total = sums[:, 0].clone()
-            return Summed(total, sums[:, 1] + base * total, None, None, log_scale)
-        total = sums[:, -1].clone()
-        safe = torch.where(total > 0, total, 1.0)[:, None]
-        mean = sums[:, :d] / safe if self.problem.reduction is Reduction.MEAN else None
-        values = sums[:, -1 - c : -1] / safe * self.value_scale if c else None
-        return Summed(total, None, mean, values, log_scale)
+            return Summed(total, sums[:, 1] + base * total, None, log_scale)
+        total, mean = sums[:, -1].clone(), None
+        if self.problem.reduction is Reduction.MEAN:
+            mean = sums[:, :-1] / torch.where(total > 0, total, 1.0)[:, None]
+        return Summed(total, None, mean, log_scale)
 
     def _refined(self, first: Summed, rows: Packed, own: Tensor | None, base: Tensor, top: Any) -> Summed:
-        """Add what differences from the mean sum to: that they are small leaves them their digits."""
+        """Add Σφ (x − mean) / Σφ to the mean: these differences are small, so float32 keeps their digits."""
         assert self.pairs is not None and first.mean is not None
         to = {"dtype": self.formula.dtype, "device": self.formula.device}
         anchors = Packed(torch.cat(high_low(first.mean), 1).to(**to))
@@ -219,16 +214,16 @@ class Prepared:
             if mask is not None:
                 phi.masked_fill_(mask, 0.0)
             total.add(_displacement(phi, anchors, self.pairs.at(some), d))
-        correction = self._home(total.result()) / torch.where(first.total > 0, first.total, 1.0)[:, None]
+        correction = self._to_result(total.result()) / torch.where(first.total > 0, first.total, 1.0)[:, None]
         return first._replace(mean=first.mean + correction)
 
-    def _home(self, x: Tensor) -> Tensor:
-        """float64, where results go: the device, or the host where that has no float64."""
+    def _to_result(self, x: Tensor) -> Tensor:
+        """Return x in float64: on the device, or on the host where the device has no float64."""
         return x.double() if self.double else x.cpu().double()
 
 
 class _Total:
-    """A running total in float64, or in two float32 numbers where there is none."""
+    """A running total in float64, or in two float32 numbers where the device has no float64."""
 
     def __init__(self, double: bool) -> None:
         self.double = double

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from sdkde_core.plugin import concatenate, stack
-from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
 from .bounds import (
@@ -27,28 +26,23 @@ from .bounds import (
     stores,
 )
 from .grid import slab_rows
-from .launch import Operand, Packed, Weights
+from .launch import Packed, Weights
 from .space import COLUMN_PADDING, STORED_ROWS
-
-#: Rows that are not cut further where memory does not suffice.
-FEWEST_ROWS = 256
 
 
 @dataclass(frozen=True)
 class _State:
     """The training points, and what has been made of them so far.
 
-    Rows that are shifted by their log sums want another grid, and direct differences may want another precision: both
-    depend on the rows, so each is packed when first asked for. (Two threads may then both pack; either result serves.)
+    The grid, and the arithmetic of direct differences, depend on whether the rows are shifted by their log sums: so the
+    points are packed when the first rows come.
     """
 
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     weights: Weights
     span: float  # largest magnitude of a log weight, nats
-    values: torch.Tensor | None  # (n, c) float64
-    scaled: tuple[_State, ...] = ()  # multi_scale: the points at every scale
-    made: dict[Any, Any] = field(default_factory=dict)
+    made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, scaled: bool) -> Packed:
         """The points as columns of the first product, and as rows."""
@@ -60,25 +54,8 @@ class _State:
         """The points as the direct kernel reads them."""
         return self._made(arithmetic, lambda: launch.transpose(self.points, arithmetic, COLUMN_PADDING))
 
-    def packed_values(self) -> tuple[Operand, torch.Tensor]:
-        """The values as an operand, and their columns' magnitudes."""
-        return self._made("values", lambda: launch.pack_values(self.values))
-
     def _made(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Make something once; who asks on another stream waits for it there."""
-        if not self.points.is_cuda:
-            return self.made[key] if key in self.made else self.made.setdefault(key, make())
-        stream = torch.cuda.current_stream(self.points.device)
-        if key not in self.made:
-            value = make()
-            self.made[key] = value, stream, stream.record_event()
-        value, made_on, ready = self.made[key]
-        if stream != made_on:
-            stream.wait_event(ready)
-            for x in value if isinstance(value, tuple) else (value,):
-                buffer = x if isinstance(x, torch.Tensor) else x.buffer
-                buffer.record_stream(stream)  # keeps the memory until that stream is through
-        return value
+        return self.made.get(key, make, self.points, lambda x: [x if isinstance(x, torch.Tensor) else x.buffer])
 
 
 class TritonBackend:
@@ -108,9 +85,7 @@ class TritonBackend:
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        state = _State(problem, columns.points, Weights(log_weights, vary), span, columns.values)
-        scaled = [replace(state, problem=_at(problem, s), points=state.points / s, made={}) for s in problem.scales]
-        return replace(state, scaled=tuple(scaled))
+        return _State(problem, columns.points, Weights(log_weights, vary), span)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -119,47 +94,28 @@ class TritonBackend:
         """
         points = state.points if queries is None else queries
         if points.shape[0] == 0:
-            return _empty(problem, points.device)
-        with _on(points):
-            if not problem.scales:
-                return _in_slabs(problem, points, state, own_offset)
-            answers = []
-            for scale, at_scale in zip(problem.scales, state.scaled):
-                rows = at_scale.points if queries is None else queries / scale
-                answers.append(_times(_in_slabs(_at(problem, scale), rows, at_scale, own_offset), scale))
-            return stack(answers)
+            return empty(problem, points)
+        with on_device(points):
+            return _reduce(problem, points, state, own_offset)
 
 
-def _at(problem: Problem, scale: float) -> Problem:
-    """The problem in units of a scale."""
-    return replace(problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale)
-
-
-def _times(partial: Partial, scale: float) -> Partial:
-    return partial if partial.shift is None else replace(partial, shift=partial.shift * scale)
-
-
-def _in_slabs(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
+def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
     extent, span = state.problem.extent, state.span
     compute = _packed if formula(problem, extent, span) == "packed" else _direct
     step = _step(problem, state)
     rows, m = STORED_ROWS, points.shape[0]
     if compute is _direct or not stores(problem, form(problem, extent, step)):
         rows = slab_rows(problem.m, state.points.shape[0], 8 * (problem.d + 3))
-    found: list[Partial] = []
-    start = 0
-    while start < m:
+
+    def some(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None
-        try:
-            found.append(compute(problem, points[start : start + rows], state, own))
-            start += rows
-        except launch.LaunchFailed:
-            continue  # with the next best configuration
-        except torch.cuda.OutOfMemoryError as error:
-            if rows <= FEWEST_ROWS:
-                raise DeviceOutOfMemory(str(error)) from error
-            rows = max(FEWEST_ROWS, rows // 2)
-    return found[0] if len(found) == 1 else concatenate(found)
+        while True:
+            try:
+                return compute(problem, points[start:stop], state, own)
+            except launch.LaunchFailed:
+                continue  # with the next best configuration
+
+    return in_slabs(some, m, rows)
 
 
 def _step(problem: Problem, state: _State) -> float:
@@ -170,8 +126,6 @@ def _step(problem: Problem, state: _State) -> float:
 
 
 def _direct(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
-    if "values" in problem.requires:
-        raise ValueError("values need points, and weights, that Tensor Cores can take; see extent_limit")
     kind = arithmetic(problem, state.problem.extent, state.span)
     return launch.direct(problem, launch.transpose(points, kind), state.transposed(kind), state.weights, kind, own)
 
@@ -180,48 +134,19 @@ def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | No
     step, weights, shifted = _step(problem, state), state.weights, shifts_rows(problem)
     corrections = form(problem, state.problem.extent, step)
     count = 3 if corrections == FULL else 2
-    multiplies = problem.reduction is Reduction.MEAN or "values" in problem.requires
-    columns = state.packed(step, count, multiplies and not shifted)
+    mean = problem.reduction is Reduction.MEAN
+    columns = state.packed(step, count, mean and not shifted)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not in_blocks(problem.d, corrections) and not stores(problem, corrections)
     whole = problem.same and points.shape[0] == columns.count and masked
-    rows = columns if whole else launch.pack_rows(points, step, weights, count, scaled=multiplies and not shifted)
-    if not multiplies:
+    rows = columns if whole else launch.pack_rows(points, step, weights, count, scaled=mean and not shifted)
+    if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, own)
     log_sums = None
     if shifted:
-        # What the rows are shifted by needs no precision: it is added again. The smaller corrections can be left out.
+        # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
         shift_form = corrections if packed_dimensions(problem.d) > MOST_FUSED else SHORT
-        log_sums = launch.log_sum(_plain(problem), rows, columns, weights, shift_form, own).log_sum
+        plain = replace(problem, reduction=Reduction.LOG_SUM)
+        log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack_rows(points, step, weights, count, scaled=True, log_sums=log_sums)
-    if "values" not in problem.requires:
-        return launch.mean(problem, rows, columns, weights, corrections, log_sums, own)
-    return launch.values(problem, rows, columns, weights, corrections, log_sums, own, *state.packed_values())
-
-
-def _plain(problem: Problem) -> Problem:
-    """The problem of the rows' log sums alone."""
-    return replace(problem, reduction=Reduction.LOG_SUM, requires=problem.requires - {"values"}, n_values=0)
-
-
-def _empty(problem: Problem, device: torch.device) -> Partial:
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(
-            (0, len(problem.scales), *shape) if problem.scales else (0, *shape), dtype=torch.float64, device=device
-        )
-
-    laplace = problem.reduction is Reduction.LAPLACE
-    return Partial(
-        empty(),
-        empty(problem.d) if problem.reduction is Reduction.MEAN else None,
-        empty() if laplace else None,
-        empty() if laplace else None,
-        empty(problem.n_values) if problem.n_values else None,
-    )
-
-
-def _on(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """Make the tensor's device the current one, where kernels are launched."""
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
+    return launch.mean(problem, rows, columns, weights, corrections, log_sums, own)

@@ -1,8 +1,8 @@
 """Device code: exponents summed over blocks of dimensions, and weighted sums of stored φ.
 
-For more dimensions than one program holds, and for sums of values. With that many the products weigh most, so MEAN is
-two kernels: φ of some rows and columns is stored, in half-precision pieces, and multiplied. See
-:mod:`sdkde_triton.kernels` for the packed operands.
+For more dimensions than one program holds. With that many the products weigh most, so MEAN is two kernels: φ of some
+rows and columns is stored, in half-precision pieces, and multiplied. See :mod:`sdkde_triton.kernels` for the packed
+operands.
 """
 
 from __future__ import annotations

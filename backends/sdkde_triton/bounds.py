@@ -1,4 +1,4 @@
-"""Which formula keeps a precision for a problem: Tensor Cores on packed operands, or direct differences.
+"""Which formula keeps a problem's tolerance: Tensor Cores on packed operands, or direct differences.
 
 Distances below are in log2 units, v = √(log2 e) u, as in :mod:`sdkde_triton.kernels`; extents are in bandwidths.
 """
@@ -41,10 +41,10 @@ MOST_SPAN = 2000.0
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
-#: Extents (bandwidths) up to which packed operands keep a precision, with room to where an H200 began to miss it.
+#: Extents (bandwidths) up to which packed operands keep the tolerance, with a margin to where an H200 began to miss it.
 #: MEAN ends earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small. Rows that are
-#: shifted by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by its product
-#: with their distance.
+#: shifted by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by its
+#: product with their distance.
 PACKED_LIMIT = {
     "fast": {Reduction.LOG_SUM: 100.0, Reduction.LAPLACE: 100.0, Reduction.MEAN: 44.0, "shifted": 36.0},
     "high": {Reduction.LOG_SUM: 72.0, Reduction.LAPLACE: 72.0, Reduction.MEAN: 36.0, "shifted": 15.0},
@@ -63,7 +63,7 @@ DOUBLED_LIMIT = {Reduction.LOG_SUM: 1e12, Reduction.LAPLACE: 400.0, Reduction.ME
 def shifts_rows(problem: Problem) -> bool:
     """Whether φ enters a product only after the rows' log sums: no term of a row is known to be near 1."""
     own = problem.same and not problem.requires & {"weights", "exclude_self"}
-    return (problem.reduction is Reduction.MEAN or "values" in problem.requires) and not own
+    return problem.reduction is Reduction.MEAN and not own
 
 
 def prefers_direct(problem: Problem) -> bool:
@@ -72,13 +72,11 @@ def prefers_direct(problem: Problem) -> bool:
     On an H200, a first pass of 32768² takes 0.35 against 0.47 ms in one dimension and 0.47 against 0.55 in two; a
     second pass in two dimensions 0.09 against 0.07.
     """
-    if "values" in problem.requires:
-        return False
     return problem.d == 1 or (problem.d == 2 and problem.reduction is Reduction.MEAN and not shifts_rows(problem))
 
 
 def packed_limit(problem: Problem) -> float:
-    """Return the extent up to which packed operands keep the precision."""
+    """Return the extent up to which packed operands keep the tolerance."""
     if not shifts_rows(problem):
         return PACKED_LIMIT[problem.precision][problem.reduction]
     # Between opposite corners of a lattice all products of many dimensions add up, and fp32 rounds their sum.
@@ -90,12 +88,12 @@ def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the fast formula holds; beyond, direct differences answer."""
     if prefers_direct(problem):
         return math.inf
-    return packed_limit(problem) * min(problem.scales, default=1.0)
+    return packed_limit(problem)
 
 
 def formula(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
     """Return ``"packed"`` or ``"direct"``; half precision holds log weights (nats) to some 4·10⁴."""
-    near = extent <= packed_limit(problem) * (1.0 + 1e-9) and log_weight_span <= MOST_SPAN  # scales may have rounded it
+    near = extent <= packed_limit(problem) and log_weight_span <= MOST_SPAN
     return "packed" if near and not prefers_direct(problem) else "direct"
 
 
@@ -133,9 +131,8 @@ def in_blocks(d: int, corrections: int) -> bool:
 
 
 def stores(problem: Problem, corrections: int) -> bool:
-    """Whether φ is stored before it is multiplied: where dimensions come in blocks, and for values."""
-    multiplied = problem.reduction is Reduction.MEAN and in_blocks(problem.d, corrections)
-    return multiplied or "values" in problem.requires
+    """Whether φ is stored before it is multiplied: MEAN whose dimensions come in blocks."""
+    return problem.reduction is Reduction.MEAN and in_blocks(problem.d, corrections)
 
 
 def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 0.0, full: bool = False) -> float:
@@ -166,7 +163,7 @@ def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 
 
 
 def form(problem: Problem, extent: float, step: float) -> int:
-    """Return the form of the exponents that keeps the precision: SHORT, PAIRED, LONG, or FULL.
+    """Return the form of the exponents that keeps the tolerance: SHORT, PAIRED, LONG, or FULL.
 
     "high" takes FULL, and so do rows that are shifted by their log sums: of a row at distance r from the columns that
     matter to it, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. A shift of many

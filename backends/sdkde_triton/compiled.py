@@ -104,7 +104,7 @@ def configuration(kernel: str, problem: Problem, columns: int, processor: Proces
 
 
 class _InUse(threading.local):
-    """What this thread has been told to launch of late, newest last."""
+    """The tuned configurations that this thread was given last, newest last."""
 
     tuned: list[tuple[Query, Tuned, Config]] = []  # noqa: RUF012, replaced, never changed
 
@@ -121,7 +121,7 @@ def _query(kernel: str, columns: int, d: int, pieces: int, processor: Processor)
 
 @functools.lru_cache(maxsize=4096)
 def _asked(problem: Problem) -> Problem:
-    """The problem without what changes nothing here: all numbers arrive as float64, all sums are deterministic."""
+    """Set the fields that change no kernel: all numbers arrive as float64, and all sums are deterministic."""
     return replace(problem, dtype="float32" if problem.precision == "fast" else "float64", deterministic=True)
 
 
@@ -130,7 +130,7 @@ class LaunchFailed(RuntimeError):
 
 
 def _tuned_only(error: Exception, config: Config) -> LaunchFailed | None:
-    """What to raise instead of an error if the configuration was a tuned one: the caller then tries another."""
+    """Return the error to raise if the configuration was a tuned one, which is rejected; the caller tries another."""
     for query, found, used in reversed(_in_use.tuned):
         if used == config and found.rung != "forced":
             reject(query, found, error)
@@ -163,7 +163,7 @@ def reduce(
     flags = (*flags, config.block_m, config.block_n)
     if "STAGES" in kernel.arg_names:
         flags = (*flags, config.num_stages, *last)
-    # The buffer of another call stands for this one's, whose size depends on what the compiled kernel needs.
+    # The number of splits, and so the buffer's size, follows from the compiled kernel: a view stands in for the buffer.
     compiled = _compile(kernel, (*before, before[0].view(dtype), *after, n), flags, config)
     slots = processor.multiprocessors * resident(compiled, config, processor)
     bytes_per_row = per_row * dtype.itemsize

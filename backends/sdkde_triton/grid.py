@@ -37,7 +37,7 @@ class Processor:
     registers, shared, threads : int
         Of one multiprocessor: 32-bit registers, bytes of shared memory, threads.
     name : str
-        As :func:`sdkde_core.choice.cards.card_name` has it.
+        As :func:`sdkde_core.plugin.card_name` has it.
     """
 
     multiprocessors: int
@@ -50,7 +50,7 @@ class Processor:
     @staticmethod
     @functools.cache
     def of(device: torch.device) -> Processor:
-        """Look at a device; the CPU, where kernels are interpreted, passes for a small one."""
+        """Describe a device; the CPU, where kernels are interpreted, as a small one."""
         if device.type != "cuda":
             return Processor(2, 90, 1 << 16, 227 << 10, 2048)
         found = torch.cuda.get_device_properties(device)

@@ -19,18 +19,21 @@ from .bounds import (
     grid_step,
     merges,
     packed_dimensions,
-    packed_limit,
     shifts_rows,
     stores,
 )
 
 __all__ = ["INFO"]
 
-#: Dimensions that the tests go to. Nothing ends there but the patience for kernels that are compiled for every 64.
+#: Dimensions that are taken, as many as the tests go to: kernels are compiled anew for every 64 more.
 MOST_DIMENSIONS = 4096
 
-#: What the host does around kernels that are not replayed, in launches: 0.4 ms on an H200's.
+#: The host's time around a pass's kernels, in launches: 0.4 ms on the host of an H200.
 LAUNCHES = 100
+
+#: Seconds that a core takes to compile a kernel with matrix products, and another one. Of the first, 152 configurations
+#: took two cores 46 s (docs/measurements.md); the others took about half as long beside them.
+PRODUCTS_SECONDS, OTHERS_SECONDS = 0.6, 0.3
 
 #: What Triton's interpreter costs on a CPU, in operations for one.
 INTERPRETER = 1e4
@@ -46,19 +49,16 @@ def _supports(problem: Problem) -> Support:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
     if problem.device.startswith("cpu") and not _interpreted():
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
-    extent = problem.extent / min(problem.scales, default=1.0)
-    if formula(problem, extent) == "packed":
+    if formula(problem, problem.extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
-    if "values" in problem.requires:
-        return Support(False, f"sums values up to {packed_limit(problem):g} bandwidths from the centre, not {extent:g}")
-    kind = {"float32": "float32", "doubled": "pairs of float32", "float64": "float64"}[arithmetic(problem, extent)]
-    return Support(True, f"direct differences in {kind}")
+    kind = arithmetic(problem, problem.extent)
+    return Support(True, f"direct differences in {'pairs of float32' if kind == 'doubled' else kind}")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
-    pairs, d, mean = problem.pairs * max(1, len(problem.scales)), problem.d, problem.reduction is Reduction.MEAN
-    two_passes, extent = shifts_rows(problem), problem.extent / min(problem.scales, default=1.0)
+    pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
+    two_passes, extent = shifts_rows(problem), problem.extent
     if formula(problem, extent) == "packed":
         width = packed_dimensions(d)
         full = problem.precision == "high" or two_passes
@@ -70,7 +70,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
         exact = 7 if stores(problem, corrections) else 6
         products = exact if problem.precision == "high" else 5 if corrections == FULL else 3
-        second = products * (width * mean + 16 * -(-problem.n_values // 16))
+        second = products * width * mean
         # Pieces of φ are split off by the units that the exponentials wait for: measured twice the roof at "high".
         waits = 2.0 if problem.precision == "high" else 1.0
         scalar = 6.0 if mean else 4.0
@@ -102,21 +102,37 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     return work
 
 
+def _compile_seconds(problem: Problem) -> float:
+    """What compiling the problem's kernels takes, one after another; nothing where they are interpreted.
+
+    Direct differences and their end are two kernels. A reduction on Tensor Cores is three: columns are packed, reduced,
+    and the results merged; other rows are packed by a variant. Shifted rows are packed and reduced twice.
+    """
+    if problem.device.startswith("cpu"):
+        return 0.0
+    if formula(problem, problem.extent) == "direct":
+        return 2 * OTHERS_SECONDS
+    passes = 1 + shifts_rows(problem)
+    packings = passes + (not problem.same)
+    return passes * (PRODUCTS_SECONDS + OTHERS_SECONDS) + packings * OTHERS_SECONDS
+
+
 INFO = BackendInfo(
     name="triton",
     protocol=(1, 0),
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high"),
-    features=frozenset({"weights", "exclude_self", "values", "multi_scale"}),
+    features=frozenset({"weights", "exclude_self"}),
     deterministic=True,
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'",
     arrays="torch",
-    startup_seconds=3.5,
+    startup_seconds=3.5,  # importing, and a context; measured with kernels that were compiled before
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
+    compile_seconds=_compile_seconds,
     capturable=True,
     tuning="sdkde_triton.tunables:SPACE",
 )

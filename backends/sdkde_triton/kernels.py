@@ -72,7 +72,6 @@ _SIZES = (
     "columns_per_split",
     "splits",
     "first",
-    "width",
 )
 sized = triton.jit(do_not_specialize=_SIZES)
 

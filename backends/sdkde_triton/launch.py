@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from .space import COLUMN_PADDING, STORED_COLUMNS, block_k, tiles_per_sum
 __all__ = [
     "INTERPRETED",
     "LaunchFailed",
-    "Operand",
     "Packed",
     "Weights",
     "direct",
@@ -28,10 +27,7 @@ __all__ = [
     "mean",
     "pack_columns",
     "pack_rows",
-    "pack_values",
     "transpose",
-    "values",
-    "weighted_sums",
 ]
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
@@ -53,15 +49,6 @@ class Weights:
 
     log: torch.Tensor
     vary: bool
-
-
-@dataclass(frozen=True)
-class Operand:
-    """What φ is multiplied by: ``pieces`` half-precision arrays (padded, width)."""
-
-    buffer: torch.Tensor
-    width: int
-    pieces: int
 
 
 def pack_columns(points: torch.Tensor, step: float, weights: Weights, pieces: int, *, scaled: bool = False) -> Packed:
@@ -115,21 +102,6 @@ def _pack(
     flags = (width, span, pieces, block, columns, merges(d), weights.vary, log_sums is not None, scaled)
     copy(kernels.pack_kernel, -(-padded // block), arguments, flags)
     return Packed(buffer, n, padded, pieces)
-
-
-def pack_values(values: torch.Tensor) -> tuple[Operand, torch.Tensor]:
-    """Pack float64 values (n, c), every column by its largest magnitude (c,), which is returned."""
-    n, c = values.shape
-    largest = values.abs().amax(0)
-    largest = torch.where(largest > 0, largest, 1.0)
-    width = -(-c // 16) * 16
-    buffer = torch.zeros(
-        (2, -(-n // COLUMN_PADDING) * COLUMN_PADDING, width), dtype=torch.float16, device=values.device
-    )
-    ratio = values / largest
-    buffer[0, :n, :c] = ratio.half()
-    buffer[1, :n, :c] = (ratio - buffer[0, :n, :c].double()).half()
-    return Operand(buffer, width, 2), largest
 
 
 def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.Tensor:
@@ -205,8 +177,7 @@ def mean(
     """MEAN on Tensor Cores; ``log_sums`` (m,) are what the rows were shifted by, if they were. See :func:`log_sum`."""
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
     if in_blocks(problem.d, form):
-        operand = Operand(columns.buffer, width, columns.pieces)
-        (out,) = weighted_sums(problem, rows, columns, [operand], form, own)
+        out = _stored_mean(problem, rows, columns, form, own)
         return _finish_mean(problem, out, rows, weights, log_sums, 1)
     processor = Processor.of(rows.buffer.device)
     config = configuration("mean", problem, width, processor, rows.pieces)
@@ -221,61 +192,28 @@ def mean(
     return _finish_mean(problem, out, rows, weights, log_sums, parts, summed)
 
 
-def weighted_sums(
-    problem: Problem, rows: Packed, columns: Packed, operands: list[Operand], form: int, own: int | None = None
-) -> list[torch.Tensor]:
-    """Return Σ φ (m,) and Σ φ b (m, width) for every operand b, in one float64 array each."""
-    m, d, device = rows.count, packed_dimensions(problem.d), rows.buffer.device
-    processor, exact = Processor.of(device), problem.precision == "high"
-    config = configuration("stored", problem, d, processor, rows.pieces)
-    shapes = [configuration("weighted_sum", problem, b.width, processor, b.pieces) for b in operands]
+def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, own: int | None) -> torch.Tensor:
+    """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ goes through memory."""
+    width, m, device = packed_dimensions(problem.d), rows.count, rows.buffer.device
+    processor, exact, pieces = Processor.of(device), problem.precision == "high", rows.pieces
+    config, shape = (configuration(name, problem, width, processor, pieces) for name in ("stored", "weighted_sum"))
     chunk = min(STORED_COLUMNS, columns.padded)
     phi = torch.empty((3 if exact else 2) * m * chunk, dtype=torch.float16, device=device)
     totals = torch.empty(m * (chunk // config.block_n), dtype=torch.float64, device=device)
-    sums = [torch.zeros(m * (1 + b.width), dtype=torch.float64, device=device) for b in operands]
-    tile = (config.block_m, config.block_n, config.num_stages, block_k(d, rows.pieces, processor.capability))
-    flags = (d, rows.pieces, form, False, True, exact, False, own is not None, *tile)
+    sums = torch.zeros(m * (1 + width), dtype=torch.float64, device=device)
+    tile = (config.block_m, config.block_n, config.num_stages, block_k(width, pieces, processor.capability))
+    flags = (width, pieces, form, False, True, exact, False, own is not None, *tile)
+    depth = block_k(0, pieces, processor.capability)
+    options = (width, pieces, exact, shape.block_m, shape.block_n, shape.num_stages, depth)
     for first in range(0, columns.padded, chunk):
         here = min(chunk, columns.padded - first)
         before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
         grid = -(-m // config.block_m), here // config.block_n
         launch(blocked.blocked_kernel, grid, (*before, m, columns.count, own or 0, first, here), flags, config)
-        for b, out, shape in zip(operands, sums, shapes):
-            depth = block_k(0, b.pieces, processor.capability)
-            options = (b.width, b.pieces, exact, shape.block_m, shape.block_n, shape.num_stages, depth)
-            arguments = (phi, b.buffer, totals, out, columns.padded, m, here // config.block_n, first, here)
-            grid = -(-m // shape.block_m), -(-b.width // shape.block_n)
-            launch(blocked.weighted_sum_kernel, grid, arguments, options, shape)
+        arguments = (phi, columns.buffer, totals, sums, columns.padded, m, here // config.block_n, first, here)
+        grid = -(-m // shape.block_m), -(-width // shape.block_n)
+        launch(blocked.weighted_sum_kernel, grid, arguments, options, shape)
     return sums
-
-
-def values(
-    problem: Problem,
-    rows: Packed,
-    columns: Packed,
-    weights: Weights,
-    form: int,
-    log_sums: torch.Tensor | None,
-    own: int | None,
-    operand: Operand,
-    magnitudes: torch.Tensor,
-) -> Partial:
-    """LOG_SUM or MEAN with the weighted means of values, an operand and its columns' magnitudes; see :func:`mean`."""
-    m, mean = rows.count, problem.reduction is Reduction.MEAN
-    operands = [operand]
-    if mean:
-        operands.append(Operand(columns.buffer, packed_dimensions(problem.d), columns.pieces))
-    sums = weighted_sums(problem, rows, columns, operands, form, own)
-    total, c = sums[0][:m], magnitudes.shape[0]
-    some = total != 0
-    means = sums[0][m:].view(m, operand.width)[:, :c] * magnitudes / torch.where(some, total, 1.0)[:, None]
-    if mean:
-        return replace(_finish_mean(problem, sums[1], rows, weights, log_sums, 1), values=means)
-    base = weights.log[0] if log_sums is None else torch.where(some, log_sums, 0.0)
-    log_sum = total.log() - math.log(2.0) * kernels.SCALE_BITS.value
-    if log_sums is not None or not weights.vary:
-        log_sum += base
-    return Partial(log_sum, values=means)
 
 
 def _finish_mean(

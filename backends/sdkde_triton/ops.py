@@ -171,7 +171,7 @@ def _reduce(
     if log_weights is None:
         log_weights = torch.full((n,), -math.log(n), dtype=torch.float64, device=points.device)
     columns = Columns(c_order(points), c_order(log_weights))
-    return reduce_pass(_backend(device), INFO, problem, columns, None if queries is None else c_order(queries))[0]
+    return reduce_pass(_backend(device), INFO, problem, columns, None if queries is None else c_order(queries))
 
 
 def _extent(points: torch.Tensor, queries: torch.Tensor | None) -> float:

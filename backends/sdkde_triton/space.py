@@ -201,8 +201,6 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
         return Config(1024, 16, 8, 1) if kernel == "direct_mean" else Config(256, 16, 8, 1)
     hopper = 90 <= capability < 100
     if kernel in BLOCKED:
-        if kernel == "weighted_sum" and columns == 16:
-            return Config(64, 16, 4, 2)
         if not hopper:
             return Config(64, 32, 4, 2)
         if pieces == 3:

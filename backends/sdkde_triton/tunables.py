@@ -71,9 +71,9 @@ class Launch:
 def launches(problem: Problem) -> tuple[Launch, ...]:
     """Return the kernels with launch parameters that a problem runs, those that take longest first.
 
-    As :mod:`sdkde_triton.backend` decides, for equal or mildly varying weights.
+    The decisions of :mod:`sdkde_triton.backend`, for weights that are equal or span few nats.
     """
-    extent = problem.extent / min(problem.scales, default=1.0)
+    extent = problem.extent
     mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
     if bounds.formula(problem, extent) != "packed":
         kind = bounds.arithmetic(problem, extent)

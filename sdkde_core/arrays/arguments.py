@@ -194,9 +194,10 @@ def ingest(
     if not host:
         on_device = [a.origin for a in (x, q) if a is not None and not a.origin.on_host]
         place = on_device[0] if on_device and has_float64(on_device[0]) else Origin()
+    points = _columns(x.at(place))
     data = Data(
-        train=_columns(x.at(place)),
-        query=None if q is None else _columns(q.at(place)),
+        train=points,
+        query=None if q is None else _columns(q.at(place)) if q.shape[0] else points[:0, :],
         log_weights=None,
         dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
         origin=(q or x).origin,

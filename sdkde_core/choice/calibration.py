@@ -1,4 +1,4 @@
-"""What was measured of a backend on this machine, and corrects its predicted times: ``sdkde-autotune calibrate``."""
+"""Corrections to the cost model's times, as ``sdkde-autotune calibrate`` measured them on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from ..protocol import Problem
 from .cards import Processor
 
-__all__ = ["GROUP", "Calibration", "calibration_of", "ignored", "machine_of"]
+__all__ = ["GROUP", "Calibration", "calibration_of", "ignored", "load_lookup", "machine_of", "tuning_is_off"]
 
 GROUP = "sdkde.calibration"
 _logger = logging.getLogger("sdkde")
@@ -25,16 +25,16 @@ _logger = logging.getLogger("sdkde")
 
 @dataclass(frozen=True)
 class Calibration:
-    """A backend's times on a machine, against the cost model's.
+    """How a backend's measured times on a machine differ from those that the cost model predicts.
 
     Parameters
     ----------
     startup : float or None
         Seconds from nothing imported to the first result; None: not measured.
     overhead : float
-        Seconds that a pass takes besides what the model prices.
+        Seconds of a pass that the model does not predict: argument handling, dispatch.
     factors : mapping of (str, str) to tuple of (float, float)
-        By reduction and precision: log2 d, and log of the measured over the predicted time; by ascending d.
+        By reduction and precision: pairs of log2 d and the log of measured over predicted time, by ascending d.
     """
 
     startup: float | None = None
@@ -43,9 +43,9 @@ class Calibration:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Calibration:
-        """From names and values as they are stored: ``startup``, ``overhead``, and ``"mean fast 16"`` for d = 16.
+        """Make one of stored values: ``startup``, ``overhead``, and the factor ``"mean fast 16"`` for d = 16.
 
-        Names that it does not know are left out, and so are values that no measurement gives.
+        Unknown names are skipped, and so are values that no measurement gives: zero, negative, infinite or NaN.
         """
         factors: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for name, value in values.items():
@@ -57,7 +57,7 @@ class Calibration:
         return cls(startup, overhead if 0 <= overhead < math.inf else 0.0, found)
 
     def factor(self, problem: Problem) -> float:
-        """Measured over predicted time of a pass: between the dimensions measured by interpolation; 1 if none was."""
+        """Return measured over predicted time of a pass, interpolated between dimensions; 1 if none was measured."""
         points = self.factors.get((str(problem.reduction), problem.precision), ())
         if not points:
             return 1.0
@@ -84,12 +84,12 @@ def machine_of(on: Processor) -> str:
 
 
 def calibration_of(backend: str, on: Processor) -> Calibration:
-    """Return what was measured of a backend on a processor; nothing where nothing was, or ``SDKDE_TUNING`` is ``off``.
+    """Return a backend's calibration on a processor; an empty one if none was measured or ``SDKDE_TUNING`` is ``off``.
 
     The answer comes from the first entry point of group ``sdkde.calibration``, a callable
     ``calibration(backend, machine)`` that returns values by name. Never raises, never measures.
     """
-    if _ignored.get() or os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no"):
+    if _ignored.get() or tuning_is_off():
         return _NOTHING
     lookup = _lookup()
     if lookup is None:
@@ -103,7 +103,7 @@ def calibration_of(backend: str, on: Processor) -> Calibration:
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """Let the cost model alone speak, in this thread."""
+    """Use the cost model's times without corrections, in this thread."""
     token = _ignored.set(True)
     try:
         yield
@@ -121,9 +121,25 @@ def _parsed(values: frozenset[tuple[str, float]]) -> Calibration:
 
 @functools.cache
 def _lookup() -> Callable[[str, str], Mapping[str, Any]] | None:
-    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
+    return load_lookup(GROUP)
+
+
+def tuning_is_off() -> bool:
+    """Whether ``SDKDE_TUNING`` says to ignore all that was tuned or calibrated."""
+    return os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no")
+
+
+def load_lookup(group: str) -> Callable[..., Any] | None:
+    """Load the first entry point of a group, by name; None if there is none or it does not load, with a warning."""
+    points = sorted(importlib.metadata.entry_points(group=group), key=lambda point: (point.name, point.value))
+    if not points:
+        return None
+    if len(points) > 1:
+        _logger.warning("several entry points of group %s, using the first: %s", group, [p.value for p in points])
     try:
-        return points[0].load() if points else None
-    except Exception as error:
-        _logger.warning("%s does not load, so nothing is calibrated: %r", points[0].value, error)
+        return points[0].load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _logger.warning("%s does not load, so group %s is not used: %r", points[0].value, group, error)
         return None

@@ -1,4 +1,4 @@
-"""What is known of GPUs that need not be here: peak rates by their data sheets, with the sources.
+"""Peak rates of GPUs by their data sheets, with the sources; the GPUs need not be here.
 
 Rates are kept per multiprocessor and clock, so that every figure of a card refers to one clock: data sheets mix them
 (the H100's 989 TFLOP/s in fp16 are quoted at 1.83 GHz, its 66.9 in fp32 at 1.98).
@@ -15,7 +15,7 @@ __all__ = ["GPU", "GPUS", "Processor", "card_name", "gpu"]
 
 @dataclass(frozen=True)
 class Processor:
-    """Rates of a processor, the roofs of the cost model.
+    """Rates of a processor, from which the cost model predicts times.
 
     Parameters
     ----------
@@ -23,16 +23,16 @@ class Processor:
     matrix_flops : mapping of str to float
         Floating-point operations per second in matrix products, by dtype.
     scalar_flops, exps, bandwidth : float
-        Other single-precision operations, single-precision exponentials, and bytes of main memory, per second.
+        Per second: other single-precision operations, single-precision exponentials, bytes to and from main memory.
     launch_seconds : float
-        What starting a kernel costs.
+        Seconds that starting a kernel takes.
     transfer : float
         Bytes per second between host and device; inf on the host.
     threads : int
-        Of a CPU: the rates are those of all together.
+        Of a CPU; the rates are those of all threads together.
     overlaps : bool
-        Whether the units work side by side, so that the slowest decides; on a CPU running array operations one after
-        another, the times add up.
+        Whether the units work side by side, so that the slowest decides. On a CPU that runs array operations one after
+        another the times add up.
     source : str
         Where the figures come from.
     """
@@ -184,12 +184,12 @@ GPUS = (
     ),
 )
 
-#: Words in a driver's name that make it another card than its namesake: fewer multiprocessors, other clocks.
+#: Words that tell a variant from the card of the same name: it has fewer multiprocessors, or other clocks.
 _VARIANTS = {"pcie", "nvl", "laptop", "max", "d", "ada", "mig"}
 
 
 def gpu(name: str) -> GPU | None:
-    """Return the GPU of that name, an alias or the driver's name for it; None where it is not known.
+    """Return the GPU with that alias, or that the driver names so; None if it is not in :data:`GPUS`.
 
     ``"a6000"`` is the RTX A6000, never the RTX 6000 Ada Generation. Variants of a card under its name (PCIe, laptop)
     have other rates and are not known.
@@ -202,6 +202,6 @@ def gpu(name: str) -> GPU | None:
 
 
 def card_name(name: str) -> str:
-    """Return the name under which a card is known: that in :data:`GPUS`, else the driver's without the vendor."""
+    """Return a card's name as in :data:`GPUS`; if it is not there, the driver's name without the vendor."""
     card = gpu(name)
     return card.name if card else name.removeprefix("NVIDIA ").strip()

@@ -14,13 +14,31 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..storage import cache_folder, write_atomically
 from .cards import Processor, gpu
 
-__all__ = ["cpu", "cpu_cache_file", "cpu_threads", "local_gpus", "measure_cpu", "processor", "speedup"]
+__all__ = [
+    "ListedGPU",
+    "ask_nvml",
+    "cpu",
+    "cpu_cache_file",
+    "cpu_threads",
+    "driver_version",
+    "local_gpus",
+    "measure_cpu",
+    "processor",
+    "speedup",
+    "visible_gpus",
+]
+
+_T = TypeVar("_T")
+
+#: Where the Linux driver publishes what it knows.
+PROC = Path("/proc/driver/nvidia")
 
 
 def cpu_threads() -> int:
@@ -55,10 +73,7 @@ NOMINAL_CORE = Processor(
 
 
 def cpu() -> Processor:
-    """Return the rates of the CPU at hand for :func:`cpu_threads` threads: measured if they ever were, else nominal.
-
-    Never measures: :func:`measure_cpu` does, and keeps the figures in the user's cache folder.
-    """
+    """Return the rates of this CPU with :func:`cpu_threads` threads: as :func:`measure_cpu` kept them, else nominal."""
     core = _measured_core() or NOMINAL_CORE
     threads = cpu_threads()
     cores = speedup(threads)
@@ -74,18 +89,17 @@ def cpu() -> Processor:
 
 
 def speedup(threads: int) -> float:
-    """Return how many times as fast as one thread so many are expected to be.
+    """Return how many times as fast as one thread ``threads`` are, t / (1 + (t − 1)/16): they share caches and clock.
 
-    Each costs the others a sixteenth of what one does alone: caches, memory, clock and the system are shared. Measured
-    with compiled loops on 16 virtual cores of a Xeon: 1.9 for 2, 3.5 for 4, 6.0 for 8, 7.5 for 16.
+    Measured with compiled loops on 16 virtual cores of a Xeon: 1.9 for 2, 3.5 for 4, 6.0 for 8, 7.5 for 16.
     """
     return threads / (1 + (threads - 1) / 16)
 
 
 def measure_cpu() -> Processor:
-    """Measure one core's rates with NumPy on tiles in cache, about a second; keep and return them.
+    """Measure one core's rates with NumPy on tiles in cache; store them in the user's cache folder, and return them.
 
-    Runs in a process of its own, because BLAS takes its number of threads from the environment as it loads.
+    Takes about a second, in a process of its own: BLAS reads its number of threads from the environment as it loads.
     """
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     code = "import json; from sdkde_core.choice import hardware; print(json.dumps(hardware._measure()))"
@@ -94,9 +108,8 @@ def measure_cpu() -> Processor:
     kept = {**json.loads(printed), "numpy": np.__version__}
     path = cpu_cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(kept, indent=1))
-    temporary.replace(path)
+    with write_atomically(path) as temporary:
+        temporary.write_text(json.dumps(kept, indent=1))
     _measured_core.cache_clear()
     core = _measured_core()
     assert core is not None  # written just now
@@ -136,9 +149,8 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def cpu_cache_file() -> Path:
-    """Where :func:`measure_cpu` keeps its figures: in the user's cache folder, by host."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "sdkde" / f"cpu-{platform.node() or 'host'}.json"
+    """Return the file in which :func:`measure_cpu` keeps the rates of this host."""
+    return cache_folder() / f"cpu-{platform.node() or 'host'}.json"
 
 
 @functools.cache
@@ -148,42 +160,88 @@ def _measured_core() -> Processor | None:
         if kept.pop("numpy") != np.__version__:
             return None
         return Processor(**kept)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # not measured, or by another version
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # no such file, or of another version of sdkde
         return None
 
 
-def local_gpus(root: str = "/proc/driver/nvidia/gpus") -> tuple[str, ...]:
-    """Return the driver's names of the NVIDIA GPUs that this process may use, in bus order; empty where none is listed.
+class ListedGPU(NamedTuple):
+    """A GPU by the driver's name for it, and its UUID."""
 
-    Reads what the Linux driver publishes as text, once: nothing is imported and no device is woken. Of those listed,
-    ``CUDA_VISIBLE_DEVICES`` names the ones that count, and their order, as CUDA has it: by number or by the beginning
-    of a UUID, up to the first that there is not.
+    name: str
+    uuid: str
+
+
+def local_gpus(root: Path = PROC) -> tuple[str, ...]:
+    """Return the driver's names of the NVIDIA GPUs that this process may use; see :func:`visible_gpus`."""
+    return tuple(gpu.name for gpu in visible_gpus(root))
+
+
+def visible_gpus(root: Path = PROC) -> tuple[ListedGPU, ...]:
+    """Return the NVIDIA GPUs that this process may use, ``cuda:0`` first; empty where none is listed.
+
+    Of those that the driver lists, ``CUDA_VISIBLE_DEVICES`` names the ones that count, and their order, as CUDA has it:
+    by number or by the beginning of a UUID, up to the first that is not listed (a MIG slice never is). The driver lists
+    by PCI bus. CUDA numbers so with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; its default is the fastest first, then by bus,
+    which differs where the cards do.
     """
-    cards, chosen = _listed_gpus(root), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus, chosen = _listed_gpus(root), os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return tuple(name for name, _ in cards)
-    visible = []
-    for word in chosen.split(","):
-        word = word.strip()
+        return gpus
+    visible: list[ListedGPU] = []
+    for word in map(str.strip, chosen.split(",")):
         if word.isdecimal():
-            found = [int(word)] if int(word) < len(cards) else []
+            found = gpus[int(word) :][:1]
         else:
-            found = [i for i, (_, uuid) in enumerate(cards) if word and uuid.startswith(word)]
+            found = tuple(gpu for gpu in gpus if word and gpu.uuid.startswith(word))
         if len(found) != 1 or found[0] in visible:
             break
         visible += found
-    return tuple(cards[i][0] for i in visible)
+    return tuple(visible)
 
 
 @functools.cache
-def _listed_gpus(root: str) -> tuple[tuple[str, str], ...]:
-    """Names and UUIDs."""
-    cards = []
-    for path in sorted(Path(root).glob("*/information")):
+def _listed_gpus(root: Path) -> tuple[ListedGPU, ...]:
+    """What the Linux driver publishes as text, in a millisecond; elsewhere (Windows, WSL) NVML knows.
+
+    NVML takes 130 ms in a fresh process beside an H100, and wakes cards that sleep.
+    """
+    gpus = []
+    for path in sorted(root.glob("gpus/*/information")):
         text = path.read_text()
         name, uuid = (re.search(rf"^{field}:\s*(.+?)\s*$", text, re.MULTILINE) for field in ("Model", "GPU UUID"))
-        cards.append((name[1] if name else "unknown", uuid[1] if uuid else ""))
-    return tuple(cards)
+        gpus.append(ListedGPU(name[1] if name else "unknown", uuid[1] if uuid else path.parent.name))
+    return tuple(gpus) or ask_nvml(_gpus_of_nvml, ())
+
+
+def _gpus_of_nvml(nvml: Any) -> tuple[ListedGPU, ...]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    return tuple(ListedGPU(nvml.nvmlDeviceGetName(gpu), nvml.nvmlDeviceGetUUID(gpu)) for gpu in handles)
+
+
+@functools.cache
+def driver_version(root: Path = PROC) -> str:
+    """Return the version of NVIDIA's driver; empty where there is none."""
+    try:
+        found = re.search(r"\b\d+(\.\d+)+\b", (root / "version").read_text().partition("\n")[0])
+    except OSError:
+        return ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "")
+    return found[0] if found else ""
+
+
+def ask_nvml(question: Callable[[Any], _T], default: _T) -> _T:
+    """Return ``question(pynvml)``, or the default: without nvidia-ml-py, without a driver, or where NVML fails."""
+    try:
+        import pynvml
+    except ImportError:
+        return default
+    try:
+        pynvml.nvmlInit()
+        try:
+            return question(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return default
 
 
 def processor(device: str) -> Processor | None:

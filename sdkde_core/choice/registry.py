@@ -1,7 +1,7 @@
 """Finding backends: entry points of group ``sdkde.backends``.
 
 Listing never raises and never imports what a backend depends on: only the module with its :class:`BackendInfo`.
-A plugin that is broken, of another protocol major, or late to a name is listed with the cause.
+A plugin that is broken, that speaks another protocol, or whose name is taken already is listed with the cause.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
         return "broken", f"its entry point is a {type(info).__name__}, not a BackendInfo", None
     if info.name != name:
         return "broken", f"its BackendInfo is named {info.name!r}, its entry point {name!r}", info
-    if info.protocol[0] != PROTOCOL[0]:
+    if info.protocol[0] != PROTOCOL[0] or info.protocol > PROTOCOL:
         theirs, ours = ".".join(map(str, info.protocol)), ".".join(map(str, PROTOCOL))
-        side = "the plugin" if info.protocol[0] < PROTOCOL[0] else "sdkde"
+        side = "the plugin" if info.protocol < PROTOCOL else "sdkde"
         return "incompatible", f"speaks protocol {theirs}, this sdkde {ours}; update {side}", info
     unknown = [precision for precision in info.precisions if precision not in PRECISIONS]
     if unknown or not info.precisions:

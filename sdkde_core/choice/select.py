@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..engine.columns import PROVIDED, per_scale
 from ..engine.outliers import within_limit
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
 from . import cost, registry
@@ -43,8 +44,8 @@ class Candidate:
     pass_seconds : tuple of float
         Predicted time of each pass, where known.
     startup_seconds : float
-        Added to ``seconds`` when ranking, as if nothing were imported yet, so that the choice does not depend on
-        what is.
+        Starting and compiling, added to ``seconds`` when ranking: as if nothing were imported or compiled yet, so that
+        the choice does not depend on what is.
     chosen : bool
     """
 
@@ -79,13 +80,15 @@ class Choice:
 
 
 def parse_device(device: str | None) -> str | None:
-    """Return the device the user named; ValueError for one that is not a device's name."""
+    """Return the device that the user named; ValueError for one of a kind that no installed plugin declares."""
     if device is None:
         return None
-    found = re.fullmatch(r"(cpu|cuda|mps|xpu)(:[0-9]+)?", str(device).lower())
-    if not found:
-        raise ValueError(f"device is {device!r}; pass None, 'cpu', 'cuda' or 'cuda:0'")
-    return "cpu" if found[1] == "cpu" else found[0]
+    kinds = {kind: None for record in registry.records() if record.info for kind in record.info.devices}
+    kind, _, number = str(device).lower().partition(":")
+    if kind not in {"cpu", *kinds} or not re.fullmatch("[0-9]*", number) or str(device).endswith(":"):
+        known = ", ".join(map(repr, dict.fromkeys(["cpu", *kinds])))
+        raise ValueError(f"device is {device!r}; pass None, or one of {known}, with a number as in 'cuda:0'")
+    return "cpu" if kind == "cpu" else str(device).lower()
 
 
 def rank(
@@ -139,7 +142,7 @@ def choose(
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
 
-    Without ``explained`` what cannot come first is not judged, and what has no rival not priced.
+    Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
 
     A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
@@ -147,15 +150,9 @@ def choose(
     ------
     BackendUnavailable
         The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
-    TypeError
-        ``backend`` is not a string, or ``backend_options`` not a mapping.
     ValueError
         ``backend_options`` without a named backend, or options that the backend does not take.
     """
-    if not isinstance(backend, str):
-        raise TypeError(f"backend is {backend!r}; pass a backend's name, or 'auto'")
-    if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
-        raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
     named = backend if backend != "auto" else os.environ.get("SDKDE_BACKEND") or "auto"
     if named != "auto":
         _require_known(named)
@@ -207,20 +204,22 @@ def _foremost(
         return _sorted([_judge(i, at(problems, p), data_device, share, rivals) for i, p in places], data_device)
     found: list[Candidate] = []
     least = math.inf
-    for info, place in sorted(places, key=lambda p: _startup(*p)):
-        if _startup(info, place) > least:
+    asked = [(_startup(info, there), info, there) for info, place in places for there in [at(problems, place)]]
+    for startup, info, there in sorted(asked, key=lambda a: a[0]):
+        if startup > least:
             break  # and so is that of those after it
-        found.append(_judge(info, at(problems, place), data_device, share, len(places) > 1))
+        found.append(_judge(info, there, data_device, share, len(places) > 1))
         if found[-1].ok:
             least = min(least, found[-1].total_seconds)
     return _sorted(found, data_device)
 
 
-def _startup(info: BackendInfo, device: str) -> float:
-    """Seconds to a first result: as measured on this machine, else as declared."""
-    on = processor(device)
+def _startup(info: BackendInfo, problems: Sequence[Problem]) -> float:
+    """Seconds before the first result: the start as measured on this machine, else as declared, and compiling."""
+    on = processor(problems[0].device)
     measured = calibration_of(info.name, on).startup if on is not None else None
-    return info.startup_seconds if measured is None else measured
+    compiling, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
+    return (info.startup_seconds if measured is None else measured) + (0.0 if failure else compiling)
 
 
 def _first(
@@ -273,11 +272,19 @@ def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
 
 
 def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[str]:
-    wanted = [device] if device else [data_device] + (["cuda:0"] if data_device == "cpu" else ["cpu"])
-    if device == "cuda":
-        wanted = [data_device if data_device.startswith("cuda") else "cuda:0"]
-    if not device and data_device != "cpu" and data_device.partition(":")[0] in info.devices:
-        wanted = [data_device]  # data on a device do not leave it for a backend that can work there
+    """Where a plugin is to be considered, of the devices in question."""
+    kinds = [kind for kind in info.devices if kind != "cpu"]
+    if device is not None:
+        kind, _, number = device.partition(":")
+        wanted = [device]
+        if kind != "cpu" and not number:
+            wanted = [data_device if data_device.partition(":")[0] == kind else f"{kind}:0"]
+    elif data_device == "cpu":
+        # For data on the host a plugin's other devices count if their rates are known, or if it has no CPU at all.
+        there = [f"{kind}:0" for kind in kinds]
+        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or processor(p) is not None)]
+    else:  # data on a device do not leave it for a backend that can work there
+        wanted = [data_device] if data_device.partition(":")[0] in kinds else ["cpu"]
     return [place for place in wanted if place.partition(":")[0] in info.devices]
 
 
@@ -293,49 +300,50 @@ def _judge(
 
     on = processor(device) if priced else None
     measured = calibration_of(info.name, on) if on is not None else None
-    startup = _startup(info, device) if priced else info.startup_seconds
+    startup = _startup(info, problems) if priced else info.startup_seconds
 
     def no(reason: str) -> Candidate:
         return Candidate(info.name, device, False, reason, startup_seconds=startup)
 
-    reasons, passes, transfer = [], [], transfer_seconds(problems, data_device, on)
+    reasons: list[tuple[str, str]] = []
+    passes: list[float | None] = []
+    transfer = transfer_seconds(problems, data_device, on)
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
     for step, problem in enumerate(problems):
         if problem.precision not in info.precisions:
             return no(f"has precisions {', '.join(info.precisions)}, not {problem.precision}")
-        lacking = sorted(problem.requires - info.features)
+        lacking = sorted(problem.requires - info.features - PROVIDED)
         if lacking:
             return no(f"lacks {', '.join(lacking)}")
         if problem.deterministic and not info.deterministic:
             return no("is not deterministic; allow it with deterministic=False")
-        answer, failure = ask(_supports, info, problem, step, share)
-        if failure:
-            return no(f"broken: its BackendInfo fails on this problem: {failure}")
-        asked, far, support = answer
-        if not support.ok:
-            return no(support.reason)
-        reasons.append(support.reason)
-        if asked is not problem and far:
-            apart.append((far, asked.extent))
-        predicted, failure = ask(cost.predict, info, asked, on)
-        if failure:
-            return no(f"broken: its work fails on this problem: {failure}")
-        if predicted is not None and on is not None and asked is not problem:
-            predicted, failure = ask(_seconds_apart, info, problem, asked, far, predicted, on)
+        prices: list[float | None] = []
+        for one in per_scale(info, problem):
+            answer, failure = ask(_supports, info, one, step, share)
+            if failure:
+                return no(f"broken: its BackendInfo fails on this problem: {failure}")
+            asked, far, support = answer
+            if not support.ok:
+                return no(support.reason)
+            reasons.append((problem.reduction, support.reason))
+            if asked is not one and far:
+                apart.append((far, asked.extent))
+            predicted, failure = ask(_seconds, info, one, asked, far, on)
             if failure:
                 return no(f"broken: its work fails on this problem: {failure}")
-        passes.append(measured.seconds(problem, predicted) if measured and predicted is not None else predicted)
+            prices.append(measured.seconds(one, predicted) if measured and predicted is not None else predicted)
+        passes.append(None if None in prices else sum(p for p in prices if p is not None))
     known = tuple(p for p in passes if p is not None)
-    if len(set(reasons)) > 1:
-        reasons = [f"{problem.reduction}: {reason}" for problem, reason in zip(problems, reasons)]
+    differ = len({text for _, text in reasons}) > 1
+    notes = [f"{reduction}: {text}" if differ else text for reduction, text in reasons]
     if apart:
         share_apart, limit = max(apart)
-        reasons.append(f"points beyond {limit:.3g} bandwidths summed apart, {share_apart:.2g} of the pairs")
+        notes.append(f"points beyond {limit:.3g} bandwidths summed apart, {share_apart:.2g} of the pairs")
     if measured:
-        reasons.append("priced as measured on this machine")
+        notes.append("priced as measured on this machine")
     if priced and on is None:
-        reasons.append(f"no {device} found whose rates are known")
-    reason = "; ".join(dict.fromkeys(reasons))
+        notes.append(f"no {device} found whose rates are known")
+    reason = "; ".join(dict.fromkeys(notes))
     if transfer is None or len(known) < len(passes):
         return Candidate(info.name, device, True, reason, None, startup)
     total = transfer + sum(known)
@@ -350,18 +358,20 @@ def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | Non
     return asked, far, as_support(info.supports(asked))
 
 
-def _seconds_apart(
-    info: BackendInfo, problem: Problem, asked: Problem, far: float, near_seconds: float, on: Processor
-) -> float:
-    """Predicted time where a share of the pairs is summed apart: by the backend if it can, else exactly.
+def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on: Processor | None) -> float | None:
+    """Predicted time of a problem of which the backend is ``asked`` some and a share of the pairs, ``far``, is apart.
 
-    ``near_seconds``: of the whole, were no point far. Near rows over far columns and far rows are calls of their own.
+    These are summed by the backend if it can, else exactly. Near rows over far columns and far rows are calls of their
+    own.
     """
+    near = cost.predict(info, asked, on)
+    if near is None or on is None or asked is problem:
+        return near
     beyond = cost.predict(info, problem, on) if info.supports(problem).ok else None
     if beyond is None:
         beyond = cost.work_seconds(cost.exact_work(problem), on)
     begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
-    return (1.0 - far) * near_seconds + far * beyond + 2.0 * begun * (far > 0.0)
+    return (1.0 - far) * near + far * beyond + 2.0 * begun * (far > 0.0)
 
 
 def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What the project's commands share: errors in one line, arguments with help, signals that stop the work."""
+"""Shared by the project's commands: errors in one line, arguments with help, tables, signals that stop the work."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import click
 
 from ..protocol import BackendUnavailable
 
-__all__ = ["Argument", "Group", "json_option", "stopped_by_signals", "together"]
+__all__ = ["Argument", "Group", "json_option", "stopped_by_signals", "table", "together"]
 
-#: What a user can mend: bad input, a missing file or package, too little memory.
+#: Errors that a user can correct: bad input, a missing file or package, too little memory.
 EXPECTED = (ValueError, TypeError, BackendUnavailable, OSError, ImportError, MemoryError)
 
 
@@ -27,7 +27,7 @@ class _Refused(click.ClickException):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn every expected error, click's own included, into one line; others are bugs and keep their traceback."""
+    """Turn an expected error, click's own included, into one line. Any other is a bug and keeps its traceback."""
     try:
         yield
     except BrokenPipeError:  # the reader of a pipe has left: click ends quietly
@@ -46,7 +46,7 @@ def _flat(text: str) -> str:
 
 
 class Group(click.Group):
-    """The one place where errors of all commands are turned into a line."""
+    """A group of commands whose expected errors are printed as one line."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _one_line():
@@ -58,7 +58,7 @@ class Group(click.Group):
 
 
 class Argument(click.Argument):
-    """An argument with a help text, which click has only of late."""
+    """An argument with a help text, which older versions of click lack."""
 
     def __init__(self, declarations: Sequence[str], help: str, **extra: Any) -> None:
         super().__init__(declarations, **extra)
@@ -69,7 +69,7 @@ class Argument(click.Argument):
 
 
 def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one decorator, in the order in which help lists them."""
+    """Return several options as one decorator; ``--help`` lists them in this order."""
 
     def decorate(command: Any) -> Any:
         for decorator in reversed(decorators):
@@ -79,9 +79,16 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
+    """Return rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = (indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let a batch scheduler or a closed terminal stop the work as an interrupt does: nothing half-written stays."""
+    """Let SIGTERM and SIGHUP raise SystemExit, so that a half-written file is removed as after an interrupt."""
 
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""What ``sdkde demo`` runs: the main job on real data. Needs scikit-learn and matplotlib, imported when it runs."""
+"""``sdkde demo``: debiased densities of real data. Imports scikit-learn and matplotlib when it runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..api import debias, estimate, explain
+from ..estimator.request import METHODS
 from ..estimator.rules import resolve
-from ..estimator.spec import METHODS
+from ..storage import write_atomically
 
 __all__ = ["run_demo"]
 
@@ -22,7 +23,7 @@ COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
 
 
 class Digits(NamedTuple):
-    """The digits in principal dimensions: fitted on the training part only."""
+    """The digits in principal components, which are fitted on the training part only."""
 
     train: Array  # (n, d)
     test: Array  # (m, d)
@@ -31,7 +32,7 @@ class Digits(NamedTuple):
 
 
 def load_digits(d: int = 16, seed: int = 0) -> Digits:
-    """Return scikit-learn's 1797 digits, standardised, in ``d`` principal dimensions; a fifth is held out."""
+    """Return scikit-learn's 1797 digits, standardised, in ``d`` principal components; a fifth is held out."""
     try:
         from sklearn.datasets import load_digits as bundled
         from sklearn.decomposition import PCA
@@ -133,7 +134,8 @@ def _plot(
         _plot_plane(middle.subplots(), data, backend)
         h = resolve("silverman", data.train).scaled(factors[best])
         _plot_ends(right, data.images, estimate(data.train, data.test, bandwidth=h, log=True, backend=backend))
-        figure.savefig(output, dpi=140)
+        with write_atomically(output) as temporary:
+            figure.savefig(temporary, dpi=140)
         plt.close(figure)
 
 
@@ -162,7 +164,7 @@ def _plot_plane(axes: Any, data: Digits, backend: str) -> None:
     span = [np.linspace(points[:, k].min() - 1, points[:, k].max() + 1, 160) for k in (0, 1)]
     grid = np.stack(np.meshgrid(*span), axis=-1)
     density = estimate(points, grid.reshape(-1, 2), backend=backend).reshape(grid.shape[:2])
-    axes.contourf(*span, density, precisions=14, cmap="Reds", alpha=0.75)
+    axes.contourf(*span, density, levels=14, cmap="Reds", alpha=0.75)
     moved = debias(points, backend=backend)
     step = moved - points
     axes.quiver(*points.T, *step.T, angles="xy", scale_units="xy", scale=1, width=0.0022, color="#2b2d42", alpha=0.75)

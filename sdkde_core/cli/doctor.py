@@ -1,30 +1,39 @@
-"""What ``sdkde doctor`` reports: the environment, versions, devices, and a probe of each backend."""
+"""The report of ``sdkde doctor``: the environment, versions, devices, and a probe of each backend."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-import shutil
-import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..choice import cards, hardware, registry
 from ..choice.select import as_support, ask
 from ..protocol import BackendInfo, Support
 
-__all__ = ["backends", "devices", "environment", "versions"]
+__all__ = ["sections"]
 
 #: Distributions that ``sdkde doctor`` lists, by name, importing none.
 DISTRIBUTIONS = (
-    *("numpy", "array-api-compat", "threadpoolctl", "click"),
-    *("torch", "triton", "numba", "numba-cuda", "pykeops", "optuna", "pyarrow"),
+    *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),
+    *("torch", "triton", "numba", "numba-cuda", "pykeops", "finufft", "optuna", "pyarrow"),
 )
 
 
-def environment() -> list[tuple[str, str]]:
+def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
+    """Yield each section of the report: its title, and rows of cells."""
+    yield "environment", _environment()
+    yield "versions", _versions()
+    yield "devices", _devices()
+    yield "backends", _backends()
+
+
+def _environment() -> list[tuple[str, str]]:
     """sdkde, Python, the platform, and the variables that sdkde reads."""
     rows = [
         ("sdkde", f"{__version__} in {Path(__file__).parent}"),
@@ -42,13 +51,13 @@ def _version(distribution: str) -> str:
         return "not installed"
 
 
-def versions() -> list[tuple[str, str]]:
+def _versions() -> list[tuple[str, str]]:
     """The distributions that sdkde can use, importing none."""
     return [(name, _version(name)) for name in DISTRIBUTIONS]
 
 
-def backends() -> list[tuple[str, str, str, str]]:
-    """Every plugin's record, and a probe of each of its kinds of device: name, device, verdict, reason."""
+def _backends() -> list[tuple[str, str, str, str]]:
+    """Rows of name, device, status and reason: one for each plugin, and one for each device that it was probed on."""
     rows = []
     for record in registry.records():
         rows.append((record.name, "-", record.status, record.reason))
@@ -59,7 +68,7 @@ def backends() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def devices() -> list[tuple[str, str]]:
+def _devices() -> list[tuple[str, str]]:
     """The CPU with its rates, and the GPUs that the driver lists."""
     cpu, failure = ask(hardware.cpu)
     if failure:  # SDKDE_NUM_THREADS
@@ -69,27 +78,20 @@ def devices() -> list[tuple[str, str]]:
 
 
 def _gpus() -> list[tuple[str, str]]:
-    """Ask the driver's own tool: importing a GPU library takes seconds."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return [("gpu", "none found (there is no nvidia-smi)")]
-    query = [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        printed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        return [("gpu", f"none found ({error})")]
     rows = []
-    for i, line in enumerate(filter(None, printed.splitlines())):
-        name, *rest = (part.strip() for part in line.split(","))
+    for i, (name, uuid) in enumerate(hardware.visible_gpus()):
+        memory = hardware.ask_nvml(partial(_memory, uuid), "memory not known: pip install nvidia-ml-py")
         known = "rates known" if cards.gpu(name) else "rates not known: no predicted times"
-        rows.append(
-            (f"cuda:{i}", ", ".join((name, *(f"driver {x}" if k == 0 else x for k, x in enumerate(rest)), known)))
-        )
+        rows.append((f"cuda:{i}", f"{name}, driver {hardware.driver_version()}, {memory}, {known}"))
     return rows or [("gpu", "none found")]
 
 
+def _memory(uuid: str, nvml: Any) -> str:
+    return f"{nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).total / 2**30:.1f} GiB"
+
+
 def _probe(info: BackendInfo, device: str) -> Support:
-    """Whether a backend works on a kind of device, here and now, whatever it raises."""
+    """Load a backend and probe a kind of device; an exception becomes the reason that it does not work."""
     backend, failure = ask(info.load)
     if failure:
         return Support(False, f"does not load: {failure}")

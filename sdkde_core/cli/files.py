@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage import write_atomically
+
 __all__ = ["EXTENSIONS", "Source", "same_file", "source", "writing"]
 
 Array = NDArray[Any]
@@ -42,13 +44,13 @@ class Source:
     Parameters
     ----------
     name : str
-        As the user wrote it.
+        As in the command.
     rows, columns : int
     dtype : numpy.dtype
     read_batches : callable
         ``read_batches(rows)`` yields arrays of at most so many rows, in order.
     names : tuple of str
-        Of the columns; empty where the format has none.
+        The columns' names; empty if the format has none.
     """
 
     name: str
@@ -70,9 +72,9 @@ class Source:
         return cls(name, len(x), x.shape[1], x.dtype, batches)
 
     def batches(self, rows: int) -> Iterator[Array]:
-        """Yield (≤ rows, columns) arrays; ValueError, naming the file, for what cannot be read."""
+        """Yield (≤ rows, columns) arrays; a ValueError names the file that cannot be read."""
         done = 0
-        with _blaming(self.name):
+        with _naming(self.name):
             for batch in self.read_batches(rows):
                 done += len(batch)
                 yield batch
@@ -105,12 +107,12 @@ def source(text: str) -> Source:
     if not path.is_file():
         code = errno.EISDIR if path.is_dir() else errno.ENOENT
         raise OSError(code, os.strerror(code), str(path))
-    with _blaming(text):
+    with _naming(text):
         return _READERS[extension](text, path, key)
 
 
 def same_file(a: str, b: str) -> bool:
-    """Whether two names, with or without a key, are of one file that exists."""
+    """Whether two names, with or without a key, are of the same existing file."""
     first, second = _parse_place(a)[0], _parse_place(b)[0]
     return first.exists() and second.exists() and first.samefile(second)
 
@@ -132,8 +134,8 @@ def _columns(x: Array) -> Array:
 
 
 @contextmanager
-def _blaming(name: str) -> Iterator[None]:
-    """Name the file in the errors of the libraries that read it."""
+def _naming(name: str) -> Iterator[None]:
+    """Put the file's name before the message of an error in reading it."""
     try:
         yield
     except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
@@ -226,7 +228,7 @@ def _is_number(text: str) -> bool:
 
 
 def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
-    """The numbers of ``lines``, of which the first has the given number in its file; blank ones are skipped."""
+    """Return the numbers in ``lines``, the first of which is line ``number`` of its file; blank lines are skipped."""
     filled = [line for line in lines if not line.isspace()]
     if not filled:
         return np.empty((0, columns))
@@ -234,7 +236,7 @@ def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
         x = np.loadtxt(filled, delimiter=",", quotechar='"', comments=None, ndmin=2)
         if x.shape[1] == columns:
             return x
-    except ValueError:  # NumPy counts rows from the start of the batch: find the line, or read what it does not
+    except ValueError:  # below, the line is named by its number, and what only Python takes for a number is read
         pass
     rows = []
     for i, line in enumerate(lines, number):
@@ -290,7 +292,7 @@ def _pyarrow() -> tuple[Any, Any]:
 def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
     """Open a file for one column of ``rows`` numbers, and yield the function that appends a batch, (k,).
 
-    The file is written beside its final place and takes it at the end; after an error nothing is left.
+    The file takes its place at the end; after an error an older one is as it was.
 
     Parameters
     ----------
@@ -302,21 +304,15 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
         Of the column (.csv, .parquet) or of the array (.npz without a key).
     """
     path, extension, key = _parse_place(text)
-    final = Path(os.path.realpath(path))
-    if final.is_dir():
+    if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not final.parent.is_dir():
+    if not Path(os.path.realpath(path)).parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
-    temporary = final.with_name(f".{final.name}.{os.getpid()}")
-    try:
-        with _WRITERS[extension](temporary, rows, np.dtype(dtype), key or name) as write:
-            yield write
-        temporary.replace(final)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, temporary, str(temporary)):
-            error.filename = str(path)
-        raise
+    with (
+        write_atomically(path) as temporary,
+        _WRITERS[extension](temporary, rows, np.dtype(dtype), key or name) as write,
+    ):
+        yield write
 
 
 @contextmanager
@@ -335,7 +331,7 @@ def _write_npy(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
 
 
 def _reserve(path: Path) -> None:
-    """Make a full disk an error now: through a map it would be a signal that ends the process."""
+    """Raise for a full disk now: writing through the map, it would be a signal that ends the process."""
     if not hasattr(os, "posix_fallocate"):
         return
     with path.open("r+b") as file:

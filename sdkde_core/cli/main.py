@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ import click
 
 from .. import __version__, api
 from ..choice import hardware, registry
+from ..estimator.request import METHODS
 from ..estimator.rules import RULES
-from ..estimator.spec import METHODS
 from ..protocol import PRECISIONS
-from . import doctor as diagnosis
-from .console import Argument, Group, json_option, stopped_by_signals, together
+from .console import Argument, Group, json_option, stopped_by_signals, table, together
+from .doctor import sections
 from .files import EXTENSIONS, same_file, source, writing
 from .streaming import Stream
 
@@ -43,7 +43,7 @@ _estimator = together(
         type=click.Choice(("auto", *PRECISIONS)),
         default="auto",
         show_default=True,
-        help="Bound on the error of every row; auto: high, and fast for float32 files.",
+        help="Bound on the error of every row; auto: fast for float32 files, else high.",
     ),
     _backend,
     click.option("--device", help="Where to compute: cpu, cuda, cuda:0. Default: the fastest."),
@@ -119,9 +119,9 @@ def estimate(
 
 @main.command()
 @click.argument("train", cls=Argument, help="A file of samples, or its shape, such as 100000x16.")
-@click.argument("query", cls=Argument, required=False, help="The same of the points. Default: the training points.")
+@click.argument("query", cls=Argument, required=False, help="The same for the points. Default: the training points.")
 @_estimator
-@click.option("--measure", is_flag=True, help="Run it too, and report the time of each pass. Needs files.")
+@click.option("--measure", is_flag=True, help="Compute it too, and report the time of each pass. Needs files.")
 @json_option
 def explain(
     train: str,
@@ -131,9 +131,9 @@ def explain(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Say what an estimate would do: its passes, every backend with reason and price, and the choice.
+    """Explain an estimate without computing it: its passes, each backend's predicted time, and which is chosen and why.
 
-    Files are read whole; shapes cost nothing.
+    With shapes instead of files no data is read.
     """
     data = [_shape(x) or source(x).read() for x in (train, query) if x is not None]
     explanation = api.explain(*data, bandwidth=_bandwidth(bandwidth), weights=_weights(weights), **options)
@@ -157,24 +157,21 @@ def backends(as_json: bool) -> None:
         )
         for row in rows
     ]
-    _table([header, *cells])
+    click.echo(table([header, *cells]))
 
 
 @main.command()
-@click.option("--measure", is_flag=True, help="Measure this CPU, about a second, and keep its rates for predictions.")
+@click.option("--measure", is_flag=True, help="Measure this CPU first, about a second; predictions then use its rates.")
 def doctor(measure: bool) -> None:
     """Report the environment, versions, devices, and a probe of each backend.
 
-    Only the probes import anything heavy. A backend that is missing is reported and is no failure.
+    A backend that is not installed is reported as such; the exit status is 0 all the same.
     """
     if measure:
         hardware.measure_cpu()
         click.echo(f"measured one CPU core; kept in {hardware.cpu_cache_file()}\n")
-    _section("environment", diagnosis.environment())
-    _section("versions", diagnosis.versions())
-    _section("devices", diagnosis.devices())
-    click.echo("backends")
-    _table(diagnosis.backends(), indent="  ")
+    for title, rows in sections():
+        click.echo(f"{title}\n{table(rows, indent='  ')}\n")
 
 
 @main.command()
@@ -198,11 +195,11 @@ def demo(output: Path, backend: str) -> None:
     run_demo(output, backend, click.echo)
 
 
-# --- what the user wrote ----------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------
 
 
 def _bandwidth(text: str) -> Any:
-    """A rule's name, numbers, or the numbers in a file."""
+    """Return a rule's name, a number or several, or the numbers in a file."""
     if text in RULES:
         return text
     try:
@@ -233,7 +230,7 @@ def _shape(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, re.split("[x×]", text))) if re.fullmatch(r"\d+([x×]\d+)*", text) else None
 
 
-# --- what the user sees -----------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -274,15 +271,3 @@ def _describe(record: registry.Record) -> dict[str, Any]:
         "version": record.version,
         "reason": record.reason,
     }
-
-
-def _table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        click.echo(indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths)).rstrip())
-
-
-def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    click.echo(title)
-    _table(rows, indent="  ")
-    click.echo("")

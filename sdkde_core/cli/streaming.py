@@ -1,25 +1,24 @@
-"""Estimating in batches, for the command line: neither queries nor results are whole in memory."""
+"""Estimates in batches, for the command line: neither queries nor results are whole in memory."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..api import estimate, explain, prepare
-from ..arrays import ingest, to_host
+from ..api import debias, estimate, explain, prepared
+from ..arrays import ingest
 from ..choice.hardware import cpu_threads
-from ..choice.select import parse_device
-from ..estimator.bandwidth import Bandwidth
 from ..estimator.explanation import Explanation
-from ..estimator.fitted import Prepared, TrainingSet
+from ..estimator.fitted import Progress
+from ..estimator.prepared import Prepared
+from ..estimator.request import Goal, Request
 from ..estimator.rules import resolve
-from ..estimator.spec import EstimatorSpec, Goal, asked_precision
 from ..protocol import BackendUnavailable
 from .files import NUMBERS, ROWS, Source
 
@@ -40,10 +39,9 @@ class Stream:
     ----------
     train : (n, d) float64 array
     query : Source
-    bandwidth : Bandwidth
-    method, weights, log, backend, device
-        As for :func:`sdkde_core.estimate`.
-    precision : {"fast", "high", "float64"}
+    request : Request
+        As the user made it, with the bandwidth and the precision that it means for the data.
+    log : bool
     dtype : {"float32", "float64"}
         Of the result.
     plan : Explanation
@@ -56,14 +54,9 @@ class Stream:
 
     train: Array
     query: Source
-    method: str
-    bandwidth: Bandwidth
-    weights: Array | None
+    request: Request
     log: bool
-    precision: str
     dtype: str
-    backend: str
-    device: str | None
     plan: Explanation
     elsewhere: bool = False
     negative: int = 0
@@ -74,37 +67,33 @@ class Stream:
         train: Source,
         query: Source | None = None,
         *,
-        method: str,
-        bandwidth: Any,
-        weights: Array | None,
         log: bool,
-        precision: str,
-        backend: str,
-        device: str | None,
+        **options: Any,
     ) -> Stream:
-        """Read ``train``, validate everything but the queries' values, and choose the backend."""
-        place = parse_device(device)
+        """Read ``train``, validate everything but the queries' values, and choose the backend.
+
+        ``options``: as for :func:`sdkde_core.estimate`.
+        """
+        request = Request(Goal.DENSITY, **options)
         query = query or train
         if train.names != query.names and sorted(train.names) == sorted(query.names):
             raise ValueError(
                 f"the columns of query are {', '.join(query.names)}, those of train {', '.join(train.names)}; "
                 "bring them into one order"
             )
-        data = ingest(train.read(), np.empty((0, query.columns), query.dtype), weights, host=True)
-        h = resolve(bandwidth, data.train, data.log_weights)
-        precision = EstimatorSpec(method, precision=asked_precision(precision)).precision_for(data.dtype)
-        shapes = (data.n, data.d), (max(1, query.rows), data.d)
-        choice = explain(
-            *shapes, method=method, bandwidth=h, weights=weights, precision=precision, backend=backend, device=place
-        )
+        data = ingest(train.read(), np.empty((0, query.columns), query.dtype), request.weights, host=True)
+        bandwidth = resolve(request.bandwidth, data.train, data.log_weights)
+        precision = request.precision_for(data.dtype)
+        request = replace(request, precision=precision, bandwidth=bandwidth, check_finite=False)
+        plan = explain((data.n, data.d), (max(1, query.rows), data.d), **request.options())
         if query is train:
             query = Source.of(train.name, data.train)
-        return cls(data.train, query, method, h, weights, log, precision, data.dtype, backend, place, choice)
+        return cls(data.train, query, request, log, data.dtype, plan)
 
     @property
     def steps(self) -> int:
         """Rows to compute in all passes."""
-        return self.query.rows + (len(self.train) if self.method == "sdkde" else 0)
+        return self.query.rows + (len(self.train) if self.request.method == "sdkde" else 0)
 
     @property
     def predicted_seconds(self) -> float:
@@ -115,62 +104,48 @@ class Stream:
         """Yield the result, in batches (k,) in order; ``advance`` is told of every k rows computed in any pass."""
         if not self.query.rows:
             return
-        points, method = self.train, self.method
-        if method == "sdkde":
-            points, method = self._moved(advance), "kde"
-        common: dict[str, Any] = {
-            "method": method,
-            "bandwidth": self.bandwidth,
-            "weights": self.weights,
-            "precision": self.precision,
-            "check_finite": False,
-        }
-        prepared = self._somewhere(partial(prepare, points, **common))
-        unprepared = partial(estimate, points, **common)
+        ready = self._prepared(advance)
         done = 0
         for batch in self.query.batches(self._batch_rows(ROWS)):
             _check_finite(batch, done)
-            yield self._density(batch, prepared, unprepared)
+            yield self._density(batch, ready)
             done += len(batch)
             advance(len(batch))
 
-    def _moved(self, advance: Callable[[int], None]) -> Array:
-        """The samples moved by ½ H ŝ as :func:`sdkde_core.debias` does, in batches so that progress can be seen."""
-        spec = EstimatorSpec("kde", Goal.GRADIENT, self.precision)
-        data = ingest(self.train, None, self.weights, check_finite=False, host=True)
-        samples = self._somewhere(partial(TrainingSet, spec, data, self.bandwidth))
-        moved = np.empty_like(self.train)
-        rows = self._batch_rows(ROWS if self.plan.device == "cpu" else len(self.train))
-        for start in range(0, len(moved), rows):
-            batch = self.train[start : start + rows]
-            shift = samples.reduce(samples.read(batch)).shift
-            moved[start : start + rows] = batch + self.bandwidth.stretch(0.5 * to_host(shift))
-            advance(len(batch))
-        return moved
+    def _prepared(self, advance: Callable[[int], None]) -> Prepared:
+        """The samples moved and packed, by the plan's backend if it can."""
+        progress = Progress(advance, self._batch_rows(ROWS if self.plan.device == "cpu" else len(self.train)))
+        planned = replace(self.request, backend=self.plan.backend, device=self.plan.device)
+        try:
+            return prepared(planned, self.train, progress=progress)
+        except BackendUnavailable:
+            if self.request.backend != "auto":
+                raise
+        self.elsewhere = True
+        return prepared(self.request, self.train, progress=progress)
 
-    def _density(self, batch: Array, prepared: Prepared, unprepared: Callable[..., Any]) -> Array:
+    def _density(self, batch: Array, ready: Prepared) -> Array:
         with warnings.catch_warnings(), np.errstate(all="ignore"):  # rounding to float32 may overflow or underflow
             warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
             try:
-                result = prepared.estimate(batch, log=self.log)
+                result = ready.estimate(batch, log=self.log)
             except BackendUnavailable:  # it reaches farther than the backend does
-                if self.backend != "auto":
+                if self.request.backend != "auto":
                     raise
                 self.elsewhere = True
-                result = unprepared(batch, log=self.log, device=self.device)
+                points, method = self._moved
+                result = estimate(points, batch, method=method, log=self.log, **self.request.options("method"))
             result = result.astype(self.dtype)
-        if self.log and self.method == "laplace":
+        if self.log and self.request.method == "laplace":
             self.negative += int(np.isnan(result).sum())
         return result
 
-    def _somewhere(self, call: Callable[..., Any]) -> Any:
-        try:
-            return call(backend=self.plan.backend, device=self.plan.device)
-        except BackendUnavailable:
-            if self.backend != "auto":
-                raise
-        self.elsewhere = True
-        return call(backend="auto", device=self.device)
+    @functools.cached_property
+    def _moved(self) -> tuple[Array, str]:
+        """The samples, moved if the method moves them, and the method that is left: for batches out of reach."""
+        if self.request.method != "sdkde":
+            return self.train, self.request.method
+        return debias(self.train, **self.request.options("method")), "kde"
 
     def _batch_rows(self, most: int) -> int:
         """Rows of a batch: some 32 MiB, on the CPU about a second's work; from the shapes alone, as bits depend on it.

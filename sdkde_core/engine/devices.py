@@ -36,7 +36,8 @@ def memory_errors() -> Iterator[None]:
     except MemoryError as error:
         raise DeviceOutOfMemory(str(error)) from error
     except RuntimeError as error:  # PyTorch's, cuBLAS's, cuFFT's …
-        if re.search("out of memory|can't allocate|ALLOC_FAILED", str(error)):
+        named = type(error).__name__ == "OutOfMemoryError"  # PyTorch's, whatever it says
+        if named or re.search("out of memory|can't allocate|ALLOC_FAILED", str(error)):
             raise DeviceOutOfMemory(str(error)) from error
         raise
 

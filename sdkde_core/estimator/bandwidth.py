@@ -16,7 +16,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import Argument, c_order, to_host
+from ..arrays import Argument, c_order, detached, is_attached, to_host
 
 __all__ = ["Bandwidth", "like"]
 
@@ -26,20 +26,31 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Bandwidth:
-    """A bandwidth for d dimensions; make one with :meth:`of` or :func:`resolve`.
+    """A bandwidth for d dimensions; immutable. Make one with :meth:`of`.
 
     Parameters
     ----------
     d : int
     factor : (d,) or (d, d) float64 array
-        The diagonal of L, or the lower Cholesky factor L of H; data units.
+        The diagonal of L, or the lower Cholesky factor L of H; data units. NumPy's, and then a read-only copy, or a
+        tensor attached to autograd.
     rule : str
         Where it came from: a rule's name, or ``"given"``.
     """
 
     d: int
-    factor: Array
+    factor: Any
     rule: str = "given"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.factor, np.ndarray):
+            factor = np.array(self.factor, dtype=np.float64)
+            factor.flags.writeable = False
+            object.__setattr__(self, "factor", factor)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # pickled arrays come back writable
+        self.__dict__.update(state)
+        self.__post_init__()
 
     @classmethod
     def of(cls, value: Any, d: int, rule: str = "given") -> Bandwidth:
@@ -77,17 +88,20 @@ class Bandwidth:
     @property
     def matrix(self) -> Array:
         """H, (d, d), in squared data units."""
-        return np.diag(self.factor**2) if self.factor.ndim == 1 else self.factor @ self.factor.T
+        factor = to_host(detached(self.factor))
+        return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
 
     @property
-    def log_determinant(self) -> float:
-        """log det L = ½ log det H."""
-        diagonal = self.factor if self.factor.ndim == 1 else np.diagonal(self.factor)
-        return float(np.log(diagonal).sum())
+    def log_determinant(self) -> Any:
+        """log det L = ½ log det H, a float; a () tensor where the factor is one."""
+        xp = array_namespace(self.factor)
+        diagonal = self.factor if self.factor.ndim == 1 else xp.linalg.diagonal(self.factor)
+        result = xp.sum(xp.log(diagonal))
+        return float(result) if isinstance(self.factor, np.ndarray) else result
 
     @property
-    def log_constant(self) -> float:
-        """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L."""
+    def log_constant(self) -> Any:
+        """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L; as :attr:`log_determinant`."""
         return -0.5 * self.d * math.log(2 * math.pi) - self.log_determinant
 
     def scaled(self, scale: float) -> Bandwidth:
@@ -108,7 +122,10 @@ class Bandwidth:
 
         def whiten(x: Any) -> Any:
             scaled = c_order(x - centre)  # which has the order of x
-            scaled /= scale
+            if is_attached(scaled) or is_attached(scale):
+                scaled = scaled / scale
+            else:
+                scaled /= scale
             return scaled if inverse is None else scaled @ inverse
 
         return whiten
@@ -122,19 +139,21 @@ class Bandwidth:
         return (u if self.factor.ndim == 1 else u @ like(self._inverse, u)) / like(self._scale, u)
 
     @functools.cached_property
-    def _scale(self) -> Array:
+    def _scale(self) -> Any:
         """sqrt(diag H): columns in units far apart are brought together before anything is subtracted."""
-        return self.factor if self.factor.ndim == 1 else np.linalg.norm(self.factor, axis=1)
+        if self.factor.ndim == 1:
+            return self.factor
+        return array_namespace(self.factor).linalg.vector_norm(self.factor, axis=1)
 
     @functools.cached_property
-    def _inverse(self) -> Array:
+    def _inverse(self) -> Any:
         """Inverse of the Cholesky factor of the correlation matrix, L = diag(scale) · factor."""
-        return np.linalg.inv(self.factor / self._scale[:, None])
+        return array_namespace(self.factor).linalg.inv(self.factor / self._scale[:, None])
 
     def __str__(self) -> str:
         if self.factor.ndim == 2:
             return f"{self.rule}: full matrix, sqrt(diag H) {_span(np.sqrt(np.diagonal(self.matrix)))}"
-        return f"{self.rule}: h {_span(self.factor)}"
+        return f"{self.rule}: h {_span(to_host(detached(self.factor)))}"
 
 
 def _span(h: Array) -> str:
@@ -142,13 +161,15 @@ def _span(h: Array) -> str:
     return f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}"
 
 
-def like(factor: Array, x: Any) -> Any:
-    """``factor`` where x is; one number where all are equal, which no device has to be sent."""
+def like(factor: Any, x: Any) -> Any:
+    """Return ``factor`` where x is; one number where all are equal, which no device has to be sent."""
+    if not isinstance(factor, np.ndarray):
+        return factor  # a tensor, and there already
     if factor.ndim == 1 and (factor == factor[0]).all():
         return float(factor[0])
     if isinstance(x, np.ndarray):
         return factor
-    return array_namespace(x).asarray(np.ascontiguousarray(factor), device=device(x))
+    return array_namespace(x).asarray(np.array(factor, order="C"), device=device(x))  # PyTorch refuses read-only memory
 
 
 def _as_numbers(value: Any) -> Array:

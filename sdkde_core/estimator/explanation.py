@@ -10,8 +10,7 @@ from typing import Any
 from ..arrays import Argument
 from ..choice.select import Candidate, Choice
 from ..protocol import TOLERANCES, Problem, Reduction
-from .plan import PassReport
-from .spec import EstimatorSpec
+from .fitted import PassReport
 
 __all__ = ["Explanation", "PassLine", "shape_of"]
 
@@ -47,7 +46,7 @@ class Explanation:
     @classmethod
     def of(
         cls,
-        spec: EstimatorSpec,
+        method: str,
         problems: Sequence[Problem],
         choice: Choice,
         bandwidth: str,
@@ -75,7 +74,7 @@ class Explanation:
                 )
             )
         chosen = (choice.name, choice.device, choice.reason)
-        return cls(spec.method, bandwidth, *chosen, tuple(lines), choice.candidates, data_device)
+        return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, data_device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -88,7 +87,7 @@ class Explanation:
         error = TOLERANCES[last.precision][Reduction.LOG_SUM].absolute
         lines = [f"{self.method} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
-        lines += [f"the farthest point is {last.extent:.3g} bandwidths from the centre", "", "passes (rows × samples)"]
+        lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
         lines += [self._pass_text(p, p is last) for p in self.passes]
         lines += ["", f"backends that can, by predicted time{self._counted}"]
         able, unable = ([c for c in self.candidates if c.ok is ok] for ok in (True, False))

@@ -1,161 +1,237 @@
-"""Prepared training sets: whitened, moved and packed once, then any number of queries."""
+"""Fitted columns: what is left of a plan once all passes but the last have run, ready for any rows of the last."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from ..arrays import Data, Origin, Query, convert, ingest_query
+from ..arrays import Origin, Query, convert, detached, ingest_query, to_host
+from ..choice import select
+from ..engine.columns import PackedColumns, ScaleByScale, pack
+from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
-from ..engine.packed import PreparedColumns
-from ..protocol import Partial, Reduction
+from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .bandwidth import Bandwidth
-from .density import density
-from .plan import columns_of_last_pass, plan, read_extent, report
-from .spec import EstimatorSpec, Goal
-from .untraced import untraced
+from .plan import Plan, read_extent
+from .request import Request
 
-__all__ = ["Prepared", "TrainingSet"]
+__all__ = ["Fitted", "PassReport", "Progress", "run"]
 
 _logger = logging.getLogger("sdkde")
 
 
-class TrainingSet:
-    """The columns of a spec's last pass, where its backend has them, for rows in data units.
+@dataclass(frozen=True)
+class PassReport:
+    """What a pass was, and the time it took on the clock."""
+
+    problem: Problem
+    seconds: float
+    far_points: int  # outliers, summed apart by a slower formula
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How the pass that moves the samples is to say how far it is.
 
     Parameters
     ----------
-    spec : EstimatorSpec
-    data : Data
-        Without a query.
+    advance : callable
+        Told of every k rows that are done.
+    rows : int
+        Rows of a batch.
+    """
+
+    advance: Callable[[int], None]
+    rows: int
+
+
+def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Partial:
+    """Run all passes of a plan, and return the result of the last; ``report`` is told of each."""
+    last = plan.problems[-1]
+    if not last.m:
+        return empty(last, plan.columns.points)
+    return Fitted.of(plan, report=report).reduce(None if last.same else plan.query, report=report)
+
+
+class Fitted:
+    """The columns of a plan's last pass where its backend has them; immutable, pickles, safe to use from many threads.
+
+    Made by :meth:`of`. Pickled, it takes the columns to the host; where it is loaded, the same backend has them if it
+    is there, else the best one that is, unless the request names one.
+
+    Attributes
+    ----------
+    request : Request
+        Without the weights, which the columns have.
     bandwidth : Bandwidth
-    check_finite : bool
-        Refuse NaN and inf in queries.
-    **where
-        ``backend``, ``device`` and ``options``, as for :func:`sdkde_core.execute.plan`; raises as that does.
+    problem : Problem
+        The last pass over the samples themselves; its extent bounds the columns.
+    choice : Choice
+    home : Origin
+        Where queries are brought.
     """
 
     def __init__(
-        self, spec: EstimatorSpec, data: Data, bandwidth: Bandwidth, *, check_finite: bool = True, **where: Any
+        self,
+        request: Request,
+        bandwidth: Bandwidth,
+        problem: Problem,
+        choice: select.Choice,
+        centre: Any,
+        columns: Columns,
+        rows: Any = None,
+        shared: bool = False,
     ) -> None:
-        ready = plan(spec, data, bandwidth, **where)
-        self.bandwidth, self.choice, self.problem = bandwidth, ready.choice, ready.problems[-1]
-        self._checked = check_finite
-        centre = convert(ready.centre, ready.choice.info.arrays, ready.choice.device)
-        self._whiten = bandwidth.whitening(centre)
-        self.home = Origin()
-        if not isinstance(centre, np.ndarray):
-            self.home = Origin(array_namespace(centre), device_of(centre), on_host=False)
-        self._columns = columns_of_last_pass(ready)
-        self._prepared: dict[Reduction, PreparedColumns] = {}
+        self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
+        self._centre, self._columns, self._rows, self._shared = centre, columns, rows, shared
+        self._packed: dict[Reduction, PackedColumns | ScaleByScale] = {}
         self._lock = threading.Lock()
-        self._prepared_for(self.problem.reduction)
+        self.home, self._whiten = Origin(), None
+        if shared:
+            if not isinstance(centre, np.ndarray):
+                self.home = Origin(array_namespace(centre), device_of(centre), on_host=False)
+            self._whiten = bandwidth.whitening(centre)
+            self._packed_for(problem.reduction)
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        *,
+        report: Callable[[PassReport], None] | None = None,
+        progress: Progress | None = None,
+        shared: bool = False,
+    ) -> Fitted:
+        """Run all passes of a plan but the last.
+
+        Parameters
+        ----------
+        plan : Plan
+        report : callable, optional
+            Told of each pass.
+        progress : Progress, optional
+        shared : bool
+            It is to serve many calls: then it is packed now.
+        """
+        columns, choice = plan.columns, plan.choice
+        for problem in plan.problems[:-1]:  # each moves the samples, by half a mean-shift step in float64
+            shift = _shift(plan, problem, columns, report, progress)
+            columns = replace(columns, points=columns.points + 0.5 * shift)
+        # Resubstitution is at the samples as they were.
+        rows = plan.columns.points if len(plan.problems) > 1 and not shared else None
+        request = replace(plan.request, weights=None, bandwidth="silverman" if shared else plan.request.bandwidth)
+        centre = convert(plan.centre, choice.info.arrays, choice.device) if shared else plan.centre
+        return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, rows, shared)
 
     def read(self, query: Any) -> Query:
         """Validate the user's query and bring it to where the columns are."""
         return ingest_query(query, self.problem.d, self.home)
 
-    def reduce(self, query: Query, reduction: Reduction | None = None) -> Partial:
-        """Reduce for every row of the query, m ≥ 1; ``reduction``: another than the last pass's."""
-        start, reduction = time.perf_counter(), reduction or self.problem.reduction
+    def reduce(
+        self, queries: Any = None, reduction: Reduction | None = None, *, report: Any = None, **known: Any
+    ) -> Partial:
+        """Reduce for every row, m ≥ 1.
+
+        Parameters
+        ----------
+        queries : (m, d) array, optional
+            Whitened, where the columns are. None: the samples, as they were before they moved.
+        reduction : Reduction, optional
+            Another than the last pass's.
+        report : callable, optional
+        **known
+            ``distances`` and ``extent`` of the queries, as for :meth:`PackedColumns.reduce`.
+        """
+        reduction = reduction or self.problem.reduction
+        queries = self._rows if queries is None else queries
+        m = self.problem.n if queries is None else queries.shape[0]
+        problem = replace(self.problem, reduction=reduction, m=m)
+        return _pass(problem, self._packed_for(reduction), queries, report, **known)
+
+    def reduce_query(self, query: Query, reduction: Reduction | None = None) -> Partial:
+        """Whiten a query, measure its extent, and reduce for every row of it; of a shared one only."""
+        assert self._whiten is not None  # as made with shared
         with np.errstate(all="ignore"):
             points = self._whiten(query.points)
             distances = radii(points)
             largest = array_namespace(distances).max(distances)
-        check = query.check_finite if self._checked else _accept
+        check = query.check_finite if self.request.check_finite else lambda: None
         extent = read_extent(largest, distances, check, self.bandwidth)  # the one number that is waited for
-        result, far_points = self._prepared_for(reduction).reduce(points, distances, extent)
-        if _logger.isEnabledFor(logging.DEBUG):
-            report(replace(self.problem, reduction=reduction, m=points.shape[0]), result, start, far_points)
-        return result
+        return self.reduce(points, reduction, distances=distances, extent=extent)
 
-    def _prepared_for(self, reduction: Reduction) -> PreparedColumns:
+    def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale:
         with self._lock:
-            if reduction not in self._prepared:
-                problem, choice = replace(self.problem, reduction=reduction), self.choice
-                self._prepared[reduction] = PreparedColumns(choice.backend, choice.info, problem, self._columns)
-            return self._prepared[reduction]
+            if reduction not in self._packed:
+                problem = replace(self.problem, reduction=reduction)
+                packed = pack(self.choice.backend, self.choice.info, problem, self._columns, self._shared)
+                self._packed[reduction] = packed
+            return self._packed[reduction]
+
+    def __reduce__(self) -> Any:
+        columns = Columns(to_host(self._columns.points), to_host(self._columns.log_weights))
+        state = (self.request, self.bandwidth, self.problem, self.choice.name, to_host(self._centre), columns)
+        return _loaded, state
 
 
-def _accept() -> None:
-    """Take NaN and inf as they are."""
+def _pass(
+    problem: Problem,
+    columns: PackedColumns | ScaleByScale,
+    queries: Any,
+    report: Callable[[PassReport], None] | None,
+    **known: Any,
+) -> Partial:
+    """Reduce; with somebody who wants to know, wait for the result and tell the time."""
+    start = time.perf_counter()
+    result, outliers = columns.reduce(queries, **known)
+    if report is not None or _logger.isEnabledFor(logging.DEBUG):
+        to_host(detached(result.log_sum[:1]))  # waits for the device
+        seconds = time.perf_counter() - start
+        _logger.debug("%s %d × %d, d = %d: %.4f s", problem.reduction, problem.m, problem.n, problem.d, seconds)
+        if report is not None:
+            report(PassReport(problem, seconds, outliers))
+    return result
 
 
-class Prepared:
-    """A training set made ready for queries by :func:`sdkde_core.prepare`; safe to use from several threads.
+def _shift(
+    plan: Plan,
+    problem: Problem,
+    columns: Columns,
+    report: Callable[[PassReport], None] | None,
+    progress: Progress | None,
+) -> Any:
+    """The shift at the columns themselves: all at once, or by batches where somebody watches."""
+    packed = pack(plan.choice.backend, plan.choice.info, problem, columns)
+    if progress is None:
+        return _pass(problem, packed, None, report).shift
+    batches = []
+    for start in range(0, problem.n, progress.rows):
+        batch = columns.points[start : start + progress.rows, :]
+        batches.append(_pass(replace(problem, m=batch.shape[0], same=False), packed, batch, report))
+        progress.advance(batch.shape[0])
+    return concatenate(batches).shift
 
-    Attributes
-    ----------
-    method : {"sdkde", "kde", "laplace"}
-    n_train, n_dimensions : int
-    bandwidth : Bandwidth
-    precision : {"fast", "high", "float64"}
-    backend, device : str
-        What was chosen.
-    """
 
-    def __init__(self, spec: EstimatorSpec, data: Data, bandwidth: Bandwidth, **options: Any) -> None:
-        self._set = TrainingSet(spec, data, bandwidth, **options)
-        self._dtype = data.dtype
-        self.method, self.bandwidth = spec.method, bandwidth
-        self.n_train, self.n_dimensions = data.n, data.d
-        self.precision = self._set.problem.precision
-        self.backend, self.device = self._set.choice.name, self._set.choice.device
-
-    @untraced
-    def estimate(self, query: Any, *, log: bool = False) -> Any:
-        """Estimate the density at ``query``.
-
-        The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
-
-        Parameters
-        ----------
-        query : (m, d) or (m,) array_like
-            As for :func:`sdkde_core.estimate`, but required.
-        log : bool
-            Return log p̂. Laplace: NaN where p̂ < 0, with one RuntimeWarning.
-
-        Returns
-        -------
-        (m,) array
-            Of the kind and on the device of ``query``, with the wider dtype of it and of the training samples.
-
-        Raises
-        ------
-        TypeError, ValueError
-            A query that cannot be right.
-        BackendUnavailable
-            The backend cannot answer queries so far from the training samples.
-        """
-        read = self._set.read(query)
-        if not read.points.shape[0]:
-            return self._restored(np.empty(0), read)
-        sums = self._set.reduce(read)
-        return self._restored(density(sums, self.bandwidth.log_constant, log), read)
-
-    @untraced
-    def grad_log_density(self, query: Any) -> Any:
-        """Return the score ∇log p̂ at ``query``, (m, d), per data unit; not for ``method="laplace"``.
-
-        The first call packs the training samples for it, and keeps them.
-        """
-        EstimatorSpec(self.method, Goal.GRADIENT)  # says what cannot be
-        read = self._set.read(query)
-        if not read.points.shape[0]:
-            return self._restored(np.empty((0, self.n_dimensions)), read)
-        shift = self._set.reduce(read, Reduction.MEAN).shift
-        return self._restored(self.bandwidth.pull_back(shift), read)
-
-    def _restored(self, x: Any, query: Query) -> Any:
-        return query.origin.restore(x, max(query.dtype, self._dtype))  # "float64" > "float32"
-
-    def __repr__(self) -> str:
-        size = f"{self.n_train} × {self.n_dimensions}"
-        return f"Prepared({self.method}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
+def _loaded(
+    request: Request, bandwidth: Bandwidth, problem: Problem, backend: str, centre: Any, columns: Columns
+) -> Fitted:
+    """Make fitted columns from what was pickled, with a backend that is here."""
+    own = backend if request.backend == "auto" else request.backend
+    where = {"device": request.device, "options": request.backend_options}
+    try:
+        choice = select.choose([problem], backend=own, **where)  # type: ignore[arg-type]
+    except BackendUnavailable:
+        if request.backend != "auto":
+            raise
+        choice = select.choose([problem], **where)  # type: ignore[arg-type]
+    library, place = choice.info.arrays, choice.device
+    there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
+    (problem,) = select.at([problem], place)
+    return Fitted(request, bandwidth, problem, choice, convert(centre, library, place), there, shared=True)

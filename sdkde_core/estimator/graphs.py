@@ -22,11 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..arrays import Data, ingest
-from ..protocol import Partial
-from .bandwidth import Bandwidth
-from .plan import Plan, measure, rounded, run
-from .spec import EstimatorSpec
+from ..arrays import ingest
+from ..protocol import Columns, Partial
+from .fitted import run
+from .plan import Measured, Plan, measure, rounded
+from .request import Request
 
 __all__ = ["key_of", "play", "record"]
 
@@ -64,31 +64,18 @@ class _Recording:
     suited: bool = True  # the last call's extent was this one
 
 
-def key_of(
-    spec: EstimatorSpec,
-    train: Any,
-    query: Any,
-    weights: Any,
-    bandwidth: Any,
-    backend: Any,
-    device: Any,
-    options: Any,
-    more: tuple[Any, ...],
-) -> Any:
+def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     """Return what a replay must have in common with the call, or None where the call cannot be replayed.
 
     That takes plain tensors on the current CUDA device, one bandwidth given as a number, and no weights.
     """
     torch = sys.modules.get("torch")
-    if torch is None or type(train) is not torch.Tensor or not train.is_cuda or type(bandwidth) not in (float, int):
+    if torch is None or type(train) is not torch.Tensor or not train.is_cuda:
         return None
-    if (
-        type(backend) is not str
-        or weights is not None
-        or device is not None
-        or options
-        or _logger.isEnabledFor(logging.DEBUG)
-    ):
+    if type(request.bandwidth) not in (float, int) or request.weights is not None or request.device is not None:
+        return None
+    # Laplace's log looks for negative values on the host.
+    if request.backend_options or _logger.isEnabledFor(logging.DEBUG) or (log and request.method == "laplace"):
         return None
     given = [train] if query is None else [train, query]
     here = torch.cuda.current_device()
@@ -105,8 +92,9 @@ def key_of(
     kinds = tuple((tuple(x.shape), x.dtype) for x in given)
     modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
     settings = (*map(os.environ.get, ENVIRONMENT), *modes)
-    stream = torch.cuda.current_stream().cuda_stream
-    return spec, kinds, float(bandwidth), backend, here, stream, settings, more
+    names = ("method", "precision", "deterministic", "backend", "check_finite")
+    asked = float(request.bandwidth), bool(log), *(getattr(request, name) for name in names)
+    return asked, kinds, here, torch.cuda.current_stream().cuda_stream, settings
 
 
 def play(key: Any, train: Any, query: Any) -> Any:
@@ -134,15 +122,7 @@ def play(key: Any, train: Any, query: Any) -> Any:
         return recording.result.clone()
 
 
-def record(
-    key: Any,
-    train: Any,
-    query: Any,
-    data: Data,
-    bandwidth: Bandwidth,
-    plan: Plan,
-    finish: Callable[[Partial], Any],
-) -> None:
+def record(key: Any, train: Any, query: Any, plan: Plan, finish: Callable[[Partial], Any]) -> None:
     """Count a call, and record it when it has come often enough.
 
     Parameters
@@ -151,7 +131,7 @@ def record(
         From :func:`key_of`.
     train, query : tensor
         As the user gave them.
-    data, bandwidth, plan
+    plan : Plan
         What became of them.
     finish : callable
         From the last pass's result to what the call returns.
@@ -164,7 +144,7 @@ def record(
         if count != CALLS or not _enqueues_only(plan):
             return
         try:
-            recording = _record(train, query, data, bandwidth, plan, finish)
+            recording = _record(train, query, plan, finish)
         except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
             _logger.debug("an estimate could not be recorded: %s", error)
             return
@@ -180,18 +160,16 @@ def _enqueues_only(plan: Plan) -> bool:
     return info.capturable and info.arrays == "torch" and device.startswith("cuda") and near
 
 
-def _record(
-    train: Any, query: Any, data: Data, bandwidth: Bandwidth, plan: Plan, finish: Callable[[Partial], Any]
-) -> _Recording:
+def _record(train: Any, query: Any, plan: Plan, finish: Callable[[Partial], Any]) -> _Recording:
     torch = sys.modules["torch"]
     train, query = train.clone(), None if query is None else query.clone()
-    again = replace(ingest(train, query), dtype=data.dtype, unchecked=False)
-    n = again.n
+    again = replace(ingest(train, query), dtype=plan.data.dtype, unchecked=False)
+    bandwidth, n = plan.bandwidth, again.n
 
-    def second(measured: Any) -> Any:
-        points = measured.points
-        rows = None if again.query is None else points[n:, :]
-        return finish(run(replace(plan, train=points[:n, :], query=rows, log_weights=measured.log_weights)).result)
+    def second(measured: Measured) -> Any:
+        columns = Columns(measured.points[:n, :], measured.log_weights)
+        rows = None if again.query is None else measured.points[n:, :]
+        return finish(run(replace(plan, columns=columns, query=rows)))
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

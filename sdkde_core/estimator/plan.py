@@ -1,4 +1,4 @@
-"""Running an estimator: whiten, choose, then pass by pass reduce and move.
+"""The plan of an estimate: the data whitened, the passes as problems, and the backend chosen for all of them.
 
 The points stay where they are, and their extent is the one number that is read back from a device before the result:
 whether all of them are finite shows in it, and it bounds every pass.
@@ -6,76 +6,63 @@ whether all of them are finite shows in it, and it bounds every pass.
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Data, convert, detached, to_host
+from ..arrays import Data, convert, detached, ingest
 from ..choice import select
-from ..engine.outliers import far_share, radii, reduce_pass
-from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+from ..engine.outliers import outlier_share, radii
+from ..protocol import TOLERANCES, Columns, Problem, Reduction
+from . import autograd
 from .bandwidth import Bandwidth
-from .spec import EstimatorSpec
+from .request import Request
+from .rules import resolve
 
-__all__ = [
-    "Measured",
-    "Outcome",
-    "PassReport",
-    "Plan",
-    "columns_of_last_pass",
-    "measure",
-    "plan",
-    "read_extent",
-    "report",
-    "rounded",
-    "run",
-]
-
-_logger = logging.getLogger("sdkde")
+__all__ = ["Measured", "Plan", "measure", "plan", "read", "read_extent", "rounded"]
 
 #: Rows that the centre is taken from, up to twice as many: enough for a median that outliers do not move, few enough
 #: to cost nothing.
 CENTRE_ROWS = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """An estimate ready to run: whitened points, the passes as problems, and the backend chosen for all of them."""
+    """An estimate ready to run.
 
-    spec: EstimatorSpec
-    train: Any  # (n, d) whitened
-    query: Any  # (m, d) whitened, or None: the training points
-    log_weights: Any  # (n,)
-    centre: Any  # (d,) of the data, in their units; where they are
+    Parameters
+    ----------
+    request : Request
+    data : Data
+        Validated, where they are; tensors that require grad are the user's own, in float64.
+    bandwidth : Bandwidth
+    centre : (d,) array
+        What whitening subtracts, in data units, where the data are.
+    columns : Columns
+        The samples, whitened, where the backend works.
+    query : (m, d) array or None
+        Likewise; None: the samples.
+    problems : tuple of Problem
+        The passes.
+    choice : Choice
+    extent : float
+        Of the data as they came, in bandwidths, rounded up.
+    """
+
+    request: Request
+    data: Data
+    bandwidth: Bandwidth
+    centre: Any
+    columns: Columns
+    query: Any
     problems: tuple[Problem, ...]
     choice: select.Choice
-    extent: float  # of the data as they came, in bandwidths, rounded up
-    timed: bool = False  # report each pass, waiting for the device after it
-    weights: Any = None  # (n,), where problems require grad and weights
-
-
-@dataclass(frozen=True)
-class PassReport:
-    """What a pass was, and the time it took on the clock."""
-
-    problem: Problem
-    seconds: float
-    far_points: int  # taken off by the core and summed apart, by a slower formula
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The last pass's result, and reports of the passes where they were timed."""
-
-    result: Partial
-    reports: tuple[PassReport, ...]
+    extent: float
 
 
 @dataclass(frozen=True)
@@ -83,10 +70,83 @@ class Measured:
     """Whitened points and what decides how to sum them; nothing of it has been read back from a device."""
 
     points: Any  # (n + m, d): the training points, then the query's, if any
-    distances: Any  # (n + m,) from the centre
+    distances: Any  # (n + m,) from the origin
     largest: Any  # of the distances, ()
     log_weights: Any  # (n,)
     centre: Any  # (d,)
+
+
+def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwidth]:
+    """Validate the arrays, and find the bandwidth."""
+    on_host = request.device == "cpu"
+    data = ingest(train, query, request.weights, check_finite=request.check_finite, host=on_host)
+    try:
+        return data, resolve(request.bandwidth, data.train, data.log_weights)
+    except (TypeError, ValueError):
+        data.check_finite()  # says what is wrong better
+        raise
+
+
+def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, attached: bool = True) -> Plan:
+    """Read the data, whiten them and choose the backend.
+
+    Parameters
+    ----------
+    request : Request
+    train, query : array_like
+    explained : bool
+        With every candidate's reason and price.
+    attached : bool
+        Take tensors that require grad, and attach the plan to them; False: refuse them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The data or the bandwidth cannot be right.
+    BackendUnavailable
+        See :func:`sdkde_core.choice.select.choose`.
+    """
+    given = autograd.Given(train, query, request.weights, request.bandwidth)
+    if not (attached and given.attached):
+        return _plan(request, *read(request, train, query), explained=explained)
+    without = given.detached(request)
+    data, bandwidth = read(without, *map(detached, (train, query)))
+    ready = _plan(without, autograd.accepted(given, data), bandwidth, explained=explained, grad=True)
+    return autograd.attach(given, ready)
+
+
+def _plan(request: Request, data: Data, bandwidth: Bandwidth, *, explained: bool, grad: bool = False) -> Plan:
+    xp, n = array_namespace(data.train), data.n
+    measured = measure(data, bandwidth)
+    distances, log_weights = measured.distances, measured.log_weights
+    points, rows = measured.points[:n, :], None if data.query is None else measured.points[n:, :]
+    point_radii, row_radii = distances[:n], distances if rows is None else distances[n:]
+    measured_extent = extent = read_extent(measured.largest, distances, data.check_finite, bandwidth)
+    if any(step.moves for step in request.passes):
+        extent = _moved_extent(extent)
+    m = None if rows is None else data.m
+    weighted = data.log_weights is not None
+    requires = frozenset(["weights"] * weighted + ["grad"] * grad)
+    problems = request.problems(m, n, data.d, extent, requires, data.dtype, data.device)
+
+    def share(step: int, limit: float) -> float:
+        return outlier_share(point_radii if request.passes[step].rows == "train" else row_radii, point_radii, limit)
+
+    choice = select.choose(
+        problems,
+        backend=request.backend,
+        device=request.device,
+        data_device=data.device,
+        options=request.backend_options,
+        share=share,
+        explained=explained,
+    )
+    library, place = choice.info.arrays, choice.device
+    if xp.__name__ != f"array_api_compat.{library}" or data.device != place:
+        points, log_weights = convert(points, library, place), convert(log_weights, library, place)
+        rows = None if rows is None else convert(rows, library, place)
+    problems, columns = select.at(problems, place), Columns(points, log_weights)
+    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, measured_extent)
 
 
 def measure(data: Data, bandwidth: Bandwidth) -> Measured:
@@ -111,7 +171,7 @@ def read_extent(largest: Any, distances: Any, check: Callable[[], None], bandwid
     largest : () array
         Of the distances.
     distances : (k,) array
-        From the centre, in bandwidths.
+        From the origin, in bandwidths.
     check : callable
         Called where it is not finite; raises if that is to be refused.
     bandwidth : Bandwidth
@@ -125,7 +185,7 @@ def read_extent(largest: Any, distances: Any, check: Callable[[], None], bandwid
     extent = float(largest)
     if not math.isfinite(extent):
         check()
-    if math.isnan(extent):  # and the caller does not mind: the extent is that of the others
+    if math.isnan(extent):  # NaN is allowed: the extent is that of the others
         xp = array_namespace(distances)
         extent = float(xp.max(xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)))
     if extent > 1e149:  # squares must stay finite
@@ -136,100 +196,6 @@ def read_extent(largest: Any, distances: Any, check: Callable[[], None], bandwid
 def rounded(extent: float) -> float:
     """Return the extent rounded up by at most a twelfth: what is decided from it then changes rarely with the data."""
     return 0.0 if extent == 0.0 else 2.0 ** (math.ceil(8.0 * math.log2(extent)) / 8.0)
-
-
-def plan(
-    spec: EstimatorSpec,
-    data: Data,
-    bandwidth: Bandwidth,
-    *,
-    backend: str = "auto",
-    device: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    explained: bool = False,
-    grad: bool = False,
-) -> Plan:
-    """Whiten the data and choose the backend.
-
-    ``explained``: with every candidate's reason and price. ``grad``: one whose results can be attached to autograd; the
-    points of the plan are not, until :func:`sdkde_core.estimator.autograd.attach` has replaced them.
-
-    Raises
-    ------
-    BackendUnavailable
-        See :func:`sdkde_core.choice.select.choose`.
-    ValueError
-        The data are not finite, or the bandwidth is so small that distances overflow.
-    """
-    xp, n, data_device = array_namespace(data.train), data.n, data.device
-    measured = measure(data, bandwidth)
-    distances, log_weights = measured.distances, measured.log_weights
-    train, query = measured.points[:n, :], None if data.query is None else measured.points[n:, :]
-    train_radii, query_radii = distances[:n], distances if query is None else distances[n:]
-    measured_extent = extent = read_extent(measured.largest, distances, data.check_finite, bandwidth)
-    if any(step.moves for step in spec.passes):
-        extent = _moved_extent(extent)
-    m = None if query is None else data.m
-    problems = spec.problems(m, n, data.d, data.dtype, data_device, extent, data.log_weights is not None, grad)
-
-    def share(step: int, limit: float) -> float:
-        rows = train_radii if spec.passes[step].rows == "train" else query_radii
-        return far_share(rows, train_radii, limit)
-
-    choice = select.choose(
-        problems,
-        backend=backend,
-        device=device,
-        data_device=data_device,
-        options=options,
-        share=share,
-        explained=explained,
-    )
-    library, place = choice.info.arrays, choice.device
-    if xp.__name__ != f"array_api_compat.{library}" or data_device != place:
-        train, log_weights = convert(train, library, place), convert(log_weights, library, place)
-        query = None if query is None else convert(query, library, place)
-    problems = select.at(problems, place)
-    return Plan(spec, train, query, log_weights, measured.centre, problems, choice, measured_extent)
-
-
-def run(plan: Plan) -> Outcome:
-    """Run the passes of ``plan`` in order."""
-    columns, query = Columns(plan.train, plan.log_weights, weights=plan.weights), plan.query
-    backend, info = plan.choice.backend, plan.choice.info
-    reports: list[PassReport] = []
-    result: Partial | None = None
-    for problem in plan.problems:
-        start = time.perf_counter()
-        if result is not None:  # the pass before moved the points
-            query = columns.points if query is None else query
-            columns = _moved(columns, result)
-        result, far_points = reduce_pass(backend, info, problem, columns, None if problem.same else query)
-        if _logger.isEnabledFor(logging.DEBUG) or plan.timed:
-            reports.append(report(problem, result, start, far_points))
-    assert result is not None  # a spec has at least one pass
-    return Outcome(result, tuple(reports))
-
-
-def columns_of_last_pass(plan: Plan) -> Columns:
-    """Run the passes of ``plan`` but the last, and return the columns that are left to it."""
-    columns = Columns(plan.train, plan.log_weights)
-    if len(plan.problems) == 1:
-        return columns
-    return _moved(columns, run(replace(plan, problems=plan.problems[:-1])).result)
-
-
-def _moved(columns: Columns, first: Partial) -> Columns:
-    """The columns after the pass that moves them: by half a mean-shift step, in float64."""
-    return replace(columns, points=columns.points + 0.5 * first.shift)
-
-
-def report(problem: Problem, result: Partial, start: float, far_points: int) -> PassReport:
-    """Wait for the result of a pass that began at ``start``, and log the time."""
-    to_host(detached(result.log_sum[:1]))  # waits for the device
-    seconds, size = time.perf_counter() - start, (problem.m, problem.n, problem.d)
-    _logger.debug("%s %d × %d, d = %d: %.4f s", problem.reduction, *size, seconds)
-    return PassReport(problem, seconds, far_points)
 
 
 def _centre(points: Any) -> Any:

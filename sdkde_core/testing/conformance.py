@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
 
 from sdkde_core.choice import registry
 
-from .checks import CHECKS, PROFILES, NotDeclared, Profile, Target
+from . import truths
+from .checks import CHECKS, FIRST, PROFILES, NotDeclared, Profile, Target
 
 __all__ = ["BackendConformance"]
 
@@ -39,6 +40,9 @@ class BackendConformance:
         ``"quick"`` or ``"full"``; default: the environment variable ``SDKDE_CONFORMANCE``, else quick.
     dimensions : tuple of int, optional
         In place of the profile's, for a backend that compiles for each.
+    draws, pairs : int, optional
+        How many random problems, and rows times columns of one at most, in place of the profile's, for a backend that
+        is slow here, such as a simulator.
     xfail : mapping of str to str
         ``{"check[param]": reason}``: known failures. Strict: one that passes fails the run. The name of a check alone
         stands for all its parameters.
@@ -49,22 +53,29 @@ class BackendConformance:
     options: ClassVar[Mapping[str, Any]] = {}
     profile: ClassVar[str | None] = None
     dimensions: ClassVar[tuple[int, ...] | None] = None
+    draws: ClassVar[int | None] = None
+    pairs: ClassVar[int | None] = None
     xfail: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def _profile(cls) -> Profile:
         chosen = PROFILES[cls.profile or os.environ.get("SDKDE_CONFORMANCE") or "quick"]
-        return chosen if cls.dimensions is None else chosen._replace(dimensions=cls.dimensions)
+        given: dict[str, Any] = {"draws": cls.draws, "pairs": cls.pairs}
+        if cls.dimensions is not None:
+            given |= {"dimensions": cls.dimensions, "drawn_dimensions": cls.dimensions}
+        return chosen._replace(**{name: value for name, value in given.items() if value is not None})
 
     @classmethod
     @functools.cache
     def _targets(cls) -> list[Target]:
-        """The backend on every device that it can use here; a failure where there is none."""
+        """Return the backend on every device that it can use here; a failure where there is none."""
         record = registry.find(cls.backend)
         if record is None or not record.ok or record.info is None:
             reason = "not installed" if record is None else f"{record.status}: {record.reason}"
             pytest.fail(f"backend {cls.backend!r} is {reason}", pytrace=False)
         backend = record.info.load(cls.options)
+        if not callable(getattr(backend, "probe", None)):
+            pytest.fail(f"backend {cls.backend!r} has no method 'probe'", pytrace=False)
         places = [cls.device] if cls.device else ["cuda:0" if kind == "cuda" else kind for kind in record.info.devices]
         probed = {place: backend.probe(place) for place in places}
         usable = [Target(record.info, backend, place) for place, support in probed.items() if support.ok]
@@ -76,6 +87,28 @@ class BackendConformance:
                 f"backend {cls.backend!r} runs on no device here, so nothing was executed ({causes})", pytrace=False
             )
         return usable
+
+    @classmethod
+    @functools.cache
+    def _unusable(cls) -> str:
+        """Return why the checks would prove nothing, or nothing."""
+        try:
+            for target in cls._targets():
+                CHECKS[FIRST].run(target, "backend")
+        except (Exception, pytest.fail.Exception) as error:
+            return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
+        return ""
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _truths_are_shared(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        """Keep the oracle's answers in a folder of the session; workers of pytest-xdist have theirs side by side."""
+        folder = tmp_path_factory.getbasetemp()
+        folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+        with pytest.MonkeyPatch.context() as patch:
+            if not os.environ.get(truths.FOLDER):
+                patch.setenv(truths.FOLDER, str(folder / "sdkde-truths"))
+            yield
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give every check the parameters that the backend's declarations call for."""
@@ -109,10 +142,19 @@ class BackendConformance:
             assert isinstance(reason, str) and reason.strip(), f"xfail[{key!r}] has no reason"
 
 
+#: Classes of unusable backends: the first check that runs fails and says why, the others are skipped.
+_told: set[type[BackendConformance]] = set()
+
+
 def _test(name: str) -> Callable[..., None]:
     def test(self: BackendConformance, parameter: str) -> None:
-        skipped = []
-        targets = self._targets()
+        cause = self._unusable()
+        if cause and type(self) not in _told:
+            _told.add(type(self))
+            pytest.fail(cause, pytrace=False)
+        if cause:
+            pytest.skip(f"one check has failed for all: {cause}")
+        targets, skipped = self._targets(), []
         for target in targets:
             try:
                 CHECKS[name].run(target, parameter)

@@ -5,16 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.engine.outliers import reduce_pass
+from sdkde_core.plugin import reduce_pass
 from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Columns, Partial, Problem, Reduction
-from sdkde_core.testing import reference
 
-__all__ = ["CASES", "Case", "Truth", "answer", "errors", "make", "truth", "worst_error"]
+from . import reference, truths
+
+__all__ = [
+    "CASES",
+    "Case",
+    "Compared",
+    "Truth",
+    "answer",
+    "compare",
+    "errors",
+    "make",
+    "truth",
+    "worst_error",
+]
 
 Array = NDArray[np.float64]
 
@@ -157,37 +169,65 @@ def make(kind: str, n: int, m: int, d: int, extent: float = 10.0, seed: int = 0)
 Truth = reference.Sums
 
 
-def truth(
-    case: Case, *, same: bool = False, exclude_self: bool = False, values: Any = None, scale: float = 1.0
-) -> Truth:
-    """The reference's answer to all three reductions."""
-    rows = case.points if same else case.queries
-    return reference.sums(
-        rows, case.points, log_weights=case.log_weights, exclude_self=exclude_self, values=values, scale=scale
-    )
+def truth(case: Case, *, same: bool = False, exclude_self: bool = False, scale: float = 1.0, rows: Any = None) -> Truth:
+    """Return the oracle's answer to all three reductions, for all rows or for those whose indices ``rows`` has."""
+    given = case.points if same else case.queries
+    which = np.arange(len(given)) if rows is None else np.asarray(rows)
+    own = which if exclude_self else False
+    return truths.sums(given[which], case.points, case.log_weights, own, scale)
 
 
-def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case, values: Any = None) -> Partial:
-    """A backend's answer, by way of the core: columns without weight dropped, far points split off."""
-    columns = Columns(case.points, case.log_weights, values)
-    return reduce_pass(backend, info, problem, columns, None if problem.same else case.queries)[0]
+def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case) -> Partial:
+    """Return a backend's answer to a problem about a case, by way of the core."""
+    columns = Columns(case.points, case.log_weights)
+    return reduce_pass(backend, info, problem, columns, None if problem.same else case.queries)
 
 
-def errors(problem: Problem, got: Partial, want: Truth) -> Array:
-    """Error of every row over its tolerance, (m,): at most 1 is within the contract; inf for a row that is NaN."""
+class Compared(NamedTuple):
+    """A field of an answer, beside the truth."""
+
+    got: Array  # (m,), or (m, d)
+    want: Array
+    off: Array  # (m,) error; NaN where the answer is
+    allowed: Array  # (m,)
+
+    @property
+    def over(self) -> Array:
+        """Error over tolerance, (m,); inf for NaN."""
+        return np.where(np.isnan(self.off), np.inf, self.off / self.allowed)
+
+
+def compare(problem: Problem, got: Partial, want: Truth, scale: float = 1.0) -> dict[str, Compared]:
+    """Compare an answer with the truth, field by field; a shift at scale s may be off by s times that at scale 1.
+
+    LAPLACE's ``"sign and log_magnitude"`` are compared as L / M, in units of the true M.
+    """
     tolerance = TOLERANCES[problem.precision]
-    if problem.reduction is Reduction.LAPLACE:
-        worst = _log_errors(tolerance[Reduction.LAPLACE], got.log_sum, want.log_plus)
-        full = np.isfinite(want.log_plus)
-        with np.errstate(over="ignore", invalid="ignore"):
-            off = abs(got.sign * np.exp(got.log_magnitude - np.where(full, want.log_plus, 0.0)) - want.signed)
-        return np.maximum(worst, _over(off, tolerance[Reduction.LAPLACE].at(np.where(full, want.log_plus, 0.0))))
-    worst = _log_errors(tolerance[Reduction.LOG_SUM], got.log_sum, want.log_sum)
+    laplace = problem.reduction is Reduction.LAPLACE
+    log_sum = want.log_plus if laplace else want.log_sum
+    size = np.where(np.isfinite(log_sum), log_sum, 0.0)
+    with np.errstate(invalid="ignore"):  # −inf, an empty sum, equals itself and nothing else
+        off = np.where(log_sum == got.log_sum, 0.0, abs(got.log_sum - log_sum))
+    allowed = tolerance[Reduction.LAPLACE if laplace else Reduction.LOG_SUM].at(size)
+    found = {"log_sum": Compared(got.log_sum, log_sum, off, allowed)}
     if problem.reduction is Reduction.MEAN:
         off = np.sqrt(((got.shift - want.shift) ** 2).sum(axis=-1))
-        allowed = tolerance[Reduction.MEAN].at(np.where(np.isfinite(want.log_sum), want.log_sum, 0.0))
-        worst = np.maximum(worst, _over(off, allowed))
-    return worst
+        found["shift"] = Compared(got.shift, want.shift, off, scale * tolerance[Reduction.MEAN].at(size))
+    if laplace:
+        with np.errstate(over="ignore", invalid="ignore"):
+            ratio = np.where(abs(got.sign) <= 1.0, got.sign * np.exp(got.log_magnitude - size), math.nan)
+            off = abs(ratio - want.signed)
+            logs = np.where(np.sign(want.signed) == got.sign, abs(got.log_magnitude - size), math.nan)
+        # So far below that float64 does not resolve a log to one, |L| is M: only the logs compare.
+        off = np.where(allowed < 1.0, off, logs)
+        found["sign and log_magnitude"] = Compared(ratio, want.signed, off, allowed)
+    return found
+
+
+def errors(problem: Problem, got: Partial, want: Truth, scale: float = 1.0) -> Array:
+    """Error of every row over its tolerance, (m,): at most 1 is within the contract; inf for a row that is NaN."""
+    fields = [field.over for field in compare(problem, got, want, scale).values()]
+    return np.max(fields, axis=0)
 
 
 def worst_error(
@@ -201,14 +241,3 @@ def worst_error(
         got = answer(info, backend, problem, case)
         result[reduction] = float(errors(problem, got, want).max(initial=0.0))
     return result
-
-
-def _log_errors(tolerance: Any, got: Array, want: Array) -> Array:
-    with np.errstate(invalid="ignore"):
-        off = np.where(want == got, 0.0, abs(got - want))  # −inf, an empty sum, equals itself and nothing else
-    return _over(off, tolerance.at(np.where(np.isfinite(want), want, 0.0)))
-
-
-def _over(off: Array, allowed: Array) -> Array:
-    """Error over tolerance; inf for NaN."""
-    return np.where(np.isnan(off), np.inf, off / allowed)

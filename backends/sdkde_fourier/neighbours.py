@@ -1,8 +1,12 @@
-"""Exact sums of single rows, over the columns that matter to them: direct differences, by a neighbour search.
+"""Direct sums over a row's neighbours, for the rows that the Fourier series leaves.
 
-A row's largest term, or one near it, is that of its nearest column. What is smaller than that by a factor of the
-tolerance over n adds nothing, and lies outside a ball: r² > r_nearest² + 2 s² log(n / tolerance). Columns are sorted
-into classes of similar weights, so that the ball of a class is not widened by weights of another.
+Those are the isolated rows: where the density is low, S is too small against the series' absolute error. Rows outside
+the box are summed here too.
+
+The neighbours are the columns within a ball. A row's largest term, or one near it, is that of its nearest column. Terms
+smaller than that by a factor of tolerance / n can be left out: their columns have
+r² > r_nearest² + 2 s² log(n / tolerance). Columns are sorted into classes of similar weights, each with a ball of its
+own, as one ball for all would be as wide as the span of the weights asks for.
 """
 
 from __future__ import annotations
@@ -11,54 +15,55 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import concatenate, reduce_exact
+from sdkde_core.plugin import concatenate, map_threads, reduce_exact
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+
+from .finish import put
 
 __all__ = ["Neighbourhoods", "Outside"]
 
 Array = NDArray[Any]
 
-#: Pairs of a chunk; and rows, where nothing is counted yet.
+#: Pairs that are summed at a time, and rows whose neighbours are counted at a time.
 PAIRS, ROWS = 1 << 19, 1 << 15
 
-#: Rows up to which columns are looked at one after the other: sorting them takes longer.
+#: Rows up to which all columns are scanned: to build a tree, or to sort, takes longer.
 FEW = 12
 
-#: Columns of a block that stays in cache while they are.
+#: Columns of a scan's block, which stays in cache.
 BLOCK = 1 << 15
 
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
 
-#: Nats within which the weights of a class lie.
+#: Largest difference of two log weights in a class, nats.
 CLASS = 12.0
 
-#: Relative slack of a radius: squares are rounded.
+#: Relative slack of a squared radius, since squares are rounded.
 SLACK = 1e-12
 
 
 class _Search(Protocol):
-    """Neighbours among the columns of a class."""
+    """A neighbour search among the columns of a class."""
 
     def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
         """Squared distances and indices of the k nearest, (b, k); inf where there are fewer."""
 
     def count(self, queries: Array, radius: Array) -> Array:
-        """How many are within the radius of each, (b,)."""
+        """How many columns are within the radius of each query, (b,)."""
 
     def within(self, queries: Array, radius: Array, count: Array) -> Array:
-        """Their indices, for one query after another, in a fixed order; (sum of count,)."""
+        """Return the indices of these columns, query by query, in a fixed order; (sum of count,)."""
 
 
 class _Line:
-    """In one dimension neighbours are side by side once the columns are in order."""
+    """In one dimension: the columns in order, where neighbours are side by side."""
 
     def __init__(self, points: Array, threads: int) -> None:
         self.order = np.argsort(points[:, 0])
@@ -107,7 +112,7 @@ class _Tree:
 
 
 class _Scan:
-    """For a few rows: all columns, one row after the other; what was counted is kept until it is asked for."""
+    """For few rows: a scan of all columns. The columns that ``count`` finds are kept for ``within``."""
 
     def __init__(self, points: Array) -> None:
         self.coordinates = np.ascontiguousarray(points.T)  # (d, n)
@@ -150,13 +155,13 @@ class _Scan:
             yield squares
 
 
-class _Class:
+class _WeightClass:
     """Columns with similar weights."""
 
     def __init__(
         self, points: Array, log_weights: Array, members: Array | None, threads: int, few: bool = False
     ) -> None:
-        self.members = members  # their indices, or None: all columns
+        self.members = members  # the columns' indices; None: all columns
         mine = points if members is None else points[members]
         weights = log_weights if members is None else log_weights[members]
         self.least, self.most = float(weights.min()), float(weights.max())
@@ -164,7 +169,7 @@ class _Class:
         self.search: _Search = _Scan(mine) if few else kind(mine, threads)
 
     def nearest(self, queries: Array, own: Array | None) -> tuple[Array, Array]:
-        """Squared distance and column of the nearest that is not the row's own; inf and any column where none is."""
+        """Return each row's nearest column but its own, and the squared distance: inf where there is no column."""
         r2, index = self.search.nearest(queries, 1 if own is None else 2)
         index = index if self.members is None else self.members[index]
         if own is None:
@@ -178,14 +183,14 @@ class _Class:
         return np.where(radius >= 0, self.search.count(queries, np.maximum(radius, 0.0)), 0)
 
     def within(self, queries: Array, radius: Array, count: Array) -> tuple[Array, Array]:
-        """The pairs (row, column), row after row."""
+        """Return the pairs (row, column), row by row."""
         some = np.flatnonzero(count)
         index = self.search.within(queries[some], radius[some], count[some])
         return np.repeat(some, count[some]), index if self.members is None else self.members[index]
 
 
 class Neighbourhoods:
-    """The columns, to be searched; nothing is sorted before the first row asks.
+    """All columns, searched for neighbours. The search is built when the first rows come.
 
     Parameters
     ----------
@@ -196,7 +201,7 @@ class Neighbourhoods:
     def __init__(self, columns: Columns, threads: int) -> None:
         self.points, self.log_weights, self.threads = columns.points, columns.log_weights, threads
         self._lock = threading.Lock()
-        self._made: list[_Class] = []
+        self._made: list[_WeightClass] = []
 
     def reduce(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
         """Answer for some rows at one scale.
@@ -210,14 +215,11 @@ class Neighbourhoods:
         scale : float
         """
         far = (np.abs(queries) < FARTHEST).min(axis=1) == 0
-        if far.any():  # or not numbers; a search takes neither
+        if far.any():  # or not a number: no search takes either
             found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own, scale)
             some = self._far(problem, queries[far], scale)
-            for name in ("log_sum", "shift", "sign", "log_magnitude"):
-                if getattr(found, name) is not None:
-                    getattr(found, name)[far] = getattr(some, name)
-            return found
-        if len(queries) <= FEW:  # whether columns are sorted by now or not: the same call gives the same bits
+            return put(found, far, some)
+        if len(queries) <= FEW:  # also once a tree is there, so that the same call gives the same bits
             return concatenate(self._block(problem, self._classes(few=True), queries, own, scale))
         with self._lock:
             if not self._made:
@@ -229,22 +231,22 @@ class Neighbourhoods:
         return concatenate(blocks)
 
     def _far(self, problem: Problem, queries: Array, scale: float) -> Partial:
-        """Rows so far out that none is a column."""
+        """Sum rows whose squared distances overflow; no column is as far out, so none leaves its own out."""
         plain = replace(problem, requires=problem.requires - {"exclude_self", "multi_scale"}, scales=())
         found = reduce_exact(plain, queries / scale, Columns(self.points / scale, self.log_weights))
         return found if found.shift is None else replace(found, shift=found.shift * scale)
 
-    def _classes(self, few: bool = False) -> list[_Class]:
+    def _classes(self, few: bool = False) -> list[_WeightClass]:
         top = self.log_weights.max()
         number = ((top - self.log_weights) / CLASS).astype(np.int64)
         which = np.unique(number) if number.any() else number[:1]
         members = [None] if len(which) == 1 else [np.flatnonzero(number == k) for k in which]
-        return [_Class(self.points, self.log_weights, some, self.threads, few) for some in members]
+        return [_WeightClass(self.points, self.log_weights, some, self.threads, few) for some in members]
 
     def _block(
-        self, problem: Problem, classes: list[_Class], queries: Array, own: Array | None, scale: float
+        self, problem: Problem, classes: list[_WeightClass], queries: Array, own: Array | None, scale: float
     ) -> list[Partial]:
-        """Search for a block of rows, then sum over as many of them at a time as memory allows."""
+        """Find the neighbours of a block of rows, then sum over :data:`PAIRS` of them at a time."""
         leader, radii = self._search(problem, classes, queries, own, scale)
         counts = [one.count(queries, radius) for one, radius in zip(classes, radii)]
         ends = np.cumsum(sum(counts))
@@ -263,16 +265,12 @@ class Neighbourhoods:
                 ]
                 return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs, scale)
 
-        tasks = list(itertools.pairwise(cuts))
-        if len(tasks) == 1 or self.threads == 1:
-            return [task(t) for t in tasks]
-        with ThreadPoolExecutor(min(self.threads, len(tasks)), thread_name_prefix="sdkde-fourier") as pool:
-            return list(pool.map(task, tasks))
+        return map_threads(task, list(itertools.pairwise(cuts)), self.threads)
 
     def _search(
-        self, problem: Problem, classes: list[_Class], queries: Array, own: Array | None, scale: float
+        self, problem: Problem, classes: list[_WeightClass], queries: Array, own: Array | None, scale: float
     ) -> tuple[Array, list[Array]]:
-        """Each row's leading column (−1: it has none), and the radius within which a class matters to it."""
+        """Return each row's leading column, of the largest term (−1: none), and its radius in every class."""
         found = [one.nearest(queries, own) for one in classes]
         sharpness = 0.5 / scale**2
         terms = np.array([one.least - sharpness * r2 for one, (r2, _) in zip(classes, found)])  # (classes, b)
@@ -281,7 +279,7 @@ class Neighbourhoods:
         leader = np.where(np.isfinite(best), np.array([index for _, index in found])[first, rows], -1)
         nearest = np.sqrt(np.array([r2 for r2, _ in found])[first, rows])
         tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
-        nats = math.log(len(self.points) / tolerance) + 5.0 + np.log(2.0 + nearest)  # terms times r, or 1 + r²
+        nats = math.log(len(self.points) / tolerance) + 5.0 + np.log(2.0 + nearest / scale)  # terms times r, or 1 + r²
         radii = []
         for one, (r2, _) in zip(classes, found):
             if len(classes) == 1:
@@ -351,20 +349,20 @@ class Neighbourhoods:
 
 
 class Outside:
-    """Columns outside the box, which rows near them are summed over besides the modes.
+    """Columns outside the box: rows near them add these columns' terms to the series.
 
     Parameters
     ----------
     columns : Columns
         All columns.
     members : (k,) array
-        Which of them.
+        The columns outside.
     threads : int
     """
 
     def __init__(self, columns: Columns, members: Array, threads: int) -> None:
         self.points, self.log_weights = columns.points, columns.log_weights
-        self.members = _Class(columns.points, columns.log_weights, members, threads)
+        self.members = _WeightClass(columns.points, columns.log_weights, members, threads)
 
     def sums(self, problem: Problem, queries: Array, own: Array | None, radius: float, scale: float) -> list[Array]:
         """Return S, then MEAN's d sums Σ w φ (u_j − y) or LAPLACE's L, (b,) each, over the columns within ``radius``.
@@ -398,6 +396,6 @@ class Outside:
 
 
 def _starts(row: Array) -> tuple[Array, Array]:
-    """The rows that occur, and where each begins."""
+    """Return the rows that occur in a sorted array, and where each begins."""
     start = np.flatnonzero(np.diff(row, prepend=-1))
     return row[start], start

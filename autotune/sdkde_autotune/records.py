@@ -1,4 +1,4 @@
-"""What the store reads and writes: trials and winners as rows of SQLite and as JSON, and how a winner is found."""
+"""Trials and winners, how they become rows of SQLite and JSON, and how a winner is chosen among trials."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import sdkde_core
 from sdkde_core.tuning import Config
 
 from . import lookup, schema
-from .key import Key
-from .measure import SOURCES, STATUSES, Outcome, fastest
+from .key import Key, canonical
+from .runner import SOURCES, STATUSES, Outcome, fastest
 
 __all__ = ["Best", "StoreError", "Trial", "checked", "dump", "read_dump", "select", "winner"]
 
@@ -29,26 +29,26 @@ _FORMAT = "sdkde-tuning"
 _JSON = ("config", "default_config", "phases", "provenance")
 _QUANTILES = ("q20", "q50", "q80")
 
-#: Who speaks for a configuration, the most trusted first.
+#: Sources, the most trusted first: of several trials of a configuration the most trusted one counts.
 _TRUST = ("measured", "imported", "predicted")
 
 
 class StoreError(ValueError):
-    """The file cannot be used: which, why, and what to do."""
+    """A database or an import cannot be used; the message says which, why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An attempt.
+    """A configuration that was tried for a key, and its outcome.
 
     Parameters
     ----------
     key : Key
     config : mapping
-        The configuration tried.
+        The configuration.
     outcome : Outcome
     source : str
-        One of :data:`sdkde_autotune.measure.SOURCES`.
+        One of :data:`sdkde_autotune.runner.SOURCES`.
     provenance : mapping
         Versions; see :mod:`sdkde_autotune.provenance`.
     created : str
@@ -74,9 +74,9 @@ class Best:
     ms : float
         Median, in milliseconds.
     default_ms : float or None
-        That of the default configuration, if it ran and came about in the same way: both predicted, or neither.
+        Median of the default configuration; None if it did not run, or only one of the two was predicted.
     noise : float
-        Distance of the 20 % and 80 % quantiles, relative to the median.
+        Difference of the 80 % and 20 % quantiles, relative to the median.
     source, provenance, created
         As of the winner's :class:`Trial`.
     default_config : mapping or None
@@ -95,18 +95,18 @@ class Best:
 
 
 def now() -> str:
-    """The time, ISO 8601, UTC."""
+    """Return the present time, ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def _utc(time: str) -> str:
-    """As :func:`now` writes it, so that times compare as text."""
+    """Return a time in the format of :func:`now`, so that times compare as text."""
     when = datetime.fromisoformat(time)
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def select(db: Database, table: str, filters: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of a table where every column given has the value, or one of the values; trials by time, the rest by key."""
+    """Return rows whose columns have the values in ``filters``, or one of several; trials by time, others by key."""
     found = db.table(table)
     columns, arguments, parts = list(found.columns_dict), list[Any](), list[str]()
     for name, wanted in filters.items():
@@ -128,21 +128,17 @@ def calibrated(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["machine"], row["backend"], row["name"]
 
 
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(dict(value), sort_keys=True)
-
-
 def row_of_trial(trial: Trial) -> dict[str, Any]:
     outcome = trial.outcome
     return {
         **trial.key._asdict(),
-        "config": _text(trial.config),
+        "config": canonical(trial.config),
         "status": outcome.status,
         "error": outcome.error,
         **dict(zip(_QUANTILES, outcome.ms or (None, None, None))),
-        "phases": _text(outcome.phases),
+        "phases": canonical(outcome.phases),
         "source": trial.source,
-        "provenance": _text(trial.provenance),
+        "provenance": canonical(trial.provenance),
         "created": trial.created,
     }
 
@@ -157,13 +153,13 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
 def row_of_best(best: Best) -> dict[str, Any]:
     return {
         **best.key._asdict(),
-        "config": _text(best.config),
+        "config": canonical(best.config),
         "ms": best.ms,
-        "default_config": None if best.default_config is None else _text(best.default_config),
+        "default_config": None if best.default_config is None else canonical(best.default_config),
         "default_ms": best.default_ms,
         "noise": best.noise,
         "source": best.source,
-        "provenance": _text(best.provenance),
+        "provenance": canonical(best.provenance),
         "created": best.created,
     }
 
@@ -181,16 +177,16 @@ def best_of(row: Mapping[str, Any]) -> Best:
 
 
 def winner(trials: Iterable[Trial], default: Config | None) -> Best | None:
-    """The winner among a key's trials; see :meth:`sdkde_autotune.store.Store.settle`."""
+    """Return the winner among a key's trials, see :meth:`sdkde_autotune.store.Store.settle`; None if none ran."""
     trusted: dict[str, Trial] = {}
     for trial in sorted(trials, key=lambda trial: _TRUST.index(trial.source)):
-        trusted.setdefault(_text(trial.config), trial)
+        trusted.setdefault(canonical(trial.config), trial)
     ran = [trial for trial in trusted.values() if trial.outcome.status == "ok" and math.isfinite(trial.outcome.median)]
     ran = [trial for trial in ran if trial.source != "predicted"] or ran
     if not ran:
         return None
-    known = {_text(trial.config): trial for trial in ran}
-    usual = None if default is None else _text(default)
+    known = {canonical(trial.config): trial for trial in ran}
+    usual = None if default is None else canonical(default)
     first = known[str(fastest({name: trial.outcome for name, trial in known.items()}, usual))]
     low, median, high = first.outcome.ms or (math.nan,) * 3
     return Best(
@@ -210,7 +206,7 @@ def winner(trials: Iterable[Trial], default: Config | None) -> Best | None:
 
 
 def dump(db: Database, filters: Mapping[str, Any]) -> dict[str, Any]:
-    """A database as JSON can hold it; see :meth:`sdkde_autotune.store.Store.dump`."""
+    """Return a database as values for JSON; see :meth:`sdkde_autotune.store.Store.dump`."""
 
     def rows(table: str, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [
@@ -232,7 +228,7 @@ def dump(db: Database, filters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_dump(path: Path) -> Mapping[str, Any]:
-    """A dump from a JSON file, or of another database."""
+    """Return the dump in a JSON file, or the dump of another database."""
     try:
         try:
             found = lookup.read(path, _dump_of)
@@ -250,7 +246,7 @@ def read_dump(path: Path) -> Mapping[str, Any]:
 
 
 def _dump_of(connection: sqlite3.Connection) -> dict[str, Any]:
-    """Dump a database of this schema or an older one, which is migrated in memory."""
+    """Dump a database; one of an older schema is migrated, in memory."""
     with closing(sqlite3.connect(":memory:")) as memory:
         connection.backup(memory)
         db = Database(memory)
@@ -262,22 +258,24 @@ _Checked = tuple[list[dict[str, Any]], list[dict[str, Any]], dict[Key, Config]]
 
 
 def checked(given: Any, name: str) -> _Checked:
-    """Rows for the tables, and default configurations by key.
+    """Return a dump's trials and calibration as rows, and its default configurations by key.
 
     Raises
     ------
     StoreError
-        It is not what :meth:`Store.dump` returns, or of a newer sdkde.
+        It is not a dump, or one of a newer sdkde.
     """
     if not isinstance(given, Mapping) or given.get("format") != _FORMAT:
         raise StoreError(f"{name} is no export of the tuner; pass what `sdkde-autotune export` wrote, or a database")
     if given.get("schema", 0) > len(schema.MIGRATIONS):
-        raise StoreError(f"{name} is of a newer sdkde (schema {given['schema']}); update sdkde")
+        raise StoreError(f"{name} was written by a newer sdkde (schema {given['schema']}); update sdkde")
     row: Any = None
     try:
         trials, calibration, defaults = [], [], {}
         for row in given.get("trial", ()):
-            trial = trial_of({**row, **{column: _text(row[column]) for column in ("config", "phases", "provenance")}})
+            trial = trial_of(
+                {**row, **{column: canonical(row[column]) for column in ("config", "phases", "provenance")}}
+            )
             if trial.outcome.status not in STATUSES or trial.source not in SOURCES:
                 raise ValueError(f"status {trial.outcome.status!r}, source {trial.source!r}")
             if not all(map(isinstance, (*trial.key, trial.created), (*schema.KEY.values(), str))):

@@ -1,4 +1,4 @@
-"""What a tuner learns of a candidate, and who tells it."""
+"""What a search asks for and gets: tasks, outcomes, and the runner that tries candidates."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from sdkde_core.tuning import Config, Query
 
 __all__ = ["FINALS", "MARGIN", "SOURCES", "STATUSES", "Outcome", "Runner", "Task", "fastest"]
 
-#: What can become of a candidate: it ran; its parameters rule it out; it did not compile, or spills; it took too long;
-#: memory did not suffice; it killed its process; its answer was wrong.
+#: Statuses of a candidate: it ran; it cannot be launched; it did not compile, or spills; it took too long; memory ran
+#: out; its process died; its results were wrong.
 STATUSES = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
 
-#: Where a row comes from.
+#: Where a result comes from.
 SOURCES = ("measured", "predicted", "imported")
 
-
-#: The phase that a finalist's outcome carries: it was timed in turns with the others.
+#: The phase in the outcome of a finalist: it was timed in turns with the other finalists.
 FINALS = "finals"
 
-#: A gain below this, as a fraction, is no reason to leave the default: it is within what clocks drift.
+#: The default is kept unless another is faster by more than this fraction: clocks drift by as much.
 MARGIN = 0.01
 
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel to tune for one problem: the problem as a typical call has it, its sizes powers of two."""
+    """One kernel to tune for one problem, whose sizes are powers of two."""
 
     query: Query
     problem: Problem
@@ -37,18 +36,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a candidate.
+    """The outcome of trying a candidate.
 
     Parameters
     ----------
     status : str
         One of :data:`STATUSES`.
     ms : tuple of float
-        With ``"ok"``: the 20 %, 50 % and 80 % quantiles of its time, in milliseconds; predicted: three times the same.
+        With ``"ok"``: the 20 %, 50 % and 80 % quantiles of its time in milliseconds; equal if it was predicted.
     error : str
-        Otherwise: why, one line.
+        With any other status: the reason, in one line.
     phases : mapping of str to float
-        Seconds spent on it, by phase: ``"compile"``, ``"check"``, ``"time"``, ``"finals"``.
+        Seconds spent on the candidate, by phase: ``"compile"``, ``"check"``, ``"time"``, ``"finals"``.
     """
 
     status: str
@@ -58,15 +57,15 @@ class Outcome:
 
     @property
     def median(self) -> float:
-        """Milliseconds; inf unless it ran."""
+        """Median in milliseconds; inf unless it ran."""
         return self.ms[1] if self.ms else float("inf")
 
 
 def fastest(outcomes: Mapping[str, Outcome], default: str | None) -> str | None:
-    """Return which of some configurations is to be used, by name; None if none ran.
+    """Return the name of the configuration to use; None if none ran.
 
-    Finalists were timed side by side: a lucky time of another does not beat them. The default is left for what is
-    faster by more than :data:`MARGIN`.
+    If there are finalists, it is one of them: they were timed in turns, so no lucky time decides. The default is kept
+    unless another is faster by more than :data:`MARGIN`.
     """
     ran = {name: outcome for name, outcome in outcomes.items() if outcome.status == "ok"}
     final = {name: outcome for name, outcome in ran.items() if FINALS in outcome.phases} or ran
@@ -77,22 +76,22 @@ def fastest(outcomes: Mapping[str, Outcome], default: str | None) -> str | None:
 
 
 class Runner(TypingProtocol):
-    """Tries candidates. Never raises for what a candidate does; KeyboardInterrupt passes."""
+    """Tries candidates. A failing candidate is an outcome, never an exception; KeyboardInterrupt is raised."""
 
     #: ``"measured"`` or ``"predicted"``.
     source: str
 
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
-        """Hear which candidates will probably come next, and compile them side by side; may do nothing."""
+        """Start to compile the candidates that will probably be run next; may do nothing."""
 
     def run(self, task: Task, config: Config, best: float) -> Outcome:
-        """Compile, check, then time a candidate; one far behind ``best`` (milliseconds) may be stopped early."""
+        """Compile, check and time a candidate. One much slower than ``best`` (milliseconds) may be stopped early."""
 
     def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
-        """Time the finalists again, interleaved, so that drift of the clock hits all alike; in the order given."""
+        """Time the finalists again, in turns, so that a drifting clock affects all alike; return them in order."""
 
     def provenance(self, task: Task) -> dict[str, Any]:
-        """Versions and circumstances that go with its results; see :mod:`sdkde_autotune.provenance`."""
+        """Return what is stored with its results, see :mod:`sdkde_autotune.provenance`."""
 
     def close(self) -> None:
-        """Stop workers, if there are any."""
+        """Stop its processes, if there are any."""

@@ -1,0 +1,395 @@
+"""One reduction over fixed columns, for any rows: the only place that hands a problem to a backend.
+
+Columns of weight zero are dropped (and stay rows). Outliers are summed apart: by the backend's slower formula where it
+has one, else by direct differences. Where the device's memory does not suffice, the rows are cut. A backend without
+``"multi_scale"`` is asked scale by scale.
+
+Of problems that require ``"grad"`` nothing is dropped or taken off: a backend with that feature holds at any extent,
+and the derivative by a weight of zero is not zero.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace, device, is_torch_array
+
+from ..arrays import to_host
+from ..protocol import Backend, BackendInfo, BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction
+from .exact import Exact
+from .merge import concatenate, each, empty, merge, stack
+from .outliers import Outliers, count, find_outliers, pair_share, radii, read_back, within_limit
+
+__all__ = ["KEPT", "PROVIDED", "PackedColumns", "ScaleByScale", "pack", "per_scale", "reduce_pass"]
+
+#: Features that the core has for every backend: it reduces scale by scale.
+PROVIDED = frozenset({"multi_scale"})
+
+#: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
+KEPT = 4
+
+Which = Literal["all", "near", "far"]
+
+
+def reduce_pass(
+    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any = None, own_offset: int = 0
+) -> Partial:
+    """Run one reduction through a backend as the core does it.
+
+    Parameters
+    ----------
+    backend, info : Backend, BackendInfo
+    problem : Problem
+        Its extent bounds rows and columns.
+    columns : Columns
+        As the protocol has them, but log weights may be −inf.
+    queries : (m, d) float64 array, optional
+        None: the points.
+    own_offset : int
+        With ``"exclude_self"``: row i leaves out column i + own_offset.
+    """
+    return pack(backend, info, problem, columns).reduce(queries, own_offset=own_offset)[0]
+
+
+def pack(
+    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
+) -> PackedColumns | ScaleByScale:
+    """Return the columns ready for rows; with several scales, for a backend that takes one at a time too."""
+    several = problem.scales and "multi_scale" not in info.features
+    return (ScaleByScale if several else PackedColumns)(backend, info, problem, columns, shared)
+
+
+def per_scale(info: BackendInfo, problem: Problem) -> tuple[Problem, ...]:
+    """Return the problems that a backend is asked: one per scale where it does not take several at a time."""
+    if not problem.scales or "multi_scale" in info.features:
+        return (problem,)
+    return tuple(_at(problem, scale) for scale in problem.scales)
+
+
+def _at(problem: Problem, scale: float) -> Problem:
+    """Return the problem in bandwidths of one scale."""
+    return replace(problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale)
+
+
+class _Packed(NamedTuple):
+    """Some of the columns as a backend holds them."""
+
+    backend: Backend
+    problem: Problem  # its n is theirs, its extent the largest that the state serves
+    columns: Columns
+    state: Any
+
+
+class PackedColumns:
+    """The columns of one reduction, packed when rows first need them; made by :func:`pack`.
+
+    What a backend makes of columns serves up to an extent. Rows that reach beyond the columns have these packed for the
+    next power of two, so that there are few states; the last ones used are kept. Which states serve a batch, and what
+    they are, follows from the batch and the columns alone: its bits do not depend on the batches before.
+
+    Parameters
+    ----------
+    backend, info : Backend, BackendInfo
+    problem : Problem
+        Its m is how many rows to expect, its extent bounds the columns.
+    columns : Columns
+        As the protocol has them, but log weights may be −inf.
+    shared : bool
+        Calls may come from several threads, and on several CUDA streams.
+
+    Raises
+    ------
+    BackendUnavailable
+        The backend cannot answer the problem; :meth:`reduce` too, where rows reach beyond what it can.
+    """
+
+    def __init__(
+        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
+    ) -> None:
+        self._points = columns.points  # what rows are by default, those of weight zero too
+        self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
+        self._kept: Any = None  # indices of the columns with weight; None: all
+        splits = "grad" not in problem.requires
+        if splits and "weights" in problem.requires:
+            carries = columns.log_weights > -math.inf
+            kept = array_namespace(carries).nonzero(carries)[0]
+            if kept.shape[0] < carries.shape[0]:
+                self._kept, self._columns = kept, take_columns(columns, kept)
+        self._problem = replace(problem, n=self._columns.points.shape[0], same=False)
+        self._limit = info.extent_limit(self._problem) if splits else math.inf
+        self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
+        self._lock = threading.Lock()
+        self._far: Outliers | None = None
+        self._searched = problem.extent <= self._limit
+        if shared:  # what a batch without outliers needs is packed now
+            with np.errstate(all="ignore"):
+                self._count(None)
+                self._packed("all", backend, problem.extent) if self._takes_whole(0.0, 0, 1) else self._for_near()
+
+    def reduce(
+        self, queries: Any = None, *, own_offset: int = 0, distances: Any = None, extent: float | None = None
+    ) -> tuple[Partial, int]:
+        """Reduce over all columns for every row.
+
+        Parameters
+        ----------
+        queries : (m, d) float64 array, optional
+            None: the points.
+        own_offset : int
+            With ``"exclude_self"``: row i leaves out column i + own_offset.
+        distances : (m,) array, optional
+            The rows' from the origin, where they are known.
+        extent : float, optional
+            A bound on them; None: the problem's.
+
+        Returns
+        -------
+        Partial
+        int
+            How many outliers were summed apart: rows and columns, what is both counted once.
+        """
+        same, rows = queries is None, self._points if queries is None else queries
+        extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
+        far, m_far = None, 0
+        with np.errstate(all="ignore"):  # sums of exponentials underflow by design, whatever the caller's error state
+            if extent > self._limit:
+                far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
+                m_far = self._count(far)
+            whole = self._takes_whole(extent, m_far, m)
+            apart = 0 if whole else max(m_far, self._n_far) if same else m_far + self._n_far
+            if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
+                return self._without_own(rows, own_offset, far, extent, whole), apart
+            points = same and self._kept is None  # the rows are the columns, which a backend may use
+            if whole or not apart:
+                packed = self._packed("all", self._backend, self._stepped(extent) if whole else self._limit)
+                return self._sum([packed], None if points else rows, own_offset), apart
+            if not m_far:
+                return self._sum(self._for_near(), rows), apart
+            order, blocks = marked_last(far), []
+            rows = take_rows(rows, order)
+            if m > m_far:
+                blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], points_first=points))
+            blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
+            return undo(concatenate(blocks), order), apart
+
+    def _count(self, far: Any) -> int:
+        """How many rows a mask has; the first time the columns' outliers are found, and all numbers read at once."""
+        counts = [] if far is None else [count(far)]
+        if not self._searched:
+            self._far, counts = find_outliers(self._problem, self._columns, self._limit, *counts)
+            self._searched = True
+        elif counts:
+            counts = read_back(*counts)
+        return int(counts[0]) if counts else 0
+
+    @property
+    def _n_far(self) -> int:
+        return self._far.n if self._far else 0
+
+    def _takes_whole(self, extent: float, m_far: int, m: int) -> bool:
+        """Whether the backend is to sum all rows over all columns in one way."""
+        reach = max(extent, self._problem.extent)
+        if reach <= self._limit:
+            return True
+        problem = self._up_to(reach)
+        return within_limit(self._info, problem, pair_share(m_far, m, self._n_far, problem.n)) is problem
+
+    def _for_near(self) -> list[_Packed]:
+        """What near rows are summed over: near columns, and outliers where these may add something."""
+        if self._far is None:
+            return [self._packed("all", self._backend, self._limit)]
+        any_near, states = self._far.n < self._problem.n, []
+        if any_near:
+            states.append(self._packed("near", self._backend, self._limit))
+        if not (any_near and self._far.negligible(self._problem, self._limit)):
+            states.append(self._packed("far", *self._reaching(0.0)))
+        return states
+
+    def _reaching(self, extent: float) -> tuple[Backend, float]:
+        """Who sums rows within ``extent``, and up to where: the backend if it reaches that far, else the exact path."""
+        extent = self._stepped(extent)
+        return (self._backend, extent) if self._info.supports(self._up_to(extent)).ok else (Exact(), math.inf)
+
+    def _stepped(self, extent: float) -> float:
+        """The extent to pack columns for that is to serve rows within ``extent``."""
+        if extent <= self._problem.extent:
+            return self._problem.extent
+        wider = 2.0 ** max(0, math.ceil(math.log2(extent)))
+        if extent <= self._limit:
+            wider = min(wider, self._limit)
+        return wider if self._info.supports(self._up_to(wider)).ok else extent
+
+    def _up_to(self, extent: float) -> Problem:
+        return replace(self._problem, extent=extent)
+
+    def _packed(self, which: Which, backend: Backend, extent: float) -> _Packed:
+        with self._lock:
+            packed = self._states.pop((which, extent), None)
+            if packed is None:
+                columns = self._columns
+                if self._far is not None and which != "all":
+                    order, n_near = marked_last(self._far.mask), self._problem.n - self._far.n
+                    columns = take_columns(columns, order[:n_near] if which == "near" else order[n_near:])
+                packed = self._pack(columns, backend, extent)
+                if self._shared:
+                    to_host(columns.points[:1, :])  # waits for the device: other streams find everything there
+            self._states[which, extent] = packed  # the last one used comes last
+            if len(self._states) > KEPT:
+                self._states.popitem(last=False)
+            return packed
+
+    def _pack(self, columns: Columns, backend: Backend, extent: float) -> _Packed:
+        problem = replace(self._problem, n=columns.points.shape[0], extent=extent)
+        if backend is self._backend and (self._shared or extent > self._problem.extent):
+            support = self._info.supports(problem)
+            if not support.ok:
+                raise BackendUnavailable(f"backend {self._info.name!r} cannot do this: {support.reason}")
+        return _Packed(backend, problem, columns, backend.prepare(problem, columns))
+
+    def _sum(self, states: list[_Packed], queries: Any, own_offset: int = 0, points_first: bool = False) -> Partial:
+        """Reduce over the columns of all states; ``points_first``: the queries are those of the first."""
+        parts = []
+        for i, (backend, problem, columns, state) in enumerate(states):
+            given = None if points_first and i == 0 else queries
+            m = (columns.points if given is None else given).shape[0]
+            problem = replace(problem, m=m, same=given is None)
+            parts.append(_reduce_rows(backend, problem, columns, given, state, own_offset))
+        return merge(parts)
+
+    def _without_own(self, rows: Any, own_offset: int, far: Any, extent: float, whole: bool) -> Partial:
+        """Reduce with ``"exclude_self"`` where a row and its own column no longer stand at one offset."""
+        kept = np.arange(self._points.shape[0]) if self._kept is None else to_host(self._kept)
+        far_rows = np.zeros(rows.shape[0], bool) if far is None else to_host(far)
+        outliers = np.zeros(len(kept), bool) if self._far is None else to_host(self._far.mask)
+        blocks: list[tuple[Any, list[tuple[Any, Backend, float]]]]
+        if whole:
+            blocks = [(np.arange(len(far_rows)), [(kept, self._backend, self._stepped(extent))])]
+        else:
+            near = [(kept[~outliers], self._backend, self._limit), (kept[outliers], *self._reaching(0.0))]
+            blocks = [(np.flatnonzero(~far_rows), near), (np.flatnonzero(far_rows), [(kept, *self._reaching(extent))])]
+        blocks = [block for block in blocks if len(block[0])]
+        if not blocks:
+            return empty(self._problem, rows)
+        results = [
+            merge([self._aligned(rows, block, *over, own_offset) for over in groups if len(over[0])])
+            for block, groups in blocks
+        ]
+        return undo(concatenate(results), _index(np.concatenate([block for block, _ in blocks]), rows))
+
+    def _aligned(
+        self, rows: Any, block: Any, columns: Any, backend: Backend, extent: float, own_offset: int
+    ) -> Partial:
+        """Some rows over some columns, by their indices on the host, each row without its own column.
+
+        First come the columns that no row owns, then the rows' own in the rows' order; rows without an own column come
+        last. So one offset, the number of the first, is right for all rows.
+        """
+        own = block + own_offset
+        has_own = np.isin(own, columns)
+        alone = columns[~np.isin(columns, own)]
+        taken = np.concatenate([alone, own[has_own]])
+        if self._kept is not None:
+            taken = np.searchsorted(to_host(self._kept), taken)  # its place among the columns with weight
+        order = np.argsort(~has_own, kind="stable")
+        packed = self._pack(take_columns(self._columns, _index(taken, rows)), backend, extent)
+        queries = take_rows(rows, _index(block[order], rows))
+        return undo(self._sum([packed], queries, len(alone)), _index(order, rows))
+
+
+class ScaleByScale:
+    """The columns at several scales, for a backend that takes one at a time."""
+
+    def __init__(
+        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
+    ) -> None:
+        self._scales = problem.scales
+        self._each = [
+            PackedColumns(backend, info, _at(problem, s), replace(columns, points=columns.points / s), shared)
+            for s in problem.scales
+        ]
+
+    def reduce(
+        self, queries: Any = None, *, own_offset: int = 0, distances: Any = None, extent: float | None = None
+    ) -> tuple[Partial, int]:
+        """As :meth:`PackedColumns.reduce`, with an axis for the scales; outliers are those of the hardest scale."""
+        answers, apart = [], 0
+        for scale, columns in zip(self._scales, self._each):
+            got, far = columns.reduce(
+                None if queries is None else queries / scale,
+                own_offset=own_offset,
+                distances=None if distances is None else distances / scale,
+                extent=None if extent is None else extent / scale,
+            )
+            answers.append(got if got.shift is None else replace(got, shift=got.shift * scale))
+            apart = max(apart, far)
+        return stack(answers), apart
+
+
+def _reduce_rows(
+    backend: Backend, problem: Problem, columns: Columns, queries: Any, state: Any, own_offset: int
+) -> Partial:
+    """Reduce, with half the rows at a time where the device's memory does not suffice."""
+    try:
+        return _checked(problem, backend.reduce(problem, queries, state, own_offset))
+    except DeviceOutOfMemory:
+        if problem.m < 2:
+            raise
+    rows = columns.points if queries is None else queries
+    half = problem.m // 2
+    parts = []
+    for start, stop in ((0, half), (half, problem.m)):
+        sub = replace(problem, m=stop - start, same=False)
+        parts.append(_reduce_rows(backend, sub, columns, rows[start:stop, :], state, own_offset + start))
+    return concatenate(parts)
+
+
+def _checked(problem: Problem, partial: Partial) -> Partial:
+    """Refuse an answer that does not have the fields and shapes of the question."""
+    per_row = (problem.m, len(problem.scales)) if problem.scales else (problem.m,)
+    mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
+    expected = {
+        "log_sum": per_row,
+        "shift": (*per_row, problem.d) if mean else None,
+        "sign": per_row if laplace else None,
+        "log_magnitude": per_row if laplace else None,
+    }
+    for name, shape in expected.items():
+        x = getattr(partial, name)
+        found = None if x is None else tuple(x.shape)
+        if found != shape:
+            raise RuntimeError(f"the backend's {name} for {problem.reduction} has shape {found}, not {shape}")
+    return partial
+
+
+def marked_last(mask: Any) -> Any:
+    """Indices of all entries, those of the mask last, otherwise in order; so their number need not be known."""
+    xp = array_namespace(mask)
+    return xp.argsort(xp.astype(mask, xp.int8), stable=True)
+
+
+def undo(partial: Partial, order: Any) -> Partial:
+    """Bring results back from an order of the rows."""
+    back = array_namespace(order).argsort(order)
+    return each(partial, lambda x: take_rows(x, back))
+
+
+def take_rows(x: Any, which: Any) -> Any:
+    """Rows by their indices, which are where x is."""
+    if is_torch_array(x):
+        return x.index_select(0, which)  # take() would look for negative indices first, with three kernels more
+    return array_namespace(x).take(x, which, axis=0)
+
+
+def take_columns(columns: Columns, which: Any) -> Columns:
+    """Columns by their indices, which are where they are."""
+    return Columns(take_rows(columns.points, which), take_rows(columns.log_weights, which))
+
+
+def _index(order: Any, like: Any) -> Any:
+    """Indices from the host, where ``like`` is."""
+    return array_namespace(like).asarray(order, device=device(like))

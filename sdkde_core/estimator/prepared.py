@@ -1,0 +1,118 @@
+"""Prepared training sets: validated, whitened, moved and packed once, then any number of queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Query
+from ..protocol import Reduction
+from .bandwidth import Bandwidth
+from .density import density
+from .fitted import Fitted
+from .request import Goal, Request
+from .untraced import untraced
+
+__all__ = ["Prepared"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prepared:
+    """A training set made ready for queries by :func:`sdkde_core.prepare`.
+
+    It is immutable, safe to use from several threads, and pickles and copies: with its columns, so that a process or
+    host that loads it has nothing left to do but to pack them, for the same backend, or for the best one that is there.
+
+    Attributes
+    ----------
+    method : {"sdkde", "kde", "laplace"}
+    n_train, n_dimensions : int
+    bandwidth : Bandwidth
+    precision : {"fast", "high", "float64"}
+    backend, device : str
+        What was chosen.
+    """
+
+    _fitted: Fitted
+    _dtype: str
+
+    @property
+    def method(self) -> str:
+        return self._fitted.request.method
+
+    @property
+    def n_train(self) -> int:
+        return self._fitted.problem.n
+
+    @property
+    def n_dimensions(self) -> int:
+        return self._fitted.problem.d
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        return self._fitted.bandwidth
+
+    @property
+    def precision(self) -> str:
+        return self._fitted.problem.precision
+
+    @property
+    def backend(self) -> str:
+        return self._fitted.choice.name
+
+    @property
+    def device(self) -> str:
+        return self._fitted.choice.device
+
+    @untraced
+    def estimate(self, query: Any, *, log: bool = False) -> Any:
+        """Estimate the density at ``query``.
+
+        The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
+
+        Parameters
+        ----------
+        query : (m, d) or (m,) array_like
+            As for :func:`sdkde_core.estimate`, but required.
+        log : bool
+            Return log p̂. Laplace: NaN where p̂ < 0, with one RuntimeWarning.
+
+        Returns
+        -------
+        (m,) array
+            Of the kind and on the device of ``query``, with the wider dtype of it and of the training samples.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A query that cannot be right.
+        BackendUnavailable
+            The backend cannot answer queries so far from the training samples.
+        """
+        read = self._fitted.read(query)
+        if not read.points.shape[0]:
+            return self._restored(np.empty(0), read)
+        sums = self._fitted.reduce_query(read)
+        return self._restored(density(sums, self.bandwidth.log_constant, log), read)
+
+    @untraced
+    def grad_log_density(self, query: Any) -> Any:
+        """Return the score ∇log p̂ at ``query``, (m, d), per data unit; not for ``method="laplace"``.
+
+        The first call packs the training samples for it, and keeps them.
+        """
+        Request(Goal.GRADIENT, self.method)  # raises where there is none
+        read = self._fitted.read(query)
+        if not read.points.shape[0]:
+            return self._restored(np.empty((0, self.n_dimensions)), read)
+        shift = self._fitted.reduce_query(read, Reduction.MEAN).shift
+        return self._restored(self.bandwidth.pull_back(shift), read)
+
+    def _restored(self, x: Any, query: Query) -> Any:
+        return query.origin.restore(x, max(query.dtype, self._dtype))  # "float64" > "float32"
+
+    def __repr__(self) -> str:
+        size = f"{self.n_train} × {self.n_dimensions}"
+        return f"Prepared({self.method}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"

@@ -1,0 +1,191 @@
+"""What the user asked for: an estimator, as a short list of passes over the reductions, and how to compute it.
+
+One frozen object, made by the public functions and read by everything else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, NamedTuple, TypedDict, TypeVar
+
+from ..choice.select import parse_device
+from ..protocol import PRECISIONS, Problem, Reduction
+
+__all__ = ["METHODS", "Goal", "Options", "Pass", "Request", "takes_options"]
+
+METHODS = ("kde", "sdkde", "laplace")
+
+
+class Goal(StrEnum):
+    """What the caller wants of the estimator."""
+
+    DENSITY = "density"
+    DEBIASED = "debiased"
+    GRADIENT = "gradient"
+
+
+class Pass(NamedTuple):
+    """One reduction over all training points."""
+
+    reduction: Reduction
+    rows: str  # "train" or "query"
+    moves: bool = False  # the result moves the training points of the passes that follow
+
+
+class Options(TypedDict, total=False):
+    """The options that public functions share; :func:`sdkde_core.estimate` describes them."""
+
+    method: str
+    bandwidth: Any
+    weights: Any
+    precision: str
+    backend: str
+    device: str | None
+    deterministic: bool
+    check_finite: bool
+    backend_options: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A goal and the shared options, validated as far as that needs no data.
+
+    ``method`` is the estimator:
+
+    * kde: p̂(y) = Σ_j w_j N(y; x_j, H).
+    * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
+    * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An option cannot be right, or the goal is not the method's; the message names it.
+    """
+
+    goal: Goal
+    method: str = "sdkde"
+    bandwidth: Any = "silverman"
+    weights: Any = None
+    precision: str = "auto"
+    backend: str = "auto"
+    device: str | None = None
+    deterministic: bool = True
+    check_finite: bool = True
+    backend_options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, goal: Goal, options: Options) -> Request:
+        """Make a request from a public function's keyword arguments."""
+        unknown = [name for name in options if name not in Options.__annotations__]
+        if unknown:
+            known = ", ".join(Options.__annotations__)
+            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; pass some of {known}")
+        return cls(goal, **options)
+
+    def __post_init__(self) -> None:
+        for name in ("method", "precision", "backend"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
+        if self.method not in METHODS:
+            raise ValueError(f"method is {self.method!r}; pass one of {', '.join(map(repr, METHODS))}")
+        object.__setattr__(self, "precision", _asked_precision(self.precision))
+        if self.method == "laplace" and self.goal is Goal.GRADIENT:
+            raise ValueError("the gradient of method='laplace' is not available yet; pass method='sdkde' or 'kde'")
+        if self.method != "sdkde" and self.goal is Goal.DEBIASED:
+            raise ValueError(f"method={self.method!r} moves no samples; debiased samples are method='sdkde'")
+        options = self.backend_options
+        if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
+            raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
+        object.__setattr__(self, "device", parse_device(self.device))
+
+    def options(self, *without: str) -> dict[str, Any]:
+        """Return the shared options, as keyword arguments of the public functions."""
+        return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes, in order."""
+        if self.goal is Goal.DEBIASED:
+            return (Pass(Reduction.MEAN, "train"),)
+        move = (Pass(Reduction.MEAN, "train", moves=True),) if self.method == "sdkde" else ()
+        if self.goal is Goal.GRADIENT:
+            return (*move, Pass(Reduction.MEAN, "query"))
+        return (*move, Pass(Reduction.LAPLACE if self.method == "laplace" else Reduction.LOG_SUM, "query"))
+
+    def precision_for(self, dtype: str) -> str:
+        """The precision for input of ``dtype``: unless the user says otherwise high for float64, fast for narrower."""
+        return ("high" if dtype == "float64" else "fast") if self.precision == "auto" else self.precision
+
+    def problems(
+        self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
+    ) -> tuple[Problem, ...]:
+        """Describe each pass.
+
+        Moved samples are means of samples, so they stay within the extent.
+
+        Parameters
+        ----------
+        m : int or None
+            Query rows; None: the training points.
+        n, d : int
+        extent : float
+            In bandwidths, over train and query.
+        requires : frozenset of str
+        dtype, device : str
+        """
+        moved, result = False, []
+        for step in self.passes:
+            at_train = step.rows == "train" or m is None
+            result.append(
+                Problem(
+                    reduction=step.reduction,
+                    m=n if at_train or m is None else m,
+                    n=n,
+                    d=d,
+                    dtype=dtype,
+                    precision=self.precision_for(dtype),
+                    device=device,
+                    same=at_train and not moved,
+                    requires=requires,
+                    deterministic=self.deterministic,
+                    extent=extent,
+                )
+            )
+            moved = moved or step.moves
+        return tuple(result)
+
+
+def _asked_precision(precision: str) -> str:
+    """The precision asked for, with the environment's in place of ``"auto"``."""
+    known = ("auto", *PRECISIONS)
+    if precision not in known:
+        raise ValueError(f"precision is {precision!r}; pass one of {', '.join(map(repr, known))}")
+    chosen = os.environ.get("SDKDE_PRECISION") or "auto" if precision == "auto" else precision
+    if chosen not in known:
+        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(PRECISIONS)}")
+    return chosen
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes_options(function: F) -> F:
+    """Show the shared options in the signature of a function that takes them as ``**options``."""
+    own = inspect.signature(function)
+    first: list[inspect.Parameter] = []
+    last: list[inspect.Parameter] = []
+    for parameter in own.parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            (last if parameter.kind is parameter.KEYWORD_ONLY else first).append(parameter)
+    taken = {p.name for p in (*first, *last)} | {"goal"}
+    shared = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in fields(Request)
+        if f.name not in taken
+    ]
+    function.__signature__ = own.replace(parameters=[*first, *shared, *last])  # type: ignore[attr-defined]
+    return function

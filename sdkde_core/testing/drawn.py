@@ -1,0 +1,189 @@
+"""Random problems, each drawn from the seed that its name ends in: sizes, dimensions, features, offsets, scales.
+
+What matters is dealt like cards: every run of as many seeds as there are values has each value once, in random order.
+So a few seeds go everywhere, and pairs of values come together by chance.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdkde_core.plugin import concatenate
+from sdkde_core.protocol import BackendInfo, Reduction
+
+from . import reference
+from .accuracy import about_tiles, boundaries
+from .problems import Case, Truth
+from .target import MIXED, NotDeclared, Profile, Target, weighted, within_each
+
+__all__ = ["Drawn", "draw", "drawn", "parameters"]
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+SHAPES = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
+TILES = (16, 32, 64, 128, 256, 512)
+OFFSETS = ("none", "inside", "negative", "below all", "n", "beyond n")
+FEATURES = tuple(frozenset(chosen) for k in range(4) for chosen in itertools.combinations(sorted(MIXED), k))
+
+#: Rows times columns times dimensions that the truth about a problem may cost; a few rows are always checked.
+WORK, FEWEST = 1_000_000, 24
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A case and what is asked of it."""
+
+    case: Case
+    same: bool
+    features: frozenset[str]
+    scales: tuple[float, ...]
+    own_offset: int
+    expected: int  # the m that ``prepare`` is told
+    cut: int  # the row at which the second of two batches begins
+
+
+def _deal(cards: Sequence[T], seed: int, salt: int) -> T:
+    hand, place = divmod(seed, len(cards))
+    return cards[np.random.default_rng([hand, salt, 73]).permutation(len(cards))[place]]
+
+
+def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple[int, int]:
+    """Draw n and m."""
+    large = int(2 ** rng.uniform(9, 13.1))  # up to 8800
+    large -= large % tile * int(rng.random() < 0.5)
+    few = int(rng.integers(1, 40))
+    if shape == "many columns":
+        return max(large, tile), few
+    if shape == "many rows":
+        return few, max(large // 2, tile)
+    if shape == "few":
+        return int(rng.integers(1, 10)), int(rng.integers(1, 10))
+    if shape == "any":
+        n, m = (int(2 ** rng.uniform(0, 9)) for _ in range(2))
+        return n, m
+    most = max(1, int(math.sqrt(pairs)) // tile)
+    n, m = (tile * int(rng.integers(1, min(most, 6) + 1)) for _ in range(2))
+    if shape == "beside tiles":
+        n, m = n + int(rng.choice((-1, 1))), m + int(rng.choice((-1, 1)))
+    return n, m
+
+
+def _offset(rng: np.random.Generator, kind: str, n: int, m: int) -> int:
+    if kind == "inside":
+        return int(rng.integers(1, n + 1))
+    if kind == "negative":
+        return -int(rng.integers(1, m + 1))
+    return {"none": 0, "below all": -m, "n": n, "beyond n": n + int(rng.integers(1, 2 * n + 1))}[kind]
+
+
+def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
+    """Draw a problem in d dimensions of at most ``pairs`` pairs, with features of those that are allowed."""
+    rng = np.random.default_rng([seed, 20])
+    features = _deal(FEATURES, seed, 1) & allowed
+    n, m = _sizes(rng, _deal(SHAPES, seed, 3), _deal(TILES, seed, 2), pairs)
+    same = _deal((False, True, False), seed, 4)
+    if same:
+        most = math.isqrt(pairs)
+        n = m = min(max(n, m), most - most % 64)
+    n, m = (n, max(1, min(m, pairs // n))) if n >= m else (max(1, min(n, pairs // m)), m)
+    case = about_tiles(n, m, d, _deal((2.0, 5.0, 12.0), seed, 5), seed)
+    if rng.random() < 0.25:  # duplicates
+        points = case.points.copy()
+        points[: n // 2] = points[n // 2 : n // 2 + n // 2]
+        case = replace(case, name="duplicates", points=points)
+    if rng.random() < 0.25:  # a row in the far tail
+        queries = case.queries.copy()
+        queries[rng.integers(0, m)] *= 4.0
+        case = replace(case, name=f"{case.name}, one row in the tail", queries=queries)
+    if "weights" in features and n > 1:
+        case = weighted(case, float(rng.choice((1.0, 8.0))))
+    else:
+        features -= {"weights"}
+    own_offset = 0
+    if "exclude_self" in features and not same:
+        own_offset = _offset(rng, _deal(OFFSETS, seed, 6), n, m)
+    scales: tuple[float, ...] = ()
+    if "multi_scale" in features:
+        scales = tuple(float(s) for s in 2 ** rng.uniform(-1, 1.5, _deal((1, 2, 3), seed, 7)))
+    cut = int(rng.choice([*(i for i in boundaries(m) if i), int(rng.integers(1, m + 1))]))
+    return Drawn(case, same, features, scales, own_offset, int(rng.choice((0, 1, m, 4 * m))), cut)
+
+
+@functools.lru_cache(maxsize=128)
+def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[Drawn, Array, list[Truth]]:
+    """Return a problem, the rows of it that are checked, and the truth about these at every scale."""
+    asked = draw(seed, d, pairs, allowed)
+    case, given = asked.case, asked.case.points if asked.same else asked.case.queries
+    rows = _rows(seed, len(given), max(FEWEST, WORK // case.points.size))
+    own = rows + asked.own_offset if "exclude_self" in asked.features else False
+    scales = asked.scales or (1.0,)
+    return asked, rows, [reference.near_sums(given[rows], case.points, case.log_weights, own, s) for s in scales]
+
+
+def _rows(seed: int, m: int, most: int) -> Array:
+    """The rows that are checked: all, or those at boundaries and others."""
+    if m <= most:
+        return np.arange(m)
+    others = np.random.default_rng([seed, 21]).integers(0, m, most)
+    return np.unique([*boundaries(m), *others])
+
+
+def parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """Name the problems of a profile: seed, dimension, and rows times columns at most."""
+    for seed in range(profile.draws):
+        d = _deal(profile.drawn_dimensions or profile.dimensions, seed, 0)
+        yield f"{seed}-d{d}-p{profile.pairs}"
+
+
+def drawn(target: Target, parameter: str) -> None:
+    """A random problem, which its name says, at every precision and in every reduction.
+
+    The backend is asked itself where it takes the problem whole, and then also for the rows in two batches; otherwise
+    it is asked by way of the core.
+    """
+    seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
+    asked, rows, truths = _answered(seed, d, pairs, target.info.features & MIXED)
+    answered, declined = False, ""
+    for k, precision in enumerate(target.info.precisions):
+        for r, reduction in enumerate(Reduction):
+            dtype = ("float64", "float32")[(k + r + seed) % 2]
+            try:
+                _ask(target, asked, reduction, precision, dtype, truths, rows)
+            except NotDeclared as reason:
+                declined = str(reason)
+                continue
+            answered = True
+    if not answered:
+        raise NotDeclared(declined)
+
+
+def _ask(
+    target: Target, asked: Drawn, reduction: Reduction, precision: str, dtype: str, truths: list[Truth], rows: Array
+) -> None:
+    """Ask for all rows at once, then in two batches."""
+    options = {"same": asked.same, "dtype": dtype, "requires": asked.features, "scales": asked.scales}
+    case = asked.case
+    try:
+        problem = target.whole_problem(case, reduction, precision, **options)
+    except NotDeclared:
+        problem = target.problem(case, reduction, precision, **options)
+        within_each(problem, target.answer(problem, case, asked.own_offset), truths, case.name, rows)
+        return
+    state = target.prepare(replace(problem, m=asked.expected, same=False), case)
+    got = target.reduce(problem, None if asked.same else case.queries, state, asked.own_offset)
+    about = f"{case.name}, own_offset {asked.own_offset}" if "exclude_self" in asked.features else case.name
+    within_each(problem, got, truths, about, rows)
+    given, parts = case.points if asked.same else case.queries, []
+    for start, stop in ((0, asked.cut), (asked.cut, problem.m)):
+        part = replace(problem, m=stop - start, same=False)
+        parts.append(target.reduce(part, given[start:stop], state, asked.own_offset + start))
+    within_each(problem, concatenate(parts), truths, f"{about}, in batches that meet at row {asked.cut}", rows)

@@ -1,0 +1,156 @@
+"""Checks of what a backend declares, and of the form of its answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from sdkde_core.arrays import device_name, to_host
+from sdkde_core.plugin import each
+from sdkde_core.protocol import FEATURES, PRECISIONS, PROTOCOL, Columns, Partial, Problem, Reduction, Support, Work
+
+from .target import NotDeclared, Target, make
+
+__all__ = ["answers_something", "declaration", "inputs_untouched", "options", "reasons", "repeat", "result_format"]
+
+
+#: Whose arrays the core hands to backends.
+LIBRARIES = ("numpy", "torch", "cupy")
+
+
+def declaration(target: Target, parameter: str) -> None:
+    """The BackendInfo is one that the core and this suite can believe."""
+    info = target.info
+    assert info.precisions, "declares no precision"
+    assert set(info.precisions) <= set(PRECISIONS), f"precisions {info.precisions}; there are {PRECISIONS}"
+    assert info.devices, "declares no device"
+    assert info.protocol[0] == PROTOCOL[0], f"protocol {info.protocol}, this suite is for {PROTOCOL[0]}.x"
+    unknown = sorted(info.features - set(FEATURES))
+    assert not unknown, f"features {unknown} are none of the protocol's {sorted(FEATURES)}"
+    assert info.arrays in LIBRARIES, f"arrays is {info.arrays!r}; the core hands over those of {', '.join(LIBRARIES)}"
+    assert "grad" not in info.features or info.arrays == "torch", f"grad is a feature of tensors, not of {info.arrays}"
+
+
+def answers_something(target: Target, parameter: str) -> None:
+    """It has the protocol's methods, runs here, and answers at every precision that it declares.
+
+    Where this fails, the other checks prove nothing.
+    """
+    for name in ("probe", "prepare", "reduce"):
+        assert callable(getattr(target.backend, name, None)), f"{type(target.backend).__name__} has no method {name!r}"
+    support = target.backend.probe(target.device)
+    assert isinstance(support, Support), f"probe returned {support!r}, not a Support"
+    assert support.ok, f"cannot run on {target.device} here: {support.reason}"
+    case, declined = make("mixture", 50, 20, 3, 5.0), {}
+    for precision in target.info.precisions:
+        problem = case.problem(Reduction.LOG_SUM, precision, device=target.device)
+        support = target.info.supports(problem)
+        assert isinstance(support, Support), f"supports returned {support!r}, not a Support"
+        if not support.ok:
+            declined[precision] = f"declares precision {precision} but declines {problem}: {support.reason}"
+            continue
+        state = target.prepare(problem, case)
+        partial = target.backend.reduce(problem, target.give(case.queries), state, 0)
+        assert isinstance(partial, Partial), f"reduce returned {partial!r}, not a Partial"
+    assert not declined, "; ".join(declined.values())
+
+
+def reasons(target: Target, parameter: str) -> None:
+    """``supports`` answers for any problem, with a reason; limits, prices and compiling times are numbers."""
+    info = target.info
+    for n, d, extent in ((1, 1, 0.0), (10**9, 1024, 10.0), (1000, 3, 1e30)):
+        for reduction in Reduction:
+            for precision in info.precisions:
+                problem = Problem(reduction, n, n, d, precision=precision, device=target.device, extent=extent)
+                support = info.supports(problem)
+                assert isinstance(support, Support), f"supports returned {support!r}, not a Support"
+                assert support.reason, f"no reason for {problem}"
+                assert info.extent_limit(problem) > 0, f"extent_limit is {info.extent_limit(problem)} for {problem}"
+                seconds = info.compile_seconds(problem)
+                assert 0 <= seconds < math.inf, f"compile_seconds is {seconds} for {problem}"
+                if info.work is not None and support.ok:
+                    work = info.work(problem, None)
+                    assert isinstance(work, Work), f"work returned {work!r}, not a Work"
+
+
+def options(target: Target, parameter: str) -> None:
+    """An option that the backend does not have is refused, not ignored."""
+    try:
+        target.info.load({"no_such_option_of_any_backend": 1})
+    except (TypeError, ValueError):
+        return
+    raise AssertionError("takes the option no_such_option_of_any_backend in silence")
+
+
+#: n, m, d: an axis of length one stays, whichever it is.
+SHAPES = ((31, 7, 3), (31, 1, 3), (31, 7, 1), (1, 7, 3), (1, 1, 1))
+
+
+def result_format(target: Target, parameter: str) -> None:
+    """Results are float64, of the library and on the device of the points, with the fields of the reduction."""
+    precision, reduction = parameter.split("-")
+    answered = 0
+    for n, m, d in SHAPES:
+        case = make("mixture", n, m, d, 5.0)
+        for scales in ((), (1.5,), (0.5, 2.0)):
+            requires = {"multi_scale"} if scales else set()
+            try:
+                problem = target.whole_problem(case, Reduction(reduction), precision, requires=requires, scales=scales)
+            except NotDeclared:
+                continue
+            points = target.give(case.points)
+            state = target.backend.prepare(problem, Columns(points, target.give(case.log_weights)))
+            has_format(problem, target.backend.reduce(problem, target.give(case.queries), state), points)
+            answered += 1
+    if not answered:
+        raise NotDeclared("takes none of these problems whole")
+
+
+def has_format(problem: Problem, got: Partial, like: Any) -> None:
+    """Assert that an answer has the problem's fields and shapes, in arrays like ``like``."""
+    shape = (problem.m, len(problem.scales)) if problem.scales else (problem.m,)
+    mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
+    expected = {"log_sum": shape, "shift": (*shape, problem.d) if mean else None}
+    expected["sign"] = expected["log_magnitude"] = shape if laplace else None
+    asked = f"{problem.reduction}, m={problem.m} d={problem.d} scales={problem.scales}"
+    for name, wanted in expected.items():
+        x = getattr(got, name)
+        assert (x is None) == (wanted is None), f"{asked}: {name} is {'missing' if x is None else 'not asked for'}"
+        if x is None:
+            continue
+        assert type(x) is type(like), f"{asked}: {name} is a {type(x).__name__}, not {type(like).__name__}"
+        assert "float64" in str(x.dtype), f"{asked}: {name} is {x.dtype}, not float64"
+        assert device_name(x) == device_name(like), f"{asked}: {name} is on {device_name(x)}"
+        assert tuple(x.shape) == wanted, f"{asked}: {name} has shape {tuple(x.shape)}, not {wanted}"
+
+
+def repeat(target: Target, parameter: str) -> None:
+    """A backend that declares determinism gives the same bits again."""
+    precision, reduction = parameter.split("-")
+    case = make("mixture", 1025, 515, 5, 10.0)
+    problem = target.problem(case, Reduction(reduction), precision)
+    first, again = target.answer(problem, case), target.answer(problem, case)
+    for field in fields(Partial):
+        a, b = getattr(first, field.name), getattr(again, field.name)
+        assert a is None or np.array_equal(a, b), f"{field.name} differs from one call to the next"
+
+
+def inputs_untouched(target: Target, parameter: str) -> None:
+    """Points, weights and queries are as they were, and the results are no views of them."""
+    precision, reduction = parameter.split("-")
+    case = make("mixture", 65, 33, 3, 10.0)
+    problem = target.whole_problem(case, Reduction(reduction), precision)
+    originals = (case.points, case.log_weights, case.queries)
+    given = [target.give(x.copy()) for x in originals]
+    partial = target.backend.reduce(problem, given[2], target.backend.prepare(problem, Columns(given[0], given[1])))
+    each(partial, overwrite)
+    for name, x, original in zip(("points", "log_weights", "queries"), given, originals):
+        assert np.array_equal(to_host(x), original), f"{name} were changed"
+
+
+def overwrite(x: Any) -> None:
+    """Write into a result, as its owner may."""
+    x[...] = math.nan
