@@ -15,6 +15,8 @@ import pytest
 
 import sdkde_core
 from sdkde_core.protocol import BackendUnavailable, Problem, Reduction, Support
+from sdkde_core.testing.checks import Target
+from sdkde_core.testing.problems import errors, make, truth
 
 pytest.importorskip("pykeops")
 torch = pytest.importorskip("torch")
@@ -254,9 +256,6 @@ def test_bounds_are_near_what_data_have():
 @pytest.mark.parametrize("d", [1, 3, 16, 64, 128, 256])
 @pytest.mark.parametrize("reduction", [Reduction.LOG_SUM, Reduction.LAPLACE])
 def test_float32_holds_up_to_its_limits(d, reduction, precision):
-    from sdkde_core.testing.checks import Target
-    from sdkde_core.testing.problems import errors, make, truth
-
     target = Target(INFO, KeopsBackend(), "cuda:0")
     limit = bounds.single_limit(Problem(reduction, 400, 90, d, precision=precision, device="cuda:0"))
     n, m = (400, 90) if d < 200 else (100, 30)
@@ -277,6 +276,42 @@ def test_what_it_cannot_take_is_declined():
     assert not INFO.supports(Problem(Reduction.LAPLACE, 10, 10, 257, device="cuda:0")).ok
     left_out = Problem(Reduction.LAPLACE, 10, 10, 200, device="cuda:0", requires=frozenset({"exclude_self"}))
     assert not INFO.supports(left_out).ok
+
+
+def _emulated(formula, arguments, scheme):
+    """What KeOps gives for a formula: the largest exponent of each row, and sums relative to it."""
+    formulas.symbolic(formula)  # which compiles when it is called
+    x, y, *rest = arguments
+    step = y[None] - x[:, None]
+    r2 = (step**2).sum(-1)
+    exponent = -0.5 * r2
+    if formula.weighted:
+        exponent = exponent + rest.pop(0)[:, 0]
+    if formula.excludes:
+        own, index, absent = rest
+        exponent = exponent + (own == index[:, 0]) * absent
+    top = exponent.max(1, keepdim=True).values
+    phi = (exponent - top).exp()
+    others = {Reduction.MEAN: (phi[..., None] * step).sum(1), Reduction.LAPLACE: (phi * r2).sum(1, keepdim=True)}
+    total = phi.sum(1, keepdim=True)
+    return torch.cat([top, total, *([others[formula.reduction]] if formula.reduction in others else [])], 1)
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("kind", ["mixture", "weights", "tails", "outlier"])
+def test_what_is_made_of_its_sums(monkeypatch, kind, same, exclude_self):
+    """All reductions and features with the formulas emulated, since each would compile for ten seconds."""
+    monkeypatch.setattr(formulas, "_call", _emulated)
+    monkeypatch.setattr(formulas, "_ready", set())
+    monkeypatch.setattr(implementation, "_usable", {"cpu"})
+    monkeypatch.setattr(implementation, "CALL", 90 * 11 * 7)  # blocks of a few rows
+    case = make(kind, 90, 30, 3)
+    want = truth(case, same=same, exclude_self=exclude_self)
+    target = Target(INFO, KeopsBackend(), "cpu")
+    for reduction in Reduction:
+        problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self, device="cpu")
+        assert errors(problem, target.answer(problem, case), want).max() <= 0.5
 
 
 @pytest.mark.slow  # three formulas to compile

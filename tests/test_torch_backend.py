@@ -1,5 +1,6 @@
 """The PyTorch backend: options, formulas and their limits, devices without float64, and what it leaves alone."""
 
+import itertools
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -66,17 +67,17 @@ def test_options_that_cannot_be(options):
         sdkde_core.estimate([0.0, 1.0], backend="torch", backend_options=options)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("reduction", Reduction)
-def test_memory_bounds_blocks_and_changes_no_answer(reduction, precision):
+def test_memory_bounds_blocks_and_changes_no_answer():
     case = make("mixture", 3000, 200, 3)
-    problem = case.problem(reduction, precision)
-    for memory in ("256MiB", 1 << 16, 1):
-        got = _answer(TorchBackend(memory=memory), problem, case)
-        assert errors(problem, got, truth(case)).max() <= 1.0
-    state = TorchBackend(memory=1 << 16).prepare(problem, _columns(case))
-    size = torch.finfo(state.prepared.formula.dtype).bits // 8
-    assert state.prepared.height(200) * bounds.CHUNK * size <= 1 << 16
+    want = truth(case)
+    for reduction, precision in itertools.product(Reduction, PRECISIONS):
+        problem = case.problem(reduction, precision)
+        for memory in ("256MiB", 1 << 16, 1):
+            got = _answer(TorchBackend(memory=memory), problem, case)
+            assert errors(problem, got, want).max() <= 1.0, (reduction, precision, memory)
+        state = TorchBackend(memory=1 << 16).prepare(problem, _columns(case))
+        size = torch.finfo(state.prepared.formula.dtype).bits // 8
+        assert state.prepared.height(200) * bounds.CHUNK * size <= 1 << 16
 
 
 @pytest.mark.slow
@@ -164,9 +165,10 @@ def test_formulas_of_a_gpu(pretend, kind, extent, d):
     """The CPU passed off as a GPU with float64: split squares at "fast" and "high"."""
     pretend("xpu", True)
     case = make(kind, 300, 60, d, extent)
+    wanted = [(same, truth(case, same=same)) for same in (False, True)]
     for precision in ("fast", "high"):
         for reduction in Reduction:
-            for same in (False, True):
+            for same, want in wanted:
                 problem = case.problem(reduction, precision, same=same, device="xpu:0")
                 kept = np.isfinite(case.log_weights)
                 columns = Columns(torch.from_numpy(case.points[kept]), torch.from_numpy(case.log_weights[kept]))
@@ -174,7 +176,7 @@ def test_formulas_of_a_gpu(pretend, kind, extent, d):
                 state = backend.prepare(replace(problem, n=int(kept.sum()), same=False), columns)
                 rows = torch.from_numpy(case.points if same else case.queries)
                 got = each(backend.reduce(replace(problem, same=False), rows, state), to_host)
-                assert errors(problem, got, truth(case, same=same)).max() <= 0.8, (precision, reduction, same)
+                assert errors(problem, got, want).max() <= 0.8, (precision, reduction, same)
 
 
 def test_settings_that_round_products_are_noticed_and_left(pretend):
