@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 
 from sdkde_core.arrays import convert
 from sdkde_core.choice import cost, hardware, registry
-from sdkde_core.engine.outliers import reduce_pass
+from sdkde_core.plugin import reduce_pass
 from sdkde_core.protocol import Columns, Reduction
 from sdkde_core.testing.problems import make
 

@@ -18,7 +18,7 @@ import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.merge import each
-from sdkde_core.engine.outliers import reduce_pass
+from sdkde_core.plugin import reduce_pass
 from sdkde_core.protocol import Columns, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.problems import Case
