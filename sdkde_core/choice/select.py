@@ -101,17 +101,16 @@ def rank(
     ===============================================  ====================================================
     a plugin is broken, incompatible, or missing     not a candidate; the registry's reason
     it runs on none of the devices in question       not a candidate
-    it lacks the precision, a feature in ``requires``,   not a candidate; the core says so, the plugin is not
-    or determinism where that is asked for           asked
+    it lacks the precision, a feature of the         not a candidate; the plugin is not asked
+    problem, or determinism where that is required
     ``supports`` declines one of the passes          not a candidate; the plugin's reason
-    of the rest                                      for data on a device, what works there, by predicted time
-                                                     (who has them there calls more than once: start-up does not
-                                                     count); for data on the host the least predicted time plus
-                                                     start-up and transfers; those without a prediction come last;
-                                                     ties by name
+    data on a device                                 plugins that work on that device first, by predicted time;
+                                                     start-up does not count, as such data are used more than once
+    data on the host                                 by predicted time plus start-up, compiling and transfers
+    no predicted time                                last; ties by name
     ===============================================  ====================================================
 
-    Devices in question: the one named; else the data's, and for data on the host also GPUs.
+    Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
 
     Parameters
     ----------
