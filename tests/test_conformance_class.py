@@ -80,7 +80,7 @@ def test_expected_failures_are_strict(pytester):
     ],
 )
 def test_expected_failures_need_a_reason_and_a_check(pytester, xfail, message):
-    result = _run(pytester, "numpy", xfail, "-k", "expected_failures")
+    result = _run(pytester, "numpy", xfail, "-k", "are_real_and_have_reasons")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([f"*{message}*"])
 

@@ -80,26 +80,27 @@ def options(target: Target, parameter: str) -> None:
     raise AssertionError("takes the option no_such_option_of_any_backend in silence")
 
 
-#: n, m, d: an axis of length one stays, whichever it is.
-SHAPES = ((31, 7, 3), (31, 1, 3), (31, 7, 1), (1, 7, 3), (1, 1, 1))
+#: n, m, d, and scales, where several are taken at once: an axis of length one stays, whichever it is.
+SHAPES = (
+    *((31, 7, 3, ()), (31, 7, 3, (0.5, 2.0)), (31, 1, 3, (1.5,))),
+    *((31, 7, 1, ()), (31, 7, 1, (1.5,)), (31, 1, 3, ()), (1, 1, 1, ())),
+)
 
 
 def result_format(target: Target, parameter: str) -> None:
     """Results are float64, of the library and on the device of the points, with the fields of the reduction."""
     precision, reduction = parameter.split("-")
     answered = 0
-    for n, m, d in SHAPES:
-        case = make("mixture", n, m, d, 5.0)
-        for scales in ((), (1.5,), (0.5, 2.0)):
-            requires = {"multi_scale"} if scales else set()
-            try:
-                problem = target.whole_problem(case, Reduction(reduction), precision, requires=requires, scales=scales)
-            except NotDeclared:
-                continue
-            points = target.give(case.points)
-            state = target.backend.prepare(problem, Columns(points, target.give(case.log_weights)))
-            has_format(problem, target.backend.reduce(problem, target.give(case.queries), state), points)
-            answered += 1
+    for n, m, d, scales in SHAPES:
+        case, requires = make("mixture", n, m, d, 5.0), {"multi_scale"} if scales else set()
+        try:
+            problem = target.whole_problem(case, Reduction(reduction), precision, requires=requires, scales=scales)
+        except NotDeclared:
+            continue
+        points = target.give(case.points)
+        state = target.backend.prepare(problem, Columns(points, target.give(case.log_weights)))
+        has_format(problem, target.backend.reduce(problem, target.give(case.queries), state), points)
+        answered += 1
     if not answered:
         raise NotDeclared("takes none of these problems whole")
 
