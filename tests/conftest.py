@@ -26,6 +26,7 @@ def _own_cache(shared):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
         patch.setenv("KEOPS_CACHE_FOLDER", str(shared / "keops"))
+        patch.setenv("SDKDE_TRUTHS", str(shared / "truths"))
         for name in ("SDKDE_BACKEND", "SDKDE_PRECISION", "SDKDE_NUM_THREADS", "SDKDE_TUNING", "SDKDE_DB"):
             patch.delenv(name, raising=False)
         yield

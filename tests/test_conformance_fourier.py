@@ -13,12 +13,33 @@ pytest.importorskip("finufft")
 class TestFourier(BackendConformance):
     backend = "fourier"
 
+    @pytest.mark.covering(1)
+    def test_threads(self, parameter):
+        super().test_threads(parameter)
 
-@pytest.mark.covering(2)
+
+@pytest.mark.covering(1)  # a transform in three dimensions takes a second
 class TestFourierAlways(BackendConformance):
     backend = "fourier"
     options: ClassVar = {"always": True}
     dimensions = (2,)
+    draws = 20
+
+    @pytest.mark.covering(2)
+    def test_tolerance(self, parameter):
+        super().test_tolerance(parameter)
+
+    @pytest.mark.slow
+    def test_sizes(self, parameter):
+        super().test_sizes(parameter)
+
+    @pytest.mark.slow
+    def test_result_format(self, parameter):
+        super().test_result_format(parameter)
+
+    @pytest.mark.slow
+    def test_expected_rows(self, parameter):
+        super().test_expected_rows(parameter)
 
     @pytest.mark.slow
     def test_multi_scale(self, parameter):
@@ -27,6 +48,10 @@ class TestFourierAlways(BackendConformance):
     @pytest.mark.slow
     def test_exclude_self(self, parameter):
         super().test_exclude_self(parameter)
+
+    @pytest.mark.slow
+    def test_threads(self, parameter):
+        super().test_threads(parameter)
 
 
 @pytest.mark.slow

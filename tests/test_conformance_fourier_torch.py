@@ -9,12 +9,33 @@ from sdkde_core.testing import BackendConformance
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)  # a transform in three dimensions takes a second
 class TestFourierTorchAlways(BackendConformance):
     backend = "fourier-torch"
     device = "cpu"
     options: ClassVar = {"always": True}
     dimensions = (2,)
+    draws = 20
+
+    @pytest.mark.covering(2)
+    def test_tolerance(self, parameter):
+        super().test_tolerance(parameter)
+
+    @pytest.mark.slow
+    def test_sizes(self, parameter):
+        super().test_sizes(parameter)
+
+    @pytest.mark.slow
+    def test_multi_scale(self, parameter):
+        super().test_multi_scale(parameter)
+
+    @pytest.mark.slow
+    def test_exclude_self(self, parameter):
+        super().test_exclude_self(parameter)
+
+    @pytest.mark.slow
+    def test_threads(self, parameter):
+        super().test_threads(parameter)
 
 
 @pytest.mark.slow

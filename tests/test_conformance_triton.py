@@ -17,8 +17,7 @@ import torch
 import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
-from sdkde_core.engine.merge import each
-from sdkde_core.plugin import reduce_pass
+from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import Columns, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.problems import Case
@@ -29,32 +28,33 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
 
 
+def _slow(name):
+    """A check of the suite that `make test-full` interprets, and `make test` does not."""
+
+    @pytest.mark.slow
+    def test(self, parameter):
+        getattr(super(TestInterpreted, self), f"test_{name}")(parameter)
+
+    test.__name__ = f"test_{name}"  # by which the suite knows it
+    return test
+
+
 @interpreted
 @pytest.mark.covering(1)
 class TestInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
     dimensions = (5,)
+    draws = 6
 
-    @pytest.mark.covering(2)
-    def test_tolerance(self, parameter):
-        super().test_tolerance(parameter)
-
-    @pytest.mark.slow  # of a thousand points; see test_interpreted_sizes_that_divide_nothing
-    def test_sizes(self, parameter):
-        super().test_sizes(parameter)
-
-    @pytest.mark.slow
-    def test_query_chunks(self, parameter):
-        super().test_query_chunks(parameter)
-
-    @pytest.mark.slow
-    def test_repeat(self, parameter):
-        super().test_repeat(parameter)
-
-    @pytest.mark.slow
-    def test_exclude_self(self, parameter):
-        super().test_exclude_self(parameter)
+    test_drawn = _slow("drawn")
+    test_exclude_self = _slow("exclude_self")
+    test_expected_rows = _slow("expected_rows")
+    test_multi_scale = _slow("multi_scale")
+    test_query_chunks = _slow("query_chunks")
+    test_repeat = _slow("repeat")
+    test_sizes = _slow("sizes")  # of thousands of points; see test_interpreted_sizes_that_divide_nothing
+    test_threads = _slow("threads")  # which share one interpreter
 
 
 @interpreted
@@ -63,6 +63,7 @@ class TestMoreInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
     dimensions = (1, 2, 17)
+    draws = 6
 
 
 def _duplicates(d, extent):
@@ -93,10 +94,13 @@ def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precis
 
 
 @interpreted
-@pytest.mark.parametrize(("n", "m", "d"), [(1, 1, 3), (2, 1, 1), (3, 33, 2), (129, 1, 17)])
-def test_interpreted_sizes_that_divide_nothing(n, m, d):
+@pytest.mark.parametrize(
+    ("kind", "n", "m", "d"),
+    [("mixture", 1, 1, 3), ("weights", 34, 3, 1), ("mixture", 3, 33, 2), ("weights", 129, 1, 17)],
+)
+def test_interpreted_sizes_that_divide_nothing(kind, n, m, d):
     for precision in ("fast", "high"):
-        _check(problems.make("mixture", n, m, d, 10.0), "cpu", precision=precision)
+        _check(problems.make(kind, n, m, d, 10.0), "cpu", precision=precision)
 
 
 @interpreted
@@ -229,7 +233,7 @@ def test_memory_changes_no_bits(d, precision, monkeypatch):
 no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
 
 #: What one process interprets: stages, so that several can at once.
-STAGES = {"suite": "Interpreted and test_tolerance", "rest": "nterpreted and not test_tolerance"}
+STAGES = {"suite": "TestInterpreted or TestMore", "more": "test_interpreted"}
 
 
 @no_gpu

@@ -13,8 +13,7 @@ from pairwise import covering
 
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice import registry
-from sdkde_core.engine.merge import each
-from sdkde_core.plugin import reduce_pass
+from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import TOLERANCES, Columns, Reduction
 from sdkde_core.testing.problems import CASES, make
 
