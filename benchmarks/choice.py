@@ -3,7 +3,7 @@
     python benchmarks/choice.py [--device cpu|cuda] [--save FILE.json] [--budget SECONDS] [--largest PAIRS]
         [--startups FILE.json] [--compiled]
     python benchmarks/choice.py compile --device cuda
-    python benchmarks/choice.py headline [--budget SECONDS] [--levels fast,high]
+    python benchmarks/choice.py headline [--budget SECONDS] [--precisions fast,high]
     python benchmarks/choice.py explain
     python benchmarks/choice.py --table FILE.json
 
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, help=f"seconds; headline: of a call. Default: {BUDGET}, headline 60")
     parser.add_argument("--count", type=int, help=f"cases; default: {COUNT}")
     parser.add_argument("--largest", type=float, default=math.inf, help="pairs of a pass at most")
-    parser.add_argument("--levels", default="fast,high", help="of headline")
+    parser.add_argument("--precisions", default="fast,high", help="of headline")
     parser.add_argument("--startups", type=Path, metavar="FILE.json", help="take those that this record has")
     parser.add_argument("--compiled", action="store_true", help="`compile` was run before, with the same options")
     parser.add_argument("--seed", type=int, default=0)

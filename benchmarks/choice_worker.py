@@ -57,8 +57,8 @@ def sums(rows: Array, points: Array, h: float) -> reference.Sums:
         exponents = -0.5 * ((points - row) ** 2).sum(axis=1) / h**2
         kept = points[exponents > exponents.max() - NOTHING]
         found.append(reference.sums(row[None], kept, h, log_weights=np.full(len(kept), -math.log(len(points)))))
-    arrays = (np.concatenate([getattr(f, name) for f in found]) for name in reference.Sums._fields[:4])
-    return reference.Sums(*arrays, None)
+    arrays = (np.concatenate([getattr(f, name) for f in found]) for name in reference.Sums._fields)
+    return reference.Sums(*arrays)
 
 
 def truth(case: Case, x: Array, y: Array, h: float) -> reference.Sums:

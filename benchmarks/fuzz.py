@@ -1,6 +1,6 @@
 """Random problems against float64, for any backend: worst error over tolerance, by precision and method or reduction.
 
-    python benchmarks/fuzz.py [--backend numpy] [--device cpu] [--problems 1000] [--seed 0] [--levels fast,high]
+    python benchmarks/fuzz.py [--backend numpy] [--device cpu] [--problems 1000] [--seed 0] [--precisions fast,high]
 
 Half of the problems are whole estimates (kde, sdkde, laplace), of data in any units; half are single reductions
 (LOG_SUM, MEAN, LAPLACE) of whitened points, with the features that the backend lists. At most 1 is within the contract
@@ -47,7 +47,7 @@ from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.merge import each
 from sdkde_core.estimator.request import METHODS
-from sdkde_core.protocol import PRECISIONS, TOLERANCES, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
+from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
 from sdkde_core.testing.checks import NotDeclared, Target
 from sdkde_core.testing.problems import Case, errors
 
@@ -80,7 +80,6 @@ class Drawn:
     log: bool = True  # of methods: log p̂, or p̂
     repeats: int = 0  # of methods: more calls, which must give the same bits
     features: frozenset[str] = frozenset()  # of reductions
-    values: Array | None = None  # (n, c)
     scales: tuple[float, ...] = ()
 
     @property
@@ -130,9 +129,8 @@ def draw(
         more["repeats"] = int(rng.choice((0, 0, 1, 10 if kind == "cuda" else 1)))
         text += "" if more["log"] else ", p itself"
     else:
-        optional = sorted(info.features & {"exclude_self", "values", "multi_scale"})
-        features = {f for f in optional if rng.random() < 0.3} - ({"values"} if task == "LAPLACE" else set())
-        more["values"] = rng.normal(size=(n, rng.integers(1, 4))) if "values" in features else None
+        optional = sorted(info.features & {"exclude_self", "multi_scale"})
+        features = {f for f in optional if rng.random() < 0.3}
         more["scales"] = tuple(10 ** rng.uniform(-0.5, 0.5, rng.integers(1, 4))) if "multi_scale" in features else ()
         more["features"] = frozenset(features)
         text += "".join(f", {f}" for f in sorted(features))
@@ -334,7 +332,7 @@ def check_reduction(drawn: Drawn, target: Target) -> Found:
     centre = np.sort(drawn.train, axis=0)[(len(drawn.train) - 1) // 2].astype(float)
     u, v = ((a.astype(float) - centre) / drawn.bandwidth for a in (drawn.train, drawn.queries))
     case = Case(drawn.text, u, v, log_weights(drawn.weights, len(u)))
-    excludes, values = "exclude_self" in drawn.features, drawn.values
+    excludes = "exclude_self" in drawn.features
     problem = target.problem(
         case,
         Reduction[drawn.task],
@@ -344,18 +342,17 @@ def check_reduction(drawn: Drawn, target: Target) -> Found:
         dtype=drawn.train.dtype.name,
         requires=drawn.features,
         scales=drawn.scales,
-        n_values=0 if values is None else values.shape[1],
     )
     start = time.perf_counter()
-    got = target.answer(problem, case, values)
+    got = target.answer(problem, case)
     seconds = time.perf_counter() - start
 
     rows, points, both = given(v, target.device), given(u, target.device), np.zeros((2, len(v)))
     if excludes:
         rows = rows._replace(own=torch.arange(len(v), device=target.device))
-    log_w, means = (None if a is None else torch.as_tensor(a, device=target.device) for a in (case.log_weights, values))
+    log_w = torch.as_tensor(case.log_weights, device=target.device)
     for s, scale in enumerate(drawn.scales or (1.0,)):
-        found = sums(rows, points, log_w, scale, means, precise=drawn.task == "MEAN")
+        found = sums(rows, points, log_w, scale, precise=drawn.task == "MEAN")
         mine, want = each(got, lambda a, s=s: a[:, s] if drawn.scales else a), found.truth
         error = strict = errors(problem, mine, want)
         if mine.shift is not None:
@@ -363,12 +360,6 @@ def check_reduction(drawn: Drawn, target: Target) -> Found:
             size = np.sqrt((off**2).sum(1))
             kept = forgive(size, np.zeros(()), host(found.shift_slack)) / np.where(size > 0, size, 1.0)
             error = errors(problem, replace(mine, shift=want.shift + kept[:, None] * off), want)
-        if values is not None:  # as in the conformance suite: twice ℓ's tolerance, of the largest value
-            allowed = TOLERANCES[drawn.precision][Reduction.LOG_SUM].at(
-                np.where(want.log_sum > -np.inf, want.log_sum, 0)
-            )
-            off = abs(mine.values - want.values).max(1) / (2 * allowed * abs(values).max())
-            error, strict = (np.maximum(e, np.where(np.isnan(off), np.inf, off)) for e in (error, strict))
         both = np.maximum(both, [error, strict])
     return Found(*both, want.log_sum, seconds)
 
@@ -449,7 +440,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--levels", help="default: those that the backend has")
+    parser.add_argument("--precisions", help="default: those that the backend has")
     parser.add_argument("--dimensions", help="default: from 1 to 1024")
     parser.add_argument("--largest", type=int, help=f"n and m at most; default: {LARGEST}")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no problem after that long")
@@ -459,12 +450,10 @@ def main() -> None:
     target, kind = target_of(options.backend, options.device), options.device.partition(":")[0]
     precisions = tuple(options.precisions.split(",")) if options.precisions else target.info.precisions
     if not set(precisions) <= set(PRECISIONS):
-        parser.error(f"--levels is {options.precisions}; there are {','.join(PRECISIONS)}")
+        parser.error(f"--precisions is {options.precisions}; there are {','.join(PRECISIONS)}")
     largest = options.largest or LARGEST[kind]
     dimensions = tuple(map(int, options.dimensions.split(","))) if options.dimensions else DIMENSIONS
-    again = (
-        f"--backend {options.backend} --device {options.device} --seed {options.seed} --levels {','.join(precisions)}"
-    )
+    again = f"--backend {options.backend} --device {options.device} --seed {options.seed} --precisions {','.join(precisions)}"
     again += f" --dimensions {options.dimensions}" if options.dimensions else ""
     again += f" --largest {largest} --replay"
     warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)

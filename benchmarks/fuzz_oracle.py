@@ -44,14 +44,13 @@ class Sums(NamedTuple):
     shift: Tensor  # (m, d) bandwidths
     signed: Tensor  # (m,) L / M
     log_plus: Tensor  # (m,) log M
-    values: Tensor  # (m, c)
     log_slack: Tensor  # (m,) of ℓ
     shift_slack: Tensor  # (m,) of the shift, bandwidths
     signed_slack: Tensor  # (m,) of L / M
 
     @property
     def truth(self) -> Truth:
-        return Truth(*map(host, self[:5]))
+        return Truth(*map(host, self[:4]))
 
 
 def sums(
@@ -59,7 +58,6 @@ def sums(
     points: Points,
     log_weights: Tensor,
     scale: float = 1.0,
-    values: Tensor | None = None,
     precise: bool = False,
 ) -> Sums:
     """Every reduction by direct differences, a block of rows at a time.
@@ -68,7 +66,7 @@ def sums(
     """
     n, d = points.x.shape
     height = max(1, BLOCK[points.x.device.type] // (n * d))
-    columns = points, log_weights, scale, points.x[:, :0] if values is None else values
+    columns = points, log_weights, scale
     blocks = []
     for start in range(0, len(rows.x), height):
         some = rows.at(slice(start, start + height))
@@ -81,7 +79,7 @@ def sums(
     return Sums(*(torch.cat(parts) for parts in zip(*blocks)))
 
 
-def _block(rows: Points, points: Points, log_w: Tensor, scale: float, values: Tensor, precise: bool = False) -> Sums:
+def _block(rows: Points, points: Points, log_w: Tensor, scale: float, precise: bool = False) -> Sums:
     n, d = points.x.shape
     apart = _apart(rows, points)
     r2 = (apart * apart).sum(-1)  # (b, n)
@@ -121,7 +119,6 @@ def _block(rows: Points, points: Points, log_w: Tensor, scale: float, values: Te
         shift=(away + mean).masked_fill(empty[:, None], 0.0),
         signed=signed / divisor,
         log_plus=top + all_plus.log(),
-        values=share @ values,
         log_slack=(share * moves).sum(1),
         shift_slack=(share * (unsure + (moves + rounding) * spread)).sum(1),
         signed_slack=2.0 * (plus * moves).sum(1) / divisor,

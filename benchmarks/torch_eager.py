@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--memory", default="256MiB")
     parser.add_argument("--calls", type=int, default=15)
     parser.add_argument("--gradients", action="store_true")
-    parser.add_argument("--level", default="high", help="of --gradients")
+    parser.add_argument("--precision", default="high", help="of --gradients")
     parser.add_argument("--part", choices=("forward", "backward"), help="one run of --gradients, in this process")
     options = parser.parse_args()
     options.device = "cuda:0" if options.device == "cuda" else options.device

@@ -16,7 +16,7 @@ from .choice.calibration import load_lookup, tuning_is_off
 from .choice.cards import GPU
 from .protocol import BackendInfo, Problem
 
-__all__ = ["GROUP", "Compiled", "Query", "Space", "Tuned", "reject", "space_of", "tuned", "using"]
+__all__ = ["GROUP", "Compiled", "Config", "Query", "Space", "Tuned", "reject", "space_of", "tuned", "using"]
 
 GROUP = "sdkde.tuning"
 _logger = logging.getLogger("sdkde")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sdkde_core
+from sdkde_core.choice import registry
 from sdkde_core.estimator import graphs as replay
 from sdkde_core.estimator.plan import rounded
 from sdkde_core.estimator.request import Goal, Request
@@ -38,6 +39,7 @@ def cuda(monkeypatch):
         are_deterministic_algorithms_enabled=lambda: False,
         is_inference_mode_enabled=lambda: False,
     )
+    registry.records()  # what is installed is asked once a process: with the true one
     monkeypatch.setitem(sys.modules, "torch", fake)
     return fake
 
