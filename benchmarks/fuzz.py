@@ -453,7 +453,8 @@ def main() -> None:
         parser.error(f"--precisions is {options.precisions}; there are {','.join(PRECISIONS)}")
     largest = options.largest or LARGEST[kind]
     dimensions = tuple(map(int, options.dimensions.split(","))) if options.dimensions else DIMENSIONS
-    again = f"--backend {options.backend} --device {options.device} --seed {options.seed} --precisions {','.join(precisions)}"
+    again = f"--backend {options.backend} --device {options.device} --seed {options.seed} "
+    again += f"--precisions {','.join(precisions)}"
     again += f" --dimensions {options.dimensions}" if options.dimensions else ""
     again += f" --largest {largest} --replay"
     warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)

@@ -17,13 +17,21 @@ class TestFourier(BackendConformance):
     def test_threads(self, parameter):
         super().test_threads(parameter)
 
+    @pytest.mark.covering(1)
+    def test_multi_scale(self, parameter):
+        super().test_multi_scale(parameter)
+
+    @pytest.mark.covering(1)
+    def test_exclude_self(self, parameter):
+        super().test_exclude_self(parameter)
+
 
 @pytest.mark.covering(1)  # a transform in three dimensions takes a second
 class TestFourierAlways(BackendConformance):
     backend = "fourier"
     options: ClassVar = {"always": True}
     dimensions = (2,)
-    draws = 20
+    draws = 8
 
     @pytest.mark.covering(2)
     def test_tolerance(self, parameter):

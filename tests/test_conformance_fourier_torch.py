@@ -15,7 +15,7 @@ class TestFourierTorchAlways(BackendConformance):
     device = "cpu"
     options: ClassVar = {"always": True}
     dimensions = (2,)
-    draws = 20
+    draws = 8
 
     @pytest.mark.covering(2)
     def test_tolerance(self, parameter):

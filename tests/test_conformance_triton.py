@@ -53,6 +53,8 @@ class TestInterpreted(BackendConformance):
     test_multi_scale = _slow("multi_scale")
     test_query_chunks = _slow("query_chunks")
     test_repeat = _slow("repeat")
+    test_results_are_the_callers = _slow("results_are_the_callers")
+    test_state_reuse = _slow("state_reuse")
     test_sizes = _slow("sizes")  # of thousands of points; see test_interpreted_sizes_that_divide_nothing
     test_threads = _slow("threads")  # which share one interpreter
 
@@ -96,7 +98,12 @@ def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precis
 @interpreted
 @pytest.mark.parametrize(
     ("kind", "n", "m", "d"),
-    [("mixture", 1, 1, 3), ("weights", 34, 3, 1), ("mixture", 3, 33, 2), ("weights", 129, 1, 17)],
+    [
+        ("mixture", 1, 1, 3),
+        pytest.param("weights", 34, 3, 1, marks=pytest.mark.slow),
+        pytest.param("mixture", 3, 33, 2, marks=pytest.mark.slow),
+        ("weights", 129, 1, 17),
+    ],
 )
 def test_interpreted_sizes_that_divide_nothing(kind, n, m, d):
     for precision in ("fast", "high"):
@@ -133,9 +140,8 @@ def _pixels(d, spacing, extent):
 
 
 @interpreted
-@pytest.mark.parametrize(
-    "share", [0.2, pytest.param(0.32, marks=pytest.mark.slow)]
-)  # of the first piece's grid that the second must hold
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.2, 0.32])  # of the first piece's grid that the second must hold
 def test_interpreted_lattices(share):
     spacing = (22 + share) * 2.0**-4 / math.sqrt(math.log2(math.e))
     _check(_pixels(784, spacing, 90.0), "cpu", (Reduction.LOG_SUM, Reduction.LAPLACE), (False,))

@@ -26,7 +26,7 @@ DIFFERENTIATE = [
 ]
 
 
-@pytest.fixture(autouse=True, params=["plain-torch", *DIFFERENTIATE])
+@pytest.fixture(autouse=True, params=[pytest.param("plain-torch", marks=pytest.mark.slow), *DIFFERENTIATE])
 def backend(request, monkeypatch):
     """Every backend that differentiates here, and one of plain PyTorch, by ``auto`` the only one that does."""
     plain = registry.Record("plain-torch", "ok", "installed", "tests", "1.0", "plain_torch:INFO", plain_torch.INFO)
@@ -91,7 +91,7 @@ def same_derivatives(got, want, leaves, rtol=1e-8):
 
 
 @pytest.mark.parametrize("bandwidth", ["number", "columns", "matrix"])
-@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("d", [1, pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("method", METHODS)
 def test_gradcheck(method, d, bandwidth):
     leaves = inputs(d, n=5, m=3, bandwidth=bandwidth)

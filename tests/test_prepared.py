@@ -291,9 +291,9 @@ def test_far_samples_and_queries_are_summed_apart(method, zeros, takes_all, limi
     last = Reduction.LAPLACE if method == "laplace" else Reduction.LOG_SUM
     assert [p.n for name, p in asked if (name, p.reduction) == ("prepare", last)] == [396 if zeros else 398]
     asked.clear()
-    for batch in (y, y[1:], y[:1], y):  # of the third, one row, all is far
-        got, want = ready.estimate(batch), reference.estimate(x, batch, **options)
-        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-300)
+    want = reference.estimate(x, y, **options)
+    for rows in (slice(None), slice(1, None), slice(1), slice(None)):  # of the third, one row, all is far
+        np.testing.assert_allclose(ready.estimate(y[rows]), want[rows], rtol=1e-9, atol=1e-300)
     assert [p.n for name, p in asked if name == "prepare"] == ([400 - 3 * zeros] if takes_all else [])
     rows = [299, 1, 299, 1, 299, 1] if takes_all else [299, 299, 299]
     assert [p.m for name, p in asked if name == "reduce"] == rows

@@ -116,7 +116,7 @@ def test_derivatives_are_those_of_the_formula(reduction, d, same, weights, devic
 
 @pytest.mark.parametrize("weights", ["none", "some"])
 @pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("d", [1, pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("reduction", Reduction)
 def test_gradcheck(reduction, d, same, weights):
     x, y, w = _data(d, weights)
