@@ -177,17 +177,17 @@ def caught_by(mutant, profile):
 
 
 def _missed(profile, count):
-    """Return what a profile does not catch of so many mutants, and print all of them."""
+    """Return the seed and the indices of what a profile does not catch of so many mutants; print all of them."""
     seed = int(os.environ.get("SDKDE_MUTANTS") or secrets.randbelow(10**9))
     print(f"SDKDE_MUTANTS={seed}, {profile} profile")
     missed = []
-    for index in range(count):
+    for index in range(count):  # a fresh seed every time, so that nobody codes to a list
         mutant = generate(seed, index)
         found = caught_by(mutant, profile)
         print(f"{index:4} {mutant!s:110} {found or 'not caught'}")
         if not found:
-            missed.append(f"{index}: {mutant}")
-    return missed
+            missed.append(index)
+    return seed, missed
 
 
 def test_the_quick_profile_catches_most_of_a_few():
@@ -195,11 +195,15 @@ def test_the_quick_profile_catches_most_of_a_few():
 
     A suite that catches half of the mutants fails it in six runs of ten.
     """
-    assert len(_missed("quick", 12)) <= 5
+    assert len(_missed("quick", 12)[1]) <= 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("profile", "share"), [("quick", 0.85), ("full", 0.95)])
-def test_profiles_catch_nearly_all_of_many(profile, share):
-    count = 200
-    assert len(_missed(profile, count)) <= (1 - share) * count
+def test_profiles_catch_nearly_all_of_many():
+    """The full profile has all of the quick one's problems, so only what that misses is left to the rest of it."""
+    seed, missed = _missed("quick", 200)
+    assert len(missed) <= 30
+    print(f"SDKDE_MUTANTS={seed}, full profile")
+    left = [index for index in missed if not caught_by(generate(seed, index), "full")]
+    print("\n".join(f"{index:4} {generate(seed, index)}" for index in left))
+    assert len(left) <= 10

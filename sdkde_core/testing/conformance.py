@@ -63,7 +63,8 @@ class BackendConformance:
         given: dict[str, Any] = {"draws": cls.draws, "pairs": cls.pairs}
         if cls.dimensions is not None:
             given |= {"dimensions": cls.dimensions, "drawn_dimensions": cls.dimensions}
-        return chosen._replace(**{name: value for name, value in given.items() if value is not None})
+        changed = {name: value for name, value in given.items() if value is not None}
+        return chosen._replace(**changed, includes=None) if changed else chosen
 
     @classmethod
     @functools.cache

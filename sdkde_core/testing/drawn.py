@@ -140,6 +140,8 @@ def _rows(seed: int, m: int, most: int) -> Array:
 
 def parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
     """Name the problems of a profile: seed, dimension, and rows times columns at most."""
+    if profile.includes is not None:
+        yield from parameters(info, profile.includes)
     for seed in range(profile.draws):
         d = _deal(profile.drawn_dimensions or profile.dimensions, seed, 0)
         yield f"{seed}-d{d}-p{profile.pairs}"

@@ -43,6 +43,8 @@ class Profile(NamedTuple):
     pairs : int
         Rows times columns of a problem at most: of random ones, and of those about tiles.
     drawn_dimensions : tuple of int, optional
+    includes : Profile, optional
+        Its random problems come first: what it catches this one catches too.
     """
 
     dimensions: tuple[int, ...]
@@ -50,6 +52,7 @@ class Profile(NamedTuple):
     draws: int = 40
     pairs: int = 400_000
     drawn_dimensions: tuple[int, ...] | None = None
+    includes: Profile | None = None
 
 
 @dataclass(frozen=True)
