@@ -101,7 +101,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     result = None if key is None else graphs.play(key, train, query)
     if result is not None:
         return result
-    ready = plan(request, train, query)
+    ready = autograd.plan(request, train, query)
 
     def finish(sums: Partial) -> Any:
         values = density(sums, ready.bandwidth.log_constant, log)
@@ -154,7 +154,7 @@ def debias(train: Any, **options: Unpack[Options]) -> Any:
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
     """
     request = Request.of(Goal.DEBIASED, options)
-    ready = plan(request, train)
+    ready = autograd.plan(request, train)
     shift = _at_home(ready, run(ready).shift)
     return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
@@ -173,7 +173,7 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
         requires grad, so that a loss of the score can be minimised.
     """
     request = Request.of(Goal.GRADIENT, options)
-    ready = plan(request, train, query)
+    ready = autograd.plan(request, train, query)
     score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
     return _restored(ready, score, train, query, request.weights, request.bandwidth)
 
@@ -208,7 +208,7 @@ def explain(
         return _explained_shape(request, shape, rows_of(query_or_shape, shape[1]))
     if shape_of("query", query_or_shape) is not None:
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
-    ready = plan(request, train_or_shape, query_or_shape, explained=True)
+    ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True)
     if not ready.problems[-1].m:
         raise ValueError("query is empty: there is nothing to explain")
     reports: list[PassReport] = []
@@ -229,7 +229,7 @@ def backends() -> tuple[registry.Record, ...]:
 
 def prepared(request: Request, train: Any, **how: Any) -> Prepared:
     """Return fitted columns with a public face; ``how``: as for :meth:`Fitted.of`, for the command line."""
-    ready = plan(request, train, attached=False)
+    ready = plan(request, train)  # which refuses tensors that require grad
     return Prepared(Fitted.of(ready, shared=True, **how), ready.data.dtype)
 
 

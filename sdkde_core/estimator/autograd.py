@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace, device
 
 from ..arrays import Data, convert, detached, grad_enabled, is_attached
 from ..protocol import Columns
 from .bandwidth import Bandwidth
+from .plan import Plan, plan_data, read
+from .plan import plan as plan_detached
 from .request import Request
 
-if TYPE_CHECKING:
-    from .plan import Plan
-
-__all__ = ["Given", "accepted", "attach", "tie"]
+__all__ = ["plan", "tie"]
 
 
 class Given(NamedTuple):
@@ -45,6 +44,16 @@ class Given(NamedTuple):
         return replace(request, weights=detached(self.weights), bandwidth=detached(self.bandwidth))
 
 
+def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False) -> Plan:
+    """Plan as :func:`sdkde_core.estimator.plan.plan`, attached to what of the arguments requires grad."""
+    given = Given(train, query, request.weights, request.bandwidth)
+    if not given.attached:
+        return plan_detached(request, train, query, explained=explained)
+    request = given.detached(request)
+    data, bandwidth = read(request, detached(train), detached(query))
+    return _attach(given, plan_data(request, _accepted(given, data), bandwidth, explained=explained, grad=True))
+
+
 def tie(result: Any, *tensors: Any) -> Any:
     """Return a tensor without entries attached to those of ``tensors`` that require grad: the derivatives are 0."""
     for x in filter(is_attached, tensors):
@@ -52,7 +61,7 @@ def tie(result: Any, *tensors: Any) -> Any:
     return result
 
 
-def accepted(given: Given, data: Data) -> Data:
+def _accepted(given: Given, data: Data) -> Data:
     """Return the data, with log weights where the weights require grad: equal ones have different derivatives.
 
     Raises
@@ -74,7 +83,7 @@ def accepted(given: Given, data: Data) -> Data:
     return data
 
 
-def attach(given: Given, plan: Plan) -> Plan:
+def _attach(given: Given, plan: Plan) -> Plan:
     """Return the plan, of problems that require ``"grad"``, with the user's tensors in place of their values."""
     data, columns, place = plan.data, plan.columns, plan.choice.device
     train = _points(given.train, data.train, place)

@@ -15,16 +15,15 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Data, convert, detached, ingest
+from ..arrays import Data, convert, ingest
 from ..choice import select
 from ..engine.outliers import outlier_share, radii
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
-from . import autograd
 from .bandwidth import Bandwidth
 from .request import Request
 from .rules import resolve
 
-__all__ = ["Measured", "Plan", "measure", "plan", "read", "read_extent", "rounded"]
+__all__ = ["Measured", "Plan", "measure", "plan", "plan_data", "read", "read_extent", "rounded"]
 
 #: Rows that the centre is taken from, up to twice as many: enough for a median that outliers do not move, few enough
 #: to cost nothing.
@@ -87,35 +86,21 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
         raise
 
 
-def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, attached: bool = True) -> Plan:
-    """Read the data, whiten them and choose the backend.
-
-    Parameters
-    ----------
-    request : Request
-    train, query : array_like
-    explained : bool
-        With every candidate's reason and price.
-    attached : bool
-        Take tensors that require grad, and attach the plan to them; False: refuse them.
+def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False) -> Plan:
+    """Read the data, whiten them and choose the backend; ``explained``: with every candidate's reason and price.
 
     Raises
     ------
     TypeError, ValueError
-        The data or the bandwidth cannot be right.
+        The data or the bandwidth cannot be right, or a tensor requires grad: :func:`autograd.plan` takes these.
     BackendUnavailable
         See :func:`sdkde_core.choice.select.choose`.
     """
-    given = autograd.Given(train, query, request.weights, request.bandwidth)
-    if not (attached and given.attached):
-        return _plan(request, *read(request, train, query), explained=explained)
-    without = given.detached(request)
-    data, bandwidth = read(without, *map(detached, (train, query)))
-    ready = _plan(without, autograd.accepted(given, data), bandwidth, explained=explained, grad=True)
-    return autograd.attach(given, ready)
+    return plan_data(request, *read(request, train, query), explained=explained)
 
 
-def _plan(request: Request, data: Data, bandwidth: Bandwidth, *, explained: bool, grad: bool = False) -> Plan:
+def plan_data(request: Request, data: Data, bandwidth: Bandwidth, *, explained: bool, grad: bool = False) -> Plan:
+    """Whiten data that have been read and choose the backend; ``grad``: one with the feature ``"grad"``."""
     xp, n = array_namespace(data.train), data.n
     measured = measure(data, bandwidth)
     distances, log_weights = measured.distances, measured.log_weights
