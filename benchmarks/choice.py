@@ -60,7 +60,7 @@ from cpu import machine
 
 import sdkde_core
 from sdkde_core.choice import hardware
-from sdkde_core.choice.select import Candidate
+from sdkde_core.choice.judge import Candidate
 
 COUNT = {"cpu": 120, "cuda": 100}
 BUDGET = {"cpu": 720.0, "cuda": 240.0}  # seconds

@@ -25,6 +25,7 @@ from choice_report import Record, label
 
 import sdkde_core
 from sdkde_core.choice import cards, hardware, select
+from sdkde_core.choice.judge import Candidate
 from sdkde_core.estimator import plan as execute
 
 
@@ -36,7 +37,7 @@ def _ask(problems: Any, **options: Any) -> Any:
     raise _Asked(problems, options["share"])
 
 
-def ranked(case: Case, cpu_alone: bool) -> list[select.Candidate]:
+def ranked(case: Case, cpu_alone: bool) -> list[Candidate]:
     """All candidates for a case, by the data that it has."""
     x, y, h = data(case)
     try:

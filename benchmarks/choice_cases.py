@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.choice.cost import typical_extent
-from sdkde_core.choice.select import Candidate, rank
+from sdkde_core.choice.judge import Candidate
+from sdkde_core.choice.select import rank
 from sdkde_core.estimator.request import METHODS, Goal, Request
 from sdkde_core.protocol import PRECISIONS
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core.choice import calibration, cards, registry, select
+from sdkde_core.choice import calibration, cards, judge, registry, select
 from sdkde_core.choice.calibration import Calibration, calibration_of, ignored, machine_of
 from sdkde_core.choice.cards import Processor
 from sdkde_core.choice.hardware import NOMINAL_CORE
@@ -65,7 +65,7 @@ def test_auto_takes_what_is_faster_here(known, monkeypatch):
         for name, flops in (("one", 1e9), ("two", 2e9))
     ]
     monkeypatch.setattr(registry, "records", lambda: tuple(records))
-    monkeypatch.setattr(select, "processor", lambda device: on)
+    monkeypatch.setattr(judge, "processor", lambda device: on)
     problem = replace(PROBLEM, deterministic=False)
 
     def ranked():
@@ -95,7 +95,7 @@ def test_start_up_counts_for_data_on_the_host_only(known, monkeypatch):
     ]
     records = tuple(registry.Record(i.name, "ok", "installed", "x", "1", "x:INFO", i) for i in infos)
     monkeypatch.setattr(registry, "records", lambda: records)
-    monkeypatch.setattr(select, "processor", lambda device: on)
+    monkeypatch.setattr(judge, "processor", lambda device: on)
     problem = replace(PROBLEM, deterministic=False)
     for where, first in (("cpu", "one"), ("cuda:0", "two")):
         assert select.rank([problem], device=where, data_device=where)[0].name == first

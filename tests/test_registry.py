@@ -10,7 +10,7 @@ import pytest
 
 import sdkde_core
 from sdkde_core import tuning
-from sdkde_core.choice import hardware, registry, select
+from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems, reference
 
@@ -250,7 +250,7 @@ def test_every_reason_is_given():
 def test_start_up_is_priced_whatever_is_imported():
     info = BackendInfo("slow", (1, 0), "x:y", ("cpu",), ("high",), startup_seconds=5.0, deterministic=True)
     problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
-    candidate = select._judge(info, [problem], "cpu", None)
+    candidate = judge.judge(info, [problem], "cpu", None)
     assert candidate.startup_seconds == 5.0
     assert candidate.total_seconds >= 5.0
 
@@ -262,7 +262,7 @@ def test_far_points_are_priced_by_the_formula_that_sums_them():
     declines = replace(info, supports=lambda p: Support(p.extent <= 9.0, "to 9"))
 
     def price(info, far):
-        return select._judge(info, [problem], "cpu", lambda step, limit: far).seconds
+        return judge.judge(info, [problem], "cpu", lambda step, limit: far).seconds
 
     near, whole = price(info, 0.0), price(info, 1.0)
     begun = 2.0 * hardware.cpu().launch_seconds  # of calls for what is near and what is far
@@ -279,7 +279,7 @@ def test_only_explaining_judges_and_prices_them_all(install, monkeypatch):
         record.info.supports.__globals__, "asked", lambda problem: (asked.append(problem), (False, "only asks"))[1]
     )
     prices = []
-    monkeypatch.setattr(select.cost, "predict", lambda info, problem, on: prices.append(on))
+    monkeypatch.setattr(judge.cost, "predict", lambda info, problem, on: prices.append(on))
     sdkde_core.estimate(X, backend="numpy")
     assert not asked
     assert not any(prices)

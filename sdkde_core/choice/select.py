@@ -6,62 +6,20 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine.columns import PROVIDED, per_scale
-from ..engine.outliers import within_limit
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
-from . import cost, registry
-from .calibration import calibration_of
-from .cards import Processor
+from . import registry
 from .hardware import processor
+from .judge import Candidate, Share, as_support, ask, judge, startup_seconds
 
-__all__ = ["Candidate", "Choice", "choose", "parse_device", "rank"]
+__all__ = ["Choice", "choose", "parse_device", "rank"]
 
 _logger = logging.getLogger("sdkde")
 
 _loaded: dict[tuple[str, str, str], tuple[Backend, Support]] = {}
-
-#: ``share(step, limit)``: the share of a pass's pairs that have a point farther than ``limit`` from the centre.
-Share = Callable[[int, float], float]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plugin on a device, as it stands for the problems at hand.
-
-    Parameters
-    ----------
-    name, device : str
-    ok : bool
-        It can answer.
-    reason : str
-        Why, or why not.
-    seconds : float or None
-        Predicted time of all passes and of transfers; None where not known.
-    pass_seconds : tuple of float
-        Predicted time of each pass, where known.
-    startup_seconds : float
-        Starting and compiling, added to ``seconds`` when ranking: as if nothing were imported or compiled yet, so that
-        the choice does not depend on what is.
-    chosen : bool
-    """
-
-    name: str
-    device: str
-    ok: bool
-    reason: str
-    seconds: float | None = None
-    startup_seconds: float = 0.0
-    pass_seconds: tuple[float, ...] = ()
-    chosen: bool = False
-
-    @property
-    def total_seconds(self) -> float:
-        """Predicted time with start-up; inf where not known."""
-        return math.inf if self.seconds is None else self.seconds + self.startup_seconds
 
 
 @dataclass(frozen=True)
@@ -200,25 +158,17 @@ def _foremost(
     if data_device != "cpu":
         places = [p for p in places if p[1] == data_device] or places
         rivals = len(places) > 1
-        return _sorted([_judge(i, at(problems, p), data_device, share, rivals) for i, p in places], data_device)
+        return _sorted([judge(i, at(problems, p), data_device, share, rivals) for i, p in places], data_device)
     found: list[Candidate] = []
     least = math.inf
-    asked = [(_startup(info, there), info, there) for info, place in places for there in [at(problems, place)]]
+    asked = [(startup_seconds(info, there), info, there) for info, place in places for there in [at(problems, place)]]
     for startup, info, there in sorted(asked, key=lambda a: a[0]):
         if startup > least:
             break  # and so is that of those after it
-        found.append(_judge(info, there, data_device, share, len(places) > 1))
+        found.append(judge(info, there, data_device, share, len(places) > 1))
         if found[-1].ok:
             least = min(least, found[-1].total_seconds)
     return _sorted(found, data_device)
-
-
-def _startup(info: BackendInfo, problems: Sequence[Problem]) -> float:
-    """Seconds before the first result: the start as measured on this machine, else as declared, and compiling."""
-    on = processor(problems[0].device)
-    measured = calibration_of(info.name, on).startup if on is not None else None
-    compiling, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
-    return (info.startup_seconds if measured is None else measured) + (0.0 if failure else compiling)
 
 
 def _first(
@@ -258,7 +208,7 @@ def _candidates(
     if not places:
         reason = f"runs on {', '.join(record.info.devices)}, not on {device or data_device}"
         return [Candidate(record.name, "-", False, reason)]
-    return [_judge(record.info, at(problems, place), data_device, share) for place in places]
+    return [judge(record.info, at(problems, place), data_device, share) for place in places]
 
 
 def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
@@ -290,118 +240,6 @@ def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[st
 def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
     """The passes, to run on ``device``."""
     return tuple(p if p.device == device else replace(p, device=device) for p in problems)
-
-
-def _judge(
-    info: BackendInfo, problems: Sequence[Problem], data_device: str, share: Share | None, priced: bool = True
-) -> Candidate:
-    device = problems[0].device
-
-    on = processor(device) if priced else None
-    measured = calibration_of(info.name, on) if on is not None else None
-    startup = _startup(info, problems) if priced else info.startup_seconds
-
-    def no(reason: str) -> Candidate:
-        return Candidate(info.name, device, False, reason, startup_seconds=startup)
-
-    reasons: list[tuple[str, str]] = []
-    passes: list[float | None] = []
-    transfer = transfer_seconds(problems, data_device, on)
-    apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
-    for step, problem in enumerate(problems):
-        if problem.precision not in info.precisions:
-            return no(f"has precisions {', '.join(info.precisions)}, not {problem.precision}")
-        lacking = sorted(problem.requires - info.features - PROVIDED)
-        if lacking:
-            return no(f"lacks {', '.join(lacking)}")
-        if problem.deterministic and not info.deterministic:
-            return no("is not deterministic; allow it with deterministic=False")
-        prices: list[float | None] = []
-        for one in per_scale(info, problem):
-            answer, failure = ask(_supports, info, one, step, share)
-            if failure:
-                return no(f"broken: its BackendInfo fails on this problem: {failure}")
-            asked, far, support = answer
-            if not support.ok:
-                return no(support.reason)
-            reasons.append((problem.reduction, support.reason))
-            if asked is not one and far:
-                apart.append((far, asked.extent))
-            predicted, failure = ask(_seconds, info, one, asked, far, on)
-            if failure:
-                return no(f"broken: its work fails on this problem: {failure}")
-            prices.append(measured.seconds(one, predicted) if measured and predicted is not None else predicted)
-        passes.append(None if None in prices else sum(p for p in prices if p is not None))
-    known = tuple(p for p in passes if p is not None)
-    differ = len({text for _, text in reasons}) > 1
-    notes = [f"{reduction}: {text}" if differ else text for reduction, text in reasons]
-    if apart:
-        share_apart, limit = max(apart)
-        notes.append(f"points beyond {limit:.3g} bandwidths summed apart, {share_apart:.2g} of the pairs")
-    if measured:
-        notes.append("priced as measured on this machine")
-    if priced and on is None:
-        notes.append(f"no {device} found whose rates are known")
-    reason = "; ".join(dict.fromkeys(notes))
-    if transfer is None or len(known) < len(passes):
-        return Candidate(info.name, device, True, reason, None, startup)
-    total = transfer + sum(known)
-    return Candidate(info.name, device, True, reason, total, startup, known)
-
-
-def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, float, Support]:
-    """The problem as the backend will see it, the share of the pairs that it will not, and its answer."""
-    limit = info.extent_limit(problem)
-    far = share(step, limit) if share is not None and problem.extent > limit else 1.0
-    asked = problem if share is None else within_limit(info, problem, far)
-    return asked, far, as_support(info.supports(asked))
-
-
-def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on: Processor | None) -> float | None:
-    """Predicted time of a problem of which the backend is ``asked`` some and a share of the pairs, ``far``, is apart.
-
-    These are summed by the backend if it can, else exactly. Near rows over far columns and far rows are calls of their
-    own.
-    """
-    near = cost.predict(info, asked, on)
-    if near is None or on is None or asked is problem:
-        return near
-    beyond = cost.predict(info, problem, on) if info.supports(problem).ok else None
-    if beyond is None:
-        beyond = cost.work_seconds(cost.exact_work(problem), on)
-    begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
-    return (1.0 - far) * near + far * beyond + 2.0 * begun * (far > 0.0)
-
-
-def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:
-    """Time to bring the points to the device and the result back; None where the device is not known."""
-    if on is None:
-        return None
-    first, last = problems[0], problems[-1]
-    if first.device == data_device:
-        return 0.0
-    return 8.0 * (first.n * (first.d + 1) + last.m * (last.d + 1)) / on.transfer
-
-
-def ask(question: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """Ask a plugin something; return its answer and "", or None and what it did instead.
-
-    A plugin may raise anything, SystemExit included, but must not take the program down; only the user's interrupt
-    passes.
-    """
-    try:
-        return question(*arguments), ""
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return None, f"{type(error).__name__}: {error}"
-
-
-def as_support(answer: Any) -> Support:
-    """Return a plugin's answer as a Support with a reason, whatever it is."""
-    if not isinstance(answer, Support):
-        return Support(False, f"broken: it answered {answer!r}, not a Support")
-    return answer if answer.reason else answer._replace(reason="no reason given")
 
 
 def _require_known(name: str) -> None:

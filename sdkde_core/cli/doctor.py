@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import __version__
 from ..choice import cards, hardware, registry
-from ..choice.select import as_support, ask
+from ..choice.judge import as_support, ask
 from ..protocol import BackendInfo, Support
 
 __all__ = ["sections"]

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arrays import Argument
-from ..choice.select import Candidate, Choice
+from ..choice.judge import Candidate
+from ..choice.select import Choice
 from ..protocol import TOLERANCES, Problem, Reduction
 from .fitted import PassReport
 
