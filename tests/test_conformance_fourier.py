@@ -32,34 +32,11 @@ class TestFourierAlways(BackendConformance):
     options: ClassVar = {"always": True}
     dimensions = (2,)
     draws = 8
+    slow = ("sizes", "result_format", "expected_rows", "multi_scale", "exclude_self", "threads")
 
     @pytest.mark.covering(2)
     def test_tolerance(self, parameter):
         super().test_tolerance(parameter)
-
-    @pytest.mark.slow
-    def test_sizes(self, parameter):
-        super().test_sizes(parameter)
-
-    @pytest.mark.slow
-    def test_result_format(self, parameter):
-        super().test_result_format(parameter)
-
-    @pytest.mark.slow
-    def test_expected_rows(self, parameter):
-        super().test_expected_rows(parameter)
-
-    @pytest.mark.slow
-    def test_multi_scale(self, parameter):
-        super().test_multi_scale(parameter)
-
-    @pytest.mark.slow
-    def test_exclude_self(self, parameter):
-        super().test_exclude_self(parameter)
-
-    @pytest.mark.slow
-    def test_threads(self, parameter):
-        super().test_threads(parameter)
 
 
 @pytest.mark.slow

@@ -16,26 +16,11 @@ class TestFourierTorchAlways(BackendConformance):
     options: ClassVar = {"always": True}
     dimensions = (2,)
     draws = 8
+    slow = ("sizes", "multi_scale", "exclude_self", "threads")
 
     @pytest.mark.covering(2)
     def test_tolerance(self, parameter):
         super().test_tolerance(parameter)
-
-    @pytest.mark.slow
-    def test_sizes(self, parameter):
-        super().test_sizes(parameter)
-
-    @pytest.mark.slow
-    def test_multi_scale(self, parameter):
-        super().test_multi_scale(parameter)
-
-    @pytest.mark.slow
-    def test_exclude_self(self, parameter):
-        super().test_exclude_self(parameter)
-
-    @pytest.mark.slow
-    def test_threads(self, parameter):
-        super().test_threads(parameter)
 
 
 @pytest.mark.slow

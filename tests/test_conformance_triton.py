@@ -28,17 +28,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
 
 
-def _slow(name):
-    """A check of the suite that `make test-full` interprets, and `make test` does not."""
-
-    @pytest.mark.slow
-    def test(self, parameter):
-        getattr(super(TestInterpreted, self), f"test_{name}")(parameter)
-
-    test.__name__ = f"test_{name}"  # by which the suite knows it
-    return test
-
-
 @interpreted
 @pytest.mark.covering(1)
 class TestInterpreted(BackendConformance):
@@ -46,17 +35,19 @@ class TestInterpreted(BackendConformance):
     device = "cpu"
     dimensions = (5,)
     draws = 6
-
-    test_drawn = _slow("drawn")
-    test_exclude_self = _slow("exclude_self")
-    test_expected_rows = _slow("expected_rows")
-    test_multi_scale = _slow("multi_scale")
-    test_query_chunks = _slow("query_chunks")
-    test_repeat = _slow("repeat")
-    test_results_are_the_callers = _slow("results_are_the_callers")
-    test_state_reuse = _slow("state_reuse")
-    test_sizes = _slow("sizes")  # of thousands of points; see test_interpreted_sizes_that_divide_nothing
-    test_threads = _slow("threads")  # which share one interpreter
+    # Sizes are of thousands of points, and threads share one interpreter.
+    slow = (
+        "drawn",
+        "exclude_self",
+        "expected_rows",
+        "multi_scale",
+        "query_chunks",
+        "repeat",
+        "results_are_the_callers",
+        "state_reuse",
+        "sizes",
+        "threads",
+    )
 
 
 @interpreted

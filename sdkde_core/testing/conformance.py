@@ -43,6 +43,8 @@ class BackendConformance:
     draws, pairs : int, optional
         How many random problems, and rows times columns of one at most, in place of the profile's, for a backend that
         is slow here, such as a simulator.
+    slow : tuple of str
+        Checks that are given the marker ``slow``.
     xfail : mapping of str to str
         ``{"check[param]": reason}``: known failures. Strict: one that passes fails the run. The name of a check alone
         stands for all its parameters.
@@ -55,6 +57,7 @@ class BackendConformance:
     dimensions: ClassVar[tuple[int, ...] | None] = None
     draws: ClassVar[int | None] = None
     pairs: ClassVar[int | None] = None
+    slow: ClassVar[tuple[str, ...]] = ()
     xfail: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -128,8 +131,9 @@ class BackendConformance:
 
     @classmethod
     def _marks(cls, name: str, parameter: str) -> list[pytest.MarkDecorator]:
+        marks = [pytest.mark.slow] if name in cls.slow else []
         reason = cls.xfail.get(f"{name}[{parameter}]", cls.xfail.get(name))
-        return [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
+        return marks if reason is None else [*marks, pytest.mark.xfail(strict=True, reason=reason)]
 
     def test_expected_failures_are_real_and_have_reasons(self) -> None:
         """Every key of ``xfail`` names a check that runs, with a reason."""
