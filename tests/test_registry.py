@@ -271,7 +271,7 @@ def test_far_points_are_priced_by_the_formula_that_sums_them():
 
 
 def test_only_explaining_judges_and_prices_them_all(install, monkeypatch):
-    """Otherwise a backend that is named is judged alone, and what has no rival is not priced."""
+    """Otherwise a backend that is named is judged alone, and one without a competitor gets no price."""
     install("curious", "curious", good("curious", "curious", more="supports=lambda problem: Support(*asked(problem)),"))
     record = registry.find("curious")
     asked = []
