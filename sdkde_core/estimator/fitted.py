@@ -70,7 +70,7 @@ class Fitted:
     Attributes
     ----------
     request : Request
-        Without the weights, which the columns have.
+        Of a shared one without the user's arrays.
     bandwidth : Bandwidth
     problem : Problem
         The last pass over the samples themselves; its extent bounds the columns.
@@ -127,8 +127,10 @@ class Fitted:
             columns = replace(columns, points=columns.points + 0.5 * shift)
         # Resubstitution is at the samples as they were.
         rows = plan.columns.points if len(plan.problems) > 1 and not shared else None
-        request = replace(plan.request, weights=None, bandwidth="silverman" if shared else plan.request.bandwidth)
-        centre = convert(plan.centre, choice.info.arrays, choice.device) if shared else plan.centre
+        request, centre = plan.request, plan.centre
+        if shared:  # the arrays of the request are the user's, and the columns and the bandwidth have what they say
+            request = replace(request, weights=None, bandwidth="silverman")
+            centre = convert(centre, choice.info.arrays, choice.device)
         return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, rows, shared)
 
     def read(self, query: Any) -> Query:
