@@ -45,3 +45,4 @@ class TestFourierFull(BackendConformance):
     options: ClassVar = {"always": True}
     profile = "full"
     dimensions = (1, 2, 3)
+    draws, pairs = 24, 60_000

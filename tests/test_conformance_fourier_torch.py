@@ -28,6 +28,7 @@ class TestFourierTorch(BackendConformance):
     backend = "fourier-torch"
     device = "cpu"
     dimensions = (1, 2, 3)
+    draws = 24
 
 
 @pytest.mark.slow
@@ -37,6 +38,7 @@ class TestFourierTorchFull(BackendConformance):
     options: ClassVar = {"always": True}
     profile = "full"
     dimensions = (1, 2, 3)
+    draws, pairs = 24, 60_000
 
 
 @pytest.mark.gpu

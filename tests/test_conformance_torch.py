@@ -84,3 +84,4 @@ class TestWithoutFloat64(_WithoutFloat64):
 @pytest.mark.slow
 class TestWithoutFloat64Full(_WithoutFloat64):
     profile = "full"
+    draws = 40
