@@ -40,6 +40,9 @@ class TestFourierTorchFull(BackendConformance):
     dimensions = (1, 2, 3)
     draws, pairs = 24, 60_000
 
+    # The checks that do not depend on the profile are those of the class above.
+    test_exclude_self = test_expected_rows = test_multi_scale = test_result_format = test_sizes = test_threads = None
+
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
