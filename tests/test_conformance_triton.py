@@ -34,8 +34,7 @@ class TestInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
     dimensions = (5,)
-    draws = 6
-    # Sizes are of thousands of points.
+    draws, pairs = 6, 4000
     slow = (
         "drawn",
         "exclude_self",
@@ -59,7 +58,7 @@ class TestMoreInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
     dimensions = (1, 2, 17)
-    draws = 6
+    draws, pairs = 6, 4000
 
     @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
     def test_threads(self, parameter):
