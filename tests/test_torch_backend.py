@@ -18,7 +18,7 @@ from sdkde_torch.info import INFO
 import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import cards, cost, hardware
-from sdkde_core.engine.merge import each
+from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors, make, truth
@@ -348,3 +348,13 @@ def test_laplace_of_a_near_column_that_weighs_nothing_and_a_far_one_that_does():
     backend, given = TorchBackend(), Columns(torch.tensor(points), torch.tensor(log_weights))
     got = backend.reduce(problem, torch.tensor(query), backend.prepare(problem, given))
     assert float(got.log_sum[0]) == pytest.approx(-800 + math.log(801.5), abs=1e-5, rel=0)
+
+
+def test_a_far_column_does_not_move_rows_whose_sums_are_small():
+    """What its term is clamped at, times its coordinate, must be nothing beside the row's own sum."""
+    case = make("outlier", 16, 51, 5, 200.0)  # its first row has a log sum of −664
+    for precision in ("fast", "high", "float64"):
+        problem = case.problem(Reduction.MEAN, precision)
+        columns = Columns(torch.tensor(case.points), torch.tensor(case.log_weights))
+        got = each(reduce_pass(TorchBackend(), INFO, problem, columns, torch.tensor(case.queries)), to_host)
+        assert errors(problem, got, truth(case)).max() <= 1.0

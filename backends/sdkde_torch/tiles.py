@@ -28,7 +28,7 @@ CPU_TILE, CPU_BLOCKS, CPU_ROWS = 1 << 18, 64, 64
 
 #: Rows whose sum is less than this times the number of columns are summed again relative to their largest exponent.
 #: Terms that underflow, or are clamped at exp(−87) = 1.6e-38 or exp(−700) = 1e-304, are below 2e-7 or 1e-14 of a larger
-#: sum.
+#: sum. MEAN multiplies them by coordinates, as large as the extent: its threshold is as many times higher.
 LEAST = {torch.float32: 1e-31, torch.float64: 1e-290}
 
 #: The same for MEAN by split squares: their exponents are rounded in proportion to themselves, which moves a shift.
@@ -114,8 +114,9 @@ class Prepared:
         result = self._summed(sums, torch.zeros_like(sums[:, 0]), torch.zeros_like(sums[:, 0]))
         if has_own_term:
             return result
-        split_mean = self.problem.reduction is Reduction.MEAN and isinstance(self.formula, Split)
-        small = result.total < (LEAST_SPLIT_MEAN if split_mean else LEAST[self.formula.dtype] * self.count)
+        mean = self.problem.reduction is Reduction.MEAN
+        least = LEAST[self.formula.dtype] * self.count * (max(1.0, self.problem.extent) if mean else 1.0)
+        small = result.total < (max(least, LEAST_SPLIT_MEAN) if mean and isinstance(self.formula, Split) else least)
         again = small.nonzero()[:, 0]
         if not len(again):
             return result
