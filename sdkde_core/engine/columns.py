@@ -120,7 +120,8 @@ class PackedColumns:
             kept = array_namespace(carries).nonzero(carries)[0]
             if kept.shape[0] < carries.shape[0]:
                 self._kept, self._columns = kept, take_columns(columns, kept)
-        self._problem = replace(problem, n=self._columns.points.shape[0], same=False)
+        n = self._columns.points.shape[0]
+        self._problem = replace(problem, n=n, same=False) if problem.same or problem.n != n else problem
         self._limit = info.extent_limit(self._problem) if splits else math.inf
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
         self._lock = threading.Lock()
@@ -244,7 +245,9 @@ class PackedColumns:
             return packed
 
     def _pack(self, columns: Columns, backend: Backend, extent: float) -> _Packed:
-        problem = replace(self._problem, n=columns.points.shape[0], extent=extent)
+        problem, n = self._problem, columns.points.shape[0]
+        if (n, extent) != (problem.n, problem.extent):
+            problem = replace(problem, n=n, extent=extent)
         if backend is self._backend and (self._shared or extent > self._problem.extent):
             support = self._info.supports(problem)
             if not support.ok:
@@ -257,7 +260,8 @@ class PackedColumns:
         for i, (backend, problem, columns, state) in enumerate(states):
             given = None if points_first and i == 0 else queries
             m = (columns.points if given is None else given).shape[0]
-            problem = replace(problem, m=m, same=given is None)
+            if (m, given is None) != (problem.m, problem.same):
+                problem = replace(problem, m=m, same=given is None)
             parts.append(_reduce_rows(backend, problem, columns, given, state, own_offset))
         return merge(parts)
 

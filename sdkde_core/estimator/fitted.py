@@ -154,9 +154,11 @@ class Fitted:
         """
         reduction = reduction or self.problem.reduction
         queries = self._rows if queries is None else queries
-        m = self.problem.n if queries is None else queries.shape[0]
-        problem = replace(self.problem, reduction=reduction, m=m)
-        return _pass(problem, self._packed_for(reduction), queries, report, **known)
+        columns, problem = self._packed_for(reduction), self.problem
+        if report is not None or _logger.isEnabledFor(logging.DEBUG):
+            m = problem.n if queries is None else queries.shape[0]
+            problem = replace(problem, reduction=reduction, m=m)
+        return _pass(problem, columns, queries, report, **known)
 
     def reduce_query(self, query: Query, reduction: Reduction | None = None) -> Partial:
         """Whiten a query, measure its extent, and reduce for every row of it; of a shared one only."""
@@ -172,7 +174,9 @@ class Fitted:
     def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale:
         with self._lock:
             if reduction not in self._packed:
-                problem = replace(self.problem, reduction=reduction)
+                problem = self.problem
+                if reduction is not problem.reduction:
+                    problem = replace(problem, reduction=reduction)
                 packed = pack(self.choice.backend, self.choice.info, problem, self._columns, self._shared)
                 self._packed[reduction] = packed
             return self._packed[reduction]
