@@ -328,7 +328,7 @@ def main() -> None:
     pynvml.nvmlInit()
     about = {"gpu": torch.cuda.get_device_name(), "driver": pynvml.nvmlSystemGetDriverVersion(), "precision": "fast"}
     rows, versions = [], {each.name: each.version for each in metadata.distributions()}
-    about |= {p: versions.get(p, "missing") for p in ("torch", "triton", "sdkde", "pykeops", "flash-sd-kde")}
+    about |= {p: versions.get(p, "missing") for p in ("torch", "triton", "sdkde-core", "pykeops", "flash-sd-kde")}
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     print("| case | implementation | ms | worst row | beyond | rel L2 | SM MHz | exp2 limit | × flash TF32 |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
