@@ -1,10 +1,16 @@
 """What every test runs under."""
 
+import gc
 import os
 from collections import defaultdict
 
 import pytest
 from pairwise import covering
+
+from sdkde_core.choice import registry
+
+# What is imported and collected lives to the end: to look it through again and again takes a quarter of the collection.
+gc.disable()
 
 # Two processes with as many threads each: those that have nothing to do wait without spinning, which saves a third.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -32,6 +38,12 @@ def _own_cache(shared):
         yield
 
 
+@pytest.fixture(autouse=True)
+def _nothing_aside(monkeypatch):
+    """What does not start or fails in one test, "auto" takes in the next."""
+    monkeypatch.setattr(registry, "aside", {})
+
+
 #: What the Makefile's targets leave out.
 LEFT_OUT = {"not slow and not gpu": {"slow", "gpu"}, "not gpu": {"gpu"}}
 
@@ -40,6 +52,12 @@ def pytest_pycollect_makeitem(collector, obj):
     """Do not make the tests of a class that all are deselected: 20 000 for the full suite and for GPUs."""
     marks = {mark.name for mark in getattr(obj, "pytestmark", ())} if isinstance(obj, type) else set()
     return [] if marks & LEFT_OUT.get(collector.config.option.markexpr, set()) else None
+
+
+def pytest_collection_finish():
+    """Collect garbage from now on, but not what is there already."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
