@@ -54,6 +54,10 @@ def pytest_pycollect_makeitem(collector, obj):
     return [] if marks & LEFT_OUT.get(collector.config.option.markexpr, set()) else None
 
 
+#: What takes minutes in one process of its own begins at once, beside everything else.
+FIRST = ("test_in_the_interpreter", "test_in_the_simulator")
+
+
 def pytest_collection_finish():
     """Collect garbage from now on, but not what is there already."""
     gc.freeze()
@@ -67,6 +71,7 @@ def pytest_collection_modifyitems(items):
     So the conformance suite's products become few cases, in which all that any two (``covering(2)``) of precision,
     reduction, kind, dimension and extent can do together occurs.
     """
+    items.sort(key=lambda item: getattr(item, "originalname", "") not in FIRST)
     groups = defaultdict(dict)
     for item in items:
         if (marker := item.get_closest_marker("covering")) and hasattr(item, "callspec"):
