@@ -113,6 +113,15 @@ def test_a_look_up_that_fails_is_no_calibration(monkeypatch, caplog):
     assert "no such table" in caplog.text
 
 
+def test_start_up_is_measured_in_a_process_that_imports_nothing_from_here(tmp_path, monkeypatch):
+    from sdkde_autotune import calibrate
+
+    for name in ("json", "numpy", "sdkde_core"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the working directory is imported from')")
+    monkeypatch.chdir(tmp_path)
+    assert 0 < calibrate._startup("numpy", "cpu") < 60
+
+
 def test_the_command_end_to_end(tmp_path, monkeypatch):
     """NumPy measured by a clock of equal steps; then explain says so, in this process and from the file alone."""
     pytest.importorskip("click_default_group")
@@ -126,7 +135,7 @@ def test_the_command_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "TARGET", {"cpu": 0.0})
     monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=itertools.count(0.0, 1e-3).__next__))
     started = subprocess.CompletedProcess([], 0, "0.25\n", "")
-    monkeypatch.setattr(calibrate, "subprocess", SimpleNamespace(run=lambda *arguments, **options: started))
+    monkeypatch.setattr(calibrate, "run_python", lambda *arguments, **options: started)
     lookup.forget()
     try:
         result = CliRunner().invoke(main, ["calibrate", "--backend", "numpy", "--device", "cpu", "--json"])

@@ -177,6 +177,10 @@ def test_the_cpu_is_nominal_until_measured(monkeypatch, tmp_path):
     nominal = hardware.cpu()
     assert "nominal" in nominal.source
     assert nominal.exps == hardware.speedup(3) * hardware.NOMINAL_CORE.exps
+    (tmp_path / "here").mkdir()
+    for name in ("json", "numpy"):
+        (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit('the working directory is imported from')")
+    monkeypatch.chdir(tmp_path / "here")
     core = hardware.measure_cpu()
     assert core.source == "measured"
     assert hardware.cpu().matrix_flops["float64"] == hardware.speedup(3) * core.matrix_flops["float64"]

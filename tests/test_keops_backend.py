@@ -199,6 +199,14 @@ def test_a_trial_that_crashes_is_reported(monkeypatch):
     assert "Remedy: set CXX" in support.reason
 
 
+def test_a_trial_imports_nothing_from_the_working_directory(monkeypatch, tmp_path):
+    for name in ("json", "torch", "sdkde_keops"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the working directory is imported from')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(health, "CODE", health.CODE.replace("formulas.trial(", "print("))
+    assert health._try("cpu", "g++").ok
+
+
 def test_a_trial_that_does_not_end_is_ended(monkeypatch):
     monkeypatch.setattr(health, "CODE", "import time; time.sleep(60)")
     monkeypatch.setattr(health, "PATIENCE", 0.3)

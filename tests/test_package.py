@@ -49,12 +49,13 @@ def _imports(path):
 #: The core's rooms, each with the rooms that it may import from. A file beside them is a room of its own.
 ROOMS = {
     "protocol": set(),
+    "fresh": set(),
     "storage": set(),
     "arrays": set(),
     "engine": {"protocol", "arrays"},
-    "choice": {"protocol", "storage", "engine"},
+    "choice": {"protocol", "fresh", "storage", "engine"},
     "tuning": {"protocol", "choice"},
-    "plugin": {"protocol", "storage", "arrays", "engine", "choice"},
+    "plugin": {"protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "estimator": {"protocol", "arrays", "engine", "choice"},
     "api": {"protocol", "arrays", "choice", "estimator"},
     "cli": {"protocol", "storage", "arrays", "choice", "estimator", "api"},

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import write_atomically
+from sdkde_core.plugin import run_python, write_atomically
 from sdkde_core.protocol import Support
 
 from . import library
@@ -31,7 +31,7 @@ __all__ = ["check"]
 #: Seconds that the check may take: it compiles once or twice, on a machine that may be busy.
 PATIENCE = 240.0
 
-CODE = "import json, sys; sys.path[:] = json.load(sys.stdin); from sdkde_keops import formulas; formulas.trial({!r})"
+CODE = "import sys; from sdkde_keops import formulas; formulas.trial(sys.argv[1])"
 
 #: What KeOps reads of the environment.
 VARIABLES = (
@@ -86,18 +86,9 @@ def _depends_on(device: str) -> dict[str, Any]:
 def _try(device: str, compiler: str) -> Support:
     """Run the trial; a failure says its cause, and what mends it."""
     environment = {k: v for k, v in os.environ.items() if k not in ("KEOPS_VERBOSE", "PYKEOPS_VERBOSE")}
-    command = [sys.executable, "-c", CODE.format(device)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
     try:
-        done = subprocess.run(
-            command,
-            input=json.dumps(sys.path),
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE,
-        )
+        done = run_python(CODE, device, env=environment, timeout=PATIENCE, **pipes)
     except subprocess.TimeoutExpired:
         return _failure(device, compiler, f"it was not done after {PATIENCE:g} s", "")
     except OSError as error:

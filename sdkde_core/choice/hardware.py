@@ -8,8 +8,6 @@ import os
 import platform
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..fresh import run_python
 from ..storage import cache_folder, write_atomically
 from .cards import Processor, gpu
 
@@ -103,8 +102,7 @@ def measure_cpu() -> Processor:
     """
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     code = "import json; from sdkde_core.choice import hardware; print(json.dumps(hardware._measure()))"
-    command, environment = [sys.executable, "-c", code], {**os.environ, **one_thread}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    printed = run_python(code, env={**os.environ, **one_thread}, capture_output=True, check=True).stdout
     kept = {**json.loads(printed), "numpy": np.__version__}
     path = cpu_cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
