@@ -458,6 +458,11 @@ def test_export_and_import(tuned, tmp_path):
     assert "60 new rows" in run("import", "tuning.sqlite", "--db", "newer.sqlite").stdout
     output = run("show", "--db", "new.sqlite").stdout
     assert output.count("imported") == 2
+    (tmp_path / "link").symlink_to("tuning.sqlite")
+    before = Path("tuning.sqlite").read_bytes()
+    for argument, words in (("FILE", ("export", "link")), ("--output", ("plot", "-o", "tuning.sqlite"))):
+        assert f"{argument} and the database are one file" in refused(*words)
+    assert Path("tuning.sqlite").read_bytes() == before
 
 
 def test_simulate(worker, monkeypatch):
@@ -485,6 +490,8 @@ def test_plot(tuned, tmp_path):
     line = run("plot", "--reduction", "mean", "-x", "num_warps", "-y", "num_stages", "-o", "a/b.png").stdout
     assert "match" not in line
     assert (tmp_path / "a" / "b.png").exists()
+    run("plot", "-o", "picture")
+    assert Path("picture").read_bytes().startswith(b"\x89PNG")
     assert "'colour' is no parameter" in refused("plot", "-x", "colour")
     assert "nothing that was tried matches" in refused("plot", "--gpu", "h100")
 

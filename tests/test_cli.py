@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import zipfile
@@ -107,6 +108,25 @@ def test_every_format_in_and_out(extension):
     assert load(out).dtype == np.float64
     assert sdkde("estimate", train, query, "-o", out, "-q").output == ""
     assert [p.name for p in Path().iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
+@pytest.mark.parametrize("extension", files.EXTENSIONS)
+def test_every_format_into_a_pipe(extension):
+    if extension == ".parquet":
+        pytest.importorskip("pyarrow")
+    name, read = f"out{extension}", []
+    os.mkfifo(name)
+    reader = threading.Thread(target=lambda: read.append(Path(name).read_bytes()), daemon=True)
+    reader.start()
+    want = np.linspace(0.0, 1.0, 9)
+    with files.writing(name, 9, "float64", "density") as write:
+        write(want[:5])
+        write(want[5:])
+    reader.join(60)
+    assert Path(name).is_fifo()
+    Path(f"got{extension}").write_bytes(read[0])
+    np.testing.assert_array_equal(load(f"got{extension}"), want)
 
 
 @pytest.mark.parametrize("extension", [".npy", ".npz", ".parquet"])

@@ -296,7 +296,9 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 @options.db_option
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write trials, winners and calibration as JSON, to be imported elsewhere."""
-    with _store(options.there(db)) as store:
+    database = options.there(db)
+    options.another_file("FILE", file, database)
+    with _store(database) as store:
         dump = store.dump(**options.columns(filters))
     if winners:
         dump |= {"trial": [], "calibration": []}
@@ -378,7 +380,9 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
     """
     from . import report
 
-    with _store(options.there(db)) as store:
+    database = options.there(db)
+    options.another_file("--output", output, database)
+    with _store(database) as store:
         trials = store.all_trials(**options.columns(filters))
     by_search: dict[Any, list[Any]] = {}
     for trial in trials:

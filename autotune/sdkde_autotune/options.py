@@ -21,6 +21,7 @@ from .runner import SOURCES
 __all__ = [
     "POSITIVE",
     "Duration",
+    "another_file",
     "card_here",
     "columns",
     "db_option",
@@ -170,6 +171,12 @@ def places(backends: Sequence[str], devices: Sequence[str]) -> list[tuple[Backen
     if not found:
         raise ValueError("nothing to measure: no --backend named runs on a --device named; name others")
     return found
+
+
+def another_file(argument: str, output: Path | str, database: Path) -> None:
+    """Raise if what is to be written is the database."""
+    if Path(output).exists() and Path(output).samefile(database):
+        raise ValueError(f"{argument} and the database are one file, {output}; pass another {argument}")
 
 
 def there(db: Path | None) -> Path:

@@ -348,5 +348,5 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
         f"{key.precision}, {key.gpu}"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as temporary:
-        canvas.print_figure(temporary)
+    with write_atomically(path) as temporary, temporary.open("wb") as file:
+        canvas.print_figure(file, format=path.suffix.lstrip(".") or "png")

@@ -134,8 +134,8 @@ def _plot(
         _plot_plane(middle.subplots(), data, backend)
         h = resolve("silverman", data.train).scaled(factors[best])
         _plot_ends(right, data.images, estimate(data.train, data.test, bandwidth=h, log=True, backend=backend))
-        with write_atomically(output) as temporary:
-            figure.savefig(temporary, dpi=140)
+        with write_atomically(output) as temporary, temporary.open("wb") as file:
+            figure.savefig(file, format=output.suffix.lstrip("."), dpi=140)
         plt.close(figure)
 
 

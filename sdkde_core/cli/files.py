@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import itertools
 import os
 import re
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -310,59 +311,57 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     with (
         write_atomically(path) as temporary,
-        _WRITERS[extension](temporary, rows, np.dtype(dtype), key or name) as write,
+        temporary.open("wb") as file,
+        _WRITERS[extension](file, rows, np.dtype(dtype), key or name) as write,
     ):
         yield write
 
 
 @contextmanager
-def _write_npy(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
-    mapped = np.lib.format.open_memmap(path, "w+", dtype, (rows,))
-    _reserve(path)
-    done = 0
-
-    def write(batch: Array) -> None:
-        nonlocal done
-        mapped[done : done + len(batch)] = batch
-        done += len(batch)
-
-    yield write
-    mapped.flush()
+def _write_npy(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    head = _npy_head(rows, dtype)
+    _reserve(file, len(head) + rows * dtype.itemsize)
+    file.write(head)
+    yield lambda batch: file.write(batch.tobytes())
 
 
-def _reserve(path: Path) -> None:
-    """Raise for a full disk now: writing through the map, it would be a signal that ends the process."""
+def _npy_head(rows: int, dtype: Any) -> bytes:
+    head = io.BytesIO()
+    header = {"shape": (rows,), "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    np.lib.format.write_array_header_1_0(head, header)
+    return head.getvalue()
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Raise for a full disk now, before anything is computed."""
     if not hasattr(os, "posix_fallocate"):
         return
-    with path.open("r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: the file system cannot reserve
-                raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: a pipe, or a file system that cannot
+            raise
 
 
 @contextmanager
-def _write_npz(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
-    header = {"shape": (rows,), "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
-    with zipfile.ZipFile(path, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-        np.lib.format.write_array_header_1_0(member, header)
+def _write_npz(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    with zipfile.ZipFile(file, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        member.write(_npy_head(rows, dtype))
         yield lambda batch: member.write(batch.tobytes())
 
 
 @contextmanager
-def _write_csv(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(f"{name}\n")
-        yield lambda batch: file.writelines(f"{value!s}\n" for value in batch)  # the shortest that reads back the same
+def _write_csv(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    file.write(f"{name}\n".encode())
+    yield lambda batch: file.writelines(f"{value!s}\n".encode() for value in batch)  # the shortest that reads back
 
 
 @contextmanager
-def _write_parquet(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+def _write_parquet(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
     arrow, parquet = _pyarrow()
     schema = arrow.schema([(name, arrow.from_numpy_dtype(dtype))])
-    with parquet.ParquetWriter(path, schema) as file:
-        yield lambda batch: file.write_batch(arrow.record_batch([arrow.array(batch)], schema=schema))
+    with parquet.ParquetWriter(file, schema) as writer:
+        yield lambda batch: writer.write_batch(arrow.record_batch([arrow.array(batch)], schema=schema))
 
 
 _READERS: dict[str, Callable[[str, Path, str], Source]] = {
@@ -371,7 +370,7 @@ _READERS: dict[str, Callable[[str, Path, str], Source]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-_WRITERS: dict[str, Callable[[Path, int, Any, str], AbstractContextManager[Write]]] = {
+_WRITERS: dict[str, Callable[[BinaryIO, int, Any, str], AbstractContextManager[Write]]] = {
     ".npy": _write_npy,
     ".npz": _write_npz,
     ".csv": _write_csv,
