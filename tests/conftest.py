@@ -32,6 +32,12 @@ def _own_cache(shared):
         yield
 
 
+@pytest.fixture
+def untold(monkeypatch):
+    """Warnings that are given once a process are given again."""
+    monkeypatch.setattr("sdkde_core.messages._told", set())
+
+
 #: What the Makefile's targets leave out.
 LEFT_OUT = {"not slow and not gpu": {"slow", "gpu"}, "not gpu": {"gpu"}}
 

@@ -1,6 +1,7 @@
 """The cost model: units, roofs, the paper's figures, and the processors it knows."""
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -187,7 +188,7 @@ def test_the_cpu_is_nominal_until_measured(monkeypatch, tmp_path):
     assert 1e8 < core.exps < 1e11
     assert 1e9 < core.matrix_flops["float64"] < core.matrix_flops["float32"] * 1.5 < 1e13
     (kept,) = tmp_path.rglob("*.json")
-    kept.write_text("{}")
+    kept.write_text(re.sub(r'"numpy": ".*"', '"numpy": "1.0"', kept.read_text()))
     hardware._measured_core.cache_clear()
     assert "nominal" in hardware.cpu().source
     hardware._measured_core.cache_clear()

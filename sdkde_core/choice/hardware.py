@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import platform
 import re
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..fresh import run_python
+from ..messages import warn_once
 from ..storage import cache_folder, write_atomically
 from .cards import Processor, gpu
 
@@ -153,13 +155,29 @@ def cpu_cache_file() -> Path:
 
 @functools.cache
 def _measured_core() -> Processor | None:
+    path: Path | None = None
     try:
-        kept = json.loads(cpu_cache_file().read_text())
-        if kept.pop("numpy") != np.__version__:
-            return None
-        return Processor(**kept)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # no such file, or of another version of sdkde
+        path = cpu_cache_file()
+        return _kept_core(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # nothing was measured
         return None
+    except Exception as error:  # an estimate must not fail because of what is in a file
+        if path is not None:  # else the user has no home
+            warn_once(f"{path} is not used: {error!r}; `sdkde doctor --measure` writes it anew", str(path))
+        return None
+
+
+def _kept_core(text: str) -> Processor | None:
+    """The rates in a file's text; None if another NumPy has them."""
+    kept = json.loads(text)
+    if kept.pop("numpy") != np.__version__:
+        return None
+    core = Processor(**kept)
+    by_dtype = core.matrix_flops["float32"], core.matrix_flops["float64"], *core.matrix_flops.values()
+    rates = (*by_dtype, core.scalar_flops, core.exps, core.bandwidth, core.launch_seconds)
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ValueError("rates are positive numbers")
+    return core
 
 
 class ListedGPU(NamedTuple):
