@@ -143,14 +143,14 @@ def test_the_page_is_short_and_names_no_option_that_is_not_there():
 def test_a_mistyped_command_is_named_and_a_close_one_suggested(word, meant):
     line = refused(word, "--gpu", "a6000")
     assert f"no command '{word}'" in line
-    assert f"did you mean {meant}?" in line
+    assert f"did you mean {meant!r}?" in line
 
 
 def test_a_strange_word():
     assert "did you mean --gpu a6000?" in refused("a6000")
     line = refused("xyzzy")
     assert "did you mean" not in line
-    assert "There are tune, " in line
+    assert "pass one of tune, " in line
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import sdkde_core
-from sdkde_core import SdkdeWarning, messages
+from sdkde_core import BackendUnavailable, SdkdeWarning, messages, protocol
 from sdkde_core.choice import calibration
 from sdkde_core.cli.main import main
 from sdkde_core.plugin import did_you_mean, warn_once
@@ -145,3 +145,56 @@ def test_did_you_mean(given, meant):
     known = ("kde", "sdkde", "laplace", "numba-cuda", "torch", "numpy", "float64")
     assert did_you_mean(given, known) == (f"; did you mean {meant!r}?" if meant else "")
     assert did_you_mean(given, ()) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"method": "skde"}, "sdkde"),
+        ({"bandwidth": "Scot"}, "scott"),
+        ({"precision": "hihg"}, "high"),
+        ({"backend": "nunpy"}, "numpy"),
+        ({"device": "cdua:0"}, "cuda"),
+        ({"bandwith": 1.0}, "bandwidth"),
+        ({"logs": True}, "log"),
+        ({"querry": [0.0]}, "query"),
+        ({"backend": "numpy", "backend_options": {"thread": 2}}, "threads"),
+    ],
+)
+def test_an_argument_that_is_almost_right(options, meant):
+    with pytest.raises((ValueError, TypeError, BackendUnavailable)) as error:
+        sdkde_core.estimate(X, **options)
+    assert str(error.value).endswith(f"; did you mean {meant!r}?")
+
+
+def test_a_function_names_its_own_arguments_only():
+    with pytest.raises(TypeError, match="'logs'") as error:
+        sdkde_core.debias(X, logs=True)
+    assert "did you mean" not in str(error.value)
+
+
+def test_options_of_backends_that_take_any_or_none():
+    def factory(**anything):
+        return anything
+
+    assert protocol._check_options(factory, {"colour": 1}) is None
+    with pytest.raises(TypeError, match=r"there is no option 'colour'; there are none$"):
+        protocol._check_options(lambda: None, {"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("--method", "sdke"), "sdkde"),
+        (("--precision", "hgih"), "high"),
+        (("--bandwidth", "silvermann"), "silverman"),
+        (("--backend", "numppy"), "numpy"),
+        (("--device", "cdua"), "cuda"),
+    ],
+)
+def test_an_option_of_a_command_that_is_almost_right(arguments, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.arange(5.0))
+    result = CliRunner().invoke(main, ["estimate", "x.npy", "-o", "p.npy", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"; did you mean {meant!r}?\n"), result.stderr

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
 from . import registry
 from .hardware import processor
@@ -45,7 +46,8 @@ def parse_device(device: str | None) -> str | None:
     kind, _, number = str(device).lower().partition(":")
     if kind not in {"cpu", *kinds} or not re.fullmatch("[0-9]*", number) or str(device).endswith(":"):
         known = ", ".join(map(repr, dict.fromkeys(["cpu", *kinds])))
-        raise ValueError(f"device is {device!r}; pass None, or one of {known}, with a number as in 'cuda:0'")
+        hint = did_you_mean(kind, ["cpu", *kinds]) if kind not in kinds else ""
+        raise ValueError(f"device is {device!r}; pass None, or one of {known}, with a number as in 'cuda:0'{hint}")
     return "cpu" if kind == "cpu" else str(device).lower()
 
 
@@ -245,8 +247,9 @@ def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
 def _require_known(name: str) -> None:
     record = registry.find(name)
     if record is None:
-        known = ", ".join(sorted({r.name for r in registry.records()})) or "none"
-        raise BackendUnavailable(f"backend {name!r} is unknown; installed: {known}")
+        known = sorted({r.name for r in registry.records()})
+        installed = ", ".join(known) or "none"
+        raise BackendUnavailable(f"backend {name!r} is unknown; installed: {installed}{did_you_mean(name, known)}")
     if not record.ok:
         raise BackendUnavailable(f"backend {name!r} is {record.status}: {record.reason}")
 

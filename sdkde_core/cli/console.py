@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from ..messages import SdkdeWarning
+from ..messages import SdkdeWarning, did_you_mean
 from ..protocol import BackendUnavailable
 
-__all__ = ["Argument", "Group", "json_option", "stopped_by_signals", "table", "together"]
+__all__ = ["Argument", "Choice", "Group", "json_option", "stopped_by_signals", "table", "together"]
 
 #: Errors that a user can correct: bad input, a missing file or package, too little memory.
 EXPECTED = (ValueError, TypeError, BackendUnavailable, OSError, ImportError, MemoryError)
@@ -70,6 +70,17 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _one_line():
             return super().invoke(ctx)
+
+
+class Choice(click.Choice):
+    """One of several words; for another it names the one that may be meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            hint = did_you_mean(value, map(str, self.choices))
+            raise click.BadParameter(error.message.rstrip(".") + hint, ctx, param) from error
 
 
 class Argument(click.Argument):

@@ -17,8 +17,9 @@ from .. import __version__, api
 from ..choice import hardware, registry
 from ..estimator.request import METHODS
 from ..estimator.rules import RULES
+from ..messages import did_you_mean
 from ..protocol import PRECISIONS
-from .console import Argument, Group, json_option, stopped_by_signals, table, together
+from .console import Argument, Choice, Group, json_option, stopped_by_signals, table, together
 from .doctor import sections
 from .files import EXTENSIONS, same_file, source, writing
 from .streaming import Stream
@@ -27,9 +28,7 @@ __all__ = ["main"]
 
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
-    click.option(
-        "--method", type=click.Choice(METHODS), default="sdkde", show_default=True, help="Which density estimate."
-    ),
+    click.option("--method", type=Choice(METHODS), default="sdkde", show_default=True, help="Which density estimate."),
     click.option(
         "--bandwidth",
         default="silverman",
@@ -40,7 +39,7 @@ _estimator = together(
     click.option("--weights", metavar="FILE", help="A file with one weight per training point. Default: all equal."),
     click.option(
         "--precision",
-        type=click.Choice(("auto", *PRECISIONS)),
+        type=Choice(("auto", *PRECISIONS)),
         default="auto",
         show_default=True,
         help="Bound on the error of every row; auto: fast for float32 files, else high.",
@@ -208,7 +207,8 @@ def _bandwidth(text: str) -> Any:
     except ValueError:
         pass
     if not _is_file(text):
-        raise ValueError(f"bandwidth is {text!r}; pass one of {', '.join(RULES)}, numbers, or a file")
+        hint = did_you_mean(text, RULES)
+        raise ValueError(f"bandwidth is {text!r}; pass one of {', '.join(RULES)}, numbers, or a file{hint}")
     h = source(text).read()
     return h.ravel() if 1 in h.shape else h  # a row or a column of numbers, one per dimension; else a matrix
 
