@@ -490,6 +490,7 @@ def test_plot(tuned, tmp_path):
     line = run("plot", "--reduction", "mean", "-x", "num_warps", "-y", "num_stages", "-o", "a/b.png").stdout
     assert "match" not in line
     assert (tmp_path / "a" / "b.png").exists()
+    assert refused("plot", "-o", "x.xyz").startswith("Error: x.xyz: unknown extension '.xyz'")
     run("plot", "-o", "picture")
     assert Path("picture").read_bytes().startswith(b"\x89PNG")
     assert "'colour' is no parameter" in refused("plot", "-x", "colour")

@@ -24,15 +24,39 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ..messages import did_you_mean
 from ..storage import write_atomically
 
-__all__ = ["EXTENSIONS", "Source", "same_file", "source", "writing"]
+__all__ = ["EXTENSIONS", "FileError", "Source", "about", "no_folder", "same_file", "source", "writing"]
 
 Array = NDArray[Any]
 Write = Callable[[Array], Any]
 
 #: Rows of a batch at most, and numbers in it at most (32 MiB).
 ROWS, NUMBERS = 1 << 16, 1 << 22
+
+
+class FileError(ValueError):
+    """A file is not what it should be; the message begins with its name."""
+
+
+@contextmanager
+def about(**files: str | None) -> Iterator[None]:
+    """Put the file's name before an error in what an argument holds; ``files``: by argument, None for what is no file.
+
+    Such errors name the argument first, but for rules of the bandwidth, which are about the samples.
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except (TypeError, ValueError) as error:
+        named = re.search(rf"\b({'|'.join(files)})\b(?!=)", str(error))
+        argument = "train" if str(error).startswith("bandwidth='") else named and named[0]
+        file = files.get(argument or "")
+        if file is None:
+            raise
+        raise FileError(f"{file}: {error}") from error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -73,7 +97,7 @@ class Source:
         return cls(name, len(x), x.shape[1], x.dtype, batches)
 
     def batches(self, rows: int) -> Iterator[Array]:
-        """Yield (≤ rows, columns) arrays; a ValueError names the file that cannot be read."""
+        """Yield (≤ rows, columns) arrays; a FileError names the file that cannot be read."""
         done = 0
         with _naming(self.name):
             for batch in self.read_batches(rows):
@@ -99,7 +123,7 @@ def source(text: str) -> Source:
     ------
     OSError
         No such file, or no permission.
-    ValueError
+    FileError
         An unknown extension, or a file that does not hold one array of numbers.
     ImportError
         A parquet file, and pyarrow is not installed.
@@ -124,7 +148,8 @@ def _parse_place(text: str) -> tuple[Path, str, str]:
     path, key = (Path(keyed[1]), keyed[2]) if keyed else (Path(text), "")
     extension = path.suffix.lower()
     if extension not in EXTENSIONS:
-        raise ValueError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}")
+        hint = did_you_mean(extension, EXTENSIONS)
+        raise FileError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}{hint}")
     return path, extension, key
 
 
@@ -139,11 +164,15 @@ def _naming(name: str) -> Iterator[None]:
     """Put the file's name before the message of an error in reading it."""
     try:
         yield
-    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{name}: {error}") from error
+    except (ValueError, EOFError, KeyError, NotImplementedError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise  # it has the name
+        raise FileError(f"{name}: {error}") from error
 
 
 def _read_npy(name: str, path: Path, key: str) -> Source:
+    with path.open("rb") as file:
+        _npy_header(file)
     return Source.of(name, np.load(path, mmap_mode="r"))
 
 
@@ -308,13 +337,19 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not Path(os.path.realpath(path)).parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+        raise no_folder(path)
     with (
         write_atomically(path) as temporary,
         temporary.open("wb") as file,
         _WRITERS[extension](file, rows, np.dtype(dtype), key or name) as write,
     ):
         yield write
+
+
+def no_folder(path: Path) -> FileNotFoundError:
+    """Return the error of an output in a folder that does not exist."""
+    folder = Path(os.path.realpath(path)).parent
+    return FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it, or name another file", str(path))
 
 
 @contextmanager
