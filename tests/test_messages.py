@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from click.testing import CliRunner
 
 import sdkde_core
 from sdkde_core import BackendUnavailable, SdkdeWarning, messages, protocol
-from sdkde_core.choice import calibration
+from sdkde_core.choice import calibration, registry
 from sdkde_core.cli.main import main
 from sdkde_core.plugin import did_you_mean, warn_once
+from sdkde_core.protocol import Support
 from sdkde_core.tuning import tuned
 
 X = [0.0, 1.0, 3.0]
@@ -198,3 +200,31 @@ def test_an_option_of_a_command_that_is_almost_right(arguments, meant, tmp_path,
     result = CliRunner().invoke(main, ["estimate", "x.npy", "-o", "p.npy", *arguments])
     assert result.exit_code == 2
     assert result.stderr.endswith(f"; did you mean {meant!r}?\n"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("SDKDE_BACKEND", "nunpy", "backend 'nunpy' is unknown; installed: .*; did you mean 'numpy'"),
+        ("SDKDE_BACKEND", "absent", "backend 'absent' is missing: needs a_module"),
+        ("SDKDE_BACKEND", "unable", "backend 'unable' cannot do this: not today"),
+        ("SDKDE_PRECISION", "fats", "set one of fast, high, float64; did you mean 'fast'"),
+        ("SDKDE_NUM_THREADS", "many", "set a positive integer"),
+        ("SDKDE_NUM_THREADS", "9" * 5000, "set a positive integer"),
+        ("SDKDE_TUNING", "of", "set 'off' or 'on'; did you mean 'off'"),
+    ],
+)
+def test_a_variable_that_is_not_right_is_named(variable, value, told, monkeypatch):
+    (working,) = (r for r in registry.records() if r.name == "numpy")
+    unable = replace(working.info, name="unable", supports=lambda p: Support(False, "not today"))
+    others = (
+        replace(working, name="absent", status="missing", reason="needs a_module"),
+        replace(working, name="unable", info=unable),
+    )
+    monkeypatch.setattr(registry, "records", lambda: (working, *others))
+    monkeypatch.setenv(variable, value)
+    with pytest.raises((ValueError, BackendUnavailable), match=rf"^{variable} is '{value}'[:;] {told}"):
+        sdkde_core.estimate(X, [1.0])
+    if variable == "SDKDE_BACKEND":
+        with pytest.raises(BackendUnavailable, match=f"^backend '{value}'"):
+            sdkde_core.estimate(X, [1.0], backend=value)

@@ -52,7 +52,7 @@ def cpu_threads() -> int:
     """
     text = os.environ.get("SDKDE_NUM_THREADS", "")
     if text:
-        if not re.fullmatch("[1-9][0-9]*", text):
+        if not re.fullmatch("[1-9][0-9]{0,8}", text):
             raise ValueError(f"SDKDE_NUM_THREADS is {text!r}; set a positive integer")
         return int(text)
     if hasattr(os, "sched_getaffinity"):

@@ -113,8 +113,9 @@ def choose(
         ``backend_options`` without a named backend, or options that the backend does not take.
     """
     named = backend if backend != "auto" else os.environ.get("SDKDE_BACKEND") or "auto"
+    told = f"SDKDE_BACKEND is {named!r}: " if named != backend else ""
     if named != "auto":
-        _require_known(named)
+        _require_known(named, told)
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
     tried: dict[tuple[str, str], str] = {}
@@ -130,7 +131,7 @@ def choose(
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
         reasons = "; ".join(c.reason for c in failures)
-        raise BackendUnavailable(f"backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
+        raise BackendUnavailable(f"{told}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
 
@@ -244,14 +245,16 @@ def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
     return tuple(p if p.device == device else replace(p, device=device) for p in problems)
 
 
-def _require_known(name: str) -> None:
+def _require_known(name: str, told: str) -> None:
+    """Raise if no plugin of that name is usable; ``told``: who named it, where that is not the caller."""
     record = registry.find(name)
     if record is None:
         known = sorted({r.name for r in registry.records()})
         installed = ", ".join(known) or "none"
-        raise BackendUnavailable(f"backend {name!r} is unknown; installed: {installed}{did_you_mean(name, known)}")
+        hint = did_you_mean(name, known)
+        raise BackendUnavailable(f"{told}backend {name!r} is unknown; installed: {installed}{hint}")
     if not record.ok:
-        raise BackendUnavailable(f"backend {name!r} is {record.status}: {record.reason}")
+        raise BackendUnavailable(f"{told}backend {name!r} is {record.status}: {record.reason}")
 
 
 def _info(name: str) -> BackendInfo:
