@@ -15,6 +15,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,27 @@ def _try(device: str, compiler: str) -> Support:
     return _failure(device, compiler, cause, done.stdout)
 
 
+def _unwritable() -> OSError | None:
+    """Why KeOps's folder, or one in it, takes no file; None if all do."""
+    folder = library.keops_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(bytes(1 << 16))
+    except OSError as error:
+        return error
+    return None
+
+
 def _failure(device: str, compiler: str, cause: str, printed: str) -> Support:
+    fault = _unwritable()
+    if fault is not None:
+        return Support(
+            False,
+            f"KeOps does not work on {device}: it keeps what it compiles in {library.keops_folder()}, which cannot be "
+            f"written ({fault}). Make it so, or set KEOPS_CACHE_FOLDER to another folder before KeOps is imported",
+        )
     last = [line.strip() for line in printed.splitlines() if line.strip()][-4:]
     said = f", saying: {' | '.join(last)[-600:]}" if last else ""
     remedy = "set CXX to the system's own g++ (one no newer than its libstdc++)"
