@@ -11,7 +11,7 @@ import pytest
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.choice import hardware, judge, registry, select
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems, reference
 
 
@@ -289,6 +289,26 @@ def test_only_explaining_judges_and_prices_them_all(install, monkeypatch):
     assert {c.name for c in e.candidates} >= {"numpy", "curious"}
     sdkde_core.estimate(X)
     assert len(asked) == 2  # once to explain, once to choose
+
+
+@pytest.mark.parametrize("cards", [0, 1])
+def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
+    """A plugin for GPUs only: where there is none, it is no backend that can. If it is named, it is asked."""
+    source = good("card", "card", factory="Elsewhere", more="arrays='numpy',").replace('("cpu",)', '("cuda",)')
+    install("card", "card", source)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda *root: (hardware.ListedGPU("of no table", "GPU-1"),) * cards)
+    explained = sdkde_core.explain(X)
+    (mine,) = (c for c in explained.candidates if c.name == "card")
+    assert (mine.ok, mine.device) == (bool(cards), "cuda:0")
+    able, unable = str(explained).split("backends that cannot")
+    assert ("cuda:0" in able) is bool(cards)
+    assert ("no cuda:0 is here" in unable) is (not cards)
+    others = explained.reason.split("least predicted time with start-up of ")[1]
+    assert int(others.split()[0]) == sum(c.ok and c.seconds is not None for c in explained.candidates)
+    elsewhere = sdkde_core.explain(X, backend="numpy").candidates
+    assert any(c.ok and c.device == "cuda:0" for c in elsewhere) is bool(cards)
+    with pytest.raises(BackendUnavailable, match="no device of mine here"):
+        sdkde_core.estimate(X, backend="card")
 
 
 def test_devices_in_question(monkeypatch):

@@ -29,6 +29,7 @@ __all__ = [
     "cpu_cache_file",
     "cpu_threads",
     "driver_version",
+    "is_here",
     "local_gpus",
     "measure_cpu",
     "processor",
@@ -258,6 +259,12 @@ def ask_nvml(question: Callable[[Any], _T], default: _T) -> _T:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return default
+
+
+def is_here(device: str) -> bool:
+    """Whether a device is here, as far as that is known without a library of its own: of CUDA devices it is."""
+    kind, _, index = device.partition(":")
+    return kind != "cuda" or int(index or 0) < len(visible_gpus())
 
 
 def processor(device: str) -> Processor | None:

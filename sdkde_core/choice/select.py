@@ -13,7 +13,7 @@ from typing import Any
 from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
 from . import registry
-from .hardware import processor
+from .hardware import is_here, processor
 from .judge import Candidate, Share, as_support, ask, judge, startup_seconds
 
 __all__ = ["Choice", "choose", "parse_device", "rank"]
@@ -102,6 +102,7 @@ def choose(
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
+    A plugin is no candidate on a device that nobody named and that is not here.
 
     A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
@@ -124,6 +125,8 @@ def choose(
         if choice:
             return choice
     candidates = rank(problems, device=device, data_device=data_device, share=share)
+    if device is None:  # a plugin without a CPU has a device that was not asked for; it is tried if it was named
+        candidates = [c if c.name == named or c.device == data_device else _if_here(c) for c in candidates]
     choice = _first(candidates, named, options, tried, data_device)
     if choice:
         _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
@@ -212,6 +215,13 @@ def _candidates(
         reason = f"runs on {', '.join(record.info.devices)}, not on {device or data_device}"
         return [Candidate(record.name, "-", False, reason)]
     return [judge(record.info, at(problems, place), data_device, share) for place in places]
+
+
+def _if_here(c: Candidate) -> Candidate:
+    """The candidate; one that cannot where its device is not here."""
+    if not c.ok or is_here(c.device):
+        return c
+    return Candidate(c.name, c.device, False, f"no {c.device} is here", startup_seconds=c.startup_seconds)
 
 
 def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
