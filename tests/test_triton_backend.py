@@ -4,10 +4,11 @@ import math
 from typing import NamedTuple
 
 import pytest
-import torch
 
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import torch
 from sdkde_triton import bounds, compiled, kernels, launch, space, tunables
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import MOST_COLUMNS, PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
