@@ -205,15 +205,6 @@ def test_a_start_up_that_is_no_time_is_none():
         assert Calibration.of({"startup": value}) == Calibration()
 
 
-def test_start_up_is_measured_in_a_process_that_imports_nothing_from_here(tmp_path, monkeypatch):
-    from sdkde_autotune import calibrate
-
-    for name in ("json", "numpy", "sdkde_core"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('the working directory is imported from')")
-    monkeypatch.chdir(tmp_path)
-    assert 0 < calibrate._startup("numpy", "cpu") < 60
-
-
 def test_the_command_end_to_end(tmp_path, monkeypatch):
     """NumPy measured by a clock of equal steps; then explain says so, in this process and from the file alone."""
     pytest.importorskip("click_default_group")
