@@ -8,7 +8,8 @@ VENV ?= .venv
 TORCH_INDEX ?=
 JOBS ?= auto
 
-BIN := $(VENV)/bin
+# Windows has Scripts for bin. What follows needs no more than POSIX tools and GNU make 3.81, which macOS has.
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 
@@ -39,15 +40,18 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/tolerances.py
 
-$(BIN)/python:
+OLD := Python 3.11 or newer is needed; name one, as in make PYTHON=python3.12
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c "import sys; sys.exit('$(OLD)' if sys.version_info < (3, 11) else 0)"
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.demo: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt --editable ".[demo]"
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --constraint constraints.txt torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+$(VENV)/.dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(if $(TORCH_INDEX),$(PIP) --constraint constraints.txt torch --index-url $(TORCH_INDEX))
 	$(PIP) --constraint constraints.txt --editable ".[dev]"
 	@touch $@ $(VENV)/.demo
 

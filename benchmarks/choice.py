@@ -61,6 +61,7 @@ from cpu import machine
 import sdkde_core
 from sdkde_core.choice import hardware
 from sdkde_core.choice.judge import Candidate
+from sdkde_core.plugin import write_atomically
 
 COUNT = {"cpu": 120, "cuda": 100}
 BUDGET = {"cpu": 720.0, "cuda": 240.0}  # seconds
@@ -340,7 +341,8 @@ def main() -> None:
             saved["records"].append(record)
             print(line(record, bench.startups) if grid else case.text, flush=True)
             if options.save:
-                options.save.write_text(json.dumps(saved) + "\n")
+                with write_atomically(options.save) as path:
+                    path.write_text(json.dumps(saved) + "\n")
     finally:
         bench.stop()
     print(f"\n{time.perf_counter() - start:.0f} s\n")

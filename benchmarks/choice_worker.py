@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -19,6 +18,7 @@ from choice_cases import CALLS, SLOW, Array, Case, data
 
 import sdkde_core
 from sdkde_core.arrays import to_host
+from sdkde_core.plugin import run_python
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors
@@ -194,8 +194,7 @@ def startup(backend: str, device: str, runs: int = 5, most: float = 8.0) -> floa
     """
     found: list[float] = []
     while len(found) < 2 or (len(found) <= runs and sum(found) < most):
-        command = [sys.executable, "-c", STARTUP, backend, device]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        done = run_python(STARTUP, backend, device, capture_output=True, timeout=300, check=True)
         first, *later = json.loads(done.stdout.splitlines()[-1])
         found.append(first - statistics.median(later))
     return min(found[1:])

@@ -181,7 +181,7 @@ print(json.dumps((peak() - before) / 2**20))
 def memory() -> None:
     print("Peak memory beyond the inputs, 1,048,576 points in 16 dimensions, Silverman's rule included")
     for m, method in ((512, "density"), (4096, "density"), (4096, "gradient")):
-        command = [sys.executable, "-c", MEMORY, str(2**20), str(m), method]
+        command = [sys.executable, "-P", "-c", MEMORY, str(2**20), str(m), method]
         mib = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         print(f"  {m:6} queries, {method:8}: {mib:6.0f} MiB")
 
@@ -190,7 +190,7 @@ def imports() -> None:
     code = "import time, numpy; t = time.perf_counter(); import sdkde_core; sdkde_core.backends(); "
     code += "print(time.perf_counter() - t)"
     times = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        float(subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout)
         for _ in range(7)
     ]
     print(f"Importing the core and listing backends, beyond NumPy's import: {statistics.median(times) * 1e3:.0f} ms")

@@ -9,12 +9,14 @@ import logging
 from .api import backends, debias, estimate, explain, grad_log_density, prepare
 from .estimator.bandwidth import Bandwidth
 from .estimator.prepared import Prepared
+from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
     "Prepared",
+    "SdkdeWarning",
     "__version__",
     "backends",
     "debias",

@@ -97,7 +97,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     >>> sdkde_core.estimate(x, [[0.0, 0.0]]).shape
     (1,)
     """
-    request = Request.of(Goal.DENSITY, options)
+    request = Request.of(Goal.DENSITY, options, "query", "log")
     key = graphs.key_of(request, train, query, log)
     result = None if key is None else graphs.play(key, train, query)
     if result is not None:
@@ -181,7 +181,7 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
         Per data unit; of the kind and on the device of ``query`` (else ``train``). Attached to autograd where something
         requires grad, so that a loss of the score can be minimised.
     """
-    request = Request.of(Goal.GRADIENT, options)
+    request = Request.of(Goal.GRADIENT, options, "query")
 
     def compute() -> Any:
         ready = autograd.plan(request, train, query)
@@ -213,7 +213,7 @@ def explain(
     Explanation
         ``str()`` for people, ``to_dict()`` for programs.
     """
-    request = Request.of(Goal.DENSITY, options)
+    request = Request.of(Goal.DENSITY, options, "measure")
     shape = shape_of("train", train_or_shape)
     if shape is not None:
         if measure:

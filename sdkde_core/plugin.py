@@ -8,6 +8,8 @@ whole reductions   :func:`reduce_exact` by direct differences, for rows that a f
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
 arrays             :func:`c_order`, :func:`radii`, :func:`to_host`
 files              :func:`cache_folder`, :func:`write_atomically`
+messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line; :func:`did_you_mean`
+fresh processes    :func:`run_python`, :func:`spawning`: with nothing imported from the working directory
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`, :class:`PerStream`
 prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`work_seconds`,
                    :func:`typical_extent`, :class:`GPU`, :func:`card_name`
@@ -26,6 +28,8 @@ from .engine.exact import reduce_exact
 from .engine.merge import concatenate, each, empty, merge, safe_log, stack
 from .engine.outliers import radii
 from .engine.threads import check_threads, map_threads
+from .fresh import run_python, spawning
+from .messages import did_you_mean, warn_once
 from .storage import cache_folder, write_atomically
 
 __all__ = [
@@ -38,6 +42,7 @@ __all__ = [
     "check_threads",
     "concatenate",
     "cpu_threads",
+    "did_you_mean",
     "each",
     "empty",
     "in_slabs",
@@ -49,11 +54,14 @@ __all__ = [
     "radii",
     "reduce_exact",
     "reduce_pass",
+    "run_python",
     "safe_log",
+    "spawning",
     "speedup",
     "stack",
     "to_host",
     "typical_extent",
+    "warn_once",
     "work_seconds",
     "write_atomically",
 ]

@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
+
+from .messages import did_you_mean
 
 __all__ = [
     "ARRAYS",
@@ -409,9 +412,27 @@ class BackendInfo:
         return tuple(name for name in self.requires_modules if not _can_find(name))
 
     def load(self, options: Mapping[str, Any] | None = None) -> Backend:
-        """Import the implementation and make a backend with the user's options."""
-        module, _, factory = self.implementation.partition(":")
-        return getattr(importlib.import_module(module), factory)(**(options or {}))
+        """Import the implementation and make a backend with the user's options.
+
+        Raises
+        ------
+        TypeError
+            The backend does not take one of the options.
+        """
+        module, _, name = self.implementation.partition(":")
+        factory = getattr(importlib.import_module(module), name)
+        if options:
+            _check_options(factory, options)
+        return factory(**(options or {}))
+
+
+def _check_options(factory: Any, options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(factory).parameters.values()
+    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    unknown = [name for name in options if name not in known]
+    if unknown and len(known) == len(parameters):
+        taken = f"pass some of {', '.join(known)}" if known else "there are none"
+        raise TypeError(f"there is no option {unknown[0]!r}; {taken}{did_you_mean(unknown[0], known)}")
 
 
 def _can_find(module: str) -> bool:

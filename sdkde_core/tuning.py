@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,12 +13,12 @@ from typing import Protocol as TypingProtocol
 
 from .choice.calibration import load_lookup, tuning_is_off
 from .choice.cards import GPU
+from .messages import warn_once
 from .protocol import BackendInfo, Problem
 
 __all__ = ["GROUP", "Compiled", "Config", "Query", "Space", "Tuned", "reject", "space_of", "tuned", "using"]
 
 GROUP = "sdkde.tuning"
-_logger = logging.getLogger("sdkde")
 
 #: A launch configuration: values by parameter.
 Config = Mapping[str, Any]
@@ -121,8 +120,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     """Return the best known launch configuration.
 
     The answer comes from the one entry point of group ``sdkde.tuning``, a callable ``lookup(query, problem, accept)``
-    that returns ``(config, rung)`` or None. Never raises: a look-up that fails is logged, and the backend uses its
-    default.
+    that returns ``(config, rung)`` or None. A look-up that fails is told once, and the backend uses its default.
 
     Parameters
     ----------
@@ -135,6 +133,11 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     -------
     Tuned or None
         None: nothing is installed, nothing is known, or ``SDKDE_TUNING`` is ``off``.
+
+    Raises
+    ------
+    ValueError
+        ``SDKDE_TUNING`` is neither on nor off.
     """
     forced = _forced.get().get(query.kernel)
     if forced is not None:
@@ -154,7 +157,10 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        _logger.warning("tuning look-up for %s failed, using the default configuration: %s", query.kernel, error)
+        warn_once(
+            f"tuning look-up for {query.kernel} failed, using the default configuration: {error}",
+            f"look-up for {query.kernel}",
+        )
         return None
 
 
@@ -163,12 +169,10 @@ def reject(query: Query, found: Tuned, error: BaseException) -> None:
     key = query, _frozen(found.config)
     if key not in _rejected:
         _rejected.add(key)
-        _logger.warning(
-            "%s cannot run as tuned (%s, rung %s): %s; `sdkde-autotune verify` measures stored configurations again",
-            query.kernel,
-            ", ".join(f"{k}={v}" for k, v in found.config.items()),
-            found.rung,
-            str(error).partition("\n")[0],
+        config, why = ", ".join(f"{k}={v}" for k, v in found.config.items()), str(error).partition("\n")[0]
+        warn_once(
+            f"{query.kernel} cannot run as tuned ({config}, rung {found.rung}): {why}; "
+            "`sdkde-autotune verify` measures stored configurations again"
         )
 
 

@@ -44,6 +44,12 @@ def _nothing_aside(monkeypatch):
     monkeypatch.setattr(registry, "aside", {})
 
 
+@pytest.fixture
+def untold(monkeypatch):
+    """Warnings that are given once a process are given again."""
+    monkeypatch.setattr("sdkde_core.messages._told", set())
+
+
 #: What the Makefile's targets leave out.
 LEFT_OUT = {"not slow and not gpu": {"slow", "gpu"}, "not gpu": {"gpu"}}
 

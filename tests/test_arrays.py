@@ -3,6 +3,9 @@
 import array_api_strict
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 import sdkde_core

@@ -143,14 +143,14 @@ def test_the_page_is_short_and_names_no_option_that_is_not_there():
 def test_a_mistyped_command_is_named_and_a_close_one_suggested(word, meant):
     line = refused(word, "--gpu", "a6000")
     assert f"no command '{word}'" in line
-    assert f"did you mean {meant}?" in line
+    assert f"did you mean {meant!r}?" in line
 
 
 def test_a_strange_word():
     assert "did you mean --gpu a6000?" in refused("a6000")
     line = refused("xyzzy")
     assert "did you mean" not in line
-    assert "There are tune, " in line
+    assert "pass one of tune, " in line
 
 
 @pytest.mark.parametrize(
@@ -458,6 +458,13 @@ def test_export_and_import(tuned, tmp_path):
     assert "60 new rows" in run("import", "tuning.sqlite", "--db", "newer.sqlite").stdout
     output = run("show", "--db", "new.sqlite").stdout
     assert output.count("imported") == 2
+    before = Path("tuning.sqlite").read_bytes()
+    for argument, words in (
+        ("FILE", ("export", tmp_path / "tuning.sqlite")),
+        ("--output", ("plot", "-o", "tuning.sqlite")),
+    ):
+        assert f"{argument} and the database are one file" in refused(*words)
+    assert Path("tuning.sqlite").read_bytes() == before
 
 
 def test_simulate(worker, monkeypatch):
@@ -485,6 +492,9 @@ def test_plot(tuned, tmp_path):
     line = run("plot", "--reduction", "mean", "-x", "num_warps", "-y", "num_stages", "-o", "a/b.png").stdout
     assert "match" not in line
     assert (tmp_path / "a" / "b.png").exists()
+    assert refused("plot", "-o", "x.xyz").startswith("Error: x.xyz: unknown extension '.xyz'")
+    run("plot", "-o", "picture")
+    assert Path("picture").read_bytes().startswith(b"\x89PNG")
     assert "'colour' is no parameter" in refused("plot", "-x", "colour")
     assert "nothing that was tried matches" in refused("plot", "--gpu", "h100")
 

@@ -1,8 +1,10 @@
 """Calibration: what was measured of backends decides what ``auto`` takes, and cannot break an estimate."""
 
+import contextlib
 import itertools
 import json
 import math
+import sqlite3
 import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core.choice import calibration, cards, judge, registry, select
+from sdkde_core import SdkdeWarning
+from sdkde_core.choice import calibration, cards, hardware, judge, registry, select
 from sdkde_core.choice.calibration import Calibration, calibration_of, ignored, machine_of
 from sdkde_core.choice.cards import Processor
 from sdkde_core.choice.hardware import NOMINAL_CORE
@@ -104,13 +107,102 @@ def test_start_up_counts_for_data_on_the_host_only(known, monkeypatch):
         assert len(quick) == (1 if where == "cpu" else 2)  # who starts later than the other ends is not asked
 
 
-def test_a_look_up_that_fails_is_no_calibration(monkeypatch, caplog):
+def test_a_look_up_that_fails_is_no_calibration(monkeypatch, untold):
     def broken(backend, machine):
         raise RuntimeError("no such table")
 
     monkeypatch.setattr(calibration, "_lookup", lambda: broken)
+    with pytest.warns(SdkdeWarning, match="calibration of numpy is not used.*no such table"):
+        assert not calibration_of("numpy", NOMINAL_CORE)
     assert not calibration_of("numpy", NOMINAL_CORE)
-    assert "no such table" in caplog.text
+
+
+RATES = {
+    "name": "a CPU",
+    "matrix_flops": {"float32": 8e10, "float64": 4e10},
+    "scalar_flops": 5e9,
+    "exps": 1e9,
+    "bandwidth": 1e10,
+    "launch_seconds": 1e-5,
+    "overlaps": False,
+    "numpy": np.__version__,
+}
+DAMAGED = {
+    "empty": b"",
+    "truncated": json.dumps(RATES).encode()[:-9],
+    "binary": b"\xff\xfe\x00\x93",
+    "deep": b"[" * 100_000,
+    **{f"a {type(x).__name__}": json.dumps(x).encode() for x in ([RATES], "rates", 3, None)},
+    "nothing in it": b"{}",
+    "of a newer sdkde": json.dumps({**RATES, "cores": 3}).encode(),
+    "words": json.dumps({**RATES, "exps": "many"}).encode(),
+    "no table": json.dumps({**RATES, "matrix_flops": 8e10}).encode(),
+    "a dtype less": json.dumps({**RATES, "matrix_flops": {"float32": 8e10}}).encode(),
+    "a dtype more": json.dumps({**RATES, "matrix_flops": {**RATES["matrix_flops"], "float16": "x"}}).encode(),
+    "NaN": json.dumps({**RATES, "bandwidth": math.nan}).encode(),
+    "infinity": json.dumps({**RATES, "scalar_flops": math.inf}).encode(),
+    "zero": json.dumps({**RATES, "exps": 0}).encode(),
+}
+
+
+@pytest.fixture
+def cpu_file(tmp_path, monkeypatch, untold):
+    path = tmp_path / "cpu.json"
+    monkeypatch.setattr(hardware, "cpu_cache_file", lambda: path)
+    hardware._measured_core.cache_clear()
+    yield path
+    hardware._measured_core.cache_clear()
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_rates_of_the_cpu_are_told_once_and_not_used(cpu_file, damage):
+    cpu_file.write_bytes(DAMAGED[damage])
+    with pytest.warns(SdkdeWarning) as told:
+        sdkde_core.estimate([0.0, 1.0, 3.0], [1.0])
+    (warning,) = told
+    assert str(cpu_file) in str(warning.message)
+    assert "sdkde doctor --measure" in str(warning.message)
+    assert warning.filename == __file__
+    assert hardware.cpu().source == NOMINAL_CORE.source
+    hardware._measured_core.cache_clear()
+    assert hardware.cpu().source == NOMINAL_CORE.source
+
+
+def test_rates_of_the_cpu_that_are_whole_are_used_and_missing_ones_are_no_news(cpu_file):
+    assert hardware.cpu().source == NOMINAL_CORE.source
+    cpu_file.write_text(json.dumps(RATES))
+    hardware._measured_core.cache_clear()
+    assert hardware.cpu().name.startswith("a CPU")
+
+
+@pytest.mark.parametrize("value", ["'many'", "x'00ff'", "9e999"])
+def test_damaged_values_of_the_database_are_told_once_and_the_others_used(tmp_path, monkeypatch, untold, value):
+    store = pytest.importorskip("sdkde_autotune.store")
+    from sdkde_autotune import lookup
+
+    path = tmp_path / "tuning.sqlite"
+    monkeypatch.setenv("SDKDE_DB", str(path))
+    machine = machine_of(hardware.cpu())
+    with store.Store() as s:
+        s.calibrate(machine, "numpy", {"overhead": 0.5, "log_sum high 1": 3.0, "startup": 2.0})
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE calibration SET value = {value} WHERE name = 'overhead'")
+        connection.commit()
+    lookup.forget()
+    try:
+        with pytest.warns(SdkdeWarning, match="'overhead' in the calibration of numpy is not used") as told:
+            sdkde_core.estimate([0.0, 1.0, 3.0], [1.0])
+        assert [t.filename for t in told] == [__file__]
+        found = calibration_of("numpy", hardware.cpu())
+        assert (found.startup, found.overhead, len(found.factors)) == (2.0, 0.0, 1)
+    finally:
+        monkeypatch.delenv("SDKDE_DB")
+        lookup.forget()
+
+
+def test_a_start_up_that_is_no_time_is_none():
+    for value in (math.nan, math.inf, -1.0):
+        assert Calibration.of({"startup": value}) == Calibration()
 
 
 def test_the_command_end_to_end(tmp_path, monkeypatch):
@@ -126,7 +218,7 @@ def test_the_command_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "TARGET", {"cpu": 0.0})
     monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=itertools.count(0.0, 1e-3).__next__))
     started = subprocess.CompletedProcess([], 0, "0.25\n", "")
-    monkeypatch.setattr(calibrate, "subprocess", SimpleNamespace(run=lambda *arguments, **options: started))
+    monkeypatch.setattr(calibrate, "run_python", lambda *arguments, **options: started)
     lookup.forget()
     try:
         result = CliRunner().invoke(main, ["calibrate", "--backend", "numpy", "--device", "cpu", "--json"])

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import zipfile
@@ -107,6 +108,25 @@ def test_every_format_in_and_out(extension):
     assert load(out).dtype == np.float64
     assert sdkde("estimate", train, query, "-o", out, "-q").output == ""
     assert [p.name for p in Path().iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
+@pytest.mark.parametrize("extension", files.EXTENSIONS)
+def test_every_format_into_a_pipe(extension):
+    if extension == ".parquet":
+        pytest.importorskip("pyarrow")
+    name, read = f"out{extension}", []
+    os.mkfifo(name)
+    reader = threading.Thread(target=lambda: read.append(Path(name).read_bytes()), daemon=True)
+    reader.start()
+    want = np.linspace(0.0, 1.0, 9)
+    with files.writing(name, 9, "float64", "density") as write:
+        write(want[:5])
+        write(want[5:])
+    reader.join(60)
+    assert Path(name).is_fifo()
+    Path(f"got{extension}").write_bytes(read[0])
+    np.testing.assert_array_equal(load(f"got{extension}"), want)
 
 
 @pytest.mark.parametrize("extension", [".npy", ".npz", ".parquet"])
@@ -276,7 +296,7 @@ def test_weights_precision_backend_device_and_threads(monkeypatch):
     )
     result = sdkde("estimate", train, query, "-o", "out.npy", "--backend", "numpy", "--device", "CPU")
     assert "numpy on cpu" in result.stderr
-    assert "x.npy has 3 columns; pass one" in refused("estimate", train, "-o", "o.npy", "--weights", "x.npy")
+    assert "x.npy: weights have 3 columns; pass one" in refused("estimate", train, "-o", "o.npy", "--weights", "x.npy")
     assert "weights has shape (70,)" in refused("estimate", train, "-o", "o.npy", "--weights", save("w.npy", w[:70]))
     assert "device is 'gpu'" in refused("estimate", train, "-o", "o.npy", "--device", "gpu")
     assert "backend 'nope' is unknown" in refused("estimate", train, "-o", "o.npy", "--backend", "nope")
@@ -469,12 +489,16 @@ def test_errors_are_one_line():
         (("folder.npy", "-o", "o.npy"), "folder.npy: Is a directory"),
         (("x.txt", "-o", "o.npy"), "x.txt: unknown extension '.txt'; pass one of .npy, .npz, .csv, .parquet"),
         ((train, "-o", "o.txt"), "o.txt: unknown extension '.txt'"),
-        ((train, "-o", "none/o.npy"), "none: No such file or directory"),
+        ((train, "-o", "none/o.npy"), "none/o.npy: there is no folder "),
         ((train, "-o", "folder.npy"), "folder.npy: Is a directory"),
-        ((train, "-o", "x.npy"), "OUT and x.npy are one file"),
-        (("objects.npy", "-o", "o.npy"), "objects.npy: "),
+        ((train, "-o", "x.npy"), "x.npy: OUT and x.npy are one file"),
+        (
+            (train, "-o", "o.cvs"),
+            "o.cvs: unknown extension '.cvs'; pass one of .npy, .npz, .csv, .parquet; did you mean",
+        ),
+        (("objects.npy", "-o", "o.npy"), "objects.npy: the array is of Python objects"),
         (("objects.npz", "-o", "o.npy"), "objects.npz: the array is of Python objects"),
-        (("complex.npy", "-o", "o.npy"), "train is ndarray of dtype complex128; pass real numbers"),
+        (("complex.npy", "-o", "o.npy"), "complex.npy: train is ndarray of dtype complex128; pass real numbers"),
         (("cube.npy", "-o", "o.npy"), "cube.npy: the array has shape (2, 2, 2); pass (points, dimensions)"),
         (("cube.npz", "-o", "o.npy"), "cube.npz: "),
         (("scalar.npz", "-o", "o.npy"), "scalar.npz: the array has shape ()"),
@@ -482,9 +506,11 @@ def test_errors_are_one_line():
         (("empty.npy", "-o", "o.npy"), "empty.npy: "),
         (("empty.npz", "-o", "o.npy"), "empty.npz: "),
         (("cut.npy", "-o", "o.npy"), "cut.npy: "),
-        ((train, save("two.npy", Y[:, :2]), "-o", "o.npy"), "query has 2 dimensions, but train has 3"),
-        ((train, save("flat.npy", Y[:, 0]), "-o", "o.npy"), "query has 1 dimensions, but train has 3"),
-        ((save("same.npy", np.ones((5, 2))), "-o", "o.npy"), "column 0 of train is constant"),
+        ((train, save("two.npy", Y[:, :2]), "-o", "o.npy"), "two.npy: query has 2 dimensions, but train has 3"),
+        ((train, save("flat.npy", Y[:, 0]), "-o", "o.npy"), "flat.npy: query has 1 dimensions, but train has 3"),
+        ((save("same.npy", np.ones((5, 2))), "-o", "o.npy"), "same.npy: bandwidth='silverman' needs columns that vary"),
+        ((save("one.npy", np.ones((1, 2))), "-o", "o.npy"), "one.npy: bandwidth='silverman' needs two samples"),
+        ((train, "-o", "o.npy", "--bandwidth", "1e-300"), "bandwidth (given: h 1e-300) is too small"),
         ((train, "-o", "o.npy", "--device", "cuda", "--backend", "numpy"), "runs on cpu, not on cuda"),
         ((train,), "Missing option '-o'"),
         ((), "Missing argument 'TRAIN'"),
@@ -505,6 +531,58 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
     line = refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert line == "Error: out.npy: No space left on device\n"
     assert [p.name for p in Path().iterdir()] == ["x.npy"]
+
+
+@pytest.mark.parametrize("command", ["estimate", "explain"])
+def test_errors_in_what_a_file_holds_begin_with_its_name(command):
+    bad = Y.copy()
+    bad[7, 1] = np.nan
+    train, good, nan = save("x.npy", X), save("y.npy", Y), save("nan.npy", bad)
+    ones = np.ones(len(X))
+    for arguments, cause in [
+        ((nan,), "nan.npy: train has values that are not finite, the first nan at row 7, column 1"),
+        ((train, save("nan.csv", bad)), "nan.csv: query has values that are not finite, the first nan at row 7"),
+        (
+            (train, good, "--weights", save("w.npy", ones[:4])),
+            "w.npy: weights has shape (4,), but train has 300 points",
+        ),
+        ((train, good, "--weights", save("v.npy", -ones)), "v.npy: weights has negative values"),
+        ((train, good, "--weights", save("u.npy", 0 * ones)), "u.npy: weights are all zero"),
+        ((train, good, "--weights", train), "x.npy: weights have 3 columns; pass one column"),
+        ((train, good, "--bandwidth", save("h.npy", ones[:2])), "h.npy: bandwidth has shape (2,), but train has 3"),
+        ((train, good, "--bandwidth", save("m.npy", -np.eye(3))), "m.npy: bandwidth is not positive definite"),
+        ((train, good, "--bandwidth", "1,2"), "bandwidth has shape (2,), but train has 3 dimensions"),
+    ]:
+        out = ("-o", "o.npy") if command == "estimate" else ()
+        assert refused(command, *arguments, *out).startswith(f"Error: {cause}")
+        assert not Path("o.npy").exists()
+
+
+@pytest.mark.parametrize("name", ["train.npy", "query.npy"])
+def test_files_that_are_named_as_arguments_are(name):
+    cut = save(name, X[:, :2])
+    good = save("x.npy", X)
+    assert refused("estimate", good, cut, "-o", "o.npy").startswith(f"Error: {name}: query has 2 dimensions")
+    Path(name).write_bytes(b"no array")
+    assert refused("estimate", name, "-o", "o.npy").startswith(f"Error: {name}: the magic string is not correct")
+
+
+def test_a_rotten_parquet_file_is_named():
+    name = save("x.parquet", X)
+    found = Path(name).read_bytes()
+    Path(name).write_bytes(found[:4] + b"\xa5" * 400 + found[404:])
+    assert refused("estimate", name, "-o", "o.npy").startswith("Error: x.parquet: ")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_an_output_that_may_not_be_written_is_named(monkeypatch):
+    train = save("x.npy", X)
+
+    def refuse(self, *arguments, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "touch", refuse)  # root may write anywhere
+    assert refused("estimate", train, "-o", "o.npy") == "Error: o.npy: Permission denied\n"
 
 
 def test_running_out_of_memory_is_one_line(monkeypatch):
@@ -594,12 +672,12 @@ def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeyp
         rates = {"name": "a CPU", "matrix_flops": {"float32": 8e10, "float64": 4e10}, "source": "measured"}
         rates |= {"scalar_flops": 5e9, "exps": 1e9, "bandwidth": 1e10, "launch_seconds": 1e-5, "overlaps": False}
         done = subprocess.CompletedProcess([], 0, json.dumps(rates), "")
-        monkeypatch.setattr(hardware.subprocess, "run", lambda *arguments, **options: done)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(hardware, "run_python", lambda *arguments, **options: done)
+    monkeypatch.setattr(hardware, "cache_folder", lambda: tmp_path)  # KeOps's answer stays where others find it
     hardware._measured_core.cache_clear()
     try:
         text = sdkde("doctor", "--measure").output
-        (kept,) = (tmp_path / "sdkde").glob("cpu-*.json")  # beside what plugins keep
+        (kept,) = tmp_path.glob("cpu-*.json")
         assert f"kept in {kept}" in text
         assert re.search(r"GFLOP/s.*\n +measured", text)
     finally:

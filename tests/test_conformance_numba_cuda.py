@@ -14,6 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("numba_cuda")
+
 import torch
 from pairwise import cases
 
@@ -26,8 +30,6 @@ from sdkde_core.plugin import each, merge, reduce_pass
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.checks import CHECKS, Target
-
-pytest.importorskip("numba_cuda")
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 NAME = "numba-cuda"

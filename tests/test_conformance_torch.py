@@ -4,6 +4,9 @@ import functools
 from dataclasses import replace
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from sdkde_torch import backend, devices, tiles
 

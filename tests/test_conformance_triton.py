@@ -12,6 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
 import torch
 
 import sdkde_core

@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import plain_torch
 import pytest
+
+pytest.importorskip("torch")
+
+import plain_torch
 import torch
 from sdkde_torch.info import INFO as TORCH
 from torch.autograd import gradcheck

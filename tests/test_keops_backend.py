@@ -4,11 +4,14 @@ KeOps compiles for ten seconds whatever differs in reduction, dimension or featu
 densities of separate queries in one dimension, which the trial compiles, too.
 """
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -197,6 +200,46 @@ def test_a_trial_that_crashes_is_reported(monkeypatch):
     assert not support.ok
     assert "it was ended by SIGSEGV" in support.reason
     assert "Remedy: set CXX" in support.reason
+
+
+def test_a_trial_imports_nothing_from_the_working_directory(monkeypatch, tmp_path):
+    for name in ("json", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the working directory is imported from')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(health, "CODE", "import json, numpy")  # PyTorch takes seconds
+    assert health._try("cpu", "g++").ok
+
+
+@pytest.mark.parametrize("where", ["keops", "keops/Linux_x"])
+def test_a_folder_that_takes_no_file_is_named_and_no_compiler_is_blamed(monkeypatch, tmp_path, where):
+    folder = tmp_path / where
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("KEOPS_CACHE_FOLDER", str(tmp_path / "keops"))
+    monkeypatch.setattr(health, "CODE", "raise SystemExit(1)")
+    assert "set CXX" in health._try("cpu", "g++").reason
+    made = tempfile.TemporaryFile
+
+    def refuse(dir):
+        if Path(dir) == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
+        return made(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # root may write anywhere
+    reason = health._try("cpu", "g++").reason
+    assert f"in {tmp_path / 'keops'}, which cannot be written" in reason
+    assert f"Permission denied: '{folder}'" in reason
+    assert "KEOPS_CACHE_FOLDER" in reason
+    assert "CXX" not in reason
+    assert not list(folder.glob("tmp*"))
+
+
+def test_a_folder_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KEOPS_CACHE_FOLDER", str(tmp_path / "file" / "keops"))
+    monkeypatch.setattr(health, "CODE", "raise SystemExit(1)")
+    reason = health._try("cpu", "g++").reason
+    assert "Not a directory" in reason
+    assert "CXX" not in reason
 
 
 def test_a_trial_that_does_not_end_is_ended(monkeypatch):

@@ -8,8 +8,11 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import plain_torch
 import pytest
+
+pytest.importorskip("torch")
+
+import plain_torch
 from plain_torch import PlainTorch
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.formulas import Expanded

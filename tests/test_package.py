@@ -48,16 +48,18 @@ def _imports(path):
 
 #: The core's rooms, each with the rooms that it may import from. A file beside them is a room of its own.
 ROOMS = {
-    "protocol": set(),
+    "messages": set(),
+    "protocol": {"messages"},
+    "fresh": set(),
     "storage": set(),
     "arrays": set(),
     "engine": {"protocol", "arrays"},
-    "choice": {"protocol", "storage", "engine"},
-    "tuning": {"protocol", "choice"},
-    "plugin": {"protocol", "storage", "arrays", "engine", "choice"},
-    "estimator": {"protocol", "arrays", "engine", "choice"},
+    "choice": {"messages", "protocol", "fresh", "storage", "engine"},
+    "tuning": {"messages", "protocol", "choice"},
+    "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
+    "estimator": {"messages", "protocol", "arrays", "engine", "choice"},
     "api": {"protocol", "arrays", "choice", "estimator"},
-    "cli": {"protocol", "storage", "arrays", "choice", "estimator", "api"},
+    "cli": {"messages", "protocol", "storage", "arrays", "choice", "estimator", "api"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
 

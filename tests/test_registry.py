@@ -8,9 +8,9 @@ import pytest
 from plugins import installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
-from sdkde_core import tuning
+from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.choice import hardware, judge, registry, select
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems, reference
 
 GOOD = """
@@ -140,7 +140,8 @@ def test_features_are_enforced_by_the_core(install):
         sdkde_core.estimate(X, backend="plain", weights=np.arange(60.0))
     unknown = Problem(Reduction.LOG_SUM, 1, 1, 1, precision="fast", requires=frozenset({"from_the_future"}))
     candidates = select.rank([unknown])
-    assert all(not c.ok and "lacks from_the_future" in c.reason for c in candidates)
+    assert not any(c.ok for c in candidates)
+    assert all("lacks from_the_future" in c.reason for c in candidates if not c.reason.startswith("missing: "))
 
 
 def test_a_backend_that_is_not_deterministic_needs_permission(install):
@@ -264,6 +265,26 @@ def test_only_explaining_judges_and_prices_them_all(install, monkeypatch):
     assert len(asked) == 2  # once to explain, once to choose
 
 
+@pytest.mark.parametrize("cards", [0, 1])
+def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
+    """A plugin for GPUs only: where there is none, it is no backend that can. If it is named, it is asked."""
+    source = good("card", "card", factory="Elsewhere", more="arrays='numpy',").replace('("cpu",)', '("cuda",)')
+    install("card", "card", source)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda *root: (hardware.ListedGPU("of no table", "GPU-1"),) * cards)
+    explained = sdkde_core.explain(X)
+    (mine,) = (c for c in explained.candidates if c.name == "card")
+    assert (mine.ok, mine.device) == (bool(cards), "cuda:0")
+    able, unable = str(explained).split("backends that cannot")
+    assert ("cuda:0" in able) is bool(cards)
+    assert ("no cuda:0 is here" in unable) is (not cards)
+    others = explained.reason.split("least predicted time with start-up of ")[1]
+    assert int(others.split()[0]) == sum(c.ok and c.seconds is not None for c in explained.candidates)
+    elsewhere = sdkde_core.explain(X, backend="numpy").candidates
+    assert any(c.ok and c.device == "cuda:0" for c in elsewhere) is bool(cards)
+    with pytest.raises(BackendUnavailable, match="no device of mine here"):
+        sdkde_core.estimate(X, backend="card")
+
+
 def test_devices_in_question(monkeypatch):
     known = {"cpu", "cuda:0"}
     monkeypatch.setattr(select, "processor", lambda place: place if place in known else None)
@@ -296,13 +317,12 @@ def _ask_again():
     tuning._lookup.cache_clear()
 
 
-def test_tuning_is_silent_while_nothing_is_installed(monkeypatch, caplog):
+def test_tuning_is_silent_while_nothing_is_installed(monkeypatch):
     _tuners(monkeypatch)
     assert tuning.tuned(QUERY, Problem(Reduction.MEAN, 10, 10, 2)) is None
-    assert not caplog.text
 
 
-def test_tuning_asks_the_entry_point(monkeypatch, caplog):
+def test_tuning_asks_the_entry_point(monkeypatch, untold):
     def lookup(query, problem, accept):
         if query.kernel == "bad":
             raise OSError("database is locked")
@@ -316,11 +336,12 @@ def test_tuning_asks_the_entry_point(monkeypatch, caplog):
     assert found == ({"BLOCK_M": 64}, "exact")
     assert tuning.tuned(QUERY, problem, lambda config: config["BLOCK_M"] < 64) == ({"BLOCK_M": 32}, "exact")
     assert tuning.tuned(QUERY, problem, lambda config: False) is None
+    with pytest.warns(SdkdeWarning, match="database is locked"):
+        assert tuning.tuned(replace(QUERY, kernel="bad"), problem) is None
     assert tuning.tuned(replace(QUERY, kernel="bad"), problem) is None
-    assert "database is locked" in caplog.text
-    for _ in range(2):
+    with pytest.warns(SdkdeWarning, match="sdkde-autotune verify"):
         tuning.reject(QUERY, found, RuntimeError("out of resource: shared memory\nmore"))
-    assert caplog.text.count("sdkde-autotune verify") == 1
+    tuning.reject(QUERY, found, RuntimeError("out of resource: shared memory\nmore"))
     assert tuning.tuned(QUERY, problem) == ({"BLOCK_M": 32}, "exact")
     assert tuning.tuned(replace(QUERY, dimension=32), problem) == ({"BLOCK_M": 64}, "exact")
     with tuning.using({"mean": {"BLOCK_M": 1}}):
@@ -328,6 +349,9 @@ def test_tuning_asks_the_entry_point(monkeypatch, caplog):
         assert tuning.tuned(replace(QUERY, kernel="other"), problem).rung == "exact"
     monkeypatch.setenv("SDKDE_TUNING", "off")
     assert tuning.tuned(QUERY, problem) is None
+    monkeypatch.setenv("SDKDE_TUNING", "of")
+    with pytest.raises(ValueError, match="SDKDE_TUNING is 'of'; set 'off' or 'on'; did you mean 'off'"):
+        tuning.tuned(QUERY, problem)
 
 
 def test_what_can_be_tuned_is_found_by_name():

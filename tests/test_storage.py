@@ -1,8 +1,11 @@
 """Where files are kept, and how one is replaced."""
 
+import errno
 import os
 import stat
+import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -133,3 +136,130 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     assert path.is_fifo()
     write(Path(os.devnull), "new")
     assert not Path(os.devnull).is_file()
+
+
+@posix
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}", "link"])
+@pytest.mark.parametrize("kind", ["a pipe", "a file"])
+def test_what_is_open_is_written_to(tmp_path, name, kind):
+    """A pipe has no name by which it could be replaced; a file that the shell has opened must stay that file."""
+    (tmp_path / "out").touch()
+    read, number = os.pipe() if kind == "a pipe" else (os.open(tmp_path / "out", os.O_RDONLY), None)
+    number = os.open(tmp_path / "out", os.O_WRONLY) if number is None else number
+    path = Path(name.format(number))
+    if name == "link":
+        path = tmp_path / name
+        path.symlink_to(f"/dev/fd/{number}" if kind == "a pipe" else tmp_path / "out")
+    try:
+        if not path.exists():
+            pytest.skip(f"no {name} here")
+        write(path, "new")
+        if name == "link" and kind == "a file":
+            assert (tmp_path / "out").read_text() == "new"
+        else:
+            assert os.read(read, 9) == b"new"
+    finally:
+        os.close(number)
+        os.close(read)
+
+
+@posix
+def test_standard_output_in_a_pipe():
+    code = (
+        "from sdkde_core.storage import write_atomically as write\nwith write('/dev/stdout') as p: p.write_text('new')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"new"
+
+
+@posix
+def test_a_link_to_itself_is_refused(tmp_path):
+    path = tmp_path / "x"
+    path.symlink_to(path)
+    with pytest.raises(OSError, match=r"x'$") as found:
+        write(path, "new")
+    assert found.value.errno == errno.ELOOP
+    assert path.is_symlink()
+
+
+def test_a_long_name(tmp_path):
+    path = tmp_path / f"{'x' * 240}.npy"
+    write(path, "new")
+    assert path.read_text() == "new"
+
+
+@pytest.fixture
+def nobody(tmp_path):
+    """A folder that anybody can enter, and as nobody it is written to: root may do everything."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+        if os.geteuid() != os.getuid():
+            os.seteuid(os.getuid())
+
+
+def become_nobody():
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+
+
+@posix
+def test_where_no_file_may_be_made_the_one_that_is_there_is_written(nobody):
+    path, closed, absent = nobody / "x.npy", nobody / "closed", nobody / "absent"
+    path.write_text("old, and longer")
+    closed.write_text("old")
+    path.chmod(0o666)
+    closed.chmod(0o444)
+    nobody.chmod(0o555)
+    inode = path.stat().st_ino
+    become_nobody()
+    with pytest.raises(KeyError), write_atomically(path) as temporary:
+        temporary.write_text("new")
+        raise KeyError
+    assert path.read_text() == "old, and longer"
+    with write_atomically(path) as temporary:
+        assert temporary.suffix == ".npy"
+        assert mode(temporary) == 0o600
+        temporary.write_text("new")
+        assert path.read_text() == "old, and longer"
+    assert not temporary.parent.exists()
+    assert (path.read_text(), mode(path), path.stat().st_ino) == ("new", 0o666, inode)
+    for refused in (closed, absent):
+        with pytest.raises(PermissionError) as found, write_atomically(refused):
+            pytest.fail("known before anything is computed")
+        assert found.value.filename == str(refused)
+
+
+@posix
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+def test_the_owner_of_the_replaced_file_is_kept(nobody):
+    path = nobody / "x"
+    path.write_text("old")
+    path.chmod(0o640)
+    os.chown(path, 65534, 65533)
+    inode = path.stat().st_ino
+    write(path, "new")
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, mode(path)) == (65534, 65533, 0o640)
+    assert found.st_ino != inode
+    os.chown(path, 0, 0)  # in a folder of nobody's
+    path.chmod(0o666)
+    os.chown(nobody, 65534, 65534)
+    inode = path.stat().st_ino
+    become_nobody()
+    write(path, "newer")
+    found = path.stat()
+    assert (found.st_uid, found.st_ino, path.read_text()) == (0, inode, "newer")
+    assert [p.name for p in nobody.iterdir()] == ["x"]
+
+
+def test_a_file_that_is_mounted_is_written(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    path.write_text("old")
+    inode = path.stat().st_ino
+
+    def replace(self, target):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(self))
+
+    monkeypatch.setattr(Path, "replace", replace)
+    write(path, "new")
+    assert (path.read_text(), path.stat().st_ino) == ("new", inode)
+    assert list(tmp_path.iterdir()) == [path]

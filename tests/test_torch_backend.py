@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from sdkde_torch import backend as implementation
 from sdkde_torch import bounds, devices

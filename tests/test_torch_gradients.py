@@ -4,6 +4,9 @@ import math
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from sdkde_torch import gradients
 from sdkde_torch.backend import TorchBackend

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import torch
 from sdkde_triton import ops
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -21,7 +21,7 @@ from sdkde_autotune.key import Key
 from sdkde_autotune.runner import Outcome
 from sdkde_autotune.store import Store
 
-from sdkde_core import tuning
+from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Query
 
@@ -32,7 +32,7 @@ NOW = {"source": "abc", "sdkde": "1", "triton": "3", "torch": "2", "cuda": "12",
 
 
 @pytest.fixture(autouse=True)
-def path(tmp_path, monkeypatch):
+def path(tmp_path, monkeypatch, untold):
     """An absent file, the one that is looked up; known versions; no shipped tables."""
     path = tmp_path / "home" / "tuning.sqlite"
     path.parent.mkdir()
@@ -58,8 +58,9 @@ def ask(accept=None, query=QUERY, problem=PROBLEM):
     return None if found is None else (found[0]["name"], found[1])
 
 
-def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "sdkde"]
+def warnings(recwarn):
+    assert all(warning.category is SdkdeWarning for warning in recwarn)
+    return [str(warning.message) for warning in recwarn]
 
 
 A100 = {"gpu": "A100 SXM 80GB", "architecture": "sm_80"}
@@ -121,7 +122,8 @@ def test_a_configuration_that_failed_to_launch_is_passed_over(path, monkeypatch)
     fill(path, ("x", {}, "measured", {}), ("y", {"m_octave": 11}, "measured", {}))
     found = tuning.tuned(QUERY, PROBLEM)
     assert found == ({"name": "x"}, "exact")
-    tuning.reject(QUERY, found, RuntimeError("out of resources"))
+    with pytest.warns(SdkdeWarning, match="verify"):
+        tuning.reject(QUERY, found, RuntimeError("out of resources"))
     assert tuning.tuned(QUERY, PROBLEM) == ({"name": "y"}, "sizes")
 
 
@@ -204,38 +206,42 @@ def test_shipped_tables_answer_by_card_then_architecture_then_size():
     assert found == [("card", "shipped"), ("kin", "shipped"), ("guess", "predicted")]
 
 
-def test_a_broken_shipped_table_does_not_hide_the_others(caplog):
+def test_a_broken_shipped_table_does_not_hide_the_others(recwarn):
     ship("b.json", ("x", {}, "measured"))
     (lookup.TABLES / "a.json").write_text("{")
     (lookup.TABLES / "c.json").write_text('{"best": [{"backend": "triton"}]}')
     for _ in range(2):
         assert ask() == ("x", "shipped")
         lookup.forget()
-    assert ["a.json" in text or "c.json" in text for text in warnings(caplog)] == [True, True]
+    assert ["a.json" in text or "c.json" in text for text in warnings(recwarn)] == [True, True]
 
 
 # --- odd rows -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", ["", "nonsense", "[1]", "{}", '{"a": [1]}', '{"a": null}', '{"a": {}}'])
-def test_a_row_without_a_configuration_is_passed_over(path, config):
+def test_a_row_without_a_configuration_is_passed_over(path, config, recwarn):
     fill(path, ("bad", {}, "measured", {}), ("good", {"m_octave": 11}, "measured", {}))
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE best SET config = ? WHERE m_octave = 12", [config])
         connection.commit()
-    assert ask() == ("good", "sizes")
+    for _ in range(2):
+        assert ask() == ("good", "sizes")
+        lookup.forget()
+    assert len(warnings(recwarn)) == 1
 
 
-def test_rows_with_odd_columns_are_passed_over(path):
+def test_rows_with_odd_columns_are_passed_over(path, recwarn):
     fill(path, ("good", {}, "measured", {}), ("bad", {"m_octave": 11}, "measured", {}))
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE best SET n_octave = 'many', provenance = 'x' WHERE m_octave = 11")
         connection.execute("UPDATE best SET provenance = '[1' WHERE m_octave = 12")
         connection.commit()
     assert ask() == ("good", "provenance")
+    assert len(warnings(recwarn)) == 1
 
 
-def test_an_accept_that_raises_refuses(path, caplog):
+def test_an_accept_that_raises_refuses(path, recwarn):
     fill(path, ("bad", {}, "measured", {}), ("good", {"m_octave": 11}, "measured", {}))
 
     def accept(config):
@@ -245,10 +251,10 @@ def test_an_accept_that_raises_refuses(path, caplog):
 
     for _ in range(3):
         assert ask(accept) == ("good", "sizes")
-    assert len(warnings(caplog)) == 1
+    assert len(warnings(recwarn)) == 1
 
 
-def test_never_raises_whatever_happens(path, caplog, monkeypatch):
+def test_never_raises_whatever_happens(path, recwarn, monkeypatch):
     fill(path, ("x", {}, "measured", {}))
 
     def current(backend):
@@ -257,7 +263,7 @@ def test_never_raises_whatever_happens(path, caplog, monkeypatch):
     monkeypatch.setattr(lookup, "current", current)
     assert ask() is None
     assert ask() is None
-    assert len(warnings(caplog)) == 1
+    assert len(warnings(recwarn)) == 1
 
 
 def test_what_is_returned_may_be_changed(path):
@@ -344,7 +350,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("spoil", BAD.values(), ids=BAD)
-def test_a_bad_file_counts_as_empty_and_is_reported_once(path, caplog, spoil):
+def test_a_bad_file_counts_as_empty_and_is_reported_once(path, recwarn, spoil):
     fill(path, ("x", {}, "measured", {}))
     ship("a.json", ("shipped", {}, "measured"))
     spoil(path)
@@ -354,7 +360,7 @@ def test_a_bad_file_counts_as_empty_and_is_reported_once(path, caplog, spoil):
         assert ask() == ("shipped", "shipped")
         assert ask() == ("shipped", "shipped")
         lookup.forget()
-    (warning,) = warnings(caplog)
+    (warning,) = warnings(recwarn)
     assert str(path) in warning
     assert "sdkde-autotune" in warning
     assert "\n" not in warning
@@ -362,7 +368,7 @@ def test_a_bad_file_counts_as_empty_and_is_reported_once(path, caplog, spoil):
 
 
 @pytest.mark.parametrize("absent", ["nothing", "no folder", "empty file", "a file for a folder"])
-def test_a_missing_file_is_no_news(path, caplog, monkeypatch, absent):
+def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     if absent == "no folder":
         path.parent.rmdir()
     elif absent == "empty file":
@@ -373,7 +379,7 @@ def test_a_missing_file_is_no_news(path, caplog, monkeypatch, absent):
     before = sorted(path.parent.parent.rglob("*"))
     assert ask() is None
     assert sorted(path.parent.parent.rglob("*")) == before
-    assert len(warnings(caplog)) == (absent == "a file for a folder")
+    assert len(warnings(recwarn)) == (absent == "a file for a folder")
 
 
 @pytest.fixture
@@ -424,7 +430,7 @@ sys.stdin.read()
         (["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM best"], False),
     ],
 )
-def test_a_locked_file(path, caplog, statements, readable, other, opened):
+def test_a_locked_file(path, recwarn, statements, readable, other, opened):
     fill(path, ("x", {}, "measured", {}))
     process = other(HOLD, path, *statements)
     before = sorted(path.parent.iterdir())
@@ -432,12 +438,12 @@ def test_a_locked_file(path, caplog, statements, readable, other, opened):
         assert ask() == (("x", "exact") if readable else None)
         lookup.forget()
     assert sum(opened) <= 2  # seconds that it may wait
-    assert len(warnings(caplog)) == (not readable)
+    assert len(warnings(recwarn)) == (not readable)
     assert sorted(path.parent.iterdir()) == before
     process.communicate()
 
 
-def test_what_a_running_tuner_has_written_is_found_and_what_a_killed_one_left(path, caplog, other):
+def test_what_a_running_tuner_has_written_is_found_and_what_a_killed_one_left(path, recwarn, other):
     fill(path, ("old", {"m_octave": 11}, "measured", {}))
     code = """
 import sys
@@ -458,13 +464,13 @@ sys.stdin.read()
     lookup.forget()
     assert ask() == ("x", "exact")
     assert sorted(path.parent.iterdir()) == before
-    assert not warnings(caplog)
+    assert not warnings(recwarn)
     with Store(path) as store:  # and the tuner that comes next tidies up
         assert len(store.best()) == 2
     assert not Path(f"{path}-wal").exists()
 
 
-def test_read_while_tuners_come_and_go(path, caplog, other):
+def test_read_while_tuners_come_and_go(path, recwarn, other):
     fill(path, ("x", {}, "measured", {}))
     code = """
 from sdkde_autotune.store import Store
@@ -481,7 +487,7 @@ while True:
         lookup.forget()
     process.kill()
     process.communicate()
-    assert not warnings(caplog)
+    assert not warnings(recwarn)
 
 
 def test_a_reader_here_leaves_the_locks_of_a_writer_here_alone(path):
@@ -502,15 +508,14 @@ def test_a_reader_here_leaves_the_locks_of_a_writer_here_alone(path):
     assert ask() == ("y", "exact")
 
 
-def test_another_users_files(path, caplog):
+def test_another_users_files(path, recwarn):
     """In a folder that one may not write to the file is read; one that may not be read is reported."""
     fill(path, ("x", {}, "measured", {}))
     code = """
-import logging, os, sys
+import os, sys
 from pathlib import Path
 from sdkde_autotune import lookup, schema
 folder = Path(sys.argv[1])
-logging.basicConfig(format="%(message)s", stream=sys.stdout)
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 for name in "open", "closed":
@@ -528,9 +533,9 @@ for name in "open", "closed":
         found = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True)
         folder.chmod(0o755)
         assert sorted(p.name for p in folder.iterdir()) == ["closed", "open"]
-    first, warning, last = found.stdout.splitlines()
-    assert (first, last) == ("(1,)", "[]")
-    assert "closed is not used" in warning
+    assert found.stdout.splitlines() == ["(1,)", "[]"]
+    assert "SdkdeWarning" in found.stderr
+    assert "closed is not used" in found.stderr
 
 
 # --- where, when, and at what cost --------------------------------------------------------------------------------
@@ -544,14 +549,21 @@ def test_where_the_database_is(monkeypatch, tmp_path):
     assert lookup.database() == tmp_path / "sdkde" / "tuning.sqlite"
 
 
-def test_no_home_is_no_reason_to_fail(monkeypatch, caplog):
+def test_no_home_is_no_reason_to_fail(monkeypatch, recwarn):
     def nowhere():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("SDKDE_DB")
     monkeypatch.setattr(lookup, "cache_folder", nowhere)
     assert ask() is None
-    assert len(warnings(caplog)) == 1
+    assert not warnings(recwarn)  # nothing that was kept is passed over
+
+
+def test_a_home_that_is_not_there_is_told(monkeypatch, recwarn):
+    monkeypatch.setenv("SDKDE_DB", "~nobody-of-that-name/x.sqlite")
+    assert ask() is None
+    (warning,) = warnings(recwarn)
+    assert "SDKDE_DB is '~nobody-of-that-name/x.sqlite'" in warning
 
 
 def test_read_once_until_told_to_forget(path, tmp_path, monkeypatch):

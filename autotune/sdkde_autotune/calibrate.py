@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -17,6 +15,7 @@ from sdkde_core.choice.calibration import ignored
 from sdkde_core.estimator.fitted import run
 from sdkde_core.estimator.plan import Plan, plan
 from sdkde_core.estimator.request import Goal, Request
+from sdkde_core.plugin import run_python
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Reduction
 
 __all__ = ["DIMENSIONS", "Calibrated", "calibrate"]
@@ -147,7 +146,6 @@ def _startup(backend: str, device: str) -> float:
     )
     took = 0.0
     for _ in range(2):
-        command = [sys.executable, "-c", code, backend, device]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        done = run_python(code, backend, device, capture_output=True, timeout=PATIENCE, check=True)
         took = float(json.loads(done.stdout.splitlines()[-1]))
     return took

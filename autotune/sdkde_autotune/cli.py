@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import time
@@ -18,9 +17,9 @@ from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
 from sdkde_core.choice.calibration import machine_of, tuning_is_off
 from sdkde_core.choice.cards import GPU
-from sdkde_core.cli.console import Argument, json_option, stopped_by_signals
+from sdkde_core.cli.console import Argument, Choice, json_option, stopped_by_signals
 from sdkde_core.cli.console import Group as OneLine
-from sdkde_core.plugin import write_atomically
+from sdkde_core.plugin import did_you_mean, write_atomically
 
 from . import lookup, options, terminal
 from .problems import by_value, tunables
@@ -50,11 +49,10 @@ class _Commands(OneLine, DefaultGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
-            close = difflib.get_close_matches(cmd_name, self.commands, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}? " if close else ""
+            hint = did_you_mean(cmd_name, self.commands)
             if cards.gpu(cmd_name):
-                hint = f"did you mean --gpu {cmd_name}? "
-            raise click.UsageError(f"there is no command {cmd_name!r}; {hint}There are {', '.join(self.commands)}")
+                hint = f"; did you mean --gpu {cmd_name}?"
+            raise click.UsageError(f"there is no command {cmd_name!r}; pass one of {', '.join(self.commands)}{hint}")
         return super().get_command(ctx, cmd_name)
 
 
@@ -89,7 +87,7 @@ def main(ctx: click.Context) -> None:
 )
 @click.option(
     "--sampler",
-    type=click.Choice(SAMPLERS),
+    type=Choice(SAMPLERS),
     default="tpe",
     show_default=True,
     help="What chooses the next configuration; without the GPU always priced, by predicted time.",
@@ -296,7 +294,9 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 @options.db_option
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write trials, winners and calibration as JSON, to be imported elsewhere."""
-    with _store(options.there(db)) as store:
+    database = options.there(db)
+    options.another_file("FILE", file, database)
+    with _store(database) as store:
         dump = store.dump(**options.columns(filters))
     if winners:
         dump |= {"trial": [], "calibration": []}
@@ -322,9 +322,7 @@ def import_(file: str, db: Path | None) -> None:
 
 @main.command()
 @click.argument("file", cls=Argument, help="A file that export wrote, or a database.")
-@options.several(
-    "--sampler", click.Choice(SAMPLERS[:3]), metavar="NAMES", help="tpe, random, grid. Default: tpe,random."
-)
+@options.several("--sampler", Choice(SAMPLERS[:3]), metavar="NAMES", help="tpe, random, grid. Default: tpe,random.")
 @click.option(
     "--trials", type=options.POSITIVE, default=TRIALS, show_default=True, help="Configurations that a search tries."
 )
@@ -378,7 +376,9 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
     """
     from . import report
 
-    with _store(options.there(db)) as store:
+    database = options.there(db)
+    options.another_file("--output", output, database)
+    with _store(database) as store:
         trials = store.all_trials(**options.columns(filters))
     by_search: dict[Any, list[Any]] = {}
     for trial in trials:

@@ -18,7 +18,7 @@ A configuration that the backend does not accept (it exceeds the card, it failed
 from __future__ import annotations
 
 import json
-import logging
+import math
 import os
 import sqlite3
 import stat
@@ -28,7 +28,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from sdkde_core.plugin import cache_folder
+from sdkde_core.plugin import cache_folder, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
@@ -55,7 +55,6 @@ ATTEMPTS = 6
 
 _T = TypeVar("_T")
 _COLUMNS = (*Key._fields, "config", "source", "provenance")
-_logger = logging.getLogger("sdkde")
 
 
 class _Row(NamedTuple):
@@ -81,7 +80,6 @@ class _Memory:
 
 
 _memory = _Memory()
-_warned: dict[str, object] = {}
 
 
 def lookup(
@@ -136,7 +134,10 @@ def calibration(backend: str, machine: str) -> Mapping[str, float]:
     if named not in memory.calibration:
         found: dict[tuple[str, str], dict[str, float]] = {}
         for of_machine, of_backend, name, value in _stored(_select_calibration):
-            found.setdefault((of_machine, of_backend), {})[name] = float(value)
+            if isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault((of_machine, of_backend), {})[name] = float(value)
+            else:
+                _warn(f"{name!r} in the calibration of {of_backend}", f"it is {value!r}, which is no number")
         memory.calibration[named] = found
     return memory.calibration[named].get((machine, backend), {})
 
@@ -149,7 +150,10 @@ def _ranked(memory: _Memory, query: Query, problem: Problem) -> list[tuple[Confi
     for row in rows:
         off = abs(row.key.n_octave - key.n_octave), abs(row.key.m_octave - key.m_octave)
         config, versions = _parsed(row.config), _parsed(row.provenance)
-        if max(off) > OCTAVES or not _plain(config):
+        if max(off) > OCTAVES:
+            continue
+        if not _plain(config):
+            _warn(f"a configuration of {query.kernel}", f"it is {str(row.config)[:80]!r}, not values by name")
             continue
         fresh = same(versions, now)
         rung = _rung(row, key, fresh)
@@ -190,10 +194,21 @@ def forget() -> None:
 
 
 def database() -> Path:
-    """Return the path of the tuner's database: ``SDKDE_DB``, else ``tuning.sqlite`` in the user's cache folder."""
+    """Return the path of the tuner's database: ``SDKDE_DB``, else ``tuning.sqlite`` in the user's cache folder.
+
+    Raises
+    ------
+    ValueError
+        ``SDKDE_DB`` is below a home that is not there.
+    RuntimeError
+        The user has no home.
+    """
     named = os.environ.get("SDKDE_DB")
     if named:
-        return Path(named).expanduser()
+        try:
+            return Path(named).expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
     return cache_folder() / "tuning.sqlite"
 
 
@@ -208,6 +223,8 @@ def _rows(memory: _Memory) -> _Rows:
         for found in (*_stored(_select), *_shipped()):
             if type(found.key.n_octave) is type(found.key.m_octave) is int:
                 rows.setdefault(found.key.family, []).append(found)
+            else:
+                _warn(f"a winner of {found.key.kernel}", "its sizes are no integers")
         memory.rows[named] = rows
     return memory.rows[named]
 
@@ -216,7 +233,10 @@ def _stored(select: Callable[[sqlite3.Connection], list[_T]]) -> list[_T]:
     """Return rows of the user's database; none, and a warning, if it cannot be read."""
     path: Path | str = "the tuner's database"
     try:
-        path = database()
+        try:
+            path = database()
+        except RuntimeError:  # without a home nobody has kept anything
+            return []
         return read(path, select) or []
     except Exception as error:
         _warn(str(path), str(error))
@@ -312,7 +332,7 @@ def _parsed(value: Any) -> Mapping[str, Any]:
     """Return the JSON object in a column; an empty mapping if it holds none."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -322,6 +342,4 @@ def _plain(config: Mapping[str, Any]) -> bool:
 
 
 def _warn(path: str, reason: str) -> None:
-    mine = object()
-    if _warned.setdefault(path, mine) is mine:
-        _logger.warning("%s is not used: %s (`sdkde-autotune show` says more)", path, reason)
+    warn_once(f"{path} is not used: {reason} (`sdkde-autotune show` says more)", path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from sdkde_core.choice import cards, cost, registry
 from sdkde_core.choice.cards import GPU
+from sdkde_core.plugin import spawning
 from sdkde_core.tuning import Compiled, Config, Space, space_of
 
 from .provenance import current
@@ -38,11 +38,11 @@ class Compilers:
         """Start to compile a candidate, unless it was started before."""
         name = _name(task, config)
         if name not in self._ahead:
-            if self._pool is None:
-                # A fresh interpreter: the parent may have PyTorch's threads, or Triton's interpreter, loaded.
-                method = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self.jobs, mp_context=method, initializer=_compiler_only)
-            self._ahead[name] = self._pool.submit(_compile, task, dict(config))
+            # Fresh interpreters: the parent may have PyTorch's threads, or Triton's interpreter, loaded.
+            with spawning() as method:
+                if self._pool is None:
+                    self._pool = ProcessPoolExecutor(self.jobs, mp_context=method, initializer=_compiler_only)
+                self._ahead[name] = self._pool.submit(_compile, task, dict(config))  # starts a process, up to `jobs`
         return self._ahead[name]
 
     def result(self, task: Task, config: Config) -> tuple[Compiled, float] | Outcome:

@@ -11,7 +11,8 @@ import click
 
 from sdkde_core.choice import cards, hardware, registry
 from sdkde_core.choice.cards import GPU
-from sdkde_core.cli.console import together
+from sdkde_core.cli.console import Choice, together
+from sdkde_core.plugin import did_you_mean
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Problem, Reduction
 
 from . import lookup
@@ -21,6 +22,7 @@ from .runner import SOURCES
 __all__ = [
     "POSITIVE",
     "Duration",
+    "another_file",
     "card_here",
     "columns",
     "db_option",
@@ -58,7 +60,7 @@ def several(name: str, kind: click.ParamType, **extra: Any) -> Callable[[Any], A
     return click.option(name, multiple=True, callback=split, **extra)
 
 
-REDUCTIONS, POSITIVE = click.Choice([str(reduction) for reduction in Reduction]), click.IntRange(min=1)
+REDUCTIONS, POSITIVE = Choice([str(reduction) for reduction in Reduction]), click.IntRange(min=1)
 
 db_option = click.option(
     "--db",
@@ -86,7 +88,7 @@ problem_options = together(
     several("--n-query", POSITIVE, metavar="M", help="Query points, likewise; not for mean. Default: an eighth of N."),
     several(
         "--precision",
-        click.Choice(PRECISIONS),
+        Choice(PRECISIONS),
         metavar="PRECISIONS",
         help=f"{', '.join(PRECISIONS)}, likewise. Default: fast.",
     ),
@@ -97,8 +99,8 @@ filter_options = together(
     click.option("--kernel", help="Only results of this kernel."),
     several("--reduction", REDUCTIONS, metavar="NAMES", help="Only results of these reductions."),
     several("--dim", POSITIVE, metavar="D", help="Only results of these dimensions, as the kernel pads them."),
-    several("--precision", click.Choice(PRECISIONS), metavar="PRECISIONS", help="Only results of these precisions."),
-    several("--source", click.Choice(SOURCES), metavar="NAMES", help=f"Only results that were {', '.join(SOURCES)}."),
+    several("--precision", Choice(PRECISIONS), metavar="PRECISIONS", help="Only results of these precisions."),
+    several("--source", Choice(SOURCES), metavar="NAMES", help=f"Only results that were {', '.join(SOURCES)}."),
 )
 
 
@@ -158,7 +160,8 @@ def places(backends: Sequence[str], devices: Sequence[str]) -> list[tuple[Backen
     for name in backends:
         record = registry.find(name)
         if record is None or not record.ok:
-            why = f"{record.status}: {record.reason}" if record else "unknown"
+            known = [r.name for r in registry.records()]
+            why = f"{record.status}: {record.reason}" if record else f"unknown{did_you_mean(name, known)}"
             raise BackendUnavailable(f"backend {name!r} is {why}")
     found = [
         (record.info, device)
@@ -170,6 +173,12 @@ def places(backends: Sequence[str], devices: Sequence[str]) -> list[tuple[Backen
     if not found:
         raise ValueError("nothing to measure: no --backend named runs on a --device named; name others")
     return found
+
+
+def another_file(argument: str, output: Path | str, database: Path) -> None:
+    """Raise if what is to be written is the database."""
+    if Path(output).exists() and Path(output).samefile(database):
+        raise ValueError(f"{argument} and the database are one file, {output}; pass another {argument}")
 
 
 def there(db: Path | None) -> Path:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sdkde_core.choice import registry
 from sdkde_core.choice.cards import GPU, GPUS, gpu
+from sdkde_core.plugin import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
 from sdkde_core.tuning import Query, Space, space_of
 
@@ -45,7 +46,8 @@ def card_named(name: str) -> GPU:
     card = gpu(name)
     if card is None:
         known = ", ".join(f"{card.aliases[0]} ({card.name})" for card in GPUS)
-        raise ValueError(f"no GPU is known as {name!r}; pass one of {known}")
+        hint = did_you_mean(name, (alias for card in GPUS for alias in card.aliases))
+        raise ValueError(f"no GPU is known as {name!r}; pass one of {known}{hint}")
     return card
 
 
@@ -144,7 +146,7 @@ def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -
 def _named(name: str) -> BackendInfo:
     record = registry.find(name)
     able = [record.name for record in registry.records() if record.ok and record.info and record.info.tuning]
-    rest = f"; backends that can be tuned: {', '.join(able) or 'none is installed'}"
+    rest = f"; backends that can be tuned: {', '.join(able) or 'none is installed'}{did_you_mean(name, able)}"
     if record is None:
         raise BackendUnavailable(f"backend {name!r} is unknown{rest}")
     if not record.ok or record.info is None:

@@ -314,6 +314,9 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     canvas = FigureCanvasAgg(figure)
+    kind = path.suffix.lstrip(".").lower() or "png"
+    if kind not in canvas.get_supported_filetypes():
+        raise ValueError(f"{path}: unknown extension {path.suffix!r}; pass one of .png, .pdf, .svg")
     left, right = figure.subplots(1, 2)
     image = left.imshow(grid, origin="lower", aspect="auto", cmap="viridis_r")
     left.set_xticks(range(len(ticks[x])), [str(value) for value in ticks[x]])
@@ -348,5 +351,5 @@ def plot(trials: Sequence[Trial], path: Path, x: str | None = None, y: str | Non
         f"{key.precision}, {key.gpu}"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as temporary:
-        canvas.print_figure(temporary)
+    with write_atomically(path) as temporary, temporary.open("wb") as file:
+        canvas.print_figure(file, format=kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import filelock
 from sqlite_utils import Database
 
+from sdkde_core.plugin import warn_once
 from sdkde_core.tuning import Config
 
 from . import lookup, records, schema
@@ -30,7 +30,6 @@ BUSY_SECONDS = 30.0
 _ANOTHER = "name another file with --db or SDKDE_DB"
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
-_logger = logging.getLogger("sdkde")
 
 
 class Store:
@@ -248,7 +247,7 @@ def _open(path: Path) -> Database:
             if _code(error) not in _CORRUPT:
                 raise
             aside = _move_aside(path)
-            _logger.warning("%s is corrupt (%s): it was moved to %s, and a new one made", path, error, aside)
+            warn_once(f"{path} is corrupt ({error}): it was moved to {aside}, and a new one made")
             return _connect(path)
 
 

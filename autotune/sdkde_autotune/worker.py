@@ -6,13 +6,13 @@ A candidate may make the worker hang, run out of memory or lose its CUDA context
 from __future__ import annotations
 
 import math
-import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from sdkde_core.plugin import spawning
 from sdkde_core.tuning import Config
 
 from .offline import Compilers, first_line, space_for
@@ -83,10 +83,10 @@ class MeasuringRunner:
     def _ask(self, what: str, task: Task, configs: list[Config], best: float) -> list[Outcome]:
         started = self._process is None
         if self._process is None:
-            method = multiprocessing.get_context("spawn")
-            self._pipe, theirs = method.Pipe()
-            self._process = method.Process(target=_serve, args=(theirs, self.device), daemon=True)
-            self._process.start()
+            with spawning() as method:
+                self._pipe, theirs = method.Pipe()
+                self._process = method.Process(target=_serve, args=(theirs, self.device), daemon=True)
+                self._process.start()
             theirs.close()
         assert self._pipe is not None
         patience = (FIRST if started else PATIENCE) * (1 if what == "run" else len(configs))

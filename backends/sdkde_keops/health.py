@@ -15,13 +15,14 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sdkde_core.plugin import write_atomically
+from sdkde_core.plugin import run_python, write_atomically
 from sdkde_core.protocol import Support
 
 from . import library
@@ -31,7 +32,7 @@ __all__ = ["check"]
 #: Seconds that the check may take: it compiles once or twice, on a machine that may be busy.
 PATIENCE = 240.0
 
-CODE = "import json, sys; sys.path[:] = json.load(sys.stdin); from sdkde_keops import formulas; formulas.trial({!r})"
+CODE = "import sys; from sdkde_keops import formulas; formulas.trial(sys.argv[1])"
 
 #: What KeOps reads of the environment.
 VARIABLES = (
@@ -86,18 +87,9 @@ def _depends_on(device: str) -> dict[str, Any]:
 def _try(device: str, compiler: str) -> Support:
     """Run the trial; a failure says its cause, and what mends it."""
     environment = {k: v for k, v in os.environ.items() if k not in ("KEOPS_VERBOSE", "PYKEOPS_VERBOSE")}
-    command = [sys.executable, "-c", CODE.format(device)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
     try:
-        done = subprocess.run(
-            command,
-            input=json.dumps(sys.path),
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE,
-        )
+        done = run_python(CODE, device, env=environment, timeout=PATIENCE, **pipes)
     except subprocess.TimeoutExpired:
         return _failure(device, compiler, f"it was not done after {PATIENCE:g} s", "")
     except OSError as error:
@@ -110,7 +102,27 @@ def _try(device: str, compiler: str) -> Support:
     return _failure(device, compiler, cause, done.stdout)
 
 
+def _unwritable() -> OSError | None:
+    """Why KeOps's folder, or one in it, takes no file; None if all do."""
+    folder = library.keops_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(bytes(1 << 16))
+    except OSError as error:
+        return error
+    return None
+
+
 def _failure(device: str, compiler: str, cause: str, printed: str) -> Support:
+    fault = _unwritable()
+    if fault is not None:
+        return Support(
+            False,
+            f"KeOps does not work on {device}: it keeps what it compiles in {library.keops_folder()}, which cannot be "
+            f"written ({fault}). Make it so, or set KEOPS_CACHE_FOLDER to another folder before KeOps is imported",
+        )
     last = [line.strip() for line in printed.splitlines() if line.strip()][-4:]
     said = f", saying: {' | '.join(last)[-600:]}" if last else ""
     remedy = "set CXX to the system's own g++ (one no newer than its libstdc++)"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import card_name
+from sdkde_core.plugin import card_name, warn_once
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import Query, Tuned, tuned
 
@@ -118,7 +118,7 @@ def configuration(problem: Problem, arithmetic: str, card: Card) -> tuple[Launch
         try:
             return fits(LaunchConfig.of(values), kind, d, arithmetic)
         except (TypeError, ValueError) as error:
-            _logger.warning("tuned configuration of %s ignored: %s", name, error)
+            warn_once(f"a tuned configuration of {name} is ignored: {error}")
             return False
 
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64", deterministic=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +12,7 @@ import torch
 from triton.errors import TritonError
 from triton.runtime.interpreter import InterpretedFunction
 
+from sdkde_core.plugin import warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, Tuned, reject, tuned
 
@@ -30,7 +30,6 @@ PLAIN = Config(1, 1, 4, 1)
 #: Whether kernels run in Triton's interpreter, on the CPU.
 INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
 
-_logger = logging.getLogger("sdkde")
 
 _interpreter = threading.Lock()
 
@@ -90,7 +89,7 @@ def configuration(kernel: str, problem: Problem, columns: int, processor: Proces
         try:
             return fits(kernel, Config.of(values), columns, processor.capability, pieces)
         except (TypeError, ValueError) as error:
-            _logger.warning("tuned configuration of %s ignored: %s", kernel, error)
+            warn_once(f"a tuned configuration of {kernel} is ignored: {error}")
             return False
 
     found = tuned(query, _asked(problem), accept)

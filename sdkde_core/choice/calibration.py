@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import logging
 import math
 import os
 import platform
@@ -14,13 +13,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..messages import did_you_mean, warn_once
 from ..protocol import Problem
 from .cards import Processor
 
 __all__ = ["GROUP", "Calibration", "calibration_of", "ignored", "load_lookup", "machine_of", "tuning_is_off"]
 
 GROUP = "sdkde.calibration"
-_logger = logging.getLogger("sdkde")
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class Calibration:
             if len(words) == 3 and words[2].isdecimal() and int(words[2]) and 0 < value < math.inf:
                 factors.setdefault((words[0], words[1]), []).append((math.log2(int(words[2])), math.log(value)))
         found = {key: tuple(sorted(points)) for key, points in factors.items()}
-        startup, overhead = values.get("startup"), values.get("overhead", 0.0)
-        return cls(startup, overhead if 0 <= overhead < math.inf else 0.0, found)
+        times = {name: values[name] for name in ("startup", "overhead") if 0 <= values.get(name, math.nan) < math.inf}
+        return cls(**times, factors=found)
 
     def factor(self, problem: Problem) -> float:
         """Return measured over predicted time of a pass, interpolated between dimensions; 1 if none was measured."""
@@ -77,6 +76,9 @@ class Calibration:
 
 _NOTHING = Calibration()
 
+#: Values of ``SDKDE_TUNING``, in lower case.
+_ON, _OFF = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
+
 
 def machine_of(on: Processor) -> str:
     """Return the name under which a processor's calibration is stored: a GPU's own, a CPU's with the host's."""
@@ -87,7 +89,12 @@ def calibration_of(backend: str, on: Processor) -> Calibration:
     """Return a backend's calibration on a processor; an empty one if none was measured or ``SDKDE_TUNING`` is ``off``.
 
     The answer comes from the first entry point of group ``sdkde.calibration``, a callable
-    ``calibration(backend, machine)`` that returns values by name. Never raises, never measures.
+    ``calibration(backend, machine)`` that returns values by name. Never measures. A failure is told once.
+
+    Raises
+    ------
+    ValueError
+        ``SDKDE_TUNING`` is neither on nor off.
     """
     if _ignored.get() or tuning_is_off():
         return _NOTHING
@@ -97,7 +104,7 @@ def calibration_of(backend: str, on: Processor) -> Calibration:
     try:
         return _parsed(frozenset(lookup(backend, machine_of(on)).items()))
     except Exception as error:
-        _logger.warning("the calibration of %s is not used: %r", backend, error)
+        warn_once(f"the calibration of {backend} is not used: {error!r}", f"calibration of {backend}")
         return _NOTHING
 
 
@@ -125,8 +132,11 @@ def _lookup() -> Callable[[str, str], Mapping[str, Any]] | None:
 
 
 def tuning_is_off() -> bool:
-    """Whether ``SDKDE_TUNING`` says to ignore all that was tuned or calibrated."""
-    return os.environ.get("SDKDE_TUNING", "").lower() in ("off", "0", "false", "no")
+    """Whether ``SDKDE_TUNING`` says to ignore all that was tuned or calibrated; ValueError for what says neither."""
+    text = os.environ.get("SDKDE_TUNING", "").lower()
+    if text not in ("", *_ON, *_OFF):
+        raise ValueError(f"SDKDE_TUNING is {text!r}; set 'off' or 'on'{did_you_mean(text, (*_ON, *_OFF))}")
+    return text in _OFF
 
 
 def load_lookup(group: str) -> Callable[..., Any] | None:
@@ -135,11 +145,11 @@ def load_lookup(group: str) -> Callable[..., Any] | None:
     if not points:
         return None
     if len(points) > 1:
-        _logger.warning("several entry points of group %s, using the first: %s", group, [p.value for p in points])
+        warn_once(f"several entry points of group {group}, using the first: {', '.join(p.value for p in points)}")
     try:
         return points[0].load()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        _logger.warning("%s does not load, so group %s is not used: %r", points[0].value, group, error)
+        warn_once(f"{points[0].value} does not load, so group {group} is not used: {error!r}")
         return None

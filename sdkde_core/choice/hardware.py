@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import platform
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..fresh import run_python
+from ..messages import warn_once
 from ..storage import cache_folder, write_atomically
 from .cards import Processor, gpu
 
@@ -28,6 +29,7 @@ __all__ = [
     "cpu_cache_file",
     "cpu_threads",
     "driver_version",
+    "is_here",
     "local_gpus",
     "measure_cpu",
     "processor",
@@ -51,7 +53,7 @@ def cpu_threads() -> int:
     """
     text = os.environ.get("SDKDE_NUM_THREADS", "")
     if text:
-        if not re.fullmatch("[1-9][0-9]*", text):
+        if not re.fullmatch("[1-9][0-9]{0,8}", text):
             raise ValueError(f"SDKDE_NUM_THREADS is {text!r}; set a positive integer")
         return int(text)
     if hasattr(os, "sched_getaffinity"):
@@ -103,8 +105,7 @@ def measure_cpu() -> Processor:
     """
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     code = "import json; from sdkde_core.choice import hardware; print(json.dumps(hardware._measure()))"
-    command, environment = [sys.executable, "-c", code], {**os.environ, **one_thread}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    printed = run_python(code, env={**os.environ, **one_thread}, capture_output=True, check=True).stdout
     kept = {**json.loads(printed), "numpy": np.__version__}
     path = cpu_cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,13 +156,29 @@ def cpu_cache_file() -> Path:
 
 @functools.cache
 def _measured_core() -> Processor | None:
+    path: Path | None = None
     try:
-        kept = json.loads(cpu_cache_file().read_text())
-        if kept.pop("numpy") != np.__version__:
-            return None
-        return Processor(**kept)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # no such file, or of another version of sdkde
+        path = cpu_cache_file()
+        return _kept_core(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # nothing was measured
         return None
+    except Exception as error:  # an estimate must not fail because of what is in a file
+        if path is not None:  # else the user has no home
+            warn_once(f"{path} is not used: {error!r}; `sdkde doctor --measure` writes it anew", str(path))
+        return None
+
+
+def _kept_core(text: str) -> Processor | None:
+    """The rates in a file's text; None if another NumPy has them."""
+    kept = json.loads(text)
+    if kept.pop("numpy") != np.__version__:
+        return None
+    core = Processor(**kept)
+    by_dtype = core.matrix_flops["float32"], core.matrix_flops["float64"], *core.matrix_flops.values()
+    rates = (*by_dtype, core.scalar_flops, core.exps, core.bandwidth, core.launch_seconds)
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ValueError("rates are positive numbers")
+    return core
 
 
 class ListedGPU(NamedTuple):
@@ -242,6 +259,12 @@ def ask_nvml(question: Callable[[Any], _T], default: _T) -> _T:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return default
+
+
+def is_here(device: str) -> bool:
+    """Whether a device is here, as far as that is known without a library of its own: of CUDA devices it is."""
+    kind, _, index = device.partition(":")
+    return kind != "cuda" or int(index or 0) < len(visible_gpus())
 
 
 def processor(device: str) -> Processor | None:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem
 from . import registry, started
-from .hardware import processor
+from .hardware import is_here, processor
 from .judge import Candidate, Share, judge, startup_seconds
 
 __all__ = ["Choice", "choose", "named_backend", "parse_device", "rank"]
@@ -43,7 +44,8 @@ def parse_device(device: str | None) -> str | None:
     kind, _, number = str(device).lower().partition(":")
     if kind not in {"cpu", *kinds} or not re.fullmatch("[0-9]*", number) or str(device).endswith(":"):
         known = ", ".join(map(repr, dict.fromkeys(["cpu", *kinds])))
-        raise ValueError(f"device is {device!r}; pass None, or one of {known}, with a number as in 'cuda:0'")
+        hint = did_you_mean(kind, ["cpu", *kinds]) if kind not in kinds else ""
+        raise ValueError(f"device is {device!r}; pass None, or one of {known}, with a number as in 'cuda:0'{hint}")
     return "cpu" if kind == "cpu" else str(device).lower()
 
 
@@ -98,6 +100,7 @@ def choose(
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
+    A plugin is no candidate on a device that nobody named and that is not here.
 
     A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
@@ -109,8 +112,9 @@ def choose(
         ``backend_options`` without a named backend, or options that the backend does not take.
     """
     named = named_backend(backend)
+    told = f"SDKDE_BACKEND is {named!r}: " if named != backend else ""
     if named != "auto":
-        _require_known(named)
+        _require_known(named, told)
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
     tried = {} if named != "auto" else started.unusable()
@@ -124,6 +128,8 @@ def choose(
             if choice:
                 return choice
     candidates = rank(problems, device=device, data_device=data_device, share=share)
+    if device is None:  # a plugin without a CPU has a device that was not asked for; it is tried if it was named
+        candidates = [c if c.name == named or c.device == data_device else _if_here(c) for c in candidates]
     for candidate in candidates:
         if candidate.ok and named in ("auto", candidate.name) and (candidate.name, candidate.device) not in tried:
             reason = _why(candidate, candidates, data_device != "cpu") if named == "auto" else "named"
@@ -133,7 +139,7 @@ def choose(
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
         reasons = "; ".join(c.reason for c in failures)
-        raise BackendUnavailable(f"backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
+        raise BackendUnavailable(f"{told}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
 
@@ -222,6 +228,13 @@ def _candidates(
     return [judge(record.info, at(problems, place), data_device, share) for place in places]
 
 
+def _if_here(c: Candidate) -> Candidate:
+    """The candidate; one that cannot where its device is not here."""
+    if not c.ok or is_here(c.device):
+        return c
+    return Candidate(c.name, c.device, False, f"no {c.device} is here", startup_seconds=c.startup_seconds)
+
+
 def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
     def order(c: Candidate) -> tuple[Any, ...]:
         leaves_device = data_device != "cpu" and c.device != data_device
@@ -253,13 +266,16 @@ def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
     return tuple(p if p.device == device else replace(p, device=device) for p in problems)
 
 
-def _require_known(name: str) -> None:
+def _require_known(name: str, told: str) -> None:
+    """Raise if no plugin of that name is usable; ``told``: who named it, where that is not the caller."""
     record = registry.find(name)
     if record is None:
-        known = ", ".join(sorted({r.name for r in registry.records()})) or "none"
-        raise BackendUnavailable(f"backend {name!r} is unknown; installed: {known}")
+        known = sorted({r.name for r in registry.records()})
+        installed = ", ".join(known) or "none"
+        hint = did_you_mean(name, known)
+        raise BackendUnavailable(f"{told}backend {name!r} is unknown; installed: {installed}{hint}")
     if not record.ok:
-        raise BackendUnavailable(f"backend {name!r} is {record.status}: {record.reason}")
+        raise BackendUnavailable(f"{told}backend {name!r} is {record.status}: {record.reason}")
 
 
 def _info(name: str) -> BackendInfo:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from ..messages import SdkdeWarning, did_you_mean
 from ..protocol import BackendUnavailable
 
-__all__ = ["Argument", "Group", "json_option", "stopped_by_signals", "table", "together"]
+__all__ = ["Argument", "Choice", "Group", "json_option", "stopped_by_signals", "table", "together"]
 
 #: Errors that a user can correct: bad input, a missing file or package, too little memory.
 EXPECTED = (ValueError, TypeError, BackendUnavailable, OSError, ImportError, MemoryError)
@@ -27,9 +30,14 @@ class _Refused(click.ClickException):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn an expected error, click's own included, into one line. Any other is a bug and keeps its traceback."""
+    """Turn an expected error, click's own included, into one line, and what sdkde warns of into another.
+
+    Any other error is a bug and keeps its traceback.
+    """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = functools.partial(_show, warnings.showwarning)
+            yield
     except BrokenPipeError:  # the reader of a pipe has left: click ends quietly
         raise
     except click.ClickException as error:
@@ -39,6 +47,13 @@ def _one_line() -> Iterator[None]:
         raise _Refused(_flat(where)) from error
     except EXPECTED as error:
         raise _Refused(_flat(str(error)) or type(error).__name__) from error
+
+
+def _show(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    if issubclass(category, SdkdeWarning):
+        click.echo(f"Warning: {_flat(str(message))}", err=True)
+    else:
+        otherwise(message, category, *where)
 
 
 def _flat(text: str) -> str:
@@ -55,6 +70,17 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _one_line():
             return super().invoke(ctx)
+
+
+class Choice(click.Choice):
+    """One of several words; for another it names the one that may be meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            hint = did_you_mean(value, map(str, self.choices))
+            raise click.BadParameter(error.message.rstrip(".") + hint, ctx, param) from error
 
 
 class Argument(click.Argument):

@@ -14,6 +14,7 @@ from ..api import debias, estimate, explain
 from ..estimator.request import METHODS
 from ..estimator.rules import resolve
 from ..storage import write_atomically
+from .files import FileError, no_folder
 
 __all__ = ["run_demo"]
 
@@ -72,9 +73,9 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {output.parent}; pass --output in one that exists")
+        raise no_folder(output)
     if output.suffix.lstrip(".").lower() not in FigureCanvasBase.filetypes:
-        raise ValueError(f"{output} has the extension {output.suffix!r}; pass .png, .pdf or .svg")
+        raise FileError(f"{output}: unknown extension {output.suffix!r}; pass one of .png, .pdf, .svg")
     data = load_digits()
     n, d = data.train.shape
     echo(f"Handwritten digits: {n} training and {len(data.test)} held-out images in {d} principal dimensions.\n")
@@ -134,8 +135,8 @@ def _plot(
         _plot_plane(middle.subplots(), data, backend)
         h = resolve("silverman", data.train).scaled(factors[best])
         _plot_ends(right, data.images, estimate(data.train, data.test, bandwidth=h, log=True, backend=backend))
-        with write_atomically(output) as temporary:
-            figure.savefig(temporary, dpi=140)
+        with write_atomically(output) as temporary, temporary.open("wb") as file:
+            figure.savefig(file, format=output.suffix.lstrip("."), dpi=140)
         plt.close(figure)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import itertools
 import os
 import re
@@ -18,20 +19,44 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..messages import did_you_mean
 from ..storage import write_atomically
 
-__all__ = ["EXTENSIONS", "Source", "same_file", "source", "writing"]
+__all__ = ["EXTENSIONS", "FileError", "Source", "about", "no_folder", "same_file", "source", "writing"]
 
 Array = NDArray[Any]
 Write = Callable[[Array], Any]
 
 #: Rows of a batch at most, and numbers in it at most (32 MiB).
 ROWS, NUMBERS = 1 << 16, 1 << 22
+
+
+class FileError(ValueError):
+    """A file is not what it should be; the message begins with its name."""
+
+
+@contextmanager
+def about(**files: str | None) -> Iterator[None]:
+    """Put the file's name before an error in what an argument holds; ``files``: by argument, None for what is no file.
+
+    Such errors name the argument first, but for rules of the bandwidth, which are about the samples.
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except (TypeError, ValueError) as error:
+        named = re.search(rf"\b({'|'.join(files)})\b(?!=)", str(error))
+        argument = "train" if str(error).startswith("bandwidth='") else named and named[0]
+        file = files.get(argument or "")
+        if file is None:
+            raise
+        raise FileError(f"{file}: {error}") from error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -72,7 +97,7 @@ class Source:
         return cls(name, len(x), x.shape[1], x.dtype, batches)
 
     def batches(self, rows: int) -> Iterator[Array]:
-        """Yield (≤ rows, columns) arrays; a ValueError names the file that cannot be read."""
+        """Yield (≤ rows, columns) arrays; a FileError names the file that cannot be read."""
         done = 0
         with _naming(self.name):
             for batch in self.read_batches(rows):
@@ -98,7 +123,7 @@ def source(text: str) -> Source:
     ------
     OSError
         No such file, or no permission.
-    ValueError
+    FileError
         An unknown extension, or a file that does not hold one array of numbers.
     ImportError
         A parquet file, and pyarrow is not installed.
@@ -123,7 +148,8 @@ def _parse_place(text: str) -> tuple[Path, str, str]:
     path, key = (Path(keyed[1]), keyed[2]) if keyed else (Path(text), "")
     extension = path.suffix.lower()
     if extension not in EXTENSIONS:
-        raise ValueError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}")
+        hint = did_you_mean(extension, EXTENSIONS)
+        raise FileError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}{hint}")
     return path, extension, key
 
 
@@ -138,11 +164,15 @@ def _naming(name: str) -> Iterator[None]:
     """Put the file's name before the message of an error in reading it."""
     try:
         yield
-    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{name}: {error}") from error
+    except (ValueError, EOFError, KeyError, NotImplementedError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise  # it has the name
+        raise FileError(f"{name}: {error}") from error
 
 
 def _read_npy(name: str, path: Path, key: str) -> Source:
+    with path.open("rb") as file:
+        _npy_header(file)
     return Source.of(name, np.load(path, mmap_mode="r"))
 
 
@@ -307,62 +337,66 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not Path(os.path.realpath(path)).parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+        raise no_folder(path)
     with (
         write_atomically(path) as temporary,
-        _WRITERS[extension](temporary, rows, np.dtype(dtype), key or name) as write,
+        temporary.open("wb") as file,
+        _WRITERS[extension](file, rows, np.dtype(dtype), key or name) as write,
     ):
         yield write
 
 
+def no_folder(path: Path) -> FileNotFoundError:
+    """Return the error of an output in a folder that does not exist."""
+    folder = Path(os.path.realpath(path)).parent
+    return FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it, or name another file", str(path))
+
+
 @contextmanager
-def _write_npy(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
-    mapped = np.lib.format.open_memmap(path, "w+", dtype, (rows,))
-    _reserve(path)
-    done = 0
-
-    def write(batch: Array) -> None:
-        nonlocal done
-        mapped[done : done + len(batch)] = batch
-        done += len(batch)
-
-    yield write
-    mapped.flush()
+def _write_npy(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    head = _npy_head(rows, dtype)
+    _reserve(file, len(head) + rows * dtype.itemsize)
+    file.write(head)
+    yield lambda batch: file.write(batch.tobytes())
 
 
-def _reserve(path: Path) -> None:
-    """Raise for a full disk now: writing through the map, it would be a signal that ends the process."""
+def _npy_head(rows: int, dtype: Any) -> bytes:
+    head = io.BytesIO()
+    header = {"shape": (rows,), "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    np.lib.format.write_array_header_1_0(head, header)
+    return head.getvalue()
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Raise for a full disk now, before anything is computed."""
     if not hasattr(os, "posix_fallocate"):
         return
-    with path.open("r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: the file system cannot reserve
-                raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: a pipe, or a file system that cannot
+            raise
 
 
 @contextmanager
-def _write_npz(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
-    header = {"shape": (rows,), "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
-    with zipfile.ZipFile(path, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-        np.lib.format.write_array_header_1_0(member, header)
+def _write_npz(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    with zipfile.ZipFile(file, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        member.write(_npy_head(rows, dtype))
         yield lambda batch: member.write(batch.tobytes())
 
 
 @contextmanager
-def _write_csv(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(f"{name}\n")
-        yield lambda batch: file.writelines(f"{value!s}\n" for value in batch)  # the shortest that reads back the same
+def _write_csv(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+    file.write(f"{name}\n".encode())
+    yield lambda batch: file.writelines(f"{value!s}\n".encode() for value in batch)  # the shortest that reads back
 
 
 @contextmanager
-def _write_parquet(path: Path, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+def _write_parquet(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
     arrow, parquet = _pyarrow()
     schema = arrow.schema([(name, arrow.from_numpy_dtype(dtype))])
-    with parquet.ParquetWriter(path, schema) as file:
-        yield lambda batch: file.write_batch(arrow.record_batch([arrow.array(batch)], schema=schema))
+    with parquet.ParquetWriter(file, schema) as writer:
+        yield lambda batch: writer.write_batch(arrow.record_batch([arrow.array(batch)], schema=schema))
 
 
 _READERS: dict[str, Callable[[str, Path, str], Source]] = {
@@ -371,7 +405,7 @@ _READERS: dict[str, Callable[[str, Path, str], Source]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-_WRITERS: dict[str, Callable[[Path, int, Any, str], AbstractContextManager[Write]]] = {
+_WRITERS: dict[str, Callable[[BinaryIO, int, Any, str], AbstractContextManager[Write]]] = {
     ".npy": _write_npy,
     ".npz": _write_npz,
     ".csv": _write_csv,

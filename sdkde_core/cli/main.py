@@ -17,19 +17,18 @@ from .. import __version__, api
 from ..choice import hardware, registry
 from ..estimator.request import METHODS
 from ..estimator.rules import RULES
+from ..messages import did_you_mean
 from ..protocol import PRECISIONS
-from .console import Argument, Group, json_option, stopped_by_signals, table, together
+from .console import Argument, Choice, Group, json_option, stopped_by_signals, table, together
 from .doctor import sections
-from .files import EXTENSIONS, same_file, source, writing
+from .files import EXTENSIONS, FileError, about, same_file, source, writing
 from .streaming import Stream
 
 __all__ = ["main"]
 
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
-    click.option(
-        "--method", type=click.Choice(METHODS), default="sdkde", show_default=True, help="Which density estimate."
-    ),
+    click.option("--method", type=Choice(METHODS), default="sdkde", show_default=True, help="Which density estimate."),
     click.option(
         "--bandwidth",
         default="silverman",
@@ -40,7 +39,7 @@ _estimator = together(
     click.option("--weights", metavar="FILE", help="A file with one weight per training point. Default: all equal."),
     click.option(
         "--precision",
-        type=click.Choice(("auto", *PRECISIONS)),
+        type=Choice(("auto", *PRECISIONS)),
         default="auto",
         show_default=True,
         help="Bound on the error of every row; auto: fast for float32 files, else high.",
@@ -86,20 +85,18 @@ def estimate(
     Queries are read, and results written, in batches: neither need fit in memory. TRAIN must.
     """
     start = time.perf_counter()
-    read = [train, query, weights, bandwidth if _is_file(bandwidth) else None]
-    for name in filter(None, read):
+    files = _files(train, query, bandwidth, weights)
+    for name in filter(None, files.values()):
         if same_file(name, output):
-            raise ValueError(f"OUT and {name} are one file; pass another OUT")
-    job = Stream.of(
-        source(train),
-        source(query) if query else None,
-        bandwidth=_bandwidth(bandwidth),
-        weights=_weights(weights),
-        **options,
-    )
+            raise FileError(f"{output}: OUT and {name} are one file; pass another OUT")
+    given = source(train), source(query) if query else None
+    options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
+    with about(**files):
+        job = Stream.of(*given, **options)
     name = "log_density" if options["log"] else "density"
     with (
         stopped_by_signals(),
+        about(**files),
         writing(output, job.query.rows, job.dtype, name) as write,
         _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,
     ):
@@ -136,7 +133,9 @@ def explain(
     With shapes instead of files no data is read.
     """
     data = [_shape(x) or source(x).read() for x in (train, query) if x is not None]
-    explanation = api.explain(*data, bandwidth=_bandwidth(bandwidth), weights=_weights(weights), **options)
+    options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
+    with about(**_files(train, query, bandwidth, weights)):
+        explanation = api.explain(*data, **options)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
 
 
@@ -208,9 +207,16 @@ def _bandwidth(text: str) -> Any:
     except ValueError:
         pass
     if not _is_file(text):
-        raise ValueError(f"bandwidth is {text!r}; pass one of {', '.join(RULES)}, numbers, or a file")
+        hint = did_you_mean(text, RULES)
+        raise ValueError(f"bandwidth is {text!r}; pass one of {', '.join(RULES)}, numbers, or a file{hint}")
     h = source(text).read()
     return h.ravel() if 1 in h.shape else h  # a row or a column of numbers, one per dimension; else a matrix
+
+
+def _files(train: str, query: str | None, bandwidth: str, weights: str | None) -> dict[str, str | None]:
+    """The files by the arguments of :func:`sdkde_core.estimate` that they are read for; None for what is no file."""
+    files = {"train": train, "query": query or train, "weights": weights, "bandwidth": bandwidth}
+    return {name: text if text and _is_file(text) else None for name, text in files.items()}
 
 
 def _is_file(text: str) -> bool:
@@ -222,7 +228,7 @@ def _weights(text: str | None) -> Any:
         return None
     weights = source(text)
     if weights.columns != 1:
-        raise ValueError(f"{text} has {weights.columns} columns; pass one column of weights")
+        raise FileError(f"{text}: weights have {weights.columns} columns; pass one column")
     return weights.read()[:, 0]
 
 

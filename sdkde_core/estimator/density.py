@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
+from ..messages import caller_level
 from ..protocol import Partial
-from .untraced import caller_level
 
 __all__ = ["density"]
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
+from ..messages import did_you_mean
 from ..protocol import PRECISIONS, Problem, Reduction
 
 __all__ = ["METHODS", "Goal", "Options", "Pass", "Request", "takes_options"]
@@ -78,12 +79,13 @@ class Request:
     backend_options: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, goal: Goal, options: Options) -> Request:
-        """Make a request from a public function's keyword arguments."""
+    def of(cls, goal: Goal, options: Options, *own: str) -> Request:
+        """Make a request from a public function's keyword arguments; ``own``: those that only this function takes."""
         unknown = [name for name in options if name not in Options.__annotations__]
         if unknown:
-            known = ", ".join(Options.__annotations__)
-            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; pass some of {known}")
+            known = [*own, *Options.__annotations__]
+            hint = did_you_mean(unknown[0], known)
+            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; pass some of {', '.join(known)}{hint}")
         return cls(goal, **options)
 
     def __post_init__(self) -> None:
@@ -91,7 +93,8 @@ class Request:
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
         if self.method not in METHODS:
-            raise ValueError(f"method is {self.method!r}; pass one of {', '.join(map(repr, METHODS))}")
+            known = ", ".join(map(repr, METHODS))
+            raise ValueError(f"method is {self.method!r}; pass one of {known}{did_you_mean(self.method, METHODS)}")
         object.__setattr__(self, "precision", _asked_precision(self.precision))
         if self.method == "laplace" and self.goal is Goal.GRADIENT:
             raise ValueError("the gradient of method='laplace' is not available yet; pass method='sdkde' or 'kde'")
@@ -163,10 +166,12 @@ def _asked_precision(precision: str) -> str:
     """The precision asked for, with the environment's in place of ``"auto"``."""
     known = ("auto", *PRECISIONS)
     if precision not in known:
-        raise ValueError(f"precision is {precision!r}; pass one of {', '.join(map(repr, known))}")
+        hint = did_you_mean(precision, known)
+        raise ValueError(f"precision is {precision!r}; pass one of {', '.join(map(repr, known))}{hint}")
     chosen = os.environ.get("SDKDE_PRECISION") or "auto" if precision == "auto" else precision
     if chosen not in known:
-        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(PRECISIONS)}")
+        hint = did_you_mean(chosen, PRECISIONS)
+        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(PRECISIONS)}{hint}")
     return chosen
 
 

@@ -10,6 +10,7 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from ..arrays import to_host
+from ..messages import did_you_mean
 from .bandwidth import Bandwidth, like
 
 __all__ = ["FULL_RULES", "RULES", "resolve"]
@@ -150,7 +151,8 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
     if not isinstance(bandwidth, str):
         return Bandwidth.of(bandwidth, d)
     if bandwidth not in RULES:
-        raise ValueError(f"bandwidth is {bandwidth!r}; pass one of {', '.join(map(repr, RULES))}, or values")
+        known = ", ".join(map(repr, RULES))
+        raise ValueError(f"bandwidth is {bandwidth!r}; pass one of {known}, or values{did_you_mean(bandwidth, RULES)}")
     xp = array_namespace(train)
     train = xp.astype(train, xp.float64, copy=False)
     weights, n_eff = None, float(train.shape[0])

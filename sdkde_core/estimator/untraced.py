@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["caller_level", "untraced"]
+__all__ = ["untraced"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,18 +32,3 @@ def untraced(function: Callable[P, T]) -> Callable[P, T]:
 
     call.__code__ = call.__code__.replace(co_name=function.__name__)  # of its own: by it PyTorch counts recompilations
     return wraps(function)(call)
-
-
-def caller_level() -> int:
-    """Return the ``stacklevel`` of a warning, as from the function that asks, that is about who called this package."""
-    level = 1
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _between(frame):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _between(frame: FrameType) -> bool:
-    """Whether a frame is this package's, or of what torch.compile puts around it."""
-    name = frame.f_globals.get("__name__") or ""
-    return name == "torch._dynamo.eval_frame" or name.partition(".")[0] == __name__.partition(".")[0]

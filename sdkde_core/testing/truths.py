@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import tempfile
 import threading
 import zipfile
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..plugin import write_atomically
 from . import reference
 
 __all__ = ["FOLDER", "sums"]
@@ -79,8 +79,7 @@ def _read(path: Path) -> reference.Sums | None:
 
 
 def _write(path: Path, found: reference.Sums) -> None:
-    """Write beside it and rename: nobody reads half an answer."""
+    """Nobody reads half an answer."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+    with write_atomically(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **found._asdict())
-    os.replace(file.name, path)

@@ -1,0 +1,64 @@
+"""What users hear: a warning about their own line, once for each cause, and the name that they may have meant."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Iterable
+from types import FrameType
+
+__all__ = ["SdkdeWarning", "caller_level", "did_you_mean", "warn_once"]
+
+
+class SdkdeWarning(UserWarning):
+    """What cannot be used, such as a backend that fails, a tuned configuration or a damaged file: estimates do without.
+
+    Each cause is told once in a process. It is about the line that called sdkde, so filter by this category:
+    ``warnings.simplefilter("ignore", sdkde_core.SdkdeWarning)``.
+    """
+
+
+_lock = threading.Lock()
+_told: set[str] = set()
+
+
+def warn_once(message: str, cause: str | None = None) -> None:
+    """Warn with :class:`SdkdeWarning`, unless this process was told of the cause; the default cause is the message."""
+    with _lock:
+        cause = cause or message
+        if cause in _told:
+            return
+        _told.add(cause)
+    warnings.warn(message, SdkdeWarning, stacklevel=caller_level())
+
+
+def caller_level() -> int:
+    """Return the ``stacklevel`` of a warning, as from the function that asks, that is about who called this package.
+
+    Between its first function and the one that asks there may be backends, PyTorch's autograd and the tuner.
+    """
+    level, ours = 0, 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        level += not _uncounted(frame)
+        name = frame.f_globals.get("__name__") or ""
+        compiled = name == "torch._dynamo.eval_frame" and ours == level - 1  # what torch.compile puts around a call
+        if compiled or name.partition(".")[0] == __name__.partition(".")[0]:
+            ours = level
+        frame = frame.f_back
+    return ours + 1
+
+
+def _uncounted(frame: FrameType) -> bool:
+    """Whether a frame is of Python's imports, which ``stacklevel`` leaves out."""
+    return "importlib" in frame.f_code.co_filename and "_bootstrap" in frame.f_code.co_filename
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'kde'?"``, or nothing if no known name is close to what was given."""
+    import difflib  # takes a millisecond, and most calls have no mistake
+
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(given).lower(), names, n=1, cutoff=0.75)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""

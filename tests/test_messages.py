@@ -1,0 +1,230 @@
+"""Warnings about the user's line, once for each cause, and names that were almost right."""
+
+import subprocess
+import sys
+import threading
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import sdkde_core
+from sdkde_core import BackendUnavailable, SdkdeWarning, messages, protocol
+from sdkde_core.choice import calibration, registry
+from sdkde_core.cli.main import main
+from sdkde_core.plugin import did_you_mean, warn_once
+from sdkde_core.protocol import Support
+from sdkde_core.tuning import tuned
+
+X = [0.0, 1.0, 3.0]
+
+
+@pytest.fixture(autouse=True)
+def _untold(untold):
+    pass
+
+
+def test_a_cause_is_told_once():
+    with pytest.warns(SdkdeWarning) as told:
+        warn_once("one")
+        warn_once("one")
+        warn_once("another text", cause="one")
+        warn_once("two", cause="three")
+        warn_once("four", cause="three")
+    assert [str(t.message) for t in told] == ["one", "two"]
+    assert all(t.filename == __file__ for t in told)
+
+
+def test_threads_that_find_the_same_tell_it_once():
+    ready = threading.Barrier(8)
+
+    def find():
+        ready.wait()
+        warn_once("the same")
+
+    with pytest.warns(SdkdeWarning) as told:
+        threads = [threading.Thread(target=find) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(told) == 1
+
+
+def broken(*arguments):
+    raise OSError("the disk is on fire")
+
+
+def test_a_warning_of_an_estimate_is_about_the_users_line(monkeypatch):
+    monkeypatch.setattr(calibration, "_lookup", lambda: broken)
+    with pytest.warns(SdkdeWarning, match="the disk is on fire") as told:
+        sdkde_core.estimate(X, [1.0])
+    assert {t.filename for t in told} == {__file__}
+    assert len(told) == len({str(t.message) for t in told})  # one for each backend that has a price
+    sdkde_core.estimate(X, [1.0])
+
+
+def test_what_plugins_and_libraries_put_between_is_not_the_users(tmp_path, monkeypatch):
+    """A function of the core, a backend's, an import within it, and the core again."""
+    (tmp_path / "tells_on_import.py").write_text("from sdkde_core.plugin import warn_once\nwarn_once('from within')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    backend, core = {"__name__": "of_a_stranger"}, {"__name__": "sdkde_core.api"}
+    exec(compile("def reduce():\n    import tells_on_import", "stranger.py", "exec"), backend)
+    exec(compile("def estimate(reduce):\n    reduce()", "core.py", "exec"), core)
+    with pytest.warns(SdkdeWarning, match="from within") as told:
+        core["estimate"](backend["reduce"])
+    line = sys._getframe().f_lineno - 1
+    assert [(t.filename, t.lineno) for t in told] == [(__file__, line)]
+
+
+def test_users_filter_by_category(monkeypatch):
+    monkeypatch.setattr(calibration, "_lookup", lambda: broken)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SdkdeWarning)
+        sdkde_core.estimate(X, [1.0])
+    monkeypatch.setattr(messages, "_told", set())
+    with pytest.raises(SdkdeWarning):  # as the filters of the tests make it an error
+        sdkde_core.estimate(X, [1.0])
+
+
+def test_it_is_seen_without_any_setting_up(tmp_path):
+    """Python shows a UserWarning by default; the logger of a library it does not."""
+    (tmp_path / "tuning.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 9)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        f"os.environ['SDKDE_DB'] = {str(tmp_path / 'tuning.sqlite')!r}\n"
+        "import sdkde_core\n"
+        "for _ in range(2):\n"
+        "    sdkde_core.estimate([0.0, 1.0, 3.0], [1.0])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stderr.count("SdkdeWarning") == 1
+    assert f"{script}:5: SdkdeWarning: {tmp_path / 'tuning.sqlite'} is not used: file is not a database" in done.stderr
+
+
+@pytest.mark.filterwarnings("default::sdkde_core.SdkdeWarning")
+def test_commands_tell_it_in_a_line(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.arange(5.0))
+    monkeypatch.setattr(calibration, "_lookup", lambda: lambda *a: broken(), raising=True)
+    result = CliRunner().invoke(main, ["estimate", "x.npy", "-o", "p.npy", "-q"], catch_exceptions=False)
+    assert result.exit_code == 0
+    lines = result.stderr.splitlines()
+    assert lines
+    assert all(line.startswith("Warning: the calibration of ") for line in lines)
+    assert len(lines) == len(set(lines))
+
+
+def test_backends_and_the_tuner_tell_it_too(monkeypatch):
+    from sdkde_core import tuning
+    from sdkde_core.protocol import Problem, Reduction
+
+    monkeypatch.setattr(tuning, "_lookup", lambda: broken)
+    query = tuning.Query("a", "kernel", 1, 2, "card", "sm_90")
+    with pytest.warns(SdkdeWarning, match="look-up for kernel failed.*the disk is on fire") as told:
+        assert tuned(query, Problem(Reduction.MEAN, 10, 10, 2)) is None
+    assert told[0].filename == __file__
+    assert tuned(query, Problem(Reduction.MEAN, 10, 10, 2)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        *(
+            ("skde", "sdkde"),
+            ("KDE", "kde"),
+            ("laplacian", "laplace"),
+            ("Numba_cuda", "numba-cuda"),
+            ("pytorch", "torch"),
+        ),
+        *(("float32", None), ("cupy", None), ("", None), (7, None), (None, None)),
+    ],
+)
+def test_did_you_mean(given, meant):
+    known = ("kde", "sdkde", "laplace", "numba-cuda", "torch", "numpy", "float64")
+    assert did_you_mean(given, known) == (f"; did you mean {meant!r}?" if meant else "")
+    assert did_you_mean(given, ()) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"method": "skde"}, "sdkde"),
+        ({"bandwidth": "Scot"}, "scott"),
+        ({"precision": "hihg"}, "high"),
+        ({"backend": "nunpy"}, "numpy"),
+        ({"device": "cdua:0"}, "cuda"),
+        ({"bandwith": 1.0}, "bandwidth"),
+        ({"logs": True}, "log"),
+        ({"querry": [0.0]}, "query"),
+        ({"backend": "numpy", "backend_options": {"thread": 2}}, "threads"),
+    ],
+)
+def test_an_argument_that_is_almost_right(options, meant):
+    with pytest.raises((ValueError, TypeError, BackendUnavailable)) as error:
+        sdkde_core.estimate(X, **options)
+    assert str(error.value).endswith(f"; did you mean {meant!r}?")
+
+
+def test_a_function_names_its_own_arguments_only():
+    with pytest.raises(TypeError, match="'logs'") as error:
+        sdkde_core.debias(X, logs=True)
+    assert "did you mean" not in str(error.value)
+
+
+def test_options_of_backends_that_take_any_or_none():
+    def factory(**anything):
+        return anything
+
+    assert protocol._check_options(factory, {"colour": 1}) is None
+    with pytest.raises(TypeError, match=r"there is no option 'colour'; there are none$"):
+        protocol._check_options(lambda: None, {"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("--method", "sdke"), "sdkde"),
+        (("--precision", "hgih"), "high"),
+        (("--bandwidth", "silvermann"), "silverman"),
+        (("--backend", "numppy"), "numpy"),
+        (("--device", "cdua"), "cuda"),
+    ],
+)
+def test_an_option_of_a_command_that_is_almost_right(arguments, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.arange(5.0))
+    result = CliRunner().invoke(main, ["estimate", "x.npy", "-o", "p.npy", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"; did you mean {meant!r}?\n"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("SDKDE_BACKEND", "nunpy", "backend 'nunpy' is unknown; installed: .*; did you mean 'numpy'"),
+        ("SDKDE_BACKEND", "absent", "backend 'absent' is missing: needs a_module"),
+        ("SDKDE_BACKEND", "unable", "backend 'unable' cannot do this: not today"),
+        ("SDKDE_PRECISION", "fats", "set one of fast, high, float64; did you mean 'fast'"),
+        ("SDKDE_NUM_THREADS", "many", "set a positive integer"),
+        ("SDKDE_NUM_THREADS", "9" * 5000, "set a positive integer"),
+        ("SDKDE_TUNING", "of", "set 'off' or 'on'; did you mean 'off'"),
+    ],
+)
+def test_a_variable_that_is_not_right_is_named(variable, value, told, monkeypatch):
+    (working,) = (r for r in registry.records() if r.name == "numpy")
+    unable = replace(working.info, name="unable", supports=lambda p: Support(False, "not today"))
+    others = (
+        replace(working, name="absent", status="missing", reason="needs a_module"),
+        replace(working, name="unable", info=unable),
+    )
+    monkeypatch.setattr(registry, "records", lambda: (working, *others))
+    monkeypatch.setenv(variable, value)
+    with pytest.raises((ValueError, BackendUnavailable), match=rf"^{variable} is '{value}'[:;] {told}"):
+        sdkde_core.estimate(X, [1.0])
+    if variable == "SDKDE_BACKEND":
+        with pytest.raises(BackendUnavailable, match=f"^backend '{value}'"):
+            sdkde_core.estimate(X, [1.0], backend=value)
