@@ -52,7 +52,8 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     precision : {"auto", "fast", "high", "float64"}
         Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
         :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
-        float64 input and fast for narrower.
+        float64 input and fast for narrower. Points beyond 1e10, 1e9 or 1e5 bandwidths from the samples' median are
+        refused where they are so near each other that float64 does not hold the difference.
     backend : str
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
         (:func:`explain` says which and why).

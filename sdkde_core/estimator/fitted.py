@@ -22,6 +22,7 @@ from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .bandwidth import Bandwidth
 from .plan import Plan, read_extent
 from .request import Request
+from .resolution import REACH, check_resolution
 
 __all__ = ["Fitted", "PassReport", "Progress", "run"]
 
@@ -58,6 +59,7 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Parti
     last = plan.problems[-1]
     if not last.m:
         return empty(last, plan.columns.points)
+    check_resolution(last, plan.bandwidth, plan.columns.points, plan.query)
     return Fitted.of(plan, report=report).reduce(None if last.same else plan.query, report=report)
 
 
@@ -123,6 +125,7 @@ class Fitted:
         """
         columns, choice = plan.columns, plan.choice
         for problem in plan.problems[:-1]:  # each moves the samples, by half a mean-shift step in float64
+            check_resolution(problem, plan.bandwidth, columns.points)
             shift = _shift(plan, problem, columns, report, progress)
             columns = replace(columns, points=columns.points + 0.5 * shift)
         # Resubstitution is at the samples as they were.
@@ -169,6 +172,9 @@ class Fitted:
             largest = array_namespace(distances).max(distances)
         check = query.check_finite if self.request.check_finite else lambda: None
         extent = read_extent(largest, distances, check, self.bandwidth)  # the one number that is waited for
+        if min(extent, self.problem.extent) > REACH[self.problem.precision]:
+            problem = replace(self.problem, reduction=reduction or self.problem.reduction)
+            check_resolution(problem, self.bandwidth, self._columns.points, points)
         return self.reduce(points, reduction, distances=distances, extent=extent)
 
     def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale:

@@ -138,7 +138,7 @@ def measure(data: Data, bandwidth: Bandwidth) -> Measured:
     """Whiten the data and measure their extent."""
     xp, n = array_namespace(data.train), data.n
     with np.errstate(all="ignore"):
-        centre = _centre(data.train)
+        centre = _centre(data.train, bandwidth)
         points = data.train if data.query is None else xp.concat([data.train, data.query])
         points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
         distances = radii(points)
@@ -183,15 +183,28 @@ def rounded(extent: float) -> float:
     return 0.0 if extent == 0.0 else 2.0 ** (math.ceil(8.0 * math.log2(extent)) / 8.0)
 
 
-def _centre(points: Any) -> Any:
-    """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column."""
+def _centre(points: Any, bandwidth: Bandwidth) -> Any:
+    """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column.
+
+    Where columns are nearly dependent it may lie far from all points, in bandwidths: then it is the row closest to the
+    whitened rows' median.
+    """
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // CENTRE_ROWS), :]
-    if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
-        centre = xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
-    else:
-        centre = xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
+    centre = _median(rows)
+    if bandwidth.narrow:
+        whitened = bandwidth.whiten(rows, centre)
+        distances = radii(whitened - _median(whitened))
+        distances = xp.where(xp.isnan(distances), xp.full_like(distances, math.inf), distances)
+        centre = xp.take(rows, xp.reshape(xp.argmin(distances), (1,)), axis=0)[0, :]
     return xp.astype(centre, xp.float64, copy=False)
+
+
+def _median(rows: Any) -> Any:
+    xp = array_namespace(rows)
+    if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
+        return xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
+    return xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
 
 
 def _moved_extent(extent: float) -> float:
