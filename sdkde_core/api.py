@@ -17,15 +17,15 @@ from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fitted import Fitted, PassReport, run
 from .estimator.plan import Plan, plan
 from .estimator.prepared import Prepared
+from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
 from .estimator.rules import RULES, resolve
-from .estimator.untraced import untraced
 from .protocol import Partial
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare"]
 
 
-@untraced
+@public
 @takes_options
 def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unpack[Options]) -> Any:
     r"""Estimate the density of ``train`` at ``query``.
@@ -114,7 +114,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     return result
 
 
-@untraced
+@public
 @takes_options
 def prepare(train: Any, **options: Unpack[Options]) -> Prepared:
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
@@ -142,7 +142,7 @@ def prepare(train: Any, **options: Unpack[Options]) -> Prepared:
     return prepared(request, train)
 
 
-@untraced
+@public
 @takes_options
 def debias(train: Any, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ½ H ∇log p̂(x_j), half a mean-shift step: the samples whose KDE is the SD-KDE.
@@ -160,7 +160,7 @@ def debias(train: Any, **options: Unpack[Options]) -> Any:
     return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
 
-@untraced
+@public
 @takes_options
 def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) -> Any:
     """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
@@ -179,7 +179,7 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
     return _restored(ready, score, train, query, request.weights, request.bandwidth)
 
 
-@untraced
+@public
 @takes_options
 def explain(
     train_or_shape: Any, query_or_shape: Any = None, *, measure: bool = False, **options: Unpack[Options]
@@ -219,7 +219,7 @@ def explain(
     return Explanation.of(request.method, ready.problems, ready.choice, *where)
 
 
-@untraced
+@public
 def backends() -> tuple[registry.Record, ...]:
     """Return a record of every backend plugin: name, status, reason, distribution, and what it declares.
 

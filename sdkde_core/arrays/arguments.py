@@ -97,8 +97,7 @@ class Argument:
         On the host as float64; on a device float32 stays what it is, as the first operation with float64 promotes it.
         """
         if place.xp is None:
-            with np.errstate(all="ignore"):  # extended precision beyond float64 becomes inf, and is refused as that
-                return np.asarray(to_host(self.array), dtype=np.float64)
+            return np.asarray(to_host(self.array), dtype=np.float64)  # extended precision may become inf: refused
         x = self.array
         if isinstance(x, np.ndarray):
             return place.xp.asarray(np.asarray(x, dtype=np.float64), device=place.device)
@@ -262,8 +261,7 @@ def _check_axes(a: Argument) -> None:
 
 def _check_finite(name: str, x: Any) -> None:
     xp = array_namespace(x)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
+    total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
     if np.isfinite(total) or bool(xp.all(xp.isfinite(x))):
         return
     i, j = (int(k) for k in np.argwhere(~np.isfinite(to_host(x)))[0])
@@ -287,6 +285,5 @@ def _log_weights(w: Any) -> Any:
         raise ValueError("weights are all zero; pass at least one positive weight")
     if least == most:
         return None
-    with np.errstate(all="ignore"):  # log 0 is −inf, as it should be
-        log_w = xp.log(w) - math.log(most)  # logs first: the ratio of two weights may underflow
-        return log_w - xp.log(xp.sum(xp.exp(log_w)))
+    log_w = xp.log(w) - math.log(most)  # logs first: the ratio of two weights may underflow
+    return log_w - xp.log(xp.sum(xp.exp(log_w)))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from .. import __version__, api
 from ..choice import hardware, registry
@@ -55,6 +56,7 @@ _estimator = together(
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Score-debiased kernel density estimation."""
+    ctx.with_resource(np.errstate(all="ignore"))  # as within the functions of the package
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

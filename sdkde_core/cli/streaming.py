@@ -125,7 +125,7 @@ class Stream:
         return prepared(self.request, self.train, progress=progress)
 
     def _density(self, batch: Array, ready: Prepared) -> Array:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):  # rounding to float32 may overflow or underflow
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
             try:
                 result = ready.estimate(batch, log=self.log)

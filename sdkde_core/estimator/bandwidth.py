@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Argument, c_order, detached, is_attached, to_host
 from .precise import Inverse, inverse_of, shifted_product
+from .public import quiet
 
 __all__ = ["Bandwidth", "like"]
 
@@ -58,6 +59,7 @@ class Bandwidth:
         self.__post_init__()
 
     @classmethod
+    @quiet
     def of(cls, value: Any, d: int, rule: str = "given") -> Bandwidth:
         """Make a bandwidth from a number, d numbers or a (d, d) matrix H.
 
@@ -92,6 +94,7 @@ class Bandwidth:
         return cls(d, np.full(d, h, dtype=np.float64), rule)
 
     @property
+    @quiet
     def matrix(self) -> Array:
         """H, (d, d), in squared data units: as it was given, if it was."""
         if self._matrix is not None:
@@ -100,6 +103,7 @@ class Bandwidth:
         return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
 
     @property
+    @quiet
     def log_determinant(self) -> Any:
         """log det L = ½ log det H, a float; a () tensor where the factor is one."""
         xp = array_namespace(self.factor)
@@ -112,10 +116,12 @@ class Bandwidth:
         """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L; as :attr:`log_determinant`."""
         return -0.5 * self.d * math.log(2 * math.pi) - self.log_determinant
 
+    @quiet
     def scaled(self, scale: float) -> Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
         return Bandwidth(self.d, self.factor * scale, self.rule)
 
+    @quiet
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
 
@@ -139,10 +145,12 @@ class Bandwidth:
         """Whether the density of one kernel is so narrow in some direction that columns are nearly dependent."""
         return self.factor.ndim == 2 and self._inverse.low is not None
 
+    @quiet
     def stretch(self, u: Any) -> Any:
         """Return L u for every row: a whitened displacement in data units."""
         return u * like(self.factor, u) if self.factor.ndim == 1 else u @ like(self.factor.T, u)
 
+    @quiet
     def pull_back(self, u: Any) -> Any:
         """Return L⁻ᵀ u for every row: a gradient with respect to whitened points, per data unit."""
         return u / like(self.factor, u) if self.factor.ndim == 1 else u @ like(self._inverse.whole, u)
@@ -195,8 +203,7 @@ def _as_numbers(value: Any) -> Array:
     if isinstance(value, float):
         return np.asarray(value, dtype=np.float64)
     argument = Argument.of("bandwidth", value)
-    with np.errstate(all="ignore"):  # extended precision may overflow; the checks that follow say so
-        h = np.asarray(to_host(argument.array), dtype=np.float64)
+    h = np.asarray(to_host(argument.array), dtype=np.float64)  # extended precision may overflow, which is found below
     if argument.array.dtype in (bool, np.bool_):
         raise TypeError(f"bandwidth is {value!r}; pass a rule's name, numbers or a (d, d) matrix H")
     return h

@@ -21,6 +21,7 @@ from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .bandwidth import Bandwidth
 from .plan import Plan, read_extent
+from .public import quiet
 from .request import Request
 from .resolution import REACH, check_resolution
 
@@ -59,7 +60,7 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Parti
     last = plan.problems[-1]
     if not last.m:
         return empty(last, plan.columns.points)
-    check_resolution(last, plan.bandwidth, plan.columns.points, plan.query)
+    check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     return Fitted.of(plan, report=report).reduce(None if last.same else plan.query, report=report)
 
 
@@ -125,7 +126,7 @@ class Fitted:
         """
         columns, choice = plan.columns, plan.choice
         for problem in plan.problems[:-1]:  # each moves the samples, by half a mean-shift step in float64
-            check_resolution(problem, plan.bandwidth, columns.points)
+            check_resolution(problem, plan.bandwidth, columns)
             shift = _shift(plan, problem, columns, report, progress)
             columns = replace(columns, points=columns.points + 0.5 * shift)
         # Resubstitution is at the samples as they were.
@@ -166,15 +167,14 @@ class Fitted:
     def reduce_query(self, query: Query, reduction: Reduction | None = None) -> Partial:
         """Whiten a query, measure its extent, and reduce for every row of it; of a shared one only."""
         assert self._whiten is not None  # as made with shared
-        with np.errstate(all="ignore"):
-            points = self._whiten(query.points)
-            distances = radii(points)
-            largest = array_namespace(distances).max(distances)
+        points = self._whiten(query.points)
+        distances = radii(points)
+        largest = array_namespace(distances).max(distances)
         check = query.check_finite if self.request.check_finite else lambda: None
         extent = read_extent(largest, distances, check, self.bandwidth)  # the one number that is waited for
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
             problem = replace(self.problem, reduction=reduction or self.problem.reduction)
-            check_resolution(problem, self.bandwidth, self._columns.points, points)
+            check_resolution(problem, self.bandwidth, self._columns, points)
         return self.reduce(points, reduction, distances=distances, extent=extent)
 
     def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale:
@@ -231,6 +231,7 @@ def _shift(
     return concatenate(batches).shift
 
 
+@quiet
 def _loaded(
     request: Request, bandwidth: Bandwidth, problem: Problem, backend: str, centre: Any, columns: Columns
 ) -> Fitted:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
@@ -137,14 +136,13 @@ def plan_data(request: Request, data: Data, bandwidth: Bandwidth, *, explained: 
 def measure(data: Data, bandwidth: Bandwidth) -> Measured:
     """Whiten the data and measure their extent."""
     xp, n = array_namespace(data.train), data.n
-    with np.errstate(all="ignore"):
-        centre = _centre(data.train, bandwidth)
-        points = data.train if data.query is None else xp.concat([data.train, data.query])
-        points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
-        distances = radii(points)
-        largest, log_weights = xp.max(distances), data.log_weights
-        if log_weights is None:
-            log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
+    centre = _centre(data.train, bandwidth)
+    points = data.train if data.query is None else xp.concat([data.train, data.query])
+    points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
+    distances = radii(points)
+    largest, log_weights = xp.max(distances), data.log_weights
+    if log_weights is None:
+        log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
     return Measured(points, distances, largest, log_weights, centre)
 
 

@@ -12,8 +12,8 @@ from ..protocol import Reduction
 from .bandwidth import Bandwidth
 from .density import density
 from .fitted import Fitted
+from .public import public
 from .request import Goal, Request
-from .untraced import untraced
 
 __all__ = ["Prepared"]
 
@@ -66,7 +66,7 @@ class Prepared:
     def device(self) -> str:
         return self._fitted.choice.device
 
-    @untraced
+    @public
     def estimate(self, query: Any, *, log: bool = False) -> Any:
         """Estimate the density at ``query``.
 
@@ -97,7 +97,7 @@ class Prepared:
         sums = self._fitted.reduce_query(read)
         return self._restored(density(sums, self.bandwidth.log_constant, log), read)
 
-    @untraced
+    @public
     def grad_log_density(self, query: Any) -> Any:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; not for ``method="laplace"``.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..arrays import detached, to_host
 from ..engine.outliers import radii
-from ..protocol import PRECISIONS, TOLERANCES, Problem
+from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 from .bandwidth import Bandwidth
 
 __all__ = ["REACH", "check_resolution"]
@@ -33,7 +33,7 @@ REACH = {"fast": 1e10, "high": 1e9, "float64": 1e5}
 SIGHT = 64.0
 
 
-def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Any, rows: Any = None) -> None:
+def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Columns, rows: Any = None) -> None:
     """Raise where a row and a column, both beyond the precision's reach, are too near each other for their rounding.
 
     Parameters
@@ -42,10 +42,10 @@ def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Any, rows:
         With the extent of rows and columns.
     bandwidth : Bandwidth
         By a matrix each coordinate is a sum over all columns of the data, so that one which is far spoils them all.
-    columns : (n, d) array
-        Training points, in bandwidths.
+    columns : Columns
+        Those of weight zero add nothing and are passed over.
     rows : (m, d) array, optional
-        Query points. None: the training points.
+        Query points. None: the columns.
 
     Raises
     ------
@@ -54,10 +54,12 @@ def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Any, rows:
     reach = REACH[problem.precision]
     if problem.extent <= reach:
         return
-    there, far_columns = _beyond(reach, columns)
-    here, far_rows = (there, far_columns) if rows is None else _beyond(reach, rows)
-    near = 4.0 * EPS / TOLERANCES[problem.precision][problem.reduction].relative
-    found = _near_pair(far_rows, far_columns, reach, near, mixed=bandwidth.factor.ndim == 2, same=rows is None)
+    there, far_columns = _beyond(reach, columns.points, columns.log_weights)
+    here, far_rows = _beyond(reach, columns.points if rows is None else rows)
+    mixed, relative = bandwidth.factor.ndim == 2, TOLERANCES[problem.precision][problem.reduction].relative
+    most = 4.0 / relative if problem.reduction is Reduction.MEAN else math.inf  # no shift is wrong by more than 2 r
+    same = here if rows is None else np.full(len(here), -1)
+    found = _near_pair(far_rows, far_columns, reach, (4.0 * EPS / relative, most), mixed, (same, there))
     if found is None:
         return
     i, j, distance = found
@@ -72,34 +74,38 @@ def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Any, rows:
     )
 
 
-def _beyond(reach: float, points: Any) -> tuple[Array, Array]:
-    """Return the indices of the points beyond ``reach``, and the points, on the host."""
+def _beyond(reach: float, points: Any, log_weights: Any = None) -> tuple[Array, Array]:
+    """Return the indices of the points with weight beyond ``reach``, and the points, on the host."""
     points = detached(points)
     xp = array_namespace(points)
-    indices = xp.nonzero(radii(points) > reach)[0]
+    beyond = radii(points) > reach
+    indices = xp.nonzero(beyond if log_weights is None else beyond & (log_weights > -math.inf))[0]
     return to_host(indices), to_host(xp.take(points, indices, axis=0))
 
 
 def _near_pair(
-    rows: Array, columns: Array, reach: float, near: float, mixed: bool, same: bool
+    rows: Array, columns: Array, reach: float, near: tuple[float, float], mixed: bool, points: tuple[Array, Array]
 ) -> tuple[int, int, float] | None:
     """Return indices and distance of a row and a column that are too near each other; or None.
 
     Such a pair is near in a coordinate that is far: pairs are looked for among those, coordinate by coordinate.
+    ``near``: the share of the distance from the centre that is too near, and bandwidths that are not. ``points``: which
+    point each row and column is; where it is the same one, nothing is lost.
     """
+    own = np.isin(*points)
     root = math.sqrt(rows.shape[1]) if mixed else 1.0
     for k, v in enumerate(rows.T):
         order = np.argsort(columns[:, k], kind="stable")
-        keys, width = columns[order, k], near * root * abs(v)
+        keys, width = columns[order, k], np.minimum(near[0] * root * abs(v), near[1])
         first, last = np.searchsorted(keys, v - width), np.searchsorted(keys, v + width, side="right")
-        harmless = same if mixed else np.searchsorted(keys, v, side="right") - np.searchsorted(keys, v)
+        harmless = own if mixed else np.searchsorted(keys, v, side="right") - np.searchsorted(keys, v)
         for i in np.flatnonzero((abs(v) * root > reach) & (last - first > harmless)):
             others = order[first[i] : last[i]]
             distances = np.linalg.vector_norm(columns[others] - rows[i], axis=1)
             far = np.linalg.vector_norm(rows[i]) if mixed else abs(v[i])
             # What is farther than the nearest sample by more than SIGHT adds nothing to the row, right or wrong.
-            width_i = min(near * far, math.hypot(distances.min(), SIGHT) + 16.0 * EPS * far)
-            differ = (others != i) | (not same) if mixed else columns[others, k] != v[i]
+            width_i = min(near[0] * far, near[1], math.hypot(distances.min(), SIGHT) + 16.0 * EPS * far)
+            differ = points[1][others] != points[0][i] if mixed else columns[others, k] != v[i]
             found = np.flatnonzero(differ & (distances < width_i))
             if found.size:
                 return int(i), int(others[found[0]]), float(distances[found[0]])

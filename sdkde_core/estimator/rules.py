@@ -174,9 +174,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
             f"bandwidth={bandwidth!r} needs more samples with weight than dimensions for a covariance of full rank, "
             f"but there are {n} in {d}; pass 'silverman' or numbers"
         )
-    with np.errstate(all="ignore"):
-        value = RULES[bandwidth](_Sample(train, weights, n_eff))
-    return Bandwidth.of(value, d, rule=bandwidth)
+    return Bandwidth.of(RULES[bandwidth](_Sample(train, weights, n_eff)), d, rule=bandwidth)
 
 
 def _others(indices: NDArray[Any]) -> str:
