@@ -191,6 +191,48 @@ def test_the_check_can_be_skipped():
     assert np.isnan(got[2])
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize(
+    ("value", "bandwidth", "message"),
+    [
+        (
+            np.nan,
+            "silverman",
+            "bandwidth='silverman' is chosen from train, which has nan at row 3, column 1; drop or fill",
+        ),
+        (-np.inf, "scott", "bandwidth='scott' is chosen from train, which has -inf at row 3, column 1"),
+        (np.inf, 0.5, "row 3 of train, inf in column 1, is not finite; drop or fill it"),
+        (-1e300, 0.5, r"row 3 of train, -1e\+300 in column 1, is too far from the median of train: .* drop the row"),
+        (1e308, "scott", r"'scott' would be inf in column 1 of train, .* to 1e\+308: .* rescale that column"),
+    ],
+)
+def test_data_are_named_where_they_are_to_blame(kind, value, bandwidth, message):
+    """And not the bandwidth, also where nothing was checked; a row of weight zero does not count for rules."""
+    x, w = X.copy(), np.ones(50)
+    x[3, 1] = value
+    w[1] = 0.0
+    with pytest.raises(ValueError, match=message):
+        sdkde_core.estimate(kind(x), bandwidth=bandwidth, weights=w, check_finite=False)
+    if not isinstance(bandwidth, str):
+        message = message.replace("row 3 of train", "row 3 of query")
+        with pytest.raises(ValueError, match=message):
+            sdkde_core.estimate(X, kind(x), bandwidth=bandwidth, check_finite=False)
+        ready = sdkde_core.prepare(kind(X), bandwidth=bandwidth, check_finite=False)
+        with pytest.raises(ValueError, match=message):
+            ready.estimate(kind(x))
+        assert np.isfinite(np.asarray(ready.estimate(kind(x[:3])))).all()
+
+
+def test_differences_that_overflow_are_the_datas():
+    x = np.array([1e308, -1e308, -1e308, -1.1e308, -1.2e308])
+    with pytest.raises(ValueError, match=r"row 0 of train, 1e\+308 in column 0, is too far.* rescale"):
+        sdkde_core.estimate(x, bandwidth=1e307)
+    with pytest.raises(ValueError, match=r"in column 0 of train, which goes from -1.2e\+308 to 1e\+308: .* rescale"):
+        sdkde_core.estimate(x)
+    with pytest.raises(ValueError, match=r"would be 0.0 in column 0 of train, which goes from 0 to 9.88e-324"):
+        sdkde_core.estimate(np.array([0.0, 1e-323]), bandwidth="scott")
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

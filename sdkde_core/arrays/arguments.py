@@ -158,6 +158,11 @@ class Data:
             if self.query is not None:
                 _check_finite("query", self.query)
 
+    def row(self, i: int) -> tuple[str, int, Any]:
+        """Return a point, by its number among those of train and query: its argument, its number there, its values."""
+        name, x, k = ("train", self.train, i) if i < self.n else ("query", self.query, i - self.n)
+        return name, k, to_host(x[k, :])
+
 
 def ingest(
     train: Any, query: Any = None, weights: Any = None, *, check_finite: bool = True, host: bool = False
@@ -215,17 +220,23 @@ class Query:
     points: Any  # (m, d) float64; on a device also float32
     dtype: str  # the query's share in the result's
     origin: Origin
+    unchecked: bool  # as Data's
 
     def check_finite(self) -> None:
-        """Look for NaN and inf; ValueError names the first."""
-        _check_finite("query", self.points)
+        """Look for NaN and inf where they are to be refused; ValueError names the first."""
+        if self.unchecked:
+            _check_finite("query", self.points)
+
+    def row(self, i: int) -> tuple[str, int, Any]:
+        """Return a point: its argument, its number there, its values."""
+        return "query", i, to_host(self.points[i, :])
 
 
-def ingest_query(query: Any, d: int, place: Origin) -> Query:
+def ingest_query(query: Any, d: int, place: Origin, *, check_finite: bool = True) -> Query:
     """Validate query points against ``d`` dimensions and bring them to ``place``; raises as :func:`ingest` does."""
     q = Argument.of("query", query)
     _check_query(q, d)
-    return Query(_columns(q.at(place)), q.dtype, q.origin)
+    return Query(_columns(q.at(place)), q.dtype, q.origin, check_finite)
 
 
 def _columns(x: Any) -> Any:

@@ -139,7 +139,7 @@ class Fitted:
 
     def read(self, query: Any) -> Query:
         """Validate the user's query and bring it to where the columns are."""
-        return ingest_query(query, self.problem.d, self.home)
+        return ingest_query(query, self.problem.d, self.home, check_finite=self.request.check_finite)
 
     def reduce(
         self, queries: Any = None, reduction: Reduction | None = None, *, report: Any = None, **known: Any
@@ -170,8 +170,7 @@ class Fitted:
         points = self._whiten(query.points)
         distances = radii(points)
         largest = array_namespace(distances).max(distances)
-        check = query.check_finite if self.request.check_finite else lambda: None
-        extent = read_extent(largest, distances, check, self.bandwidth)  # the one number that is waited for
+        extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
             problem = replace(self.problem, reduction=reduction or self.problem.reduction)
             check_resolution(problem, self.bandwidth, self._columns, points)
