@@ -37,7 +37,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         with the array API or DLPack (torch, CuPy, JAX), on any device. Torch tensors may require grad, see Notes.
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
-        (resubstitution).
+        (resubstitution). Columns are those of ``train`` by their places; of two data frames they must have one order.
     method : {"sdkde", "kde", "laplace"}
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.

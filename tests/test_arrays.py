@@ -1,5 +1,7 @@
 """Arrays of every kind, dtype and device go in; the same kind comes out."""
 
+import pickle
+
 import array_api_strict
 import numpy as np
 import pytest
@@ -135,6 +137,55 @@ def test_pandas_like_objects_are_taken_by_their_array():
             return X.astype("f4")
 
     assert sdkde_core.estimate(Frame(), bandwidth=0.5).dtype == np.float32
+
+
+class Frame:
+    """A data frame as far as it is looked at."""
+
+    def __init__(self, x, names):
+        self.x, self.columns = x, names
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.x, dtype)
+
+
+def _table(x, names):
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.table(dict(zip(names, x.T)))
+
+
+@pytest.mark.parametrize("frame", [Frame, _table])
+def test_columns_of_data_frames_stand_in_one_order(frame):
+    x, y = frame(X, ["a", "b"]), frame(Y[:, ::-1], ["b", "a"])
+    ready = sdkde_core.prepare(x, bandwidth=0.5)
+    calls = {
+        "estimate": lambda query: sdkde_core.estimate(x, query, bandwidth=0.5),
+        "gradient": lambda query: sdkde_core.grad_log_density(x, query, bandwidth=0.5),
+        "explain": lambda query: sdkde_core.explain(x, query, bandwidth=0.5),
+        "prepared": ready.estimate,
+        "pickled": pickle.loads(pickle.dumps(ready)).estimate,
+        "prepared gradient": ready.grad_log_density,
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match=r"in another order: b, a, where train has a, b; pass .*columns\)"):
+            call(y)
+        with pytest.raises(ValueError, match="under other names: a, c, where train has a, b"):
+            call(frame(Y, ["a", "c"]))
+        with pytest.raises(ValueError, match="under other names: a, b, c, where"):
+            call(frame(np.ones((5, 3)), ["a", "b", "c"]))
+    for query in (frame(Y, ["a", "b"]), Y, Frame(Y, [0, 1]), Frame(Y, None)):  # numbers are places, not names
+        np.testing.assert_allclose(ready.estimate(query), WANT, rtol=2e-5)
+        np.testing.assert_allclose(sdkde_core.estimate(x, query, bandwidth=0.5), WANT, rtol=2e-5)
+    want = sdkde_core.estimate(X, Y[:, ::-1], bandwidth=0.5)
+    np.testing.assert_array_equal(sdkde_core.estimate(X, y, bandwidth=0.5), want)
+
+
+def test_long_lists_of_names_are_cut():
+    names = [f"x{j}" for j in range(784)]
+    x = np.random.default_rng(0).normal(size=(3, 784))
+    with pytest.raises(ValueError, match=r"x8, … \(784\), where train has x783, x782") as error:
+        sdkde_core.estimate(Frame(x, names[::-1]), Frame(x, names))
+    assert len(str(error.value)) < 400
 
 
 def test_restoring_from_another_library():

@@ -21,7 +21,7 @@ from ..estimator.rules import RULES
 from ..protocol import PRECISIONS
 from .console import Argument, Group, json_option, stopped_by_signals, table, together
 from .doctor import sections
-from .files import EXTENSIONS, same_file, source, writing
+from .files import EXTENSIONS, Source, check_order, same_file, source, writing
 from .streaming import Stream
 
 __all__ = ["main"]
@@ -137,7 +137,9 @@ def explain(
 
     With shapes instead of files no data is read.
     """
-    data = [_shape(x) or source(x).read() for x in (train, query) if x is not None]
+    given = [_shape(x) or source(x) for x in (train, query) if x is not None]
+    check_order(*(x for x in given if isinstance(x, Source)))
+    data = [x.read() if isinstance(x, Source) else x for x in given]
     explanation = api.explain(*data, bandwidth=_bandwidth(bandwidth), weights=_weights(weights), **options)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
 

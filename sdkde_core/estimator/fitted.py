@@ -92,9 +92,10 @@ class Fitted:
         columns: Columns,
         rows: Any = None,
         shared: bool = False,
+        names: tuple[str, ...] = (),
     ) -> None:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
-        self._centre, self._columns, self._rows, self._shared = centre, columns, rows, shared
+        self._centre, self._columns, self._rows, self._shared, self._names = centre, columns, rows, shared, names
         self._packed: dict[Reduction, PackedColumns | ScaleByScale] = {}
         self._lock = threading.Lock()
         self.home, self._whiten = Origin(), None
@@ -135,11 +136,12 @@ class Fitted:
         if shared:  # the arrays of the request are the user's, and the columns and the bandwidth have what they say
             request = replace(request, weights=None, bandwidth="silverman")
             centre = convert(centre, choice.info.arrays, choice.device)
-        return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, rows, shared)
+        return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, rows, shared, plan.data.names)
 
     def read(self, query: Any) -> Query:
         """Validate the user's query and bring it to where the columns are."""
-        return ingest_query(query, self.problem.d, self.home, check_finite=self.request.check_finite)
+        how = {"names": self._names, "check_finite": self.request.check_finite}
+        return ingest_query(query, self.problem.d, self.home, **how)  # type: ignore[arg-type]
 
     def reduce(
         self, queries: Any = None, reduction: Reduction | None = None, *, report: Any = None, **known: Any
@@ -189,7 +191,7 @@ class Fitted:
     def __reduce__(self) -> Any:
         columns = Columns(to_host(self._columns.points), to_host(self._columns.log_weights))
         state = (self.request, self.bandwidth, self.problem, self.choice.name, to_host(self._centre), columns)
-        return _loaded, state
+        return _loaded, (*state, self._names)
 
 
 def _pass(
@@ -232,7 +234,13 @@ def _shift(
 
 @quiet
 def _loaded(
-    request: Request, bandwidth: Bandwidth, problem: Problem, backend: str, centre: Any, columns: Columns
+    request: Request,
+    bandwidth: Bandwidth,
+    problem: Problem,
+    backend: str,
+    centre: Any,
+    columns: Columns,
+    names: tuple[str, ...],
 ) -> Fitted:
     """Make fitted columns from what was pickled, with a backend that is here."""
     own = backend if request.backend == "auto" else request.backend
@@ -246,4 +254,5 @@ def _loaded(
     library, place = choice.info.arrays, choice.device
     there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
     (problem,) = select.at([problem], place)
-    return Fitted(request, bandwidth, problem, choice, convert(centre, library, place), there, shared=True)
+    centre = convert(centre, library, place)
+    return Fitted(request, bandwidth, problem, choice, centre, there, shared=True, names=names)
