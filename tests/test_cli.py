@@ -358,9 +358,9 @@ def test_a_stream_is_the_whole(method, precision, weighted, small_batches):
 
 
 def test_training_samples_are_moved_once(small_batches, monkeypatch):
-    asked, reduce_rows = [], columns._reduce_rows
-    noted = lambda backend, problem, *a: (asked.append(problem), reduce_rows(backend, problem, *a))[1]  # noqa: E731
-    monkeypatch.setattr(columns, "_reduce_rows", noted)
+    asked, reduce_rows = [], columns.PackedColumns._reduce_rows
+    noted = lambda self, packed, *a: (asked.append(packed.problem), reduce_rows(self, packed, *a))[1]  # noqa: E731
+    monkeypatch.setattr(columns.PackedColumns, "_reduce_rows", noted)
     made, init = [], columns.PackedColumns.__init__
     monkeypatch.setattr(columns.PackedColumns, "__init__", lambda self, *a: (made.append(self), init(self, *a))[1])
     points = np.random.default_rng(2).normal(size=(6500, 2))
