@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sdkde_core
-from sdkde_core.arrays import Origin, ingest
+from sdkde_core.arrays import Origin, convert, ingest
 from sdkde_core.testing import reference
 
 X = np.random.default_rng(0).normal(size=(50, 2))
@@ -36,7 +36,7 @@ def test_kinds_and_dtypes(kind, dtype):
     if kind == "strict" and dtype == "float16":
         pytest.skip("the array API has no float16")
     query = (Y * 3).astype(dtype)
-    convert = {
+    kinds = {
         "numpy": np.asarray,
         "list": np.ndarray.tolist,
         "torch": torch.from_numpy,
@@ -45,8 +45,8 @@ def test_kinds_and_dtypes(kind, dtype):
         "fortran": np.asfortranarray,
         "strided": lambda a: np.repeat(a, 2, axis=0)[::2],
         "readonly": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
-    }[kind]
-    got = sdkde_core.estimate(convert(base), convert(query), bandwidth=0.5, method="kde")
+    }
+    got = sdkde_core.estimate(kinds[kind](base), kinds[kind](query), bandwidth=0.5, method="kde")
     narrow = dtype in ("float32", "float16") and kind != "list"
     assert type(got) is {"torch": torch.Tensor, "strict": type(array_api_strict.asarray(0.0))}.get(kind, np.ndarray)
     assert str(got.dtype).endswith("float32" if narrow else "float64")
@@ -186,6 +186,36 @@ def test_long_lists_of_names_are_cut():
     with pytest.raises(ValueError, match=r"x8, … \(784\), where train has x783, x782") as error:
         sdkde_core.estimate(Frame(x, names[::-1]), Frame(x, names))
     assert len(str(error.value)) < 400
+
+
+#: Arrays that PyTorch does not share memory with, or warns of.
+AWKWARD = {
+    "backwards": lambda a: a[::-1],
+    "mirrored": lambda a: a[:, ::-1],
+    "every other": lambda a: np.repeat(a, 2, axis=0)[::-2],
+    "broadcast": lambda a: np.broadcast_to(a[0], a.shape),
+    "read-only": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
+    "field": lambda a: np.rec.fromarrays([a, np.zeros(len(a), "i1")], [("x", "f8", 2), ("y", "i1")]).x,
+    "unaligned": lambda a: np.frombuffer(b" " + a.tobytes(), a.dtype, offset=1).reshape(a.shape),
+    "other bytes": lambda a: a.astype(">f8"),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "fourier-torch"])  # others with PyTorch's arrays want a GPU or a compiler
+@pytest.mark.parametrize("kind", [*AWKWARD, "mapped"])
+def test_memory_that_pytorch_cannot_share(kind, backend, tmp_path):
+    """Warnings are errors here."""
+    np.save(tmp_path / "y.npy", Y)
+    x, w = X, np.linspace(1.0, 2.0, 50)[::-1]
+    y = np.load(tmp_path / "y.npy", mmap_mode="r") if kind == "mapped" else AWKWARD[kind](Y)
+    assert np.array_equal(convert(y.astype(float, copy=False), "torch", "cpu").numpy(), y)
+    for train, query, weights in ((x, y, w), (y, x, None), (y, None, None)):
+        options = {"bandwidth": 0.5, "weights": weights}
+        want = reference.estimate(train, query, **options)
+        got = sdkde_core.estimate(train, query, backend=backend, **options)
+        np.testing.assert_allclose(got, want, rtol=2e-5)
+        ready = sdkde_core.prepare(train, backend=backend, **options)
+        np.testing.assert_allclose(ready.estimate(train if query is None else query), want, rtol=2e-5)
 
 
 def test_restoring_from_another_library():

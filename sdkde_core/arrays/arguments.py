@@ -18,7 +18,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, to_device
 from array_api_compat import device as device_of
 
-from .places import Origin, detached, device_name, grad_enabled, has_float64, is_attached, to_host
+from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host
 
 __all__ = ["Argument", "Data", "Query", "check_names", "ingest", "ingest_query"]
 
@@ -103,7 +103,7 @@ class Argument:
             return np.asarray(to_host(self.array), dtype=np.float64)  # extended precision may become inf: refused
         x = self.array
         if isinstance(x, np.ndarray):
-            return place.xp.asarray(np.asarray(x, dtype=np.float64), device=place.device)
+            return from_host(np.asarray(x, dtype=np.float64), place.xp, place.device)
         if self.origin.xp is not place.xp:
             x = place.xp.from_dlpack(x)
         if self.origin != place:
