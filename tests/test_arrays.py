@@ -1,11 +1,13 @@
 """Arrays of every kind, dtype and device go in; the same kind comes out."""
 
 import pickle
+from datetime import date, timedelta
 
 import array_api_strict
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 import sdkde_core
 from sdkde_core.arrays import Origin, convert, ingest
@@ -227,7 +229,21 @@ def test_restoring_from_another_library():
     ("arguments", "error", "message"),
     [
         (([[1.0], [1.0, 2.0]],), ValueError, "train is no array of numbers: pass rows of equal length"),
-        ((torch.eye(3).to_sparse(),), TypeError, "train is a Tensor that cannot be read"),
+        ((torch.eye(3).to_sparse(),), TypeError, r"train is a Tensor that cannot be read.*pass train.to_dense\(\)"),
+        ((sparse.eye_array(3).tocsr(),), TypeError, r"train is a sparse csr_array; pass train.toarray\(\)"),
+        ((X, sparse.csc_matrix(Y)), TypeError, r"query is a sparse csc_matrix; pass query.toarray\(\)"),
+        (
+            (np.arange(3) + np.datetime64("2020"),),
+            TypeError,
+            r"datetime64.* times, .*\(t - t\[0\]\) / np.timedelta64",
+        ),
+        (
+            ([date(2020, 1, 1), date(2020, 1, 2)],),
+            TypeError,
+            r"object; .* times, .* / np.timedelta64\(1, 's'\)",
+        ),
+        ((np.arange(3) * np.timedelta64(1, "D"),), TypeError, r"timedelta64\[D\]; .* durations, .* t / np.timedelta64"),
+        (([timedelta(1)],), TypeError, r"dtype object; .* durations, .* t / np.timedelta64\(1, 's'\)"),
         ((torch.empty(3, 2, device="meta"),), TypeError, "train"),
         ((np.empty((0, 2)),), ValueError, "train is empty"),
         ((np.empty((3, 0)),), ValueError, "train is empty"),
@@ -247,6 +263,35 @@ def test_restoring_from_another_library():
 def test_what_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         sdkde_core.estimate(*arguments)
+
+
+TURNED = r"; if columns are points, as for SciPy's gaussian_kde, pass "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "turned"),
+    [
+        ((X.T, Y.T), {}, "train.T and query.T"),
+        ((X.T, Y), {}, "train.T"),
+        ((X, Y.T), {}, "query.T"),
+        ((X[:, 0][None, :],), {}, "train.T"),
+        ((X.T,), {"bandwidth": "scott"}, "train.T"),
+        ((X.T,), {"bandwidth": [0.1, 0.2]}, "train.T"),
+        ((X.T,), {"bandwidth": torch.eye(2)}, "train.T"),
+        ((X.T,), {"weights": np.ones(50)}, "train.T"),
+        ((np.zeros((2, 9)),), {}, "train.T"),
+        ((X, np.ones((50, 3))), {}, None),
+        ((X.T, np.ones((3, 3))), {}, None),
+        ((X,), {"weights": np.ones(2)}, None),
+        ((X,), {"bandwidth": np.eye(50)}, None),
+        ((X.T,), {"bandwidth": -1.0}, None),
+        ((np.zeros((9, 2)),), {}, None),
+    ],
+)
+def test_errors_that_points_in_columns_explain_say_so(arguments, options, turned):
+    with pytest.raises(ValueError, match=rf"{TURNED}{turned}$" if turned else None) as error:
+        sdkde_core.estimate(*arguments, **options)
+    assert turned or "SciPy" not in str(error.value)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
