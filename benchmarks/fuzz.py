@@ -45,6 +45,7 @@ from fuzz_oracle import UNIT, Array, Points, Sums, host, sums
 import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
+from sdkde_core.engine.failures import BackendFailed
 from sdkde_core.engine.merge import each
 from sdkde_core.estimator.request import METHODS
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
@@ -416,17 +417,25 @@ class Record:
     oracle_seconds: float = 0.0  # the rest
 
 
+def _refusal(error: Exception) -> tuple[str, str]:
+    """What became of a problem without an answer, and why; declined is what a backend, or float64, is not made for."""
+    if isinstance(error, (BackendUnavailable, NotDeclared)) and not isinstance(error, BackendFailed):
+        return "declined", str(error).split("cannot do this: ")[-1]
+    if isinstance(error, ValueError) and "rounding to float64" in str(error):
+        return "declined", "points far from the median that only their last digits set apart"
+    return "raised", f"{type(error).__name__}: {error}"
+
+
 def run(drawn: Drawn, target: Target) -> Record:
     """Check a problem, whatever happens."""
     record, start = Record(drawn.index, drawn.task, drawn.precision, drawn.text), time.perf_counter()
     try:
         found = check(drawn, target)
-    except (BackendUnavailable, NotDeclared) as error:
-        record.outcome, record.reason = "declined", str(error).split("cannot do this: ")[-1]
     except Exception as error:
+        record.outcome, record.reason = _refusal(error)
         last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{os.path.basename(last.filename)}:{last.lineno}"
-        record.outcome, record.reason = "raised", f"{type(error).__name__}: {error} ({where})"
+        if record.outcome == "raised":
+            record.reason += f" ({os.path.basename(last.filename)}:{last.lineno})"
     else:
         row = int(np.argmax(found.error))
         record.error, record.strict = float(found.error[row]), float(found.strict.max())

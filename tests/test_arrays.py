@@ -1,6 +1,7 @@
 """Arrays of every kind, dtype and device go in; the same kind comes out."""
 
 import pickle
+from datetime import date, timedelta
 
 import array_api_strict
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from scipy import sparse
 
 import sdkde_core
-from sdkde_core.arrays import Origin, ingest
+from sdkde_core.arrays import Origin, convert, ingest
 from sdkde_core.testing import reference
 
 X = np.random.default_rng(0).normal(size=(50, 2))
@@ -39,7 +41,7 @@ def test_kinds_and_dtypes(kind, dtype):
     if kind == "strict" and dtype == "float16":
         pytest.skip("the array API has no float16")
     query = (Y * 3).astype(dtype)
-    convert = {
+    kinds = {
         "numpy": np.asarray,
         "list": np.ndarray.tolist,
         "torch": torch.from_numpy,
@@ -48,8 +50,8 @@ def test_kinds_and_dtypes(kind, dtype):
         "fortran": np.asfortranarray,
         "strided": lambda a: np.repeat(a, 2, axis=0)[::2],
         "readonly": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
-    }[kind]
-    got = sdkde_core.estimate(convert(base), convert(query), bandwidth=0.5, method="kde")
+    }
+    got = sdkde_core.estimate(kinds[kind](base), kinds[kind](query), bandwidth=0.5, method="kde")
     narrow = dtype in ("float32", "float16") and kind != "list"
     assert type(got) is {"torch": torch.Tensor, "strict": type(array_api_strict.asarray(0.0))}.get(kind, np.ndarray)
     assert str(got.dtype).endswith("float32" if narrow else "float64")
@@ -191,6 +193,36 @@ def test_long_lists_of_names_are_cut():
     assert len(str(error.value)) < 400
 
 
+#: Arrays that PyTorch does not share memory with, or warns of.
+AWKWARD = {
+    "backwards": lambda a: a[::-1],
+    "mirrored": lambda a: a[:, ::-1],
+    "every other": lambda a: np.repeat(a, 2, axis=0)[::-2],
+    "broadcast": lambda a: np.broadcast_to(a[0], a.shape),
+    "read-only": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
+    "field": lambda a: np.rec.fromarrays([a, np.zeros(len(a), "i1")], [("x", "f8", 2), ("y", "i1")]).x,
+    "unaligned": lambda a: np.frombuffer(b" " + a.tobytes(), a.dtype, offset=1).reshape(a.shape),
+    "other bytes": lambda a: a.astype(">f8"),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "fourier-torch"])  # others with PyTorch's arrays want a GPU or a compiler
+@pytest.mark.parametrize("kind", [*AWKWARD, "mapped"])
+def test_memory_that_pytorch_cannot_share(kind, backend, tmp_path):
+    """Warnings are errors here."""
+    np.save(tmp_path / "y.npy", Y)
+    x, w = X, np.linspace(1.0, 2.0, 50)[::-1]
+    y = np.load(tmp_path / "y.npy", mmap_mode="r") if kind == "mapped" else AWKWARD[kind](Y)
+    assert np.array_equal(convert(y.astype(float, copy=False), "torch", "cpu").numpy(), y)
+    for train, query, weights in ((x, y, w), (y, x, None), (y, None, None)):
+        options = {"bandwidth": 0.5, "weights": weights}
+        want = reference.estimate(train, query, **options)
+        got = sdkde_core.estimate(train, query, backend=backend, **options)
+        np.testing.assert_allclose(got, want, rtol=2e-5)
+        ready = sdkde_core.prepare(train, backend=backend, **options)
+        np.testing.assert_allclose(ready.estimate(train if query is None else query), want, rtol=2e-5)
+
+
 def test_restoring_from_another_library():
     origin = Origin(array_api_strict, array_api_strict.Device("CPU_DEVICE"))
     assert origin.restore(np.ones(3), "float32").dtype == array_api_strict.float32
@@ -200,7 +232,21 @@ def test_restoring_from_another_library():
     ("arguments", "error", "message"),
     [
         (([[1.0], [1.0, 2.0]],), ValueError, "train is no array of numbers: pass rows of equal length"),
-        ((torch.eye(3).to_sparse(),), TypeError, "train is a Tensor that cannot be read"),
+        ((torch.eye(3).to_sparse(),), TypeError, r"train is a Tensor that cannot be read.*pass train.to_dense\(\)"),
+        ((sparse.eye_array(3).tocsr(),), TypeError, r"train is a sparse csr_array; pass train.toarray\(\)"),
+        ((X, sparse.csc_matrix(Y)), TypeError, r"query is a sparse csc_matrix; pass query.toarray\(\)"),
+        (
+            (np.arange(3) + np.datetime64("2020"),),
+            TypeError,
+            r"datetime64.* times, .*\(t - t\[0\]\) / np.timedelta64",
+        ),
+        (
+            ([date(2020, 1, 1), date(2020, 1, 2)],),
+            TypeError,
+            r"object; .* times, .* / np.timedelta64\(1, 's'\)",
+        ),
+        ((np.arange(3) * np.timedelta64(1, "D"),), TypeError, r"timedelta64\[D\]; .* durations, .* t / np.timedelta64"),
+        (([timedelta(1)],), TypeError, r"dtype object; .* durations, .* t / np.timedelta64\(1, 's'\)"),
         ((torch.empty(3, 2, device="meta"),), TypeError, "train"),
         ((np.empty((0, 2)),), ValueError, "train is empty"),
         ((np.empty((3, 0)),), ValueError, "train is empty"),
@@ -220,6 +266,35 @@ def test_restoring_from_another_library():
 def test_what_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         sdkde_core.estimate(*arguments)
+
+
+TURNED = r"; if columns are points, as for SciPy's gaussian_kde, pass "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "turned"),
+    [
+        ((X.T, Y.T), {}, "train.T and query.T"),
+        ((X.T, Y), {}, "train.T"),
+        ((X, Y.T), {}, "query.T"),
+        ((X[:, 0][None, :],), {}, "train.T"),
+        ((X.T,), {"bandwidth": "scott"}, "train.T"),
+        ((X.T,), {"bandwidth": [0.1, 0.2]}, "train.T"),
+        ((X.T,), {"bandwidth": torch.eye(2)}, "train.T"),
+        ((X.T,), {"weights": np.ones(50)}, "train.T"),
+        ((np.zeros((2, 9)),), {}, "train.T"),
+        ((X, np.ones((50, 3))), {}, None),
+        ((X.T, np.ones((3, 3))), {}, None),
+        ((X,), {"weights": np.ones(2)}, None),
+        ((X,), {"bandwidth": np.eye(50)}, None),
+        ((X.T,), {"bandwidth": -1.0}, None),
+        ((np.zeros((9, 2)),), {}, None),
+    ],
+)
+def test_errors_that_points_in_columns_explain_say_so(arguments, options, turned):
+    with pytest.raises(ValueError, match=rf"{TURNED}{turned}$" if turned else None) as error:
+        sdkde_core.estimate(*arguments, **options)
+    assert turned or "SciPy" not in str(error.value)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -1,6 +1,6 @@
 """Arrays of every kind: validated on the way in, and returned as they came."""
 
-from .arguments import Argument, Data, Query, check_names, ingest, ingest_query
+from .arguments import Argument, Data, Query, check_names, columns_are_points, ingest, ingest_query
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Query",
     "c_order",
     "check_names",
+    "columns_are_points",
     "convert",
     "detached",
     "device_name",

@@ -9,6 +9,7 @@ points on a device are finite shows in their extent, which the plan reads anyway
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,9 +19,9 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, to_device
 from array_api_compat import device as device_of
 
-from .places import Origin, detached, device_name, grad_enabled, has_float64, is_attached, to_host
+from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host
 
-__all__ = ["Argument", "Data", "Query", "check_names", "ingest", "ingest_query"]
+__all__ = ["Argument", "Data", "Query", "check_names", "columns_are_points", "ingest", "ingest_query"]
 
 
 class _Refused(Exception):
@@ -53,6 +54,8 @@ class Argument:
             value = detached(value)
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+        if hasattr(value, "toarray"):  # SciPy's and CuPy's matrices and arrays
+            raise TypeError(f"{name} is a sparse {type(value).__name__}; pass {name}.toarray()")
         try:
             return cls._of(name, value)
         except _Refused as error:
@@ -60,8 +63,8 @@ class Argument:
         except ValueError as error:
             raise ValueError(f"{name} is no array of numbers: pass rows of equal length ({error})") from None
         except Exception as error:  # a library that cannot show its array (sparse, abstract, traced …)
-            kind = type(value).__name__
-            raise TypeError(f"{name} is a {kind} that cannot be read as an array ({error}); pass a dense one") from None
+            kind, dense = type(value).__name__, f"{name}.to_dense()" if hasattr(value, "to_dense") else "a dense one"
+            raise TypeError(f"{name} is a {kind} that cannot be read as an array ({error}); pass {dense}") from None
 
     @classmethod
     def _of(cls, name: str, value: Any) -> Argument:
@@ -85,10 +88,9 @@ class Argument:
             value, narrow = np.from_dlpack(value), True
         array = np.asarray(value)
         if array.dtype.kind not in "iufb":
-            hint = "; of a data frame, .to_numpy(float)" if hasattr(value, "to_numpy") else ""
             raise _Refused(
                 f"is {type(value).__name__} of dtype {array.dtype}; "
-                f"pass real numbers (integer, boolean or floating){hint}"
+                f"pass real numbers (integer, boolean or floating){_numbers_from(array, value)}"
             )
         narrow = narrow and array.dtype.kind == "f" and array.dtype.itemsize <= 4
         names = () if array is value else _names_of(value)
@@ -103,7 +105,7 @@ class Argument:
             return np.asarray(to_host(self.array), dtype=np.float64)  # extended precision may become inf: refused
         x = self.array
         if isinstance(x, np.ndarray):
-            return place.xp.asarray(np.asarray(x, dtype=np.float64), device=place.device)
+            return from_host(np.asarray(x, dtype=np.float64), place.xp, place.device)
         if self.origin.xp is not place.xp:
             x = place.xp.from_dlpack(x)
         if self.origin != place:
@@ -240,15 +242,34 @@ class Query:
         return "query", i, to_host(self.points[i, :])
 
 
-def ingest_query(query: Any, d: int, place: Origin, *, names: tuple[str, ...] = (), check_finite: bool = True) -> Query:
-    """Validate query points against train's ``d`` columns and their ``names``, and bring them to ``place``.
+def ingest_query(
+    query: Any, n: int, d: int, place: Origin, *, names: tuple[str, ...] = (), check_finite: bool = True
+) -> Query:
+    """Validate query points against train, (n, d), and its columns' names, and bring them to ``place``.
 
     Raises as :func:`ingest` does.
     """
     q = Argument.of("query", query)
     check_names(names, q.names)
-    _check_query(q, d)
+    _check_query(q, n, d)
     return Query(_columns(q.at(place)), q.dtype, q.origin, check_finite)
+
+
+def _numbers_from(array: Any, value: Any) -> str:
+    """A hint at how an array of something else becomes one of numbers."""
+    kinds = {type(x) for x in array.flat[:1000]} if array.dtype.kind == "O" else set()
+    if array.dtype.kind == "M" or any(issubclass(kind, datetime.date) for kind in kinds):
+        return ": of times, those since one of them in some unit, such as (t - t[0]) / np.timedelta64(1, 's')"
+    if array.dtype.kind == "m" or any(issubclass(kind, datetime.timedelta) for kind in kinds):
+        return ": of durations, those in some unit, such as t / np.timedelta64(1, 's')"
+    return "; of a data frame, .to_numpy(float)" if hasattr(value, "to_numpy") else ""
+
+
+def columns_are_points(n: int, d: int, *names: str) -> str:
+    """A hint for errors that come of points in columns, where there are more dimensions than points; else nothing."""
+    if n >= d:
+        return ""
+    return f"; if columns are points, as for SciPy's gaussian_kde, pass {' and '.join(f'{x}.T' for x in names)}"
 
 
 def _names_of(value: Any) -> tuple[str, ...]:
@@ -292,18 +313,26 @@ def _check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
     d = 1 if len(x.shape) == 1 else x.shape[1]
     if q is not None:
         check_names(x.names, q.names)
-        _check_query(q, d)
+        _check_query(q, x.shape[0], d)
     if w is not None and w.shape != x.shape[:1]:
-        raise ValueError(f"weights has shape {w.shape}, but train has {x.shape[0]} points; pass shape ({x.shape[0]},)")
+        n = x.shape[0]
+        hint = columns_are_points(n, d, "train") if w.shape == (d,) else ""
+        raise ValueError(f"weights has shape {w.shape}, but train has {n} points; pass shape ({n},){hint}")
 
 
-def _check_query(q: Argument, d: int) -> None:
+def _check_query(q: Argument, n: int, d: int) -> None:
+    """Refuse a query that is not of train's d dimensions; n is how many points that has."""
     _check_axes(q)
     if len(q.shape) == 1 and d > 1 and q.shape != (0,):
         hint = "query[None, :] for one point" if q.shape == (d,) else f"shape (m, {d})"
         raise ValueError(f"query has shape {q.shape}, but train has {d} dimensions; pass {hint}")
     if len(q.shape) == 2 and q.shape[1] != d:
-        raise ValueError(f"query has {q.shape[1]} dimensions, but train has {d}; pass shape (m, {d})")
+        hint = ""
+        if q.shape[0] == d:
+            hint = columns_are_points(*q.shape, "query")
+        elif n in q.shape:
+            hint = columns_are_points(n, d, *(("train", "query") if q.shape[0] == n else ("train",)))
+        raise ValueError(f"query has {q.shape[1]} dimensions, but train has {d}; pass shape (m, {d}){hint}")
 
 
 def _check_axes(a: Argument) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "convert",
     "detached",
     "device_name",
+    "from_host",
     "grad_enabled",
     "has_float64",
     "is_attached",
@@ -64,11 +65,19 @@ def convert(x: Any, library: str, device: str) -> Any:
     if device.partition(":")[0] in ("mps", "xpu") and not has_float64(Origin(xp, device)):
         device = "cpu"
     if isinstance(x, np.ndarray):
-        # PyTorch has no read-only tensors, and warns when it is to share such memory.
-        return xp.asarray(x if x.flags.writeable or device != "cpu" else x.copy(), device=device)
+        return from_host(x, xp, device)
     if array_namespace(x) is not xp:
         x = xp.from_dlpack(x)
     return x if device_name(x) == device else to_device(x, device)
+
+
+def from_host(x: np.ndarray, xp: Any, device: Any) -> Any:
+    """Return a NumPy array as one of another library on a device, sharing memory where that can be.
+
+    PyTorch has no tensors that run backwards, skip parts of numbers, or are read-only: it raises, or warns.
+    """
+    plain, copied = x.flags.forc and x.flags.aligned, "cpu" not in str(device).lower()
+    return xp.asarray(x if plain and (x.flags.writeable or copied) else np.array(x, order="C"), device=device)
 
 
 def grad_enabled() -> bool:

@@ -168,7 +168,7 @@ class Fitted:
     def read(self, query: Any) -> Query:
         """Validate the user's query and bring it to where the columns are."""
         how = {"names": self._names, "check_finite": self.request.check_finite}
-        return ingest_query(query, self.problem.d, self.home, **how)  # type: ignore[arg-type]
+        return ingest_query(query, self.problem.n, self.problem.d, self.home, **how)  # type: ignore[arg-type]
 
     def reduce(
         self, queries: Any = None, reduction: Reduction | None = None, *, report: Any = None, **known: Any

@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from ..arrays import to_host
+from ..arrays import columns_are_points, to_host
 from ..messages import did_you_mean
 from .bandwidth import Bandwidth, like
 
@@ -147,9 +147,15 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
     TypeError, ValueError
         As :meth:`Bandwidth.of`; a rule also for an unknown name, a single sample, or a constant column.
     """
-    d = int(train.shape[1])
+    n, d = (int(k) for k in train.shape)
+    turned = columns_are_points(n, d, "train")
     if not isinstance(bandwidth, str):
-        return Bandwidth.of(bandwidth, d)
+        try:
+            return Bandwidth.of(bandwidth, d)
+        except ValueError as error:
+            if turned and np.shape(bandwidth)[:1] == (n,) and n > 1:
+                raise ValueError(f"{error}{turned}") from None
+            raise
     if bandwidth not in RULES:
         known = ", ".join(map(repr, RULES))
         raise ValueError(f"bandwidth is {bandwidth!r}; pass one of {known}, or values{did_you_mean(bandwidth, RULES)}")
@@ -164,7 +170,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
     n = int(train.shape[0])
     if n == 1 or n_eff <= 1.0 + 1e-12:
-        raise ValueError(f"bandwidth={bandwidth!r} needs two samples with weight; pass bandwidth as a number")
+        raise ValueError(f"bandwidth={bandwidth!r} needs two samples with weight; pass bandwidth as a number{turned}")
     low, high = to_host(xp.min(train, axis=0)), to_host(xp.max(train, axis=0))
     if not (np.isfinite(low) & np.isfinite(high)).all():
         values = to_host(train)
@@ -178,12 +184,12 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
     if constant.size:
         raise ValueError(
             f"bandwidth={bandwidth!r} needs columns that vary, but column {constant[0]} of train is constant"
-            f"{_others(constant)}; drop it, or pass bandwidth as a number"
+            f"{_others(constant)}; drop it, or pass bandwidth as a number{turned}"
         )
     if bandwidth in FULL_RULES and n <= d:
         raise ValueError(
             f"bandwidth={bandwidth!r} needs more samples with weight than dimensions for a covariance of full rank, "
-            f"but there are {n} in {d}; pass 'silverman' or numbers"
+            f"but there are {n} in {d}; pass 'silverman' or numbers{turned}"
         )
     value = RULES[bandwidth](_Sample(train, weights, n_eff))
     per_column = np.diagonal(value) if value.ndim == 2 else np.broadcast_to(value, (d,))
