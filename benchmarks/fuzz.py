@@ -59,6 +59,9 @@ QUERIES = ("same", "jittered", "between", "tail", "mixed")
 WEIGHTS = ("none", "none", "uniform", "1e±3", "1e±200", "zeros")
 TASKS = (*METHODS, "sdkde", *(r.name for r in Reduction))  # Laplace is both: the reduction in capitals
 
+#: Why a problem is refused whatever the backend.
+TOO_FAR = "points far from the median that only their last digits set apart"
+
 #: By kind of device: the largest n and m, and n · m · d at most.
 LARGEST, WORK = {"cuda": 20_000, "cpu": 1000}, {"cuda": 1e10, "cpu": 2e7}
 
@@ -422,7 +425,7 @@ def _refusal(error: Exception) -> tuple[str, str]:
     if isinstance(error, (BackendUnavailable, NotDeclared)) and not isinstance(error, BackendFailed):
         return "declined", str(error).split("cannot do this: ")[-1]
     if isinstance(error, ValueError) and "rounding to float64" in str(error):
-        return "declined", "points far from the median that only their last digits set apart"
+        return "declined", TOO_FAR
     return "raised", f"{type(error).__name__}: {error}"
 
 

@@ -91,7 +91,7 @@ def _run(fuzz, count, precisions=("fast", "high", "float64"), target=None):
 
 def test_numpy_keeps_its_tolerances_on_random_problems(fuzz):
     records = _run(fuzz, 40)
-    assert [r for r in records if r.outcome != "kept"] == []
+    assert [r for r in records if r.outcome != "kept" and r.reason != fuzz.TOO_FAR] == []
     assert {r.task for r in records} == {*fuzz.METHODS, *(r.name for r in Reduction)}
     assert len(fuzz.table(records).splitlines()) > 10
 
@@ -116,7 +116,7 @@ def test_errors_of_a_backend_are_seen(fuzz, monkeypatch):
 
     monkeypatch.setattr(sdkde_core, "estimate", wrong)
     records = _run(fuzz, 60, ("fast",), replace(numpy, backend=Wrong(numpy.backend)))
-    unseen = [r for r in records if r.outcome != "missed"]
+    unseen = [r for r in records if r.outcome != "missed" and r.reason != fuzz.TOO_FAR]
     assert all("p itself" in r.text or r.task == "laplace" for r in unseen)  # a density that underflows, a sign
     assert sum(r.outcome == "missed" for r in records) > 50
 
@@ -128,7 +128,7 @@ def test_what_is_declined_or_raised_is_counted(fuzz, monkeypatch):
     monkeypatch.setattr(registry, "records", lambda: (record,))
     records = _run(fuzz, 40, target=narrow)
     assert {r.outcome for r in records} == {"kept", "declined"}
-    assert {r.reason for r in records if r.outcome == "declined"} == {"small d"}
+    assert {r.reason for r in records if r.outcome == "declined"} - {fuzz.TOO_FAR} == {"small d"}
     monkeypatch.setattr(fuzz, "check", lambda drawn, target: 1 / 0)
     (record,) = _run(fuzz, 1)
     assert record.outcome == "raised"
