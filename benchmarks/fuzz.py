@@ -76,7 +76,7 @@ class Drawn:
     train: Array  # (n, d)
     query: Array | None  # (m, d)
     weights: Array | None  # (n,) float64
-    bandwidth: float | Array  # data units
+    bandwidth: float | Array  # data units; (d, d): squared
     log: bool = True  # of methods: log p̂, or p̂
     repeats: int = 0  # of methods: more calls, which must give the same bits
     features: frozenset[str] = frozenset()  # of reductions
@@ -110,18 +110,23 @@ def draw(
     h = factor * 0.9 * n ** (-1 / (d + 4))  # in units in which a cluster's std is 1
     x, note = _points(rng, data, n, d, h)
     outliers = min(n - 1, int(rng.choice((0, 0, 1, 10))))
-    _throw(rng, x, outliers, h)
+    reach = float(rng.choice((6, 6, 17 if dtype == "float32" else 100)))
+    _throw(rng, x, outliers, h, reach)
     columns = 10 ** rng.uniform(-3, 3, d) if rng.random() < 0.5 else np.ones(1)  # their units
     scale = 10 ** rng.uniform(-30, 30) if rng.random() < 0.7 else 1.0
     if dtype == "float32" and (abs(x).max() + h) * columns.max() * scale > 1e30:  # with room for the queries
         scale = 1.0
     train, unit = (x * (columns * scale)).astype(dtype), h * columns * scale
-    query = None if near == "same" else _queries(rng, near, train.astype(float), m, unit, outliers).astype(dtype)
+    query = None if near == "same" else _queries(rng, near, train.astype(float), m, unit, outliers, reach).astype(dtype)
     bandwidth: Any = float(unit[0]) if unit.size == 1 else unit
+    shape = "one number" if unit.size == 1 else "by column"
+    if task in METHODS and 1 < d <= 64 and rng.random() < 0.25:
+        spread = 10 ** rng.uniform(0, 2)
+        bandwidth, shape = _matrix(rng, np.broadcast_to(unit, d), spread), f"matrix of condition {spread**2:.0e}"
     weights = _weights(rng, weighting, n)
     text = (
         f"{dtype} n={n} m={m} d={d} {data}{note}, {outliers} outliers, queries {near}, weights {weighting}, "
-        f"bandwidth ×{factor:.2g}{' by column' if unit.size > 1 else ''}, scale {scale:.0e}"
+        f"bandwidth ×{factor:.2g} {shape}, scale {scale:.0e}"
     )
     more: dict[str, Any] = {}
     if task in METHODS:
@@ -168,13 +173,13 @@ def _directions(rng: np.random.Generator, k: int, d: int) -> Array:
     return v / np.linalg.norm(v, axis=1, keepdims=True)
 
 
-def _throw(rng: np.random.Generator, x: Array, k: int, h: Any) -> None:
-    """Throw k of the points to 10² … 10⁶ bandwidths."""
+def _throw(rng: np.random.Generator, x: Array, k: int, h: Any, reach: float) -> None:
+    """Throw k of the points to 10² … 10^reach bandwidths."""
     where = rng.choice(len(x), min(k, len(x)), replace=False)
-    x[where] += 10 ** rng.uniform(2, 6, (len(where), 1)) * h * _directions(rng, len(where), x.shape[1])
+    x[where] += 10 ** rng.uniform(2, reach, (len(where), 1)) * h * _directions(rng, len(where), x.shape[1])
 
 
-def _queries(rng: np.random.Generator, kind: str, x: Array, m: int, h: Array, outliers: int) -> Array:
+def _queries(rng: np.random.Generator, kind: str, x: Array, m: int, h: Array, outliers: int, reach: float) -> Array:
     """Queries for points x and bandwidths h, in data units."""
     a, b = rng.integers(0, len(x), (2, m))
     width = 10 ** rng.uniform(-4, 0.5, (m, 1)) * rng.choice((0, 1, 1, 1), (m, 1))  # 0: on the point
@@ -187,8 +192,17 @@ def _queries(rng: np.random.Generator, kind: str, x: Array, m: int, h: Array, ou
         y = found[kind]
     else:
         y = np.choose(rng.integers(0, 3, (m, 1)), list(found.values()))
-    _throw(rng, y, outliers, h)
+    _throw(rng, y, outliers, h, reach)
     return y
+
+
+def _matrix(rng: np.random.Generator, h: Array, spread: float) -> Array:
+    """A matrix H whose diagonal is h², whose axes are at random, and whose standard deviations differ by ``spread``."""
+    axes = np.linalg.qr(rng.normal(size=(len(h), len(h))))[0]
+    covariance = (axes * np.geomspace(1.0, spread, len(h)) ** 2) @ axes.T
+    covariance = (covariance + covariance.T) / 2
+    scale = h / np.sqrt(np.diagonal(covariance))
+    return covariance * scale * scale[:, None]
 
 
 def _weights(rng: np.random.Generator, kind: str, n: int) -> Array | None:
@@ -256,15 +270,14 @@ def check_estimate(drawn: Drawn, target: Target) -> Found:
 
     n, d = drawn.train.shape
     log_w = torch.as_tensor(log_weights(drawn.weights, n), device=target.device)
-    h = np.broadcast_to(drawn.bandwidth, d).copy()
+    h, log_volume = factor(drawn.bandwidth, d)
     points, rows = given(drawn.train, target.device, h), given(drawn.queries, target.device, h)
-    centre = points.x.median(0).values
-    points, rows = (p._replace(unsure=3 * UNIT["float64"] * ((p.x - centre) / p.h).norm(dim=1)) for p in (points, rows))
+    points, rows = (p._replace(unsure=unsure(p, points.x.median(0).values)) for p in (points, rows))
     if drawn.task == "sdkde":
         first = sums(points, points, log_w)
         points = points._replace(unsure=4 / 3 * points.unsure + 0.5 * first.shift_slack, moved=0.5 * first.shift)
     found = sums(rows, points, log_w)
-    constant = -0.5 * d * math.log(2 * math.pi) - math.fsum(np.log(h))
+    constant = -0.5 * d * math.log(2 * math.pi) - log_volume
     answer = Answer(got.astype(float), drawn.log, dtype, constant)
     reduction, meaning = Reduction.LOG_SUM, _log_sum
     if drawn.task == "laplace":
@@ -273,6 +286,23 @@ def check_estimate(drawn: Drawn, target: Target) -> Found:
     both = (errors(problem, meaning(answer, found, mercy), found.truth) for mercy in (1.0, 0.0))
     error, strict = (e / (2.0 if drawn.task == "sdkde" else 1.0) for e in both)
     return Found(error, strict, found.truth.log_sum, seconds)
+
+
+def factor(bandwidth: float | Array, d: int) -> tuple[Array, float]:
+    """One h by dimension, (d,), or L⁻ᵀ of H = L Lᵀ, (d, d); and log det L."""
+    if np.ndim(bandwidth) < 2:
+        h = np.broadcast_to(bandwidth, d).copy()
+        return h, math.fsum(np.log(h))
+    scale = np.sqrt(np.diagonal(bandwidth))
+    lower = np.linalg.cholesky(bandwidth / scale / scale[:, None])
+    return np.linalg.inv(lower).T / scale[:, None], math.fsum(np.log(np.diagonal(lower) * scale))
+
+
+def unsure(points: Points, centre: torch.Tensor) -> torch.Tensor:
+    """How far off points may be once they were whitened, bandwidths: each coordinate by three roundings."""
+    away = points.x - centre
+    apart = away / points.h if points.h.ndim == 1 else away.abs() @ points.h.abs()
+    return 3 * UNIT["float64"] * apart.norm(dim=1)
 
 
 class Answer(NamedTuple):

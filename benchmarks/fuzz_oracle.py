@@ -24,10 +24,10 @@ UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
 
 
 class Points(NamedTuple):
-    """Points where u = x / h + moved, in bandwidths, up to a centre that differences leave out."""
+    """Points where u = x / h + moved, or L⁻¹ x + moved, in bandwidths, up to a centre that differences leave out."""
 
     x: Tensor  # (n, d) float64, as handed in
-    h: Tensor | None = None  # (d,) in x's units; None: x is whitened, and exact
+    h: Tensor | None = None  # (d,) in x's units; (d, d): L⁻ᵀ for H = L Lᵀ; None: x is whitened, and exact
     unsure: Tensor | None = None  # (n,) how far off u may be once it was whitened, bandwidths
     moved: Tensor | None = None  # (n, d) bandwidths
     own: Tensor | None = None  # (n,) as rows: the column that each leaves out
@@ -129,7 +129,7 @@ def _apart(rows: Points, points: Points) -> Tensor:
     """u_j − u_i, (b, n, d), to a few roundings of each component."""
     apart = points.x - rows.x[:, None]
     if points.h is not None:
-        apart /= points.h
+        apart = apart / points.h if points.h.ndim == 1 else apart @ points.h
     if points.moved is not None:
         apart += points.moved if rows.moved is None else points.moved - rows.moved[:, None]
     return apart

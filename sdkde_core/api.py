@@ -14,6 +14,7 @@ from .estimator import autograd, graphs
 from .estimator.bandwidth import Bandwidth
 from .estimator.density import density
 from .estimator.explanation import Explanation, rows_of, shape_of
+from .estimator.fallback import with_fallback
 from .estimator.fitted import Fitted, PassReport, run
 from .estimator.plan import Plan, plan
 from .estimator.prepared import Prepared
@@ -101,16 +102,20 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     result = None if key is None else graphs.play(key, train, query)
     if result is not None:
         return result
-    ready = autograd.plan(request, train, query)
 
-    def finish(sums: Partial) -> Any:
-        values = density(sums, ready.bandwidth.log_constant, log)
-        return _restored(ready, values, train, query, request.weights, request.bandwidth)
+    def compute() -> Any:
+        ready = autograd.plan(request, train, query)
 
-    result = finish(run(ready))
-    if key is not None:
-        graphs.record(key, train, query, ready, finish)
-    return result
+        def finish(sums: Partial) -> Any:
+            values = density(sums, ready.bandwidth.log_constant, log)
+            return _restored(ready, values, train, query, request.weights, request.bandwidth)
+
+        result = finish(run(ready))
+        if key is not None:
+            graphs.record(key, train, query, ready, finish)
+        return result
+
+    return with_fallback(request, compute)
 
 
 @untraced
@@ -154,9 +159,13 @@ def debias(train: Any, **options: Unpack[Options]) -> Any:
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
     """
     request = Request.of(Goal.DEBIASED, options)
-    ready = autograd.plan(request, train)
-    shift = _at_home(ready, run(ready).shift)
-    return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
+
+    def compute() -> Any:
+        ready = autograd.plan(request, train)
+        shift = _at_home(ready, run(ready).shift)
+        return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
+
+    return with_fallback(request, compute)
 
 
 @untraced
@@ -173,9 +182,13 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
         requires grad, so that a loss of the score can be minimised.
     """
     request = Request.of(Goal.GRADIENT, options, "query")
-    ready = autograd.plan(request, train, query)
-    score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
-    return _restored(ready, score, train, query, request.weights, request.bandwidth)
+
+    def compute() -> Any:
+        ready = autograd.plan(request, train, query)
+        score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
+        return _restored(ready, score, train, query, request.weights, request.bandwidth)
+
+    return with_fallback(request, compute)
 
 
 @untraced
@@ -208,14 +221,18 @@ def explain(
         return _explained_shape(request, shape, rows_of(query_or_shape, shape[1]))
     if shape_of("query", query_or_shape) is not None:
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
-    ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True)
-    if not ready.problems[-1].m:
-        raise ValueError("query is empty: there is nothing to explain")
-    reports: list[PassReport] = []
-    if measure:
-        run(ready, reports.append)
-    where = str(ready.bandwidth), reports, ready.data.device
-    return Explanation.of(request.method, ready.problems, ready.choice, *where)
+
+    def compute() -> Explanation:
+        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True)
+        if not ready.problems[-1].m:
+            raise ValueError("query is empty: there is nothing to explain")
+        reports: list[PassReport] = []
+        if measure:
+            run(ready, reports.append)
+        where = str(ready.bandwidth), reports, ready.data.device
+        return Explanation.of(request.method, ready.problems, ready.choice, *where)
+
+    return with_fallback(request, compute)
 
 
 @untraced
@@ -229,8 +246,12 @@ def backends() -> tuple[registry.Record, ...]:
 
 def prepared(request: Request, train: Any, **how: Any) -> Prepared:
     """Return fitted columns with a public face; ``how``: as for :meth:`Fitted.of`, for the command line."""
-    ready = plan(request, train)  # which refuses tensors that require grad
-    return Prepared(Fitted.of(ready, shared=True, **how), ready.data.dtype)
+
+    def compute() -> Prepared:
+        ready = plan(request, train)  # which refuses tensors that require grad
+        return Prepared(Fitted.of(ready, shared=True, **how), ready.data.dtype)
+
+    return with_fallback(request, compute)
 
 
 def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) -> Explanation:

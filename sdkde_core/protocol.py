@@ -256,6 +256,9 @@ class Columns:
 class Backend(TypingProtocol):
     """What a backend's implementation does. Both phases must leave their inputs untouched and be thread-safe.
 
+    NumPy's arrays are handed out read-only. What a backend raises, but for :class:`DeviceOutOfMemory`, sets it aside
+    for the process where ``"auto"`` has chosen it; where the user has named it, it raises :class:`BackendUnavailable`.
+
     Memory is the backend's: it cuts the work so that its temporaries fit, in a way that follows from the problem and
     the device, never from what is free, since the bits depend on it. Where they do not fit all the same it raises
     :class:`DeviceOutOfMemory`, and the core tries with half the rows.

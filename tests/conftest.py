@@ -1,10 +1,16 @@
 """What every test runs under."""
 
+import gc
 import os
 from collections import defaultdict
 
 import pytest
 from pairwise import covering
+
+from sdkde_core.choice import registry
+
+# What is imported and collected lives to the end: to look it through again and again takes a quarter of the collection.
+gc.disable()
 
 # Two processes with as many threads each: those that have nothing to do wait without spinning, which saves a third.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -38,6 +44,12 @@ def untold(monkeypatch):
     monkeypatch.setattr("sdkde_core.messages._told", set())
 
 
+@pytest.fixture(autouse=True)
+def _nothing_aside(monkeypatch):
+    """What does not start or fails in one test, "auto" takes in the next."""
+    monkeypatch.setattr(registry, "aside", {})
+
+
 #: What the Makefile's targets leave out.
 LEFT_OUT = {"not slow and not gpu": {"slow", "gpu"}, "not gpu": {"gpu"}}
 
@@ -48,6 +60,16 @@ def pytest_pycollect_makeitem(collector, obj):
     return [] if marks & LEFT_OUT.get(collector.config.option.markexpr, set()) else None
 
 
+#: What takes minutes in one process of its own begins at once, beside everything else.
+FIRST = ("test_in_the_interpreter", "test_in_the_simulator")
+
+
+def pytest_collection_finish():
+    """Collect garbage from now on, but not what is there already."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Leave all checks of a class marked ``covering`` but a covering selection to `make test-full`.
@@ -55,6 +77,7 @@ def pytest_collection_modifyitems(items):
     So the conformance suite's products become few cases, in which all that any two (``covering(2)``) of precision,
     reduction, kind, dimension and extent can do together occurs.
     """
+    items.sort(key=lambda item: getattr(item, "originalname", "") not in FIRST)
     groups = defaultdict(dict)
     for item in items:
         if (marker := item.get_closest_marker("covering")) and hasattr(item, "callspec"):

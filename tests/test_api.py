@@ -336,12 +336,11 @@ def test_a_candidates_time_is_that_of_its_passes():
         assert chosen.seconds == pytest.approx(sum(p.predicted_seconds for p in e.passes))
 
 
-def test_the_choice_and_the_times_are_logged(caplog):
+def test_the_choice_is_logged(caplog):
     x, y, _ = _data()
     with caplog.at_level(logging.DEBUG, logger="sdkde"):
         sdkde_core.estimate(x, y)
     assert "backend numpy on cpu" in caplog.text
-    assert "mean 300 × 300" in caplog.text
 
 
 def test_threads_share_nothing():

@@ -102,7 +102,7 @@ def test_start_up_counts_for_data_on_the_host_only(known, monkeypatch):
     problem = replace(PROBLEM, deterministic=False)
     for where, first in (("cpu", "one"), ("cuda:0", "two")):
         assert select.rank([problem], device=where, data_device=where)[0].name == first
-        quick = select._foremost([problem], "auto", where, where, None)
+        quick = select._foremost([problem], "auto", where, where, None, {})
         assert quick[0].name == first
         assert len(quick) == (1 if where == "cpu" else 2)  # who starts later than the other ends is not asked
 

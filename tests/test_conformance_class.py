@@ -17,7 +17,7 @@ class TestMine(BackendConformance):
 
 def _run(pytester, backend="numpy", xfail="{}", *arguments):
     pytester.makepyfile(TINY.format(backend=backend, xfail=xfail))
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-q", *arguments)
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-q", *arguments)
 
 
 def test_a_class_with_a_name_is_a_whole_test_file(pytester):
@@ -54,6 +54,8 @@ NumpyBackend.__new__ = lambda cls, *a, **k: object.__new__(Lacking)
 
 class TestMine(BackendConformance):
     backend = "numpy"
+    dimensions = (2,)
+    draws = 3
 """
 
 
@@ -89,7 +91,7 @@ def test_nothing_executed_is_a_failure(pytester):
     pytester.makepyfile(
         TINY.format(backend="numpy", xfail="{}").replace("dimensions", 'device = "cuda:0"\n    dimensions')
     )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-q")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-q")
     result.stdout.fnmatch_lines(["*runs on no device here, so nothing was executed*"])
     counts = result.parseoutcomes()
     assert (counts["failed"], counts["passed"]) == (1, 1)

@@ -107,8 +107,8 @@ def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precis
     ],
 )
 def test_interpreted_sizes_that_divide_nothing(kind, n, m, d):
-    for precision in ("fast", "high"):
-        _check(problems.make(kind, n, m, d, 10.0), "cpu", precision=precision)
+    for precision, rows in (("fast", (False,)), ("high", (True,))):
+        _check(problems.make(kind, n, m, d, 10.0), "cpu", precision=precision, rows=rows)
 
 
 @interpreted
@@ -193,7 +193,7 @@ def _crowded(compute, fit, sizes):
     return within
 
 
-def _same_bits_in_slabs(monkeypatch, case, device, precision, fit):
+def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
     """Reduce, then again where memory does not suffice for more than ``fit`` rows at a time."""
     from sdkde_triton import backend as module
 
@@ -201,7 +201,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit):
 
     record = registry.find("triton")
     backend = record.info.load()
-    for reduction, same, weighted in itertools.product(Reduction, (False, True), (False, True)):
+    for reduction, same, weighted in list(itertools.product(Reduction, (False, True), (False, True)))[::every]:
         log_weights = torch.tensor(case.log_weights, device=device)
         if weighted:
             log_weights = torch.log_softmax(torch.linspace(-3.0, 0.0, len(log_weights), device=device).double(), 0)
@@ -226,7 +226,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit):
 @interpreted
 def test_interpreted_memory_changes_no_bits(monkeypatch):
     # One dimension, so without products: those of NumPy round by a row's place among the others.
-    _same_bits_in_slabs(monkeypatch, problems.make("mixture", 70, 40, 1, 8.0), "cpu", "fast", 19)
+    _same_bits_in_slabs(monkeypatch, problems.make("mixture", 70, 40, 1, 8.0), "cpu", "fast", 19, every=3)
 
 
 @pytest.mark.gpu
@@ -240,12 +240,18 @@ def test_memory_changes_no_bits(d, precision, monkeypatch):
 no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
 
 #: What one process interprets: stages, so that several can at once.
-STAGES = {"suite": "TestInterpreted or TestMore", "more": "test_interpreted"}
+STAGES = {"suite": "TestInterpreted", "more dimensions": "TestMoreInterpreted", "more": "test_interpreted"}
 
 
 @no_gpu
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("marked", ["not slow and not gpu", pytest.param("slow and not gpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("stage", "marked"),
+    [
+        ("suite", "not slow and not gpu"),
+        ("more", "not slow and not gpu"),
+        *(pytest.param(stage, "slow and not gpu", marks=pytest.mark.slow) for stage in STAGES),
+    ],
+)
 def test_in_the_interpreter(stage, marked):
     """Run this file in a process that interprets kernels: Triton decides that when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

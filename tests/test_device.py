@@ -15,7 +15,7 @@ import pytest
 import sdkde_core
 from sdkde_core import arrays
 from sdkde_core.arrays import ingest
-from sdkde_core.choice import registry, select
+from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.estimator import plan as execute
 from sdkde_core.estimator.fitted import run
@@ -71,7 +71,7 @@ def _backend(monkeypatch):
     monkeypatch.setitem(sys.modules, "exact_anywhere", SimpleNamespace(Exact=Exact))
     monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
     monkeypatch.setattr("sdkde_core.protocol.ARRAYS", ("numpy", "strict"))
-    monkeypatch.setattr(select, "_loaded", {})
+    monkeypatch.setattr(registry, "made", {})
     monkeypatch.setattr(Exact, "problems", [])
     records = []
     for name, device, library in (("there", str(DEVICE).lower(), "strict"), ("here", "cpu", "numpy")):

@@ -3,16 +3,18 @@
 import io
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import threading
 from dataclasses import fields, replace
 
 import mpmath
+import numba
 import numpy as np
 import pytest
 from sdkde_numba import backend as implementation
-from sdkde_numba import compiled
+from sdkde_numba import compiled, kept
 from sdkde_numba.backend import NumbaBackend
 from sdkde_numba.bounds import choose, double_limit, extent_limit, single_limit, single_products
 from sdkde_numba.cpu_kernels import LEAST, exp2
@@ -262,6 +264,30 @@ def test_a_first_call_says_that_it_compiles_and_the_next_process_finds_the_code(
     assert not said
     assert again[-1] == f"{count} 0"
     assert again[:-1] == first[:-1]
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_damaged_file_of_compiled_code_is_replaced(tmp_path, monkeypatch, kind, part):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    (tmp_path / "one_more.py").write_text("def one_more(x): return x + 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "one_more", raising=False)
+    import one_more
+
+    def compiled_anew():
+        made.append(numba.njit(cache=True)(one_more.one_more))
+        made[-1].compile((numba.int64,))
+        return made[-1]
+
+    made = []
+    compiled_anew()
+    (damaged,) = (tmp_path / "kept").rglob(f"*.{kind}")
+    damaged.write_bytes(damaged.read_bytes()[: int(part * damaged.stat().st_size)])
+    with pytest.raises((EOFError, pickle.UnpicklingError)):
+        compiled_anew()
+    assert kept.reload_damaged(compiled_anew, lambda: numba.njit(cache=True)(one_more.one_more))(2) == 3
+    assert sum(compiled_anew().stats.cache_hits.values()) == 1
 
 
 def test_one_compiled_form_a_precision_serves_every_problem():

@@ -1,44 +1,17 @@
 """Plugins through the one door: found, refused, shadowed, broken, and chosen."""
 
-import sys
-import textwrap
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from plugins import installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems, reference
-
-
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Install a distribution of one module, as pip would lay it out."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    modules = []
-
-    def install(distribution, entry, source, module=None):
-        module = module or f"plugin_{distribution.replace('-', '_')}"
-        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
-        info = tmp_path / f"{distribution}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[sdkde.backends]\n{entry} = {module}:INFO\n")
-        modules.append(module)
-        registry.refresh()
-        tuning._lookup.cache_clear()
-
-    yield install
-    for module in modules:
-        sys.modules.pop(module, None)
-    monkeypatch.undo()
-    registry.refresh()
-    tuning._lookup.cache_clear()
-
 
 GOOD = """
     from sdkde_core.protocol import BackendInfo, Support

@@ -215,7 +215,7 @@ def test_a_device_that_is_not_here():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_device_without_float64(pretend, method, dtype, monkeypatch):
     """Whitened on the host, where the points stay; no precision "float64", and `explain` says why."""
-    monkeypatch.setattr(sdkde_core.choice.select, "_loaded", {})
+    monkeypatch.setattr(sdkde_core.choice.registry, "made", {})
     pretend("mps", False)
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(n, 3)).astype(dtype) for n in (300, 40))

@@ -9,9 +9,10 @@ import threading
 import time
 from typing import Any
 
-from numba import config, types
+from numba import config, njit, types
 
 from .cpu_kernels import reduce_tiles
+from .kept import reload_damaged
 
 __all__ = ["kernel"]
 
@@ -45,7 +46,7 @@ def _compile(signature: tuple[Any, ...]) -> None:
     timer.daemon = True
     timer.start()
     try:
-        reduce_tiles.compile(signature)
+        reload_damaged(lambda: reduce_tiles.compile(signature), lambda: njit(cache=True)(reduce_tiles.py_func))
     finally:
         timer.cancel()
         timer.join()

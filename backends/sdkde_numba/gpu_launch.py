@@ -21,6 +21,7 @@ from sdkde_core.tuning import Query, Tuned, tuned
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, FAR, SIMULATED, Shape, reduction, signature
 from .gpu_space import CONFIG_VERSION, LaunchConfig, default, depth_of, fits
+from .kept import reload_damaged
 
 __all__ = ["Card", "Packed", "configuration", "most_rows", "pack", "reduce", "shape_of"]
 
@@ -325,7 +326,10 @@ def _compile(shape: Shape, device: torch.device) -> tuple[Any, int]:
     types = signature(shape)
     with cuda.gpus[device.index]:
         try:
-            kernel = cuda.jit(types, cache=True, **options)(function)
+            kernel = reload_damaged(
+                lambda: cuda.jit(types, cache=True, **options)(function),
+                lambda: cuda.jit(cache=True, **options)(function),
+            )
         except RuntimeError as error:  # nowhere to write
             _logger.info("numba-cuda: compiled code cannot be kept for the next process: %s", error)
             kernel = cuda.jit(types, **options)(function)

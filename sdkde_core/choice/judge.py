@@ -57,11 +57,16 @@ class Candidate:
 
 
 def startup_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
-    """Seconds before the first result: the start as measured on this machine, else as declared, and compiling."""
+    """Seconds before the first result: the start as measured on this machine, else as declared, and compiling.
+
+    Infinite where the plugin gives no number of seconds for compiling.
+    """
     on = processor(problems[0].device)
     measured = calibration_of(info.name, on).startup if on is not None else None
     compiling, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
-    return (info.startup_seconds if measured is None else measured) + (0.0 if failure else compiling)
+    if failure or not compiling >= 0.0:  # NaN too
+        return math.inf
+    return (info.startup_seconds if measured is None else measured) + compiling
 
 
 def judge(
@@ -102,6 +107,8 @@ def judge(
             predicted, failure = ask(_seconds, info, one, asked, far, on)
             if failure:
                 return no(f"broken: its work fails on this problem: {failure}")
+            if predicted is not None and not predicted >= 0.0:
+                return no(f"broken: its work gives {predicted} seconds for this problem")
             prices.append(measured.seconds(one, predicted) if measured and predicted is not None else predicted)
         passes.append(None if None in prices else sum(p for p in prices if p is not None))
     known = tuple(p for p in passes if p is not None)
@@ -159,11 +166,11 @@ def ask(question: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     """Ask a plugin something; return its answer and "", or None and what it did instead.
 
     A plugin may raise anything, SystemExit included, but must not take the program down; only the user's interrupt
-    passes.
+    and memory that does not suffice pass.
     """
     try:
         return question(*arguments), ""
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
         return None, f"{type(error).__name__}: {error}"

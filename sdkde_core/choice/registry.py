@@ -11,11 +11,17 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol import FEATURES, PRECISIONS, PROTOCOL, BackendInfo
+from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
-__all__ = ["GROUP", "Record", "find", "records", "refresh"]
+__all__ = ["GROUP", "Record", "aside", "find", "made", "records", "refresh"]
 
 GROUP = "sdkde.backends"
+
+#: By implementation, device and options: the backend, if it could be made, and what its probe said.
+made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
+
+#: By name and device: why ``"auto"`` does without a backend there.
+aside: dict[tuple[str, str], str] = {}
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,10 @@ def records() -> tuple[Record, ...]:
 
 
 def refresh() -> None:
-    """Forget the list, so that plugins installed since are found."""
+    """Forget the list and what became of the plugins, so that those installed or mended since are found."""
     records.cache_clear()
+    made.clear()
+    aside.clear()
 
 
 def find(name: str) -> Record | None:

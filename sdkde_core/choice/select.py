@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..messages import did_you_mean
-from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Support
-from . import registry
-from .hardware import is_here, processor
-from .judge import Candidate, Share, as_support, ask, judge, startup_seconds
+from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem
+from . import registry, started
+from .calibration import tuning_is_off
+from .hardware import cpu_threads, is_here, processor
+from .judge import Candidate, Share, judge, startup_seconds
 
-__all__ = ["Choice", "choose", "parse_device", "rank"]
+__all__ = ["Choice", "choose", "named_backend", "parse_device", "rank"]
 
 _logger = logging.getLogger("sdkde")
-
-_loaded: dict[tuple[str, str, str], tuple[Backend, Support]] = {}
 
 
 @dataclass(frozen=True)
@@ -111,32 +110,46 @@ def choose(
     BackendUnavailable
         The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
     ValueError
-        ``backend_options`` without a named backend, or options that the backend does not take.
+        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS`` or
+        ``SDKDE_TUNING`` cannot be right.
     """
-    named = backend if backend != "auto" else os.environ.get("SDKDE_BACKEND") or "auto"
+    cpu_threads(), tuning_is_off()  # raise for what is set wrongly, before a backend stumbles over it and is blamed
+    named = named_backend(backend)
     told = f"SDKDE_BACKEND is {named!r}: " if named != backend else ""
     if named != "auto":
         _require_known(named, told)
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
-    tried: dict[tuple[str, str], str] = {}
-    if not (explained or _logger.isEnabledFor(logging.DEBUG)):
-        choice = _first(_foremost(problems, named, device, data_device, share), named, options, tried, data_device)
-        if choice:
-            return choice
+    tried = {} if named != "auto" else started.unusable()
+    if not explained:
+        while True:  # one more round for each that does not start, as it may have stood in the way of a better one
+            candidates = _foremost(problems, named, device, data_device, share, tried)
+            best = next((c for c in candidates if c.ok), None)
+            if best is None:
+                break
+            choice = _start(best, candidates, options, tried, "named" if named != "auto" else "ranked first")
+            if choice:
+                return choice
     candidates = rank(problems, device=device, data_device=data_device, share=share)
     if device is None:  # a plugin without a CPU has a device that was not asked for; it is tried if it was named
         candidates = [c if c.name == named or c.device == data_device else _if_here(c) for c in candidates]
-    choice = _first(candidates, named, options, tried, data_device)
-    if choice:
-        _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
-        return choice
+    for candidate in candidates:
+        if candidate.ok and named in ("auto", candidate.name) and (candidate.name, candidate.device) not in tried:
+            reason = _why(candidate, candidates, data_device != "cpu") if named == "auto" else "named"
+            choice = _start(candidate, candidates, options, tried, reason)
+            if choice:
+                return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
         reasons = "; ".join(c.reason for c in failures)
         raise BackendUnavailable(f"{told}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
+
+
+def named_backend(backend: str) -> str:
+    """Return the backend that the user named, by the argument or in the environment, else ``"auto"``."""
+    return backend if backend != "auto" else os.environ.get("SDKDE_BACKEND") or "auto"
 
 
 def _mend(problems: Sequence[Problem], how: str) -> str:
@@ -152,14 +165,20 @@ def _mend(problems: Sequence[Problem], how: str) -> str:
 
 
 def _foremost(
-    problems: Sequence[Problem], named: str, device: str | None, data_device: str, share: Share | None
+    problems: Sequence[Problem],
+    named: str,
+    device: str | None,
+    data_device: str,
+    share: Share | None,
+    tried: Mapping[tuple[str, str], str],
 ) -> list[Candidate]:
-    """The candidates that :func:`rank` would put first: the named backend's, else those on the data's device."""
+    """The candidates that :func:`rank` would put first, of those not tried: the named one, or on the data's device."""
     places = [
         (record.info, place)
         for record in registry.records()
         if record.ok and record.info is not None and named in ("auto", record.name)
         for place in _devices(record.info, device, data_device)
+        if (record.name, place) not in tried
     ]
     if data_device != "cpu":
         places = [p for p in places if p[1] == data_device] or places
@@ -177,27 +196,22 @@ def _foremost(
     return _sorted(found, data_device)
 
 
-def _first(
+def _start(
+    candidate: Candidate,
     candidates: Sequence[Candidate],
-    named: str,
     options: Mapping[str, Any] | None,
     tried: dict[tuple[str, str], str],
-    data_device: str,
+    reason: str,
 ) -> Choice | None:
-    """The first candidate, of those of that name, that starts; why others did not goes to ``tried``."""
-    considered = [c for c in candidates if named in ("auto", c.name)]
-    for candidate in considered:
-        if not candidate.ok or (candidate.name, candidate.device) in tried:
-            continue
-        info = _info(candidate.name)
-        implementation, support = _load(info, candidate.device, options)
-        if implementation is None or not support.ok:
-            tried[candidate.name, candidate.device] = support.reason
-            continue
-        reason = "named" if named != "auto" else _why(candidate, considered, data_device != "cpu")
-        final = tuple(_settle(c, candidate, tried) for c in candidates)
-        return Choice(info, candidate.device, implementation, final, reason)
-    return None
+    """The choice of a candidate, if it starts; why it did not goes to ``tried``."""
+    info = _info(candidate.name)
+    implementation, support = started.start(info, candidate.device, options)
+    if implementation is None or not support.ok:
+        tried[candidate.name, candidate.device] = support.reason
+        return None
+    _logger.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
+    final = tuple(_settle(c, candidate, tried) for c in candidates)
+    return Choice(info, candidate.device, implementation, final, reason)
 
 
 def _candidates(
@@ -273,30 +287,8 @@ def _info(name: str) -> BackendInfo:
     return record.info
 
 
-def _load(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> tuple[Backend | None, Support]:
-    """Make the backend, or say why not; one that worked is kept, since probing a device takes time."""
-    key = (info.implementation, device, repr(sorted((options or {}).items())))
-    if key in _loaded:
-        return _loaded[key]
-    if options:
-        try:
-            backend, failure = info.load(options), ""
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"backend_options {dict(options)} do not suit backend {info.name!r}: {error}") from error
-    else:
-        backend, failure = ask(info.load)
-    if failure:
-        return None, Support(False, f"does not load: {failure}")
-    probed, failure = ask(backend.probe, device)
-    if failure:
-        return None, Support(False, f"its probe of {device} failed: {failure}")
-    support = as_support(probed)
-    if support.ok:
-        _loaded[key] = backend, support
-    return backend, support
-
-
 def _why(chosen: Candidate, candidates: Sequence[Candidate], resident: bool) -> str:
+    """Why a candidate was chosen, of all that there are."""
     able = sum(c.ok for c in candidates)
     if able == 1:
         return "the only one that can"

@@ -20,8 +20,9 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
 from ..arrays import to_host
-from ..protocol import Backend, BackendInfo, BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction
+from ..protocol import Backend, BackendInfo, BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem
 from .exact import Exact
+from .failures import call, checked, read_only, unchanged
 from .merge import concatenate, each, empty, merge, stack
 from .outliers import Outliers, count, find_outliers, pair_share, radii, read_back, within_limit
 
@@ -252,7 +253,10 @@ class PackedColumns:
             support = self._info.supports(problem)
             if not support.ok:
                 raise BackendUnavailable(f"backend {self._info.name!r} cannot do this: {support.reason}")
-        return _Packed(backend, problem, columns, backend.prepare(problem, columns))
+        columns = replace(columns, points=read_only(columns.points), log_weights=read_only(columns.log_weights))
+        with unchanged(self._info, problem.device, columns.points, columns.log_weights):
+            state = call(self._info, problem.device, backend.prepare, problem, columns)
+        return _Packed(backend, problem, columns, state)
 
     def _sum(self, states: list[_Packed], queries: Any, own_offset: int = 0, points_first: bool = False) -> Partial:
         """Reduce over the columns of all states; ``points_first``: the queries are those of the first."""
@@ -262,8 +266,26 @@ class PackedColumns:
             m = (columns.points if given is None else given).shape[0]
             if (m, given is None) != (problem.m, problem.same):
                 problem = replace(problem, m=m, same=given is None)
-            parts.append(_reduce_rows(backend, problem, columns, given, state, own_offset))
+            parts.append(self._reduce_rows(_Packed(backend, problem, columns, state), given, own_offset))
         return merge(parts)
+
+    def _reduce_rows(self, packed: _Packed, queries: Any, own_offset: int) -> Partial:
+        """Reduce, with half the rows at a time where the device's memory does not suffice."""
+        backend, problem, columns, state = packed
+        rows, device = columns.points if queries is None else queries, problem.device
+        try:
+            with unchanged(self._info, device, columns.points, queries):
+                got = call(self._info, device, backend.reduce, problem, read_only(queries), state, own_offset)
+            return checked(self._info, problem, columns, rows, got)
+        except DeviceOutOfMemory:
+            if problem.m < 2:
+                raise
+        half = problem.m // 2
+        parts = []
+        for start, stop in ((0, half), (half, problem.m)):
+            sub = packed._replace(problem=replace(problem, m=stop - start, same=False))
+            parts.append(self._reduce_rows(sub, rows[start:stop, :], own_offset + start))
+        return concatenate(parts)
 
     def _without_own(self, rows: Any, own_offset: int, far: Any, extent: float, whole: bool) -> Partial:
         """Reduce with ``"exclude_self"`` where a row and its own column no longer stand at one offset."""
@@ -332,42 +354,6 @@ class ScaleByScale:
             answers.append(got if got.shift is None else replace(got, shift=got.shift * scale))
             apart = max(apart, far)
         return stack(answers), apart
-
-
-def _reduce_rows(
-    backend: Backend, problem: Problem, columns: Columns, queries: Any, state: Any, own_offset: int
-) -> Partial:
-    """Reduce, with half the rows at a time where the device's memory does not suffice."""
-    try:
-        return _checked(problem, backend.reduce(problem, queries, state, own_offset))
-    except DeviceOutOfMemory:
-        if problem.m < 2:
-            raise
-    rows = columns.points if queries is None else queries
-    half = problem.m // 2
-    parts = []
-    for start, stop in ((0, half), (half, problem.m)):
-        sub = replace(problem, m=stop - start, same=False)
-        parts.append(_reduce_rows(backend, sub, columns, rows[start:stop, :], state, own_offset + start))
-    return concatenate(parts)
-
-
-def _checked(problem: Problem, partial: Partial) -> Partial:
-    """Refuse an answer that does not have the fields and shapes of the question."""
-    per_row = (problem.m, len(problem.scales)) if problem.scales else (problem.m,)
-    mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
-    expected = {
-        "log_sum": per_row,
-        "shift": (*per_row, problem.d) if mean else None,
-        "sign": per_row if laplace else None,
-        "log_magnitude": per_row if laplace else None,
-    }
-    for name, shape in expected.items():
-        x = getattr(partial, name)
-        found = None if x is None else tuple(x.shape)
-        if found != shape:
-            raise RuntimeError(f"the backend's {name} for {problem.reduction} has shape {found}, not {shape}")
-    return partial
 
 
 def marked_last(mask: Any) -> Any:

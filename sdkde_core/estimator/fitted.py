@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -16,16 +15,18 @@ from array_api_compat import device as device_of
 from ..arrays import Origin, Query, convert, detached, ingest_query, to_host
 from ..choice import select
 from ..engine.columns import PackedColumns, ScaleByScale, pack
+from ..engine.failures import BackendFailed
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .bandwidth import Bandwidth
+from .fallback import set_aside
 from .plan import Plan, read_extent
 from .request import Request
 
 __all__ = ["Fitted", "PassReport", "Progress", "run"]
 
-_logger = logging.getLogger("sdkde")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Fitted:
         self._centre, self._columns, self._rows, self._shared = centre, columns, rows, shared
         self._packed: dict[Reduction, PackedColumns | ScaleByScale] = {}
         self._lock = threading.Lock()
+        self._successor: Fitted | None = None
         self.home, self._whiten = Origin(), None
         if shared:
             if not isinstance(centre, np.ndarray):
@@ -133,6 +135,31 @@ class Fitted:
             centre = convert(centre, choice.info.arrays, choice.device)
         return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, rows, shared)
 
+    @property
+    def current(self) -> Fitted:
+        """The columns where they are now: with another backend, if this one has failed; of a shared one only."""
+        return self if self._successor is None else self._successor.current
+
+    def serve(self, compute: Callable[[Fitted], R]) -> R:
+        """Return ``compute(fitted)``; where the backend fails, of the same columns with the next best one.
+
+        Raises
+        ------
+        BackendUnavailable
+            The backend that the user named failed, or none is left.
+        """
+        while True:
+            here = self.current
+            try:
+                return compute(here)
+            except BackendFailed as failure:
+                set_aside(self.request, failure)
+                if failure.spoiled:
+                    raise
+                with here._lock:
+                    if here._successor is None:
+                        here._successor = _loaded(*here._state("auto"))
+
     def read(self, query: Any) -> Query:
         """Validate the user's query and bring it to where the columns are."""
         return ingest_query(query, self.problem.d, self.home)
@@ -155,7 +182,7 @@ class Fitted:
         reduction = reduction or self.problem.reduction
         queries = self._rows if queries is None else queries
         columns, problem = self._packed_for(reduction), self.problem
-        if report is not None or _logger.isEnabledFor(logging.DEBUG):
+        if report is not None:
             m = problem.n if queries is None else queries.shape[0]
             problem = replace(problem, reduction=reduction, m=m)
         return _pass(problem, columns, queries, report, **known)
@@ -182,9 +209,12 @@ class Fitted:
             return self._packed[reduction]
 
     def __reduce__(self) -> Any:
+        return _loaded, self.current._state(self.current.choice.name)
+
+    def _state(self, backend: str) -> tuple[Any, ...]:
+        """What :func:`_loaded` makes the same columns from, on the host, for a backend of that name if it is there."""
         columns = Columns(to_host(self._columns.points), to_host(self._columns.log_weights))
-        state = (self.request, self.bandwidth, self.problem, self.choice.name, to_host(self._centre), columns)
-        return _loaded, state
+        return self.request, self.bandwidth, self.problem, backend, to_host(self._centre), columns
 
 
 def _pass(
@@ -197,12 +227,9 @@ def _pass(
     """Reduce; with somebody who wants to know, wait for the result and tell the time."""
     start = time.perf_counter()
     result, outliers = columns.reduce(queries, **known)
-    if report is not None or _logger.isEnabledFor(logging.DEBUG):
+    if report is not None:
         to_host(detached(result.log_sum[:1]))  # waits for the device
-        seconds = time.perf_counter() - start
-        _logger.debug("%s %d × %d, d = %d: %.4f s", problem.reduction, problem.m, problem.n, problem.d, seconds)
-        if report is not None:
-            report(PassReport(problem, seconds, outliers))
+        report(PassReport(problem, time.perf_counter() - start, outliers))
     return result
 
 

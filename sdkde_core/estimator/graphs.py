@@ -75,7 +75,7 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     if type(request.bandwidth) not in (float, int) or request.weights is not None or request.device is not None:
         return None
     # Laplace's log looks for negative values on the host.
-    if request.backend_options or _logger.isEnabledFor(logging.DEBUG) or (log and request.method == "laplace"):
+    if request.backend_options or (log and request.method == "laplace"):
         return None
     given = [train] if query is None else [train, query]
     here = torch.cuda.current_device()

@@ -60,11 +60,11 @@ class Prepared:
 
     @property
     def backend(self) -> str:
-        return self._fitted.choice.name
+        return self._fitted.current.choice.name
 
     @property
     def device(self) -> str:
-        return self._fitted.choice.device
+        return self._fitted.current.choice.device
 
     @untraced
     def estimate(self, query: Any, *, log: bool = False) -> Any:
@@ -91,11 +91,15 @@ class Prepared:
         BackendUnavailable
             The backend cannot answer queries so far from the training samples.
         """
-        read = self._fitted.read(query)
-        if not read.points.shape[0]:
-            return self._restored(np.empty(0), read)
-        sums = self._fitted.reduce_query(read)
-        return self._restored(density(sums, self.bandwidth.log_constant, log), read)
+
+        def compute(fitted: Fitted) -> Any:
+            read = fitted.read(query)
+            if not read.points.shape[0]:
+                return self._restored(np.empty(0), read)
+            sums = fitted.reduce_query(read)
+            return self._restored(density(sums, self.bandwidth.log_constant, log), read)
+
+        return self._fitted.serve(compute)
 
     @untraced
     def grad_log_density(self, query: Any) -> Any:
@@ -104,11 +108,15 @@ class Prepared:
         The first call packs the training samples for it, and keeps them.
         """
         Request(Goal.GRADIENT, self.method)  # raises where there is none
-        read = self._fitted.read(query)
-        if not read.points.shape[0]:
-            return self._restored(np.empty((0, self.n_dimensions)), read)
-        shift = self._fitted.reduce_query(read, Reduction.MEAN).shift
-        return self._restored(self.bandwidth.pull_back(shift), read)
+
+        def compute(fitted: Fitted) -> Any:
+            read = fitted.read(query)
+            if not read.points.shape[0]:
+                return self._restored(np.empty((0, self.n_dimensions)), read)
+            shift = fitted.reduce_query(read, Reduction.MEAN).shift
+            return self._restored(self.bandwidth.pull_back(shift), read)
+
+        return self._fitted.serve(compute)
 
     def _restored(self, x: Any, query: Query) -> Any:
         return query.origin.restore(x, max(query.dtype, self._dtype))  # "float64" > "float32"

@@ -1,0 +1,153 @@
+"""A backend that fails while it works: whose failure it is, and what can be seen of a wrong answer at no cost."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+from array_api_compat import array_namespace, is_torch_array
+
+from ..arrays import detached, to_host
+from ..protocol import BackendInfo, BackendUnavailable, Columns, Partial, Problem, Reduction
+
+__all__ = ["BackendFailed", "call", "checked", "checks_always", "read_only", "unchanged"]
+
+R = TypeVar("R")
+
+
+class BackendFailed(BackendUnavailable):
+    """A backend raised something while it worked, which is the cause, or gave what cannot be an answer.
+
+    Attributes
+    ----------
+    backend, device : str
+    spoiled : bool
+        The points that it was given are not what they were.
+    """
+
+    def __init__(self, info: BackendInfo, device: str, what: str, spoiled: bool = False) -> None:
+        self.backend, self.device, self.spoiled = info.name, device, spoiled
+        mend = f"reinstall it ({info.install})" if info.install else "tell its authors"
+        super().__init__(f"backend {info.name!r} failed on {device}: {what}; {mend}, or name another backend")
+
+
+def call(info: BackendInfo, device: str, method: Callable[..., R], *arguments: Any) -> R:
+    """Call a method of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
+
+    A SystemExit too: a plugin must not end the program. What is not the plugin's passes: interrupts and whatever else
+    a signal handler raises, cancellation, memory that does not suffice, and warnings that the user has made errors.
+    """
+    try:
+        return method(*arguments)
+    except (MemoryError, BackendUnavailable, Warning):
+        raise
+    except (Exception, SystemExit) as error:
+        if _from_signal_handler(error):
+            raise
+        raise BackendFailed(info, device, f"{type(error).__name__}: {error}") from error
+
+
+def _from_signal_handler(error: BaseException) -> bool:
+    """Whether a handler of the program's has raised it, which Python runs in the middle of anything."""
+    handlers = {_code(signal.getsignal(s)) for s in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: Any) -> Any:
+    """The code of a Python function, method, partial function or object that is called; None of anything else."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004 - the function itself is wanted
+    return getattr(handler, "__code__", None)
+
+
+def checks_always() -> bool:
+    """Whether answers and inputs are checked whatever that costs: the environment variable ``SDKDE_CHECK``."""
+    return os.environ.get("SDKDE_CHECK", "") not in ("", "0")
+
+
+def read_only(x: Any) -> Any:
+    """Return a view of ``x`` that cannot be written to, where its library has such a thing."""
+    if not isinstance(x, np.ndarray):
+        return x
+    view = x.view()
+    view.flags.writeable = False
+    return view
+
+
+@contextmanager
+def unchanged(info: BackendInfo, device: str, *inputs: Any) -> Iterator[None]:
+    """Raise :class:`BackendFailed` if a backend has written to its inputs meanwhile.
+
+    NumPy's arrays are handed out read-only and PyTorch counts what is done to a tensor in place. Writing that neither
+    notices, through a pointer, shows with :func:`checks_always`.
+    """
+    given = [x for x in inputs if x is not None]
+    counts = [x._version if is_torch_array(x) and not x.is_inference() else 0 for x in given]
+    kept = [to_host(detached(x)).copy() for x in given] if checks_always() else []
+    yield
+    wrote = any(c != (x._version if is_torch_array(x) and not x.is_inference() else 0) for c, x in zip(counts, given))
+    if wrote or any(not np.array_equal(to_host(detached(x)), k, equal_nan=True) for x, k in zip(given, kept)):
+        raise BackendFailed(info, device, "it wrote to its inputs", spoiled=True)
+
+
+def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, partial: Any) -> Partial:
+    """Return an answer; BackendFailed for other fields or shapes than the question's, and for NaN of finite rows.
+
+    NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
+    """
+    per_row = (problem.m, len(problem.scales)) if problem.scales else (problem.m,)
+    mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
+    expected = {
+        "log_sum": per_row,
+        "shift": (*per_row, problem.d) if mean else None,
+        "sign": per_row if laplace else None,
+        "log_magnitude": per_row if laplace else None,
+    }
+
+    def failed(what: str) -> BackendFailed:
+        return BackendFailed(info, problem.device, what)
+
+    for name, shape in expected.items():
+        x = getattr(partial, name, None)
+        found = None if x is None else tuple(getattr(x, "shape", ()))
+        if found != shape:
+            raise failed(f"its {name} for {problem.reduction} has shape {found}, not {shape}")
+    for name in expected:
+        x = getattr(partial, name)
+        if x is not None and _may_look(x):
+            i = _unexplained(detached(x), detached(columns.points), detached(rows))
+            if i is not None:
+                raise failed(
+                    f"its {name} for {problem.reduction} is NaN for row {i}, though all coordinates are finite"
+                )
+    return partial
+
+
+def _may_look(x: Any) -> bool:
+    """Whether to look at numbers: on a device that would wait for it."""
+    return isinstance(x, np.ndarray) or (is_torch_array(x) and x.device.type == "cpu") or checks_always()
+
+
+def _unexplained(x: Any, points: Any, rows: Any) -> int | None:
+    """The first row of ``x`` that has a NaN, while neither its coordinates nor any column's have one; None: no row."""
+    xp = array_namespace(x)
+    with np.errstate(all="ignore"):
+        if not bool(xp.isnan(xp.sum(x))):
+            return None
+    wrong = np.isnan(to_host(x).reshape(x.shape[0], -1)).any(axis=1)
+    if not wrong.any() or np.isnan(to_host(points)).any():
+        return None
+    wrong &= ~np.isnan(to_host(rows)).any(axis=1)
+    return int(np.flatnonzero(wrong)[0]) if wrong.any() else None
