@@ -18,15 +18,15 @@ from .estimator.fallback import with_fallback
 from .estimator.fitted import Fitted, PassReport, run
 from .estimator.plan import Plan, plan
 from .estimator.prepared import Prepared
+from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
 from .estimator.rules import RULES, resolve
-from .estimator.untraced import untraced
 from .protocol import Partial
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare"]
 
 
-@untraced
+@public
 @takes_options
 def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unpack[Options]) -> Any:
     r"""Estimate the density of ``train`` at ``query``.
@@ -38,7 +38,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         with the array API or DLPack (torch, CuPy, JAX), on any device. Torch tensors may require grad, see Notes.
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
-        (resubstitution).
+        (resubstitution). Columns are those of ``train`` by their places; of two data frames they must have one order.
     method : {"sdkde", "kde", "laplace"}
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
@@ -53,7 +53,8 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     precision : {"auto", "fast", "high", "float64"}
         Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
         :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
-        float64 input and fast for narrower.
+        float64 input and fast for narrower. Points beyond 1e10, 1e9 or 1e5 bandwidths from the samples' median are
+        refused where they are so near each other that float64 does not hold the difference.
     backend : str
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
         (:func:`explain` says which and why).
@@ -118,7 +119,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     return with_fallback(request, compute)
 
 
-@untraced
+@public
 @takes_options
 def prepare(train: Any, **options: Unpack[Options]) -> Prepared:
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
@@ -146,7 +147,7 @@ def prepare(train: Any, **options: Unpack[Options]) -> Prepared:
     return prepared(request, train)
 
 
-@untraced
+@public
 @takes_options
 def debias(train: Any, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ½ H ∇log p̂(x_j), half a mean-shift step: the samples whose KDE is the SD-KDE.
@@ -168,7 +169,7 @@ def debias(train: Any, **options: Unpack[Options]) -> Any:
     return with_fallback(request, compute)
 
 
-@untraced
+@public
 @takes_options
 def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) -> Any:
     """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
@@ -191,7 +192,7 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
     return with_fallback(request, compute)
 
 
-@untraced
+@public
 @takes_options
 def explain(
     train_or_shape: Any, query_or_shape: Any = None, *, measure: bool = False, **options: Unpack[Options]
@@ -235,7 +236,7 @@ def explain(
     return with_fallback(request, compute)
 
 
-@untraced
+@public
 def backends() -> tuple[registry.Record, ...]:
     """Return a record of every backend plugin: name, status, reason, distribution, and what it declares.
 

@@ -12,7 +12,7 @@ __all__ = ["SdkdeWarning", "caller_level", "did_you_mean", "warn_once"]
 
 
 class SdkdeWarning(UserWarning):
-    """What was kept cannot be used, such as a tuned configuration or a damaged file, and estimates go on without it.
+    """What cannot be used, such as a backend that fails, a tuned configuration or a damaged file: estimates do without.
 
     Each cause is told once in a process. It is about the line that called sdkde, so filter by this category:
     ``warnings.simplefilter("ignore", sdkde_core.SdkdeWarning)``.

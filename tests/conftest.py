@@ -38,16 +38,16 @@ def _own_cache(shared):
         yield
 
 
-@pytest.fixture
-def untold(monkeypatch):
-    """Warnings that are given once a process are given again."""
-    monkeypatch.setattr("sdkde_core.messages._told", set())
-
-
 @pytest.fixture(autouse=True)
 def _nothing_aside(monkeypatch):
     """What does not start or fails in one test, "auto" takes in the next."""
     monkeypatch.setattr(registry, "aside", {})
+
+
+@pytest.fixture
+def untold(monkeypatch):
+    """Warnings that are given once a process are given again."""
+    monkeypatch.setattr("sdkde_core.messages._told", set())
 
 
 #: What the Makefile's targets leave out.

@@ -1,5 +1,7 @@
 """Arrays of every kind, dtype and device go in; the same kind comes out."""
 
+import pickle
+
 import array_api_strict
 import numpy as np
 import pytest
@@ -140,6 +142,55 @@ def test_pandas_like_objects_are_taken_by_their_array():
     assert sdkde_core.estimate(Frame(), bandwidth=0.5).dtype == np.float32
 
 
+class Frame:
+    """A data frame as far as it is looked at."""
+
+    def __init__(self, x, names):
+        self.x, self.columns = x, names
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.x, dtype)
+
+
+def _table(x, names):
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.table(dict(zip(names, x.T)))
+
+
+@pytest.mark.parametrize("frame", [Frame, _table])
+def test_columns_of_data_frames_stand_in_one_order(frame):
+    x, y = frame(X, ["a", "b"]), frame(Y[:, ::-1], ["b", "a"])
+    ready = sdkde_core.prepare(x, bandwidth=0.5)
+    calls = {
+        "estimate": lambda query: sdkde_core.estimate(x, query, bandwidth=0.5),
+        "gradient": lambda query: sdkde_core.grad_log_density(x, query, bandwidth=0.5),
+        "explain": lambda query: sdkde_core.explain(x, query, bandwidth=0.5),
+        "prepared": ready.estimate,
+        "pickled": pickle.loads(pickle.dumps(ready)).estimate,
+        "prepared gradient": ready.grad_log_density,
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match=r"in another order: b, a, where train has a, b; pass .*columns\)"):
+            call(y)
+        with pytest.raises(ValueError, match="under other names: a, c, where train has a, b"):
+            call(frame(Y, ["a", "c"]))
+        with pytest.raises(ValueError, match="under other names: a, b, c, where"):
+            call(frame(np.ones((5, 3)), ["a", "b", "c"]))
+    for query in (frame(Y, ["a", "b"]), Y, Frame(Y, [0, 1]), Frame(Y, None)):  # numbers are places, not names
+        np.testing.assert_allclose(ready.estimate(query), WANT, rtol=2e-5)
+        np.testing.assert_allclose(sdkde_core.estimate(x, query, bandwidth=0.5), WANT, rtol=2e-5)
+    want = sdkde_core.estimate(X, Y[:, ::-1], bandwidth=0.5)
+    np.testing.assert_array_equal(sdkde_core.estimate(X, y, bandwidth=0.5), want)
+
+
+def test_long_lists_of_names_are_cut():
+    names = [f"x{j}" for j in range(784)]
+    x = np.random.default_rng(0).normal(size=(3, 784))
+    with pytest.raises(ValueError, match=r"x8, … \(784\), where train has x783, x782") as error:
+        sdkde_core.estimate(Frame(x, names[::-1]), Frame(x, names))
+    assert len(str(error.value)) < 400
+
+
 def test_restoring_from_another_library():
     origin = Origin(array_api_strict, array_api_strict.Device("CPU_DEVICE"))
     assert origin.restore(np.ones(3), "float32").dtype == array_api_strict.float32
@@ -192,6 +243,48 @@ def test_the_check_can_be_skipped():
     got = sdkde_core.estimate(X, y, bandwidth=0.5, check_finite=False)
     np.testing.assert_allclose(np.delete(got, 2), np.delete(WANT, 2), rtol=2e-5)
     assert np.isnan(got[2])
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize(
+    ("value", "bandwidth", "message"),
+    [
+        (
+            np.nan,
+            "silverman",
+            "bandwidth='silverman' is chosen from train, which has nan at row 3, column 1; drop or fill",
+        ),
+        (-np.inf, "scott", "bandwidth='scott' is chosen from train, which has -inf at row 3, column 1"),
+        (np.inf, 0.5, "row 3 of train, inf in column 1, is not finite; drop or fill it"),
+        (-1e300, 0.5, r"row 3 of train, -1e\+300 in column 1, is too far from the median of train: .* drop the row"),
+        (1e308, "scott", r"'scott' would be inf in column 1 of train, .* to 1e\+308: .* rescale that column"),
+    ],
+)
+def test_data_are_named_where_they_are_to_blame(kind, value, bandwidth, message):
+    """And not the bandwidth, also where nothing was checked; a row of weight zero does not count for rules."""
+    x, w = X.copy(), np.ones(50)
+    x[3, 1] = value
+    w[1] = 0.0
+    with pytest.raises(ValueError, match=message):
+        sdkde_core.estimate(kind(x), bandwidth=bandwidth, weights=w, check_finite=False)
+    if not isinstance(bandwidth, str):
+        message = message.replace("row 3 of train", "row 3 of query")
+        with pytest.raises(ValueError, match=message):
+            sdkde_core.estimate(X, kind(x), bandwidth=bandwidth, check_finite=False)
+        ready = sdkde_core.prepare(kind(X), bandwidth=bandwidth, check_finite=False)
+        with pytest.raises(ValueError, match=message):
+            ready.estimate(kind(x))
+        assert np.isfinite(np.asarray(ready.estimate(kind(x[:3])))).all()
+
+
+def test_differences_that_overflow_are_the_datas():
+    x = np.array([1e308, -1e308, -1e308, -1.1e308, -1.2e308])
+    with pytest.raises(ValueError, match=r"row 0 of train, 1e\+308 in column 0, is too far.* rescale"):
+        sdkde_core.estimate(x, bandwidth=1e307)
+    with pytest.raises(ValueError, match=r"in column 0 of train, which goes from -1.2e\+308 to 1e\+308: .* rescale"):
+        sdkde_core.estimate(x)
+    with pytest.raises(ValueError, match=r"would be 0.0 in column 0 of train, which goes from 0 to 9.88e-324"):
+        sdkde_core.estimate(np.array([0.0, 1e-323]), bandwidth="scott")
 
 
 @pytest.mark.parametrize(

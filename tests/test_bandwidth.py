@@ -3,10 +3,17 @@
 import array_api_strict
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+import sdkde_core
+from sdkde_core.arrays import ingest
+from sdkde_core.engine.outliers import radii
+from sdkde_core.estimator import precise
 from sdkde_core.estimator.bandwidth import Bandwidth
+from sdkde_core.estimator.plan import measure
 from sdkde_core.estimator.rules import RULES, _Sample, resolve
+from sdkde_core.testing import reference
 
 
 @pytest.fixture
@@ -106,6 +113,86 @@ def test_whitening_with_units_far_apart():
     u = Bandwidth.of(h, 2).whiten(x, np.zeros(2))
     np.testing.assert_allclose(u, x / [1e-6, 1e6], rtol=1e-9, atol=1e-9)
     assert u.flags.c_contiguous
+
+
+def _nearly_singular(d, condition, n=40, seed=0):
+    """A matrix, and points of a kernel of it in data units, far from 0."""
+    rng = np.random.default_rng([seed, d])
+    directions = np.linalg.qr(rng.normal(size=(d, d)))[0] * np.sqrt(np.geomspace(1.0, 1.0 / condition, d))
+    scale = 10.0 ** rng.uniform(-3, 3, d)
+    h = directions @ directions.T * scale[:, None] * scale
+    return h, (1.5 * rng.normal(size=(n, d)) @ directions.T + rng.normal(size=d)) * scale
+
+
+@pytest.mark.parametrize("condition", [1e3, 1e7, 1e14])
+@pytest.mark.parametrize("d", [2, 3, 8, 30])
+def test_a_nearly_singular_matrix_costs_no_digits(d, condition):
+    h, x = _nearly_singular(d, condition, n=15)
+    x, y = x[:12], x[12:]
+    for method in ("kde", "sdkde", "laplace"):
+        options = {"method": method, "bandwidth": h, "log": method != "laplace"}
+        got, want = sdkde_core.estimate(x, y, precision="float64", **options), reference.estimate(x, y, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-11)
+        ready = sdkde_core.prepare(x, precision="float64", method=method, bandwidth=h)
+        np.testing.assert_allclose(ready.estimate(y, log=options["log"]), want, rtol=1e-11)
+    # What comes back is rounded in data units, which is as much as h allows.
+    shift = sdkde_core.debias(x - x[0], bandwidth=h, precision="float64") - (x - x[0])
+    off = np.linalg.solve(np.linalg.cholesky(h), (shift - 0.5 * reference.sums(x, x, h).shift).T)
+    assert abs(off).max() < 1e-15 * d * np.sqrt(condition)
+
+
+@pytest.mark.parametrize("kind", [torch.from_numpy, array_api_strict.asarray])
+def test_whitening_by_a_nearly_singular_matrix_in_other_libraries(kind, monkeypatch):
+    h, x = _nearly_singular(3, 1e12)
+    b = Bandwidth.of(h, 3)
+    want = b.whiten(x, x[0])
+    got = b.whiten(kind(x), kind(x[0].copy()))
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-13, atol=1e-14)
+    for name in ("HOST_BLOCK", "DEVICE_BLOCK"):  # by blocks
+        monkeypatch.setattr(precise, name, 21)
+    for points in (kind(x), x, kind(np.float32(x))):
+        got = np.asarray(b.whiten(points, x[0] if points is x else kind(x[0].copy())))
+        assert got.dtype == np.float64
+        here = want if "32" not in str(points.dtype) else b.whiten(np.float64(np.float32(x)), x[0])
+        np.testing.assert_allclose(got, here, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("attached", ["train", "query", "bandwidth"])
+def test_a_nearly_singular_matrix_costs_no_digits_of_what_is_attached(attached):
+    h, x = _nearly_singular(3, 1e10)
+    tensors = {"train": torch.tensor(x[:30]), "query": torch.tensor(x[30:]), "bandwidth": torch.tensor(h)}
+    tensors[attached].requires_grad_()
+    got = sdkde_core.estimate(**tensors, method="kde", precision="float64", log=True)
+    want = reference.estimate(x[:30], x[30:], bandwidth=h, method="kde", log=True)
+    np.testing.assert_allclose(got.detach().numpy(), want, rtol=1e-11)
+    got.sum().backward()
+    assert torch.isfinite(tensors[attached].grad).all()
+
+
+def test_a_matrix_is_kept_as_it_was_given():
+    h, x = _nearly_singular(8, 1e10)
+    h = (h + h.T) / 2
+    b = Bandwidth.of(h, 8)
+    assert np.array_equal(b.matrix, h)
+    with pytest.raises(ValueError, match="read-only"):
+        b.matrix[0, 0] = 0.0
+    assert b.log_determinant == pytest.approx(0.5 * np.linalg.slogdet(h)[1], rel=1e-9)
+    np.testing.assert_allclose(b.scaled(3.0).matrix, 9.0 * h, rtol=1e-13)
+    # A factor stands for its own product, which is not h to the last digit.
+    again, centre = Bandwidth(8, b.factor), x[0]
+    np.testing.assert_allclose(again.whiten(x, centre), b.whiten(x, centre), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(again.stretch(again.whiten(x, centre)), x - centre, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("outlier", [1.0, 1e9])
+def test_the_centre_lies_among_the_points_where_columns_are_nearly_dependent(outlier):
+    """The median of every column is a point 1e6 bandwidths away from all."""
+    h, x = _nearly_singular(8, 1e14, n=200)
+    x[3] *= outlier
+    b = Bandwidth.of(h, 8)
+    for kind in (np.asarray, torch.from_numpy, array_api_strict.asarray):
+        distances = radii(measure(ingest(kind(x)), b).points)
+        assert np.median(np.asarray(distances)) < 10.0
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

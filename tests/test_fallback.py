@@ -47,7 +47,7 @@ SOURCE = """
 
 
 @pytest.fixture
-def weak(install):
+def weak(install, untold):
     """``weak(make=…, prepare=…, reduce=…)``: install a backend that is always chosen first."""
 
     def make(info="work=lambda problem, config: Work(),", **lines):
@@ -91,7 +91,7 @@ def test_under_auto_the_next_best_answers_after_one_warning(weak, failure):
     weak(**FAILURES[failure])
     assert sdkde_core.explain(X, Y).backend == "weak"
     text = rf"backend 'weak' failed on cpu: .*{CAUSES[failure]}.*pip install weak==2.*auto.* does without it"
-    with pytest.warns(RuntimeWarning, match=text) as caught:
+    with pytest.warns(sdkde_core.SdkdeWarning, match=text) as caught:
         assert np.array_equal(sdkde_core.estimate(X, Y), want)
     assert [w.filename for w in caught] == [__file__]  # one, and about the user's line
     with warnings.catch_warnings():
@@ -129,7 +129,7 @@ def test_a_named_backend_says_why(weak, failure, monkeypatch):
 def test_every_public_function_goes_on(weak, call):
     want = call()
     weak(reduce="raise EOFError('Ran out of input')")
-    with pytest.warns(RuntimeWarning, match="Ran out of input") as caught:
+    with pytest.warns(sdkde_core.SdkdeWarning, match="Ran out of input") as caught:
         assert np.array_equal(call(), want)
     assert [w.filename for w in caught] == [__file__]
 
@@ -140,7 +140,7 @@ def test_what_is_prepared_moves_to_the_next_best(weak):
     ready = sdkde_core.prepare(X, method="kde")
     assert ready.backend == "weak"
     assert np.array_equal(ready.estimate(Y[:3]), want.estimate(Y[:3]))
-    with pytest.warns(RuntimeWarning, match="Ran out of input"):
+    with pytest.warns(sdkde_core.SdkdeWarning, match="Ran out of input"):
         assert np.array_equal(ready.estimate(Y), want.estimate(Y))
     assert ready.backend == "numpy"
     for again in (ready, pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):

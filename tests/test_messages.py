@@ -228,3 +228,6 @@ def test_a_variable_that_is_not_right_is_named(variable, value, told, monkeypatc
     if variable == "SDKDE_BACKEND":
         with pytest.raises(BackendUnavailable, match=f"^backend '{value}'"):
             sdkde_core.estimate(X, [1.0], backend=value)
+    else:  # no backend is blamed that stumbles over it
+        with pytest.raises(ValueError, match=f"^{variable} is"):
+            sdkde_core.estimate(X, [1.0], backend="numpy")

@@ -351,8 +351,8 @@ def test_every_sample_with_weight_is_far(method, limited):
 
 
 def test_clusters_that_only_a_slower_formula_holds():
-    x = np.concatenate([X / SCALE, X / SCALE + 1e5])
-    y = np.concatenate([Y / SCALE, Y / SCALE + 1e5])
+    x = np.concatenate([X / SCALE, X / SCALE + 2e4])
+    y = np.concatenate([Y / SCALE, Y / SCALE + 2e4])
     for precision in ("fast", "float64"):
         got = sdkde_core.prepare(x, bandwidth=0.4, precision=precision).estimate(y)
         want = reference.estimate(x, y, bandwidth=0.4)
@@ -571,7 +571,7 @@ def test_numbers_that_are_not_finite_are_named(looks):
     with pytest.raises(ValueError, match="query has values that are not finite, the first inf at row 2, column 1"):
         ready.estimate(_there(y))
     y[2, 1] = 1e300
-    with pytest.raises(ValueError, match="too small for the data"):
+    with pytest.raises(ValueError, match=r"row 2 of query, 1e\+300 in column 1, is too far from the median"):
         ready.estimate(_there(y))
 
 

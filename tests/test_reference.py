@@ -66,6 +66,18 @@ def test_reference_has_twelve_digits(method, shape):
             assert abs(g - float(mpmath.log(t))) < 1e-11 * max(1.0, abs(g))
 
 
+@pytest.mark.parametrize("condition", [1e7, 1e14])
+def test_a_nearly_singular_matrix_costs_the_reference_no_digits(condition):
+    """It is taken as it is given, to the last digit: H's rounding alone would show in the first or second one."""
+    rng = np.random.default_rng(4)
+    directions = np.linalg.qr(rng.normal(size=(3, 3)))[0] * np.sqrt([1.0, 0.1, 1.0 / condition])
+    h, x = directions @ directions.T, rng.normal(size=(14, 3)) @ directions.T
+    x, y = x[:10], x[10:]
+    w = np.full(10, 0.1)
+    want = [float(mpmath.log(p)) for p in _mp_density(x, y, (h + h.T) / 2, w, "sdkde")]
+    np.testing.assert_allclose(reference.estimate(x, y, bandwidth=h, log=True), want, rtol=1e-13)
+
+
 def test_shift_far_from_every_sample_keeps_its_digits():
     """At 1e4 bandwidths the exponents are 5e7, and the shift depends on their differences."""
     rng = np.random.default_rng(0)

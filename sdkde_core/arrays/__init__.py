@@ -1,6 +1,6 @@
 """Arrays of every kind: validated on the way in, and returned as they came."""
 
-from .arguments import Argument, Data, Query, ingest, ingest_query
+from .arguments import Argument, Data, Query, check_names, ingest, ingest_query
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Origin",
     "Query",
     "c_order",
+    "check_names",
     "convert",
     "detached",
     "device_name",

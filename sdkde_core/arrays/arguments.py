@@ -10,6 +10,7 @@ points on a device are finite shows in their extent, which the plan reads anyway
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from array_api_compat import device as device_of
 
 from .places import Origin, detached, device_name, grad_enabled, has_float64, is_attached, to_host
 
-__all__ = ["Argument", "Data", "Query", "ingest", "ingest_query"]
+__all__ = ["Argument", "Data", "Query", "check_names", "ingest", "ingest_query"]
 
 
 class _Refused(Exception):
@@ -34,6 +35,7 @@ class Argument:
     array: Any  # NumPy where on_host, otherwise as the user gave it
     dtype: str  # "float32" or "float64"
     origin: Origin
+    names: tuple[str, ...] = ()  # of a data frame's columns
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,7 +91,8 @@ class Argument:
                 f"pass real numbers (integer, boolean or floating){hint}"
             )
         narrow = narrow and array.dtype.kind == "f" and array.dtype.itemsize <= 4
-        return cls(name, array, "float32" if narrow else "float64", origin)
+        names = () if array is value else _names_of(value)
+        return cls(name, array, "float32" if narrow else "float64", origin, names)
 
     def at(self, place: Origin) -> Any:
         """Return the numbers at ``place``, not a copy where they are there already.
@@ -97,8 +100,7 @@ class Argument:
         On the host as float64; on a device float32 stays what it is, as the first operation with float64 promotes it.
         """
         if place.xp is None:
-            with np.errstate(all="ignore"):  # extended precision beyond float64 becomes inf, and is refused as that
-                return np.asarray(to_host(self.array), dtype=np.float64)
+            return np.asarray(to_host(self.array), dtype=np.float64)  # extended precision may become inf: refused
         x = self.array
         if isinstance(x, np.ndarray):
             return place.xp.asarray(np.asarray(x, dtype=np.float64), device=place.device)
@@ -127,6 +129,8 @@ class Data:
         Of the query, else of train: where results go.
     unchecked : bool
         NaN and inf are to be refused but were not looked for: :meth:`check_finite` does.
+    names : tuple of str
+        Of train's columns; empty where it has none.
     """
 
     train: Any
@@ -135,6 +139,7 @@ class Data:
     dtype: str
     origin: Origin
     unchecked: bool = False
+    names: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
@@ -158,6 +163,11 @@ class Data:
             _check_finite("train", self.train)
             if self.query is not None:
                 _check_finite("query", self.query)
+
+    def row(self, i: int) -> tuple[str, int, Any]:
+        """Return a point, by its number among those of train and query: its argument, its number there, its values."""
+        name, x, k = ("train", self.train, i) if i < self.n else ("query", self.query, i - self.n)
+        return name, k, to_host(x[k, :])
 
 
 def ingest(
@@ -184,7 +194,8 @@ def ingest(
     TypeError
         Complex, object or string dtype, a masked array, a tensor that requires grad in grad mode.
     ValueError
-        An empty train, wrong or mismatched shapes, NaN or inf, weights that are negative or all zero.
+        An empty train, wrong or mismatched shapes, data frames whose columns differ in name or order, NaN or inf,
+        weights that are negative or all zero.
     """
     x = Argument.of("train", train)
     q = None if query is None else Argument.of("query", query)
@@ -202,6 +213,7 @@ def ingest(
         dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
         origin=(q or x).origin,
         unchecked=check_finite,
+        names=x.names,
     )
     if place.xp is None:
         data.check_finite()
@@ -216,17 +228,55 @@ class Query:
     points: Any  # (m, d) float64; on a device also float32
     dtype: str  # the query's share in the result's
     origin: Origin
+    unchecked: bool  # as Data's
 
     def check_finite(self) -> None:
-        """Look for NaN and inf; ValueError names the first."""
-        _check_finite("query", self.points)
+        """Look for NaN and inf where they are to be refused; ValueError names the first."""
+        if self.unchecked:
+            _check_finite("query", self.points)
+
+    def row(self, i: int) -> tuple[str, int, Any]:
+        """Return a point: its argument, its number there, its values."""
+        return "query", i, to_host(self.points[i, :])
 
 
-def ingest_query(query: Any, d: int, place: Origin) -> Query:
-    """Validate query points against ``d`` dimensions and bring them to ``place``; raises as :func:`ingest` does."""
+def ingest_query(query: Any, d: int, place: Origin, *, names: tuple[str, ...] = (), check_finite: bool = True) -> Query:
+    """Validate query points against train's ``d`` columns and their ``names``, and bring them to ``place``.
+
+    Raises as :func:`ingest` does.
+    """
     q = Argument.of("query", query)
+    check_names(names, q.names)
     _check_query(q, d)
-    return Query(_columns(q.at(place)), q.dtype, q.origin)
+    return Query(_columns(q.at(place)), q.dtype, q.origin, check_finite)
+
+
+def _names_of(value: Any) -> tuple[str, ...]:
+    """The names of a data frame's columns, if all are strings: pandas, polars and pyarrow are recognised by them."""
+    for attribute in ("columns", "column_names"):
+        names = getattr(value, attribute, None)
+        if isinstance(names, Iterable) and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    return ()
+
+
+def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
+    """Refuse columns that have other names than train's, or another order: no names fit any.
+
+    Columns are not brought into order here: what numbers per column mean, in a bandwidth or a result, would be unclear.
+
+    Raises
+    ------
+    ValueError
+    """
+    if not (train and query) or train == query:
+        return
+    texts = [", ".join(names if len(names) <= 10 else (*names[:9], f"… ({len(names)})")) for names in (query, train)]
+    other = "in another order" if sorted(train) == sorted(query) else "under other names"
+    raise ValueError(
+        f"query has the columns of train {other}: {texts[0]}, where train has {texts[1]}; pass the same ones in one "
+        "order (of a data frame, query[list(train.columns)])"
+    )
 
 
 def _columns(x: Any) -> Any:
@@ -241,6 +291,7 @@ def _check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
         raise ValueError(f"train is empty (shape {x.shape}); pass at least one point with at least one dimension")
     d = 1 if len(x.shape) == 1 else x.shape[1]
     if q is not None:
+        check_names(x.names, q.names)
         _check_query(q, d)
     if w is not None and w.shape != x.shape[:1]:
         raise ValueError(f"weights has shape {w.shape}, but train has {x.shape[0]} points; pass shape ({x.shape[0]},)")
@@ -262,8 +313,7 @@ def _check_axes(a: Argument) -> None:
 
 def _check_finite(name: str, x: Any) -> None:
     xp = array_namespace(x)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
+    total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
     if np.isfinite(total) or bool(xp.all(xp.isfinite(x))):
         return
     i, j = (int(k) for k in np.argwhere(~np.isfinite(to_host(x)))[0])
@@ -287,6 +337,5 @@ def _log_weights(w: Any) -> Any:
         raise ValueError("weights are all zero; pass at least one positive weight")
     if least == most:
         return None
-    with np.errstate(all="ignore"):  # log 0 is −inf, as it should be
-        log_w = xp.log(w) - math.log(most)  # logs first: the ratio of two weights may underflow
-        return log_w - xp.log(xp.sum(xp.exp(log_w)))
+    log_w = xp.log(w) - math.log(most)  # logs first: the ratio of two weights may underflow
+    return log_w - xp.log(xp.sum(xp.exp(log_w)))

@@ -35,10 +35,6 @@ class Origin:
 
     def restore(self, x: Any, dtype: str) -> Any:
         """Return ``x`` with ``dtype``, as the kind of array and on the device that this origin describes."""
-        with np.errstate(all="ignore"):  # float32 may overflow to inf or underflow to 0, as rounding does
-            return self._restore(x, dtype)
-
-    def _restore(self, x: Any, dtype: str) -> Any:
         if self.xp is None or isinstance(x, np.ndarray) or (self.on_host and not is_attached(x)):
             x = np.ascontiguousarray(to_host(x), dtype=dtype)
             return x if self.xp is None else self.xp.asarray(x, device=self.device)

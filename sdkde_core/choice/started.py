@@ -32,11 +32,9 @@ def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = No
     return backend, support
 
 
-def set_aside(name: str, device: str, reason: str) -> bool:
-    """Let ``"auto"`` take a backend no more on a device; return whether it did until now."""
-    new = (name, device) not in registry.aside
-    registry.aside.setdefault((name, device), reason)
-    return new
+def set_aside(name: str, device: str, reason: str) -> None:
+    """Let ``"auto"`` take a backend no more on a device."""
+    registry.aside[name, device] = reason
 
 
 def unusable() -> dict[tuple[str, str], str]:

@@ -30,7 +30,7 @@ class _Refused(click.ClickException):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn an expected error, click's own included, into one line, and what users are warned of into another.
+    """Turn an expected error, click's own included, into one line, and what sdkde warns of into another.
 
     Any other error is a bug and keeps its traceback.
     """
@@ -50,7 +50,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _show(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
-    if issubclass(category, SdkdeWarning | RuntimeWarning):
+    if issubclass(category, SdkdeWarning):
         click.echo(f"Warning: {_flat(str(message))}", err=True)
     else:
         otherwise(message, category, *where)

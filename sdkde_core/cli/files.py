@@ -24,10 +24,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
 
-__all__ = ["EXTENSIONS", "FileError", "Source", "about", "no_folder", "same_file", "source", "writing"]
+__all__ = ["EXTENSIONS", "FileError", "Source", "about", "check_order", "no_folder", "same_file", "source", "writing"]
 
 Array = NDArray[Any]
 Write = Callable[[Array], Any]
@@ -134,6 +135,12 @@ def source(text: str) -> Source:
         raise OSError(code, os.strerror(code), str(path))
     with _naming(text):
         return _READERS[extension](text, path, key)
+
+
+def check_order(*sources: Source) -> None:
+    """Refuse a query's columns that have train's names in another order; other names may just be another file's."""
+    if len(sources) == 2 and sorted(sources[0].names) == sorted(sources[1].names):
+        check_names(sources[0].names, sources[1].names)
 
 
 def same_file(a: str, b: str) -> bool:

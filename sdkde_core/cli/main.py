@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from .. import __version__, api
 from ..choice import hardware, registry
@@ -21,7 +22,7 @@ from ..messages import did_you_mean
 from ..protocol import PRECISIONS
 from .console import Argument, Choice, Group, json_option, stopped_by_signals, table, together
 from .doctor import sections
-from .files import EXTENSIONS, FileError, about, same_file, source, writing
+from .files import EXTENSIONS, FileError, Source, about, check_order, same_file, source, writing
 from .streaming import Stream
 
 __all__ = ["main"]
@@ -54,6 +55,7 @@ _estimator = together(
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Score-debiased kernel density estimation."""
+    ctx.with_resource(np.errstate(all="ignore"))  # as within the functions of the package
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -132,7 +134,9 @@ def explain(
 
     With shapes instead of files no data is read.
     """
-    data = [_shape(x) or source(x).read() for x in (train, query) if x is not None]
+    given = [_shape(x) or source(x) for x in (train, query) if x is not None]
+    check_order(*(x for x in given if isinstance(x, Source)))
+    data = [x.read() if isinstance(x, Source) else x for x in given]
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**_files(train, query, bandwidth, weights)):
         explanation = api.explain(*data, **options)

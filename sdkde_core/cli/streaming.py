@@ -20,7 +20,7 @@ from ..estimator.prepared import Prepared
 from ..estimator.request import Goal, Request
 from ..estimator.rules import resolve
 from ..protocol import BackendUnavailable
-from .files import NUMBERS, ROWS, Source
+from .files import NUMBERS, ROWS, Source, check_order
 
 __all__ = ["Stream"]
 
@@ -76,11 +76,7 @@ class Stream:
         """
         request = Request(Goal.DENSITY, **options)
         query = query or train
-        if train.names != query.names and sorted(train.names) == sorted(query.names):
-            raise ValueError(
-                f"the columns of query are {', '.join(query.names)}, those of train {', '.join(train.names)}; "
-                "bring them into one order"
-            )
+        check_order(train, query)
         data = ingest(train.read(), np.empty((0, query.columns), query.dtype), request.weights, host=True)
         bandwidth = resolve(request.bandwidth, data.train, data.log_weights)
         precision = request.precision_for(data.dtype)
@@ -125,7 +121,7 @@ class Stream:
         return prepared(self.request, self.train, progress=progress)
 
     def _density(self, batch: Array, ready: Prepared) -> Array:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):  # rounding to float32 may overflow or underflow
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
             try:
                 result = ready.estimate(batch, log=self.log)

@@ -54,7 +54,8 @@ def reduce_pass(
     own_offset : int
         With ``"exclude_self"``: row i leaves out column i + own_offset.
     """
-    return pack(backend, info, problem, columns).reduce(queries, own_offset=own_offset)[0]
+    with np.errstate(all="ignore"):  # the public functions see to it themselves
+        return pack(backend, info, problem, columns).reduce(queries, own_offset=own_offset)[0]
 
 
 def pack(
@@ -129,9 +130,8 @@ class PackedColumns:
         self._far: Outliers | None = None
         self._searched = problem.extent <= self._limit
         if shared:  # what a batch without outliers needs is packed now
-            with np.errstate(all="ignore"):
-                self._count(None)
-                self._packed("all", backend, problem.extent) if self._takes_whole(0.0, 0, 1) else self._for_near()
+            self._count(None)
+            self._packed("all", backend, problem.extent) if self._takes_whole(0.0, 0, 1) else self._for_near()
 
     def reduce(
         self, queries: Any = None, *, own_offset: int = 0, distances: Any = None, extent: float | None = None
@@ -158,26 +158,25 @@ class PackedColumns:
         same, rows = queries is None, self._points if queries is None else queries
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
         far, m_far = None, 0
-        with np.errstate(all="ignore"):  # sums of exponentials underflow by design, whatever the caller's error state
-            if extent > self._limit:
-                far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
-                m_far = self._count(far)
-            whole = self._takes_whole(extent, m_far, m)
-            apart = 0 if whole else max(m_far, self._n_far) if same else m_far + self._n_far
-            if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
-                return self._without_own(rows, own_offset, far, extent, whole), apart
-            points = same and self._kept is None  # the rows are the columns, which a backend may use
-            if whole or not apart:
-                packed = self._packed("all", self._backend, self._stepped(extent) if whole else self._limit)
-                return self._sum([packed], None if points else rows, own_offset), apart
-            if not m_far:
-                return self._sum(self._for_near(), rows), apart
-            order, blocks = marked_last(far), []
-            rows = take_rows(rows, order)
-            if m > m_far:
-                blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], points_first=points))
-            blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
-            return undo(concatenate(blocks), order), apart
+        if extent > self._limit:
+            far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
+            m_far = self._count(far)
+        whole = self._takes_whole(extent, m_far, m)
+        apart = 0 if whole else max(m_far, self._n_far) if same else m_far + self._n_far
+        if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
+            return self._without_own(rows, own_offset, far, extent, whole), apart
+        points = same and self._kept is None  # the rows are the columns, which a backend may use
+        if whole or not apart:
+            packed = self._packed("all", self._backend, self._stepped(extent) if whole else self._limit)
+            return self._sum([packed], None if points else rows, own_offset), apart
+        if not m_far:
+            return self._sum(self._for_near(), rows), apart
+        order, blocks = marked_last(far), []
+        rows = take_rows(rows, order)
+        if m > m_far:
+            blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], points_first=points))
+        blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
+        return undo(concatenate(blocks), order), apart
 
     def _count(self, far: Any) -> int:
         """How many rows a mask has; the first time the columns' outliers are found, and all numbers read at once."""

@@ -4,6 +4,7 @@ An estimate is planned from the arguments detached: validation, the bandwidth, t
 the feature ``"grad"``. Then the plan's points, weights and bandwidth are replaced by ones made of the user's own
 tensors, in float64, where the backend works. PyTorch is not imported: tensors bring their own operations.
 
+The values stay those of the plan, which whitens by a matrix more exactly than the operations that autograd records.
 The centre is a constant, on which no sum depends. So is a bandwidth that a rule has chosen: its derivative by the
 samples, through quantiles, is not what people mean by the derivative of a density.
 """
@@ -14,6 +15,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from array_api_compat import array_namespace, device
 
 from ..arrays import Data, convert, detached, grad_enabled, is_attached
@@ -92,13 +94,14 @@ def _attach(given: Given, plan: Plan) -> Plan:
     if is_attached(given.bandwidth):
         bandwidth = _attached(bandwidth, _double(given.bandwidth, place))
     whiten = bandwidth.whitening(convert(plan.centre, "torch", place))
+    points = _valued(whiten(train), columns.points)
     weights = None if data.log_weights is None else _weights(given.weights, columns.log_weights, place)
     return replace(
         plan,
         data=replace(data, train=train, query=query),
         bandwidth=bandwidth,
-        columns=Columns(whiten(train), columns.log_weights, weights),
-        query=None if query is None else whiten(query),
+        columns=Columns(points, columns.log_weights, weights),
+        query=None if query is None else _valued(whiten(query), plan.query),
     )
 
 
@@ -112,7 +115,14 @@ def _attached(bandwidth: Bandwidth, value: Any) -> Bandwidth:
         return replace(bandwidth, factor=xp.broadcast_to(value, (bandwidth.d,)))
     scale = xp.sqrt(xp.linalg.diagonal(value))  # (d,) data units
     correlation = value / scale[:, None] / scale
-    return replace(bandwidth, factor=xp.linalg.cholesky((correlation + correlation.T) / 2) * scale[:, None])
+    factor = xp.linalg.cholesky((correlation + correlation.T) / 2) * scale[:, None]
+    exact = xp.asarray(np.array(bandwidth.factor), device=value.device)
+    return Bandwidth(bandwidth.d, _valued(factor, exact), bandwidth.rule)
+
+
+def _valued(x: Any, value: Any) -> Any:
+    """Return ``x``, attached, with ``value`` as its value."""
+    return x + (value - x.detach())
 
 
 def _double(x: Any, place: str) -> Any:

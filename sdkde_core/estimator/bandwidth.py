@@ -6,10 +6,11 @@ L⁻¹(x − centre), in which every bandwidth is the unit one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from ..arrays import Argument, c_order, detached, is_attached, to_host
+from .precise import Inverse, inverse_of, shifted_product
+from .public import quiet
 
 __all__ = ["Bandwidth", "like"]
 
@@ -41,18 +44,22 @@ class Bandwidth:
     d: int
     factor: Any
     rule: str = "given"
+    _matrix: Any = field(default=None, repr=False)  # H, where it was given
+    _known: Inverse | None = field(default=None, repr=False)  # of the factor of that H
 
     def __post_init__(self) -> None:
-        if isinstance(self.factor, np.ndarray):
-            factor = np.array(self.factor, dtype=np.float64)
-            factor.flags.writeable = False
-            object.__setattr__(self, "factor", factor)
+        for name in ("factor", "_matrix"):
+            if isinstance(array := getattr(self, name), np.ndarray):
+                array = np.array(array, dtype=np.float64)
+                array.flags.writeable = False
+                object.__setattr__(self, name, array)
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # pickled arrays come back writable
         self.__dict__.update(state)
         self.__post_init__()
 
     @classmethod
+    @quiet
     def of(cls, value: Any, d: int, rule: str = "given") -> Bandwidth:
         """Make a bandwidth from a number, d numbers or a (d, d) matrix H.
 
@@ -72,7 +79,8 @@ class Bandwidth:
         if h.ndim == 2:
             if h.shape != (d, d):
                 raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
-            return cls(d, _cholesky(h), rule)
+            inverse = _inverse(h)
+            return cls(d, inverse.factor, rule, h, inverse)
         if h.shape not in ((), (1,), (d,)):
             raise ValueError(
                 f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass one number, {d} numbers, "
@@ -86,12 +94,16 @@ class Bandwidth:
         return cls(d, np.full(d, h, dtype=np.float64), rule)
 
     @property
+    @quiet
     def matrix(self) -> Array:
-        """H, (d, d), in squared data units."""
+        """H, (d, d), in squared data units: as it was given, if it was."""
+        if self._matrix is not None:
+            return self._matrix
         factor = to_host(detached(self.factor))
         return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
 
     @property
+    @quiet
     def log_determinant(self) -> Any:
         """log det L = ½ log det H, a float; a () tensor where the factor is one."""
         xp = array_namespace(self.factor)
@@ -104,10 +116,12 @@ class Bandwidth:
         """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L; as :attr:`log_determinant`."""
         return -0.5 * self.d * math.log(2 * math.pi) - self.log_determinant
 
+    @quiet
     def scaled(self, scale: float) -> Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
         return Bandwidth(self.d, self.factor * scale, self.rule)
 
+    @quiet
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
 
@@ -117,43 +131,56 @@ class Bandwidth:
 
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
         """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
-        scale = like(self._scale, centre)
-        inverse = None if self.factor.ndim == 1 else like(self._inverse.T, centre)
+        if self.factor.ndim == 1:
+            return _division(like(self.factor, centre), centre)
+        inverse = self._inverse
+        if inverse.low is None:
+            matrix = like(inverse.whole.T, centre)
+            return lambda x: (x - centre) @ matrix
+        cut = [like(array, centre) for array in inverse.cut()]
+        return lambda x: shifted_product(x, centre, *cut)
 
-        def whiten(x: Any) -> Any:
-            scaled = c_order(x - centre)  # which has the order of x
-            if is_attached(scaled) or is_attached(scale):
-                scaled = scaled / scale
-            else:
-                scaled /= scale
-            return scaled if inverse is None else scaled @ inverse
+    @property
+    def narrow(self) -> bool:
+        """Whether the density of one kernel is so narrow in some direction that columns are nearly dependent."""
+        return self.factor.ndim == 2 and self._inverse.low is not None
 
-        return whiten
-
+    @quiet
     def stretch(self, u: Any) -> Any:
         """Return L u for every row: a whitened displacement in data units."""
         return u * like(self.factor, u) if self.factor.ndim == 1 else u @ like(self.factor.T, u)
 
+    @quiet
     def pull_back(self, u: Any) -> Any:
         """Return L⁻ᵀ u for every row: a gradient with respect to whitened points, per data unit."""
-        return (u if self.factor.ndim == 1 else u @ like(self._inverse, u)) / like(self._scale, u)
+        return u / like(self.factor, u) if self.factor.ndim == 1 else u @ like(self._inverse.whole, u)
 
     @functools.cached_property
-    def _scale(self) -> Any:
-        """sqrt(diag H): columns in units far apart are brought together before anything is subtracted."""
-        if self.factor.ndim == 1:
-            return self.factor
-        return array_namespace(self.factor).linalg.vector_norm(self.factor, axis=1)
-
-    @functools.cached_property
-    def _inverse(self) -> Any:
-        """Inverse of the Cholesky factor of the correlation matrix, L = diag(scale) · factor."""
-        return array_namespace(self.factor).linalg.inv(self.factor / self._scale[:, None])
+    def _inverse(self) -> Inverse:
+        """The inverse of L, a matrix."""
+        if self._known is not None:
+            return self._known
+        if isinstance(self.factor, np.ndarray):
+            return inverse_of(self.factor)
+        linalg = array_namespace(self.factor).linalg
+        scale = linalg.vector_norm(self.factor, axis=1)  # brings columns in units far apart together
+        return Inverse(scale, linalg.inv(self.factor / scale[:, None]))
 
     def __str__(self) -> str:
         if self.factor.ndim == 2:
             return f"{self.rule}: full matrix, sqrt(diag H) {_span(np.sqrt(np.diagonal(self.matrix)))}"
         return f"{self.rule}: h {_span(to_host(detached(self.factor)))}"
+
+
+def _division(h: Any, centre: Any) -> Callable[[Any], Any]:
+    def whiten(x: Any) -> Any:
+        scaled = c_order(x - centre)  # which has the order of x
+        if is_attached(scaled) or is_attached(h):
+            return scaled / h
+        scaled /= h
+        return scaled
+
+    return whiten
 
 
 def _span(h: Array) -> str:
@@ -176,14 +203,14 @@ def _as_numbers(value: Any) -> Array:
     if isinstance(value, float):
         return np.asarray(value, dtype=np.float64)
     argument = Argument.of("bandwidth", value)
-    with np.errstate(all="ignore"):  # extended precision may overflow; the checks that follow say so
-        h = np.asarray(to_host(argument.array), dtype=np.float64)
+    h = np.asarray(to_host(argument.array), dtype=np.float64)  # extended precision may overflow, which is found below
     if argument.array.dtype in (bool, np.bool_):
         raise TypeError(f"bandwidth is {value!r}; pass a rule's name, numbers or a (d, d) matrix H")
     return h
 
 
-def _cholesky(h: Array) -> Array:
+def _inverse(h: Array) -> Inverse:
+    """The inverse of the factor of H; ValueError where H has none."""
     if not np.isfinite(h).all():
         raise ValueError("bandwidth has values that are not finite")
     diagonal = np.diagonal(h)
@@ -200,13 +227,14 @@ def _cholesky(h: Array) -> Array:
     correlation = (correlation + correlation.T) / 2
     values, vectors = np.linalg.eigh(correlation)
     flat = values <= len(h) * np.finfo(float).eps * values[-1]
-    if flat.any():
-        raise ValueError(
-            f"bandwidth is not positive definite: {int(flat.sum())} of {len(h)} directions have no spread, "
-            f"the flattest {_direction(vectors[:, 0])} (columns in units of sqrt(H[j, j])); "
-            "drop dependent columns, or pass one number or one per dimension"
-        )
-    return np.linalg.cholesky(correlation) * scale[:, None]
+    with contextlib.suppress(np.linalg.LinAlgError):  # beyond rounding it has no spread in some direction either
+        if not flat.any():
+            return inverse_of(np.linalg.cholesky(correlation) * scale[:, None], h)
+    raise ValueError(
+        f"bandwidth is not positive definite: {max(1, int(flat.sum()))} of {len(h)} directions have no spread, "
+        f"the flattest {_direction(vectors[:, 0])} (columns in units of sqrt(H[j, j])); "
+        "drop dependent columns, or pass one number or one per dimension"
+    )
 
 
 def _direction(vector: Array) -> str:

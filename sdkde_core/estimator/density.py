@@ -6,7 +6,6 @@ import math
 import warnings
 from typing import Any
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from ..messages import caller_level
@@ -26,12 +25,11 @@ def density(sums: Partial, constant: float, log: bool) -> Any:
     log : bool
     """
     xp = array_namespace(sums.log_sum)
-    with np.errstate(all="ignore"):
-        if sums.sign is None:
-            log_density = sums.log_sum + constant
-            return log_density if log else xp.exp(log_density)
-        log_density = sums.log_magnitude + constant
-        return _signed_log(sums.sign, log_density) if log else sums.sign * xp.exp(log_density)
+    if sums.sign is None:
+        log_density = sums.log_sum + constant
+        return log_density if log else xp.exp(log_density)
+    log_density = sums.log_magnitude + constant
+    return _signed_log(sums.sign, log_density) if log else sums.sign * xp.exp(log_density)
 
 
 def _signed_log(sign: Any, log_magnitude: Any) -> Any:

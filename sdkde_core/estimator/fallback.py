@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
 from ..choice import select, started
 from ..engine.failures import BackendFailed
-from ..messages import caller_level
+from ..messages import warn_once
 from .request import Request
 
 __all__ = ["set_aside", "with_fallback"]
@@ -35,6 +34,5 @@ def set_aside(request: Request, failure: BackendFailed) -> None:
     """Let ``"auto"`` take the backend that failed no more in this process, and say so; raise where it was named."""
     if select.named_backend(request.backend) != "auto":
         raise failure
-    if started.set_aside(failure.backend, failure.device, f"set aside: {failure}"):
-        text = f"{failure}. Until this process ends, backend='auto' does without it."
-        warnings.warn(text, RuntimeWarning, stacklevel=caller_level())
+    started.set_aside(failure.backend, failure.device, f"set aside: {failure}")
+    warn_once(f"{failure}. Until this process ends, backend='auto' does without it.")

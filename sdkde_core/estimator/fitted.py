@@ -22,7 +22,9 @@ from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .bandwidth import Bandwidth
 from .fallback import set_aside
 from .plan import Plan, read_extent
+from .public import quiet
 from .request import Request
+from .resolution import REACH, check_resolution
 
 __all__ = ["Fitted", "PassReport", "Progress", "run"]
 
@@ -59,6 +61,7 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Parti
     last = plan.problems[-1]
     if not last.m:
         return empty(last, plan.columns.points)
+    check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     return Fitted.of(plan, report=report).reduce(None if last.same else plan.query, report=report)
 
 
@@ -90,9 +93,10 @@ class Fitted:
         columns: Columns,
         rows: Any = None,
         shared: bool = False,
+        names: tuple[str, ...] = (),
     ) -> None:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
-        self._centre, self._columns, self._rows, self._shared = centre, columns, rows, shared
+        self._centre, self._columns, self._rows, self._shared, self._names = centre, columns, rows, shared, names
         self._packed: dict[Reduction, PackedColumns | ScaleByScale] = {}
         self._lock = threading.Lock()
         self._successor: Fitted | None = None
@@ -125,6 +129,7 @@ class Fitted:
         """
         columns, choice = plan.columns, plan.choice
         for problem in plan.problems[:-1]:  # each moves the samples, by half a mean-shift step in float64
+            check_resolution(problem, plan.bandwidth, columns)
             shift = _shift(plan, problem, columns, report, progress)
             columns = replace(columns, points=columns.points + 0.5 * shift)
         # Resubstitution is at the samples as they were.
@@ -133,7 +138,7 @@ class Fitted:
         if shared:  # the arrays of the request are the user's, and the columns and the bandwidth have what they say
             request = replace(request, weights=None, bandwidth="silverman")
             centre = convert(centre, choice.info.arrays, choice.device)
-        return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, rows, shared)
+        return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, rows, shared, plan.data.names)
 
     @property
     def current(self) -> Fitted:
@@ -162,7 +167,8 @@ class Fitted:
 
     def read(self, query: Any) -> Query:
         """Validate the user's query and bring it to where the columns are."""
-        return ingest_query(query, self.problem.d, self.home)
+        how = {"names": self._names, "check_finite": self.request.check_finite}
+        return ingest_query(query, self.problem.d, self.home, **how)  # type: ignore[arg-type]
 
     def reduce(
         self, queries: Any = None, reduction: Reduction | None = None, *, report: Any = None, **known: Any
@@ -190,12 +196,13 @@ class Fitted:
     def reduce_query(self, query: Query, reduction: Reduction | None = None) -> Partial:
         """Whiten a query, measure its extent, and reduce for every row of it; of a shared one only."""
         assert self._whiten is not None  # as made with shared
-        with np.errstate(all="ignore"):
-            points = self._whiten(query.points)
-            distances = radii(points)
-            largest = array_namespace(distances).max(distances)
-        check = query.check_finite if self.request.check_finite else lambda: None
-        extent = read_extent(largest, distances, check, self.bandwidth)  # the one number that is waited for
+        points = self._whiten(query.points)
+        distances = radii(points)
+        largest = array_namespace(distances).max(distances)
+        extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for
+        if min(extent, self.problem.extent) > REACH[self.problem.precision]:
+            problem = replace(self.problem, reduction=reduction or self.problem.reduction)
+            check_resolution(problem, self.bandwidth, self._columns, points)
         return self.reduce(points, reduction, distances=distances, extent=extent)
 
     def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale:
@@ -214,7 +221,7 @@ class Fitted:
     def _state(self, backend: str) -> tuple[Any, ...]:
         """What :func:`_loaded` makes the same columns from, on the host, for a backend of that name if it is there."""
         columns = Columns(to_host(self._columns.points), to_host(self._columns.log_weights))
-        return self.request, self.bandwidth, self.problem, backend, to_host(self._centre), columns
+        return self.request, self.bandwidth, self.problem, backend, to_host(self._centre), columns, self._names
 
 
 def _pass(
@@ -252,8 +259,15 @@ def _shift(
     return concatenate(batches).shift
 
 
+@quiet
 def _loaded(
-    request: Request, bandwidth: Bandwidth, problem: Problem, backend: str, centre: Any, columns: Columns
+    request: Request,
+    bandwidth: Bandwidth,
+    problem: Problem,
+    backend: str,
+    centre: Any,
+    columns: Columns,
+    names: tuple[str, ...],
 ) -> Fitted:
     """Make fitted columns from what was pickled, with a backend that is here."""
     own = backend if request.backend == "auto" else request.backend
@@ -267,4 +281,5 @@ def _loaded(
     library, place = choice.info.arrays, choice.device
     there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
     (problem,) = select.at([problem], place)
-    return Fitted(request, bandwidth, problem, choice, convert(centre, library, place), there, shared=True)
+    centre = convert(centre, library, place)
+    return Fitted(request, bandwidth, problem, choice, centre, there, shared=True, names=names)

@@ -27,6 +27,7 @@ from ..protocol import Columns, Partial
 from .fitted import run
 from .plan import Measured, Plan, measure, rounded
 from .request import Request
+from .resolution import REACH
 
 __all__ = ["key_of", "play", "record"]
 
@@ -156,7 +157,7 @@ def record(key: Any, train: Any, query: Any, plan: Plan, finish: Callable[[Parti
 
 def _enqueues_only(plan: Plan) -> bool:
     info, device = plan.choice.info, plan.choice.device
-    near = all(p.extent <= info.extent_limit(p) for p in plan.problems)
+    near = all(p.extent <= min(info.extent_limit(p), REACH[p.precision]) for p in plan.problems)
     return info.capturable and info.arrays == "torch" and device.startswith("cuda") and near
 
 

@@ -7,7 +7,6 @@ whether all of them are finite shows in it, and it bounds every pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Data, convert, ingest
+from ..arrays import Data, Query, convert, ingest
 from ..choice import select
-from ..engine.outliers import outlier_share, radii
+from ..engine.outliers import count, outlier_share, radii
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
 from .bandwidth import Bandwidth
 from .request import Request
@@ -106,7 +105,7 @@ def plan_data(request: Request, data: Data, bandwidth: Bandwidth, *, explained: 
     distances, log_weights = measured.distances, measured.log_weights
     points, rows = measured.points[:n, :], None if data.query is None else measured.points[n:, :]
     point_radii, row_radii = distances[:n], distances if rows is None else distances[n:]
-    measured_extent = extent = read_extent(measured.largest, distances, data.check_finite, bandwidth)
+    measured_extent = extent = read_extent(measured.largest, distances, data, bandwidth)
     if any(step.moves for step in request.passes):
         extent = _moved_extent(extent)
     m = None if rows is None else data.m
@@ -137,18 +136,17 @@ def plan_data(request: Request, data: Data, bandwidth: Bandwidth, *, explained: 
 def measure(data: Data, bandwidth: Bandwidth) -> Measured:
     """Whiten the data and measure their extent."""
     xp, n = array_namespace(data.train), data.n
-    with np.errstate(all="ignore"):
-        centre = _centre(data.train)
-        points = data.train if data.query is None else xp.concat([data.train, data.query])
-        points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
-        distances = radii(points)
-        largest, log_weights = xp.max(distances), data.log_weights
-        if log_weights is None:
-            log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
+    centre = _centre(data.train, bandwidth)
+    points = data.train if data.query is None else xp.concat([data.train, data.query])
+    points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
+    distances = radii(points)
+    largest, log_weights = xp.max(distances), data.log_weights
+    if log_weights is None:
+        log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
     return Measured(points, distances, largest, log_weights, centre)
 
 
-def read_extent(largest: Any, distances: Any, check: Callable[[], None], bandwidth: Bandwidth) -> float:
+def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: Bandwidth) -> float:
     """Return the extent, rounded up, having waited for the device.
 
     Parameters
@@ -157,25 +155,42 @@ def read_extent(largest: Any, distances: Any, check: Callable[[], None], bandwid
         Of the distances.
     distances : (k,) array
         From the origin, in bandwidths.
-    check : callable
-        Called where it is not finite; raises if that is to be refused.
+    points : Data or Query
+        What is that far; looked at where it is too far, or not finite.
     bandwidth : Bandwidth
         For the message.
 
     Raises
     ------
     ValueError
-        The bandwidth is so small that distances overflow.
+        A point is not finite, or so far that distances overflow.
     """
     extent = float(largest)
     if not math.isfinite(extent):
-        check()
+        points.check_finite()
+    xp = array_namespace(distances)
     if math.isnan(extent):  # NaN is allowed: the extent is that of the others
-        xp = array_namespace(distances)
-        extent = float(xp.max(xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)))
+        distances = xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)
+        extent = float(xp.max(distances))
     if extent > 1e149:  # squares must stay finite
-        raise ValueError(f"bandwidth ({bandwidth}) is too small for the data: distances of {extent:.0e} bandwidths")
+        raise ValueError(_too_far(distances, points, bandwidth))
     return rounded(extent)
+
+
+def _too_far(distances: Any, points: Data | Query, bandwidth: Bandwidth) -> str:
+    """Say which row lies where squares of distances overflow, or that most do."""
+    xp = array_namespace(distances)
+    if 2.0 * float(count(distances > 1e149)) > distances.shape[0]:
+        return f"bandwidth ({bandwidth}) is too small for the data: distances beyond 1e149 bandwidths overflow"
+    name, row, values = points.row(int(xp.argmax(distances)))
+    column = int(np.argmax(abs(values)))
+    which = f"row {row} of {name}, {values[column]:.3g} in column {column},"
+    if math.isinf(values[column]):
+        return f"{which} is not finite; drop or fill it"
+    return (
+        f"{which} is too far from the median of train: distances beyond 1e149 bandwidths ({bandwidth}) overflow; "
+        "drop the row, rescale its column, or pass a larger bandwidth"
+    )
 
 
 def rounded(extent: float) -> float:
@@ -183,15 +198,28 @@ def rounded(extent: float) -> float:
     return 0.0 if extent == 0.0 else 2.0 ** (math.ceil(8.0 * math.log2(extent)) / 8.0)
 
 
-def _centre(points: Any) -> Any:
-    """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column."""
+def _centre(points: Any, bandwidth: Bandwidth) -> Any:
+    """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column.
+
+    Where columns are nearly dependent it may lie far from all points, in bandwidths: then it is the row closest to the
+    whitened rows' median.
+    """
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // CENTRE_ROWS), :]
-    if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
-        centre = xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
-    else:
-        centre = xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
+    centre = _median(rows)
+    if bandwidth.narrow:
+        whitened = bandwidth.whiten(rows, centre)
+        distances = radii(whitened - _median(whitened))
+        distances = xp.where(xp.isnan(distances), xp.full_like(distances, math.inf), distances)
+        centre = xp.take(rows, xp.reshape(xp.argmin(distances), (1,)), axis=0)[0, :]
     return xp.astype(centre, xp.float64, copy=False)
+
+
+def _median(rows: Any) -> Any:
+    xp = array_namespace(rows)
+    if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
+        return xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
+    return xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
 
 
 def _moved_extent(extent: float) -> float:

@@ -12,8 +12,8 @@ from ..protocol import Reduction
 from .bandwidth import Bandwidth
 from .density import density
 from .fitted import Fitted
+from .public import public
 from .request import Goal, Request
-from .untraced import untraced
 
 __all__ = ["Prepared"]
 
@@ -66,7 +66,7 @@ class Prepared:
     def device(self) -> str:
         return self._fitted.current.choice.device
 
-    @untraced
+    @public
     def estimate(self, query: Any, *, log: bool = False) -> Any:
         """Estimate the density at ``query``.
 
@@ -101,7 +101,7 @@ class Prepared:
 
         return self._fitted.serve(compute)
 
-    @untraced
+    @public
     def grad_log_density(self, query: Any) -> Any:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; not for ``method="laplace"``.
 

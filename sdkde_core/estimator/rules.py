@@ -155,7 +155,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
         raise ValueError(f"bandwidth is {bandwidth!r}; pass one of {known}, or values{did_you_mean(bandwidth, RULES)}")
     xp = array_namespace(train)
     train = xp.astype(train, xp.float64, copy=False)
-    weights, n_eff = None, float(train.shape[0])
+    weights, carrying, n_eff = None, None, float(train.shape[0])
     if log_weights is not None:
         weights = xp.exp(log_weights)
         n_eff = 1.0 / float(xp.sum(weights**2))
@@ -165,7 +165,16 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
     n = int(train.shape[0])
     if n == 1 or n_eff <= 1.0 + 1e-12:
         raise ValueError(f"bandwidth={bandwidth!r} needs two samples with weight; pass bandwidth as a number")
-    constant = np.flatnonzero(to_host(xp.min(train, axis=0)) == to_host(xp.max(train, axis=0)))
+    low, high = to_host(xp.min(train, axis=0)), to_host(xp.max(train, axis=0))
+    if not (np.isfinite(low) & np.isfinite(high)).all():
+        values = to_host(train)
+        i, j = (int(k) for k in np.argwhere(~np.isfinite(values))[0])
+        row = i if carrying is None else int(to_host(carrying)[i])
+        raise ValueError(
+            f"bandwidth={bandwidth!r} is chosen from train, which has {values[i, j]} at row {row}, column {j}; drop or "
+            "fill it, or pass bandwidth as a number"
+        )
+    constant = np.flatnonzero(low == high)
     if constant.size:
         raise ValueError(
             f"bandwidth={bandwidth!r} needs columns that vary, but column {constant[0]} of train is constant"
@@ -176,8 +185,15 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
             f"bandwidth={bandwidth!r} needs more samples with weight than dimensions for a covariance of full rank, "
             f"but there are {n} in {d}; pass 'silverman' or numbers"
         )
-    with np.errstate(all="ignore"):
-        value = RULES[bandwidth](_Sample(train, weights, n_eff))
+    value = RULES[bandwidth](_Sample(train, weights, n_eff))
+    per_column = np.diagonal(value) if value.ndim == 2 else np.broadcast_to(value, (d,))
+    beyond = np.flatnonzero(~((per_column > 0) & (per_column < np.inf)))
+    if beyond.size:
+        j = int(np.argmax(high - low)) if value.ndim == 0 else beyond[0]
+        raise ValueError(
+            f"bandwidth={bandwidth!r} would be {per_column[j]} in column {j} of train, which goes from {low[j]:.3g} to "
+            f"{high[j]:.3g}: float64 does not hold it; rescale that column, or pass bandwidth as numbers"
+        )
     return Bandwidth.of(value, d, rule=bandwidth)
 
 

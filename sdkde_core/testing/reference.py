@@ -1,14 +1,15 @@
 """The oracle: every estimator by its definition, slowly, in float64.
 
-Direct differences and log-sum-exp, with Mahalanobis distances taken from the user's bandwidth matrix H itself: nothing
-here is shared with the core's whitening or with a backend. The paper's expanded formulas (`paper_*`) stand beside it:
-equal on benign data, less accurate elsewhere.
+Direct differences and log-sum-exp, with Mahalanobis distances taken from the user's bandwidth matrix H itself, factored
+in decimal arithmetic: nothing here is shared with the core's whitening or with a backend. The paper's expanded formulas
+(`paper_*`) stand beside it: equal on benign data, less accurate elsewhere.
 
 Source of the formulas: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores".
 """
 
 from __future__ import annotations
 
+import decimal
 import math
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+
+#: Of the arithmetic in which a matrix H is factored: enough for any H that is positive definite in float64.
+DIGITS = 60
 
 
 class Sums(NamedTuple):
@@ -69,10 +73,14 @@ def sums(
     y, x = _points(query), _points(train)
     log_w = _log_weights(len(x), weights) if log_weights is None else np.asarray(log_weights, float)
     own = _own_columns(exclude_self, len(y))
-    rows = [_row(y_i, x, bandwidth, log_w, i, scale) for y_i, i in zip(y, own)]
+    full = np.ndim(bandwidth) == 2
+    if full:
+        y, x = _whitened(bandwidth, y, x)
+    rows = [_row(y_i, x, 1.0 if full else bandwidth, log_w, i, scale) for y_i, i in zip(y, own)]
+    shift = np.array([r[1] for r in rows]).reshape(len(y), x.shape[1])
     return Sums(
         log_sum=np.array([r[0] for r in rows]),
-        shift=np.array([r[1] for r in rows]).reshape(len(y), x.shape[1]),
+        shift=_stretched(bandwidth, shift) if full else shift,
         signed=np.array([r[2] for r in rows]),
         log_plus=np.array([r[3] for r in rows]),
     )
@@ -85,7 +93,7 @@ def _own_columns(exclude_self: bool | ArrayLike, m: int) -> NDArray[np.int64]:
     return np.asarray(exclude_self, np.int64)
 
 
-def _row(y: Array, x: Array, bandwidth: ArrayLike, log_w: Array, own: int, scale: float) -> Any:
+def _row(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array, own: int, scale: float) -> Any:
     # Columns more than 746 nats below the largest term add exp(−746) = 0. Those that are clearly below, whatever
     # float64 rounds, are left out of what follows, which is slow.
     with np.errstate(over="ignore"):
@@ -164,9 +172,12 @@ def estimate(
     """Return the density at ``query`` (default: at ``train``), or its log; Laplace's log is NaN where p̂ < 0."""
     x = _points(train)
     y = x if query is None else _points(query)
+    constant = -0.5 * x.shape[1] * math.log(2 * math.pi) - 0.5 * _log_determinant(bandwidth, x.shape[1])
+    if np.ndim(bandwidth) == 2:  # moved samples would lose digits in the units of the data
+        y, x = (_points(a) for a in _whitened(bandwidth, y, x))
+        bandwidth = 1.0
     centres = debias(x, bandwidth, weights=weights, exclude_self=exclude_self) if method == "sdkde" else x
     result = sums(y, centres, bandwidth, weights=weights, exclude_self=exclude_self)
-    constant = -0.5 * x.shape[1] * math.log(2 * math.pi) - 0.5 * _log_determinant(bandwidth, x.shape[1])
     if method in ("kde", "sdkde"):
         log_density = result.log_sum + constant
         return log_density if log else np.exp(log_density)
@@ -237,13 +248,45 @@ def _log_weights(n: int, weights: ArrayLike | None) -> Array:
 
 
 def _mahalanobis(a: Any, b: Any, bandwidth: ArrayLike) -> Any:
-    """aᵀ H⁻¹ b for every row, in the precision of a and b (a full H: LAPACK's float64)."""
+    """aᵀ H⁻¹ b for every row, in the precision of a and b; H is diagonal."""
     h = np.asarray(bandwidth, float)
     if h.ndim == 0:
         return np.vecdot(a, b) / np.square(h, dtype=np.longdouble)
-    if h.ndim == 1:
-        return (a * b / np.square(h, dtype=np.longdouble)).sum(axis=-1)
-    return (a * np.linalg.solve(h, np.atleast_2d(b).astype(float).T).T).sum(axis=-1)
+    return (a * b / np.square(h, dtype=np.longdouble)).sum(axis=-1)
+
+
+def _whitened(bandwidth: ArrayLike, y: Array, x: Array) -> Any:
+    """L⁻¹(y − x₀) and L⁻¹(x − x₀), H = L Lᵀ, by forward substitution in decimal arithmetic; in extended precision."""
+    with decimal.localcontext(prec=DIGITS):
+        factor, u = _decimal_factor(bandwidth), _decimal(np.concatenate([y, x])) - _decimal(x[:1])
+        for k, row in enumerate(factor):
+            u[:, k] = (u[:, k] - sum(row[j] * u[:, j] for j in range(k))) / row[k]
+        high = u.astype(float)
+        wide = high.astype(np.longdouble) + (u - _decimal(high)).astype(float)
+    return wide[: len(y)], wide[len(y) :]
+
+
+def _stretched(bandwidth: ArrayLike, u: Array) -> Array:
+    """L u for every row."""
+    with decimal.localcontext(prec=DIGITS):
+        return (_decimal(u) @ _decimal_factor(bandwidth).T).astype(float)
+
+
+def _decimal_factor(bandwidth: ArrayLike) -> Any:
+    """The Cholesky factor of the symmetric part of H, in the digits of the context."""
+    factor = _decimal(np.asarray(bandwidth, float))
+    factor = (factor + factor.T) / 2
+    for k in range(len(factor)):
+        factor[k, k + 1 :] = decimal.Decimal(0)
+        factor[k, k] = (factor[k, k] - sum(factor[k, :k] ** 2)).sqrt()
+        for i in range(k + 1, len(factor)):
+            factor[i, k] = (factor[i, k] - sum(factor[i, :k] * factor[k, :k])) / factor[k, k]
+    return factor
+
+
+def _decimal(x: Array) -> Any:
+    """The same numbers, exactly, as an array of objects."""
+    return np.vectorize(decimal.Decimal, otypes=[object])(x)
 
 
 def _log_determinant(bandwidth: ArrayLike, d: int) -> float:
@@ -251,4 +294,5 @@ def _log_determinant(bandwidth: ArrayLike, d: int) -> float:
     h = np.asarray(bandwidth, float)
     if h.ndim < 2:
         return float(2 * np.log(np.broadcast_to(h, (d,))).sum())
-    return float(np.linalg.slogdet(h)[1])
+    with decimal.localcontext(prec=DIGITS):
+        return float(2 * sum(pivot.ln() for pivot in np.diagonal(_decimal_factor(h))))

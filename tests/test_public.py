@@ -1,5 +1,6 @@
-"""Calls from a function that PyTorch compiles: they break its graph, and nothing of sdkde is traced."""
+"""Calls of what is public: from a function that PyTorch compiles, and whatever NumPy's error state says."""
 
+import pickle
 import subprocess
 import sys
 
@@ -9,8 +10,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from pairwise import cases
 
 import sdkde_core
+from sdkde_core.estimator.rules import RULES
 
 RNG = np.random.default_rng(0)
 X, Y, W = torch.tensor(RNG.normal(size=(60, 3))), torch.tensor(RNG.normal(size=(20, 3))), torch.tensor(RNG.random(60))
@@ -103,3 +106,57 @@ print(torch.compile(lambda x: sdkde_core.estimate(x).sum(), backend="eager")(tor
 """
     done = subprocess.run([sys.executable, "-c", code, str(traced)], capture_output=True, text=True, check=True)
     assert not traced or float(done.stdout) == pytest.approx(sdkde_core.estimate(np.arange(9.0)).sum())
+
+
+# --- NumPy's error state ----------------------------------------------------------------------------------------
+
+#: Samples and queries among which something underflows, overflows, or is NaN on the way, and such bandwidths.
+SAMPLES = np.concatenate([RNG.normal(size=(40, 3)), [[1e5, 0.0, 1e-200], [0.0, 1e-310, 0.0]]])
+QUERIES = np.concatenate([SAMPLES, [[1e100, 0.0, -1e100]]])
+WEIGHTS = np.r_[1e-300, 1e-200, np.zeros(5), RNG.random(35)]
+MATRIX = np.array([[1e-2, 1e-1, 0.0], [1e-1, 1e6, 0.0], [0.0, 0.0, 1e-300]]) + np.diag([0.0, 0.0, 1.0])
+BANDWIDTHS = [0.5, [0.5, 1e-30, 1e150], MATRIX, *RULES]
+
+
+@pytest.fixture
+def raising():
+    with np.errstate(all="raise"):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("method", "bandwidth", "dtype"),
+    cases(("kde", "sdkde", "laplace"), range(len(BANDWIDTHS)), ("float32", "float64")),
+)
+def test_no_error_state_shows(method, bandwidth, dtype, raising):
+    with np.errstate(all="ignore"):
+        x, y = SAMPLES.astype(dtype), np.clip(QUERIES, -1e30, None if dtype == "float64" else 1e30).astype(dtype)
+    options = {"method": method, "bandwidth": BANDWIDTHS[bandwidth], "weights": WEIGHTS}
+    sdkde_core.estimate(x, y, **options)
+    ready = pickle.loads(pickle.dumps(sdkde_core.prepare(x, **options)))
+    ready.estimate(y)
+    assert repr(ready)
+    assert str(sdkde_core.explain(x, y, measure=True, **options))
+    if method == "sdkde":
+        sdkde_core.debias(x, **options)
+        sdkde_core.grad_log_density(x, y, **options)
+        ready.grad_log_density(y)
+
+
+@pytest.mark.parametrize("bandwidth", range(len(BANDWIDTHS)))
+def test_no_error_state_shows_in_a_bandwidth(bandwidth, raising):
+    whole = sdkde_core.prepare(SAMPLES, bandwidth=BANDWIDTHS[bandwidth]).bandwidth
+    for b in (whole, sdkde_core.Bandwidth(3, whole.factor), whole.scaled(1e-160)):
+        assert np.isfinite(b.matrix).all()
+        assert np.isfinite(b.log_constant)
+        assert str(b)
+        for act in (b.stretch, b.pull_back, lambda u, b=b: b.whiten(u, SAMPLES[0])):
+            assert act(QUERIES).shape == QUERIES.shape
+
+
+@pytest.mark.parametrize("value", [np.longdouble("1e4000"), [1e-300, 1.0, np.inf], np.diag([1e308, -1.0, 1e308])])
+def test_no_error_state_shows_in_an_error(value, raising):
+    with pytest.raises(ValueError, match="bandwidth"):
+        sdkde_core.Bandwidth.of(value, 3)
+    with pytest.raises(ValueError, match="not finite"):
+        sdkde_core.estimate(np.array([1.0, np.inf, -np.inf, np.longdouble("1e4000")]), bandwidth=0.5)

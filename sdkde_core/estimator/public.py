@@ -1,4 +1,4 @@
-"""The way out of torch.compile: what is public here runs as Python, also where a compiled function calls it."""
+"""The entrance: what is public runs untraced by torch.compile, and whatever NumPy's error state says."""
 
 from __future__ import annotations
 
@@ -7,19 +7,36 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["untraced"]
+import numpy as np
+
+__all__ = ["public", "quiet"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def untraced(function: Callable[P, T]) -> Callable[P, T]:
-    """Break PyTorch's graphs at the call of ``function``: nothing within is traced.
+def quiet(function: Callable[P, T]) -> Callable[P, T]:
+    """Have NumPy pass over underflow, overflow and NaN within ``function``.
+
+    Sums of exponentials underflow by design, and what must not overflow is checked.
+    """
+
+    @wraps(function)
+    def ignoring(*args: P.args, **kwargs: P.kwargs) -> T:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return ignoring
+
+
+def public(function: Callable[P, T]) -> Callable[P, T]:
+    """Make ``function`` :func:`quiet`, and break PyTorch's graphs at its call: nothing within is traced.
 
     There is little to trace, and much to stumble over: of an estimate PyTorch would compile some 250 frames, which
     takes it ten seconds, turn NumPy into tensors, warn of caches, and fail in kernels. PyTorch is not imported for
     this: as long as its tracer is not either, nobody traces.
     """
+    function = quiet(function)
     outside: Any = None
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,0 +1,112 @@
+"""Points so far from the centre that float64 does not hold what sets them apart.
+
+Coordinates in bandwidths are rounded: at ρ bandwidths from the centre by up to ερ, ε = 2⁻⁵². So ½ r² of two points
+there is wrong by up to 2 ε ρ r, by about a fifth of that as a rule. Against a tolerance of a + ½ b r² that does no harm
+where r ≥ 4 ε ρ / b, nor at any r where ε ρ ≤ √(a b / 2). Nor where coordinates are equal, as fill values are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from ..arrays import detached, to_host
+from ..engine.outliers import radii
+from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
+from .bandwidth import Bandwidth
+
+__all__ = ["REACH", "check_resolution"]
+
+Array = NDArray[np.float64]
+
+EPS = 2.0**-52
+
+#: Bandwidths from the centre within which nothing is refused. At ``"float64"`` that is beyond √(a b / 2) / ε, 1e4: rows
+#: farther than 2e4, and 5 to 1000 bandwidths from the nearest sample, may miss the tolerances up to four times.
+REACH = {"fast": 1e10, "high": 1e9, "float64": 1e5}
+
+#: Bandwidths: a sample at √(r² + SIGHT²) adds nothing to a row that has one at r, whatever the weights.
+SIGHT = 64.0
+
+
+def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Columns, rows: Any = None) -> None:
+    """Raise where a row and a column, both beyond the precision's reach, are too near each other for their rounding.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the extent of rows and columns.
+    bandwidth : Bandwidth
+        By a matrix each coordinate is a sum over all columns of the data, so that one which is far spoils them all.
+    columns : Columns
+        Those of weight zero add nothing and are passed over.
+    rows : (m, d) array, optional
+        Query points. None: the columns.
+
+    Raises
+    ------
+    ValueError
+    """
+    reach = REACH[problem.precision]
+    if problem.extent <= reach:
+        return
+    there, far_columns = _beyond(reach, columns.points, columns.log_weights)
+    here, far_rows = _beyond(reach, columns.points if rows is None else rows)
+    mixed, relative = bandwidth.factor.ndim == 2, TOLERANCES[problem.precision][problem.reduction].relative
+    most = 4.0 / relative if problem.reduction is Reduction.MEAN else math.inf  # no shift is wrong by more than 2 r
+    same = here if rows is None else np.full(len(here), -1)
+    found = _near_pair(far_rows, far_columns, reach, (4.0 * EPS / relative, most), mixed, (same, there))
+    if found is None:
+        return
+    i, j, distance = found
+    far = float(np.linalg.vector_norm(far_rows[i]))
+    others = [p for p in PRECISIONS if REACH[p] > max(far, reach)]
+    hint = f"pass precision={others[-1]!r}, which holds up to {REACH[others[-1]]:.0e}, " if others else "pass "
+    row = f"row {here[i]} of {'train' if rows is None else 'query'}"
+    raise ValueError(
+        f"precision={problem.precision!r} holds up to {reach:.0e} bandwidths from the median of train, but {row} is "
+        f"{far:.1e} away, and {distance:.2g} from row {there[j]} of train: rounding to float64 blurs that by "
+        f"{far * EPS:.0e}; {hint}a larger bandwidth, or groups of points that are so far apart one by one"
+    )
+
+
+def _beyond(reach: float, points: Any, log_weights: Any = None) -> tuple[Array, Array]:
+    """Return the indices of the points with weight beyond ``reach``, and the points, on the host."""
+    points = detached(points)
+    xp = array_namespace(points)
+    beyond = radii(points) > reach
+    indices = xp.nonzero(beyond if log_weights is None else beyond & (log_weights > -math.inf))[0]
+    return to_host(indices), to_host(xp.take(points, indices, axis=0))
+
+
+def _near_pair(
+    rows: Array, columns: Array, reach: float, near: tuple[float, float], mixed: bool, points: tuple[Array, Array]
+) -> tuple[int, int, float] | None:
+    """Return indices and distance of a row and a column that are too near each other; or None.
+
+    Such a pair is near in a coordinate that is far: pairs are looked for among those, coordinate by coordinate.
+    ``near``: the share of the distance from the centre that is too near, and bandwidths that are not. ``points``: which
+    point each row and column is; where it is the same one, nothing is lost.
+    """
+    own = np.isin(*points)
+    root = math.sqrt(rows.shape[1]) if mixed else 1.0
+    for k, v in enumerate(rows.T):
+        order = np.argsort(columns[:, k], kind="stable")
+        keys, width = columns[order, k], np.minimum(near[0] * root * abs(v), near[1])
+        first, last = np.searchsorted(keys, v - width), np.searchsorted(keys, v + width, side="right")
+        harmless = own if mixed else np.searchsorted(keys, v, side="right") - np.searchsorted(keys, v)
+        for i in np.flatnonzero((abs(v) * root > reach) & (last - first > harmless)):
+            others = order[first[i] : last[i]]
+            distances = np.linalg.vector_norm(columns[others] - rows[i], axis=1)
+            far = np.linalg.vector_norm(rows[i]) if mixed else abs(v[i])
+            # What is farther than the nearest sample by more than SIGHT adds nothing to the row, right or wrong.
+            width_i = min(near[0] * far, near[1], math.hypot(distances.min(), SIGHT) + 16.0 * EPS * far)
+            differ = points[1][others] != points[0][i] if mixed else columns[others, k] != v[i]
+            found = np.flatnonzero(differ & (distances < width_i))
+            if found.size:
+                return int(i), int(others[found[0]]), float(distances[found[0]])
+    return None

@@ -1,0 +1,97 @@
+"""Points so far from the centre that float64 does not hold what sets them apart."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import sdkde_core
+from sdkde_core.estimator.resolution import REACH
+from sdkde_core.protocol import TOLERANCES, Reduction
+from sdkde_core.testing import reference
+
+FULL = [[0.25, 0.1, 0.0], [0.1, 0.25, 0.0], [0.0, 0.0, 0.25]]
+
+
+def _clusters(distance, d=3, n=60, seed=0):
+    """Most points at the origin, where the centre is, the others at ``distance`` bandwidths of 0.6."""
+    rng = np.random.default_rng([seed, d])
+    x, towards = rng.normal(size=(n, d)), rng.normal(size=d)
+    x[2 * n // 3 :] += 0.6 * distance * towards / np.linalg.norm(towards)
+    return x
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+@pytest.mark.parametrize("d", [1, 2, 8])
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_what_is_accepted_is_right_and_what_is_refused_is_nearly_wrong(precision, d, method):
+    reach, tolerance = REACH[precision], TOLERANCES[precision][Reduction.LOG_SUM]
+
+    def error(distance, away):
+        x, options = _clusters(distance, d), {"method": method, "bandwidth": 0.6, "log": True}
+        y = x + away / np.sqrt(d)
+        got, want = sdkde_core.estimate(x, y, precision=precision, **options), reference.estimate(x, y, **options)
+        return (abs(got - want) / tolerance.at(want)).max()
+
+    assert error(0.9 * reach, 0.1) < 1.0
+    with pytest.raises(ValueError, match=re.escape(f"precision='{precision}' holds up to {reach:.0e}")):
+        error(10.0 * reach, 0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(REACH, precision, np.inf)
+        assert error(300.0 * reach, 12.0) > 1.0
+
+
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_fill_values_are_no_precision_lost(precision):
+    """Equal numbers, however far; and points that are far from one another."""
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    x[3:9, 0], x[20:30, 1], x[40:42], x[50, 2], x[60] = 1e20, -1e20, 1e20, 9.96921e36, [1e100, 0.0, 1.0]
+    y = np.concatenate([x[:70], 1e100 * x[100:110]])
+    options = {"bandwidth": 0.5, "log": True}
+    for method in ("kde", "sdkde"):
+        for query in (None, y):
+            got = sdkde_core.estimate(x, query, method=method, precision=precision, **options)
+            want = reference.estimate(x, query, method=method, **options)
+            assert (abs(got - want) <= 2 * TOLERANCES[precision][Reduction.LOG_SUM].at(want)).all()
+
+
+def test_nothing_is_refused_where_each_point_is_alone():
+    """At 1e12 bandwidths, of which even the nearest two are 1e8 apart: every sample sees itself only."""
+    x = np.random.default_rng(0).normal(size=(300, 2))
+    for precision in TOLERANCES:
+        for query in (None, x):
+            got = sdkde_core.estimate(x, query, bandwidth=1e-12, precision=precision, log=True)
+            assert np.ptp(got) < 1e-9
+
+
+def test_what_a_matrix_mixes_is_refused():
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    x[3] = [1e20, 0.1, 0.2]
+    assert np.isfinite(sdkde_core.estimate(x, bandwidth=FULL, log=True)).all()
+    x[4] = [1e20, 0.3, 0.7]
+    with pytest.raises(ValueError, match=r"row 3 of train is .* from row 4 of train: rounding .* pass a larger"):
+        sdkde_core.estimate(x, bandwidth=FULL)
+    assert np.isfinite(sdkde_core.estimate(x, bandwidth=0.5, log=True)).all()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_rows_are_named_and_ways_out(kind):
+    x = _clusters(1e7)
+    y = np.concatenate([x[:3], x[-1:] + 0.1])
+    x, y = kind(x), kind(y)
+    options = {"bandwidth": 0.6, "precision": "float64"}
+    said = r"row 3 of query is 1.0e\+07 away, and 0.\d+ from row 59 of train: .* by 2e-09; pass precision='high', which"
+    with pytest.raises(ValueError, match=said):
+        sdkde_core.estimate(x, y, method="kde", **options)
+    with pytest.raises(ValueError, match="row 40 of train"):
+        sdkde_core.debias(x, **options)
+    ready = sdkde_core.prepare(x, method="kde", **options)
+    assert ready.estimate(y[:3]).shape == (3,)
+    with pytest.raises(ValueError, match=said):
+        ready.estimate(y)
+    with pytest.raises(ValueError, match=said):
+        ready.grad_log_density(y)
+    near = sdkde_core.prepare(x[:40], method="kde", **options)
+    assert near.estimate(y, log=True)[3] < -1e13, "rows may be anywhere where no sample is"
+    assert sdkde_core.estimate(x, y, bandwidth=0.5).shape == (4,)
