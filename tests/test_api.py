@@ -199,7 +199,8 @@ def test_one_outlier_at_ten_million_bandwidths():
 
 
 def test_a_bandwidth_that_overflows_is_refused():
-    with pytest.raises(ValueError, match="distances beyond 1e149 bandwidths .* overflow; .* or pass a larger bandwidth"):
+    message = r"distances beyond 1e149 bandwidths .* overflow; .* or pass a larger bandwidth"
+    with pytest.raises(ValueError, match=message):
         sdkde_core.estimate([[1.0], [2.0]], bandwidth=1e-200)
 
 
