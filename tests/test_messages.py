@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 import sdkde_core
 from sdkde_core import BackendUnavailable, SdkdeWarning, messages, protocol
-from sdkde_core.choice import calibration, registry
+from sdkde_core.choice import calibration, registry, select
 from sdkde_core.cli.main import main
 from sdkde_core.plugin import did_you_mean, warn_once
-from sdkde_core.protocol import Support
+from sdkde_core.protocol import Problem, Reduction, Support
 from sdkde_core.tuning import tuned
 
 X = [0.0, 1.0, 3.0]
@@ -120,7 +120,6 @@ def test_commands_tell_it_in_a_line(monkeypatch, tmp_path):
 
 def test_backends_and_the_tuner_tell_it_too(monkeypatch):
     from sdkde_core import tuning
-    from sdkde_core.protocol import Problem, Reduction
 
     monkeypatch.setattr(tuning, "_lookup", lambda: broken)
     query = tuning.Query("a", "kernel", 1, 2, "card", "sm_90")
@@ -228,3 +227,15 @@ def test_a_variable_that_is_not_right_is_named(variable, value, told, monkeypatc
     if variable == "SDKDE_BACKEND":
         with pytest.raises(BackendUnavailable, match=f"^backend '{value}'"):
             sdkde_core.estimate(X, [1.0], backend=value)
+
+
+@pytest.mark.parametrize("variable", ["SDKDE_NUM_THREADS", "SDKDE_TUNING"])
+def test_no_backend_is_blamed_that_would_stumble_over_it(variable, monkeypatch):
+    """Named, with data on a card, it is not priced, and so nothing looks at what was calibrated before it works."""
+    (working,) = (r for r in registry.records() if r.name == "numpy")
+    card = replace(working, name="card", info=replace(working.info, name="card", devices=("cuda",)))
+    monkeypatch.setattr(registry, "records", lambda: (card,))
+    monkeypatch.setenv(variable, "of")
+    problem = Problem(Reduction.LOG_SUM, 5, 5, 1, device="cuda:0")
+    with pytest.raises(ValueError, match=f"^{variable} is 'of'"):
+        select.choose([problem], backend="card", data_device="cuda:0")

@@ -13,7 +13,8 @@ from typing import Any
 from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem
 from . import registry, started
-from .hardware import is_here, processor
+from .calibration import tuning_is_off
+from .hardware import cpu_threads, is_here, processor
 from .judge import Candidate, Share, judge, startup_seconds
 
 __all__ = ["Choice", "choose", "named_backend", "parse_device", "rank"]
@@ -109,8 +110,10 @@ def choose(
     BackendUnavailable
         The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
     ValueError
-        ``backend_options`` without a named backend, or options that the backend does not take.
+        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS`` or
+        ``SDKDE_TUNING`` cannot be right.
     """
+    cpu_threads(), tuning_is_off()  # raise for what is set wrongly, before a backend stumbles over it and is blamed
     named = named_backend(backend)
     told = f"SDKDE_BACKEND is {named!r}: " if named != backend else ""
     if named != "auto":
