@@ -62,6 +62,10 @@ def test_any_distance_through_every_call(backend, distance, d, stray, weighted):
     case, h = problems.far(40, 11, d, distance, stray=stray), 0.5
     x, y, w = h * case.points, h * case.queries, np.random.default_rng(2).random(40) if weighted else None
     options = {"bandwidth": h, "weights": w, "backend": backend}
+    if stray and distance == 1e12:  # where float64 still tells a row from a sample beside it, but not well enough
+        with pytest.raises(ValueError, match=r"holds up to 1e\+09 bandwidths"):
+            sdkde_core.estimate(x, y, **options)
+        return
     for method in METHODS:
         given, its = {**options, "method": method}, {"method": method, "bandwidth": h, "weights": w, "log": True}
         want = reference.estimate(x, y, **its)
