@@ -2,6 +2,8 @@
 
 =================  ===================================================================================================
 threads            :func:`cpu_threads` (honours ``SDKDE_NUM_THREADS``), :func:`check_threads`, :func:`map_threads`
+the host's memory  :func:`claim_memory` before a library that ends the process without, :func:`free_memory`,
+                   :func:`total_memory`
 partial results    :func:`merge` over columns, :func:`concatenate` over rows, :func:`stack` over scales,
                    :func:`each` array, :func:`empty` for no rows, :func:`safe_log`
 whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
@@ -25,6 +27,7 @@ from .choice.hardware import cpu_threads, processor, speedup
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, in_slabs, memory_errors, on_device
 from .engine.exact import reduce_exact
+from .engine.memory import claim_memory, free_memory, total_memory
 from .engine.merge import concatenate, each, empty, merge, safe_log, stack
 from .engine.outliers import radii
 from .engine.threads import check_threads, map_threads
@@ -40,11 +43,13 @@ __all__ = [
     "cache_folder",
     "card_name",
     "check_threads",
+    "claim_memory",
     "concatenate",
     "cpu_threads",
     "did_you_mean",
     "each",
     "empty",
+    "free_memory",
     "in_slabs",
     "map_threads",
     "memory_errors",
@@ -60,6 +65,7 @@ __all__ = [
     "speedup",
     "stack",
     "to_host",
+    "total_memory",
     "typical_extent",
     "warn_once",
     "work_seconds",

@@ -14,6 +14,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
 from .finish import finish, put
+from .memory import ROWS
 from .modes import Box, choose_box, density_bound, fields
 from .neighbours import FARTHEST, Neighbourhoods, Outside
 from .transforms import to_modes, to_points
@@ -22,9 +23,6 @@ Array = NDArray[Any]
 
 #: Points of the sample that boxes are chosen by.
 SAMPLE = 1 << 16
-
-#: Rows at a time, which bounds the memory of angles and fields.
-ROWS = 1 << 20
 
 
 @dataclass(frozen=True)

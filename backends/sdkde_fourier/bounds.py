@@ -12,7 +12,7 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["around_a_cell", "cutoff", "error", "relative_budget", "tolerance"]
+__all__ = ["around_a_cell", "cutoff", "error", "relative_budget", "requested", "tolerance"]
 
 #: Error of S, of its derivative in bandwidths, and of L over 1 + d/2, over ε times the largest S. Measured: at most 2,
 #: and 6 where ε is 1e-14, rounding included.
@@ -28,6 +28,12 @@ FINEST, COARSEST = 1e-14, 1e-7
 SMALLEST = 1e-280
 
 UNIT_ROUNDOFF = 2.0**-53
+
+#: In three dimensions the size of finufft's grid decides the time: it is COARSE times as fine as the modes per
+#: dimension, rather than twice. At the same tolerance that is more accurate at the low modes, which make up most of a
+#: Gaussian: so COARSE_SLACK times the tolerance is asked for, where that is not below COARSE_FINEST, what the widest
+#: kernel gives.
+COARSE, COARSE_SLACK, COARSE_FINEST = 1.5, 10.0, 1e-12
 
 
 def cutoff(epsilon: float) -> float:
@@ -53,6 +59,13 @@ def tolerance(problem: Problem, floor: float, largest: float) -> float:
     """Return the ε with which rows whose sum is ``floor`` keep the tolerance."""
     wanted = relative_budget(problem, 6.0) * floor / (TRANSFORMS * largest)
     return min(max(wanted, FINEST), COARSEST)
+
+
+def requested(epsilon: float, d: int) -> tuple[float, float]:
+    """Return what finufft is asked for: how much finer its grid is than the modes, and its tolerance."""
+    if d == 3 and COARSE_SLACK * epsilon >= COARSE_FINEST:
+        return COARSE, COARSE_SLACK * epsilon
+    return 2.0, epsilon
 
 
 def relative_budget(problem: Problem, shift: float = 0.0) -> float:

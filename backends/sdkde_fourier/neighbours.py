@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import concatenate, map_threads, reduce_exact
+from sdkde_core.plugin import claim_memory, concatenate, map_threads, reduce_exact
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from .finish import put
@@ -32,6 +35,12 @@ Array = NDArray[Any]
 
 #: Pairs that are summed at a time, and rows whose neighbours are counted at a time.
 PAIRS, ROWS = 1 << 19, 1 << 15
+
+#: Fewest rows whose neighbours a thread looks for.
+QUERIES = 256
+
+#: What a pair takes while it is found, as a number of a list, or summed: bytes.
+PAIR = 64
 
 #: Rows up to which all columns are scanned: to build a tree, or to sort, takes longer.
 FEW = 12
@@ -91,17 +100,29 @@ class _Tree:
     """In more dimensions: a k-d tree."""
 
     def __init__(self, points: Array, threads: int) -> None:
-        from scipy.spatial import cKDTree
+        with _room_to_import("scipy.spatial"):
+            from scipy.spatial import cKDTree
 
         self.tree = cKDTree(points, leafsize=32, balanced_tree=False, compact_nodes=False)
         self.threads = threads
 
     def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
-        distance, index = self.tree.query(queries, k=range(1, k + 1), workers=self.threads)
+        parts = self._shared_out(lambda here: self.tree.query(queries[here], k=range(1, k + 1)), len(queries))
+        distance, index = (np.concatenate(arrays) for arrays in zip(*parts))
         return distance**2, np.minimum(index, self.tree.n - 1)
 
     def count(self, queries: Array, radius: Array) -> Array:
-        return self.tree.query_ball_point(queries, radius, return_length=True, workers=self.threads)
+        def task(here: slice) -> Array:
+            return self.tree.query_ball_point(queries[here], radius[here], return_length=True)
+
+        return np.concatenate(self._shared_out(task, len(queries)))
+
+    def _shared_out(self, task: Callable[[slice], Any], rows: int) -> list[Any]:
+        """Share rows out over threads. SciPy's own (``workers``) lose errors: the numbers would be what memory held."""
+        blocks = max(1, min(self.threads, rows // QUERIES))
+        ends = [rows * k // blocks for k in range(blocks + 1)]
+        with claim_memory("a neighbour search", tasks=blocks) as together:
+            return map_threads(task, [slice(*pair) for pair in itertools.pairwise(ends)], together)
 
     def within(self, queries: Array, radius: Array, count: Array) -> Array:
         total = int(count.sum())
@@ -265,7 +286,9 @@ class Neighbourhoods:
                 ]
                 return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs, scale)
 
-        return map_threads(task, list(itertools.pairwise(cuts)), self.threads)
+        tasks = list(itertools.pairwise(cuts))
+        with claim_memory("a sum over neighbours", each=PAIR * PAIRS, tasks=min(self.threads, len(tasks))) as together:
+            return map_threads(task, tasks, together)
 
     def _search(
         self, problem: Problem, classes: list[_WeightClass], queries: Array, own: Array | None, scale: float
@@ -393,6 +416,17 @@ class Outside:
                     whole[start + some] = np.add.reduceat(term * factor, begin)
             start = stop
         return found
+
+
+@contextmanager
+def _room_to_import(module: str) -> Iterator[None]:
+    """SciPy's OpenBLAS hangs, or interrupts the process, where its threads do not start."""
+    if module in sys.modules:
+        yield
+        return
+    cores = os.cpu_count() or 1
+    with claim_memory(f"importing {module}", tasks=cores, fewest=cores):
+        yield
 
 
 def _starts(row: Array) -> tuple[Array, Array]:

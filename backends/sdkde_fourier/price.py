@@ -17,6 +17,7 @@ from sdkde_core.plugin import Processor, cpu_threads, processor, speedup, work_s
 from sdkde_core.protocol import Problem, Reduction, Work
 
 from .bounds import cutoff
+from .memory import fields_of, peak
 
 __all__ = [
     "MOST_MODES",
@@ -26,6 +27,7 @@ __all__ = [
     "by_tiles",
     "estimate",
     "estimate_on_device",
+    "least_memory",
     "mean_neighbours",
     "plus",
     "product_seconds",
@@ -40,13 +42,11 @@ MOST_MODES = 1 << 23
 #: Rows and columns that the neighbourhoods' sizes are estimated from.
 PAIRS = (128, 1 << 13)
 
+#: Memory that any machine has, bytes.
+LITTLE = 128 << 20
+
 #: Assumed before the data are known: the transforms' tolerance, and the most neighbours of an isolated row.
 USUAL, NEIGHBOURS = 1e-11, 1000.0
-
-
-def fields_of(problem: Problem) -> int:
-    """How many transforms to points a pass takes, at each scale: each gives two real fields."""
-    return {1: 1, 2: 2, 3: 2}[problem.d] if problem.reduction is Reduction.MEAN else 1
 
 
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
@@ -160,6 +160,18 @@ def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neig
 def estimate(problem: Problem) -> tuple[str, Work]:
     """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
     return _likely(problem, _ways)
+
+
+def least_memory(problem: Problem) -> int:
+    """Return the bytes that the CPU takes at least, one transform at a time; 0 where they are few, or none.
+
+    At the usual extent, or the problem's if that is less: far points are left out of the box, and do not add to it.
+    """
+    modes = _usual_modes(problem, min(problem.extent, _usual_extent(problem)))
+    if modes > MOST_MODES or 200.0 * (modes + problem.n + problem.m) < LITTLE:  # a mode and a point take no more
+        return 0
+    shape = (int(modes ** (1.0 / problem.d)),) * problem.d
+    return 8 * (problem.n + problem.m) * (problem.d + 1) + peak(problem, shape, shape, USUAL, 1, [0.0] * problem.d)
 
 
 def estimate_on_device(problem: Problem) -> tuple[str, Work]:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import finufft
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import map_threads
+from sdkde_core.plugin import claim_memory, map_threads
+
+from . import memory
+from .bounds import requested
 
 __all__ = ["to_modes", "to_points"]
 
 Array = NDArray[Any]
 
-#: In three dimensions the size of finufft's grid decides the time: it is COARSE times as fine as the modes per
-#: dimension, rather than twice. At the same tolerance that is more accurate at the low modes, which make up most of a
-#: Gaussian: so COARSE_SLACK times the tolerance is asked for, where that is not below COARSE_FINEST, what the widest
-#: kernel gives.
-COARSE, COARSE_SLACK, COARSE_FINEST = 1.5, 10.0, 1e-12
-
-#: Fewest points of a block that a thread transforms on its own, and most modes, if more than the points.
-BLOCK, MODES = 1 << 15, 1 << 22
-
-#: Fewest points of a block that goes to modes on its own, and most modes for each.
-SPREAD, MODES_EACH = 1 << 17, 16
+#: Points that tell how far parts of all the points extend.
+SAMPLE = 1 << 12
 
 
 def to_modes(
@@ -35,10 +33,11 @@ def to_modes(
     """Return Σ_j c_j exp(−i k·θ_j) for the modes k of ``shape``, the middle one 0.
 
     Every thread transforms some of the points, and the modes are added in order: several threads of one transform would
-    spread onto the same grid in an order of their own, with other bits each time.
+    spread onto the same grid in an order of their own, with other bits each time. Where memory is short fewer work side
+    by side.
     """
-    count, modes = len(coefficients), math.prod(shape)
-    blocks = max(1, min(threads, count // SPREAD, MODES_EACH * count // modes))
+    count = len(coefficients)
+    blocks = memory.blocks_to_modes(count, shape, threads)
     ends = [count * k // blocks for k in range(blocks + 1)]
 
     def task(k: int) -> Array:
@@ -47,43 +46,70 @@ def to_modes(
         plan.setpts(*[a[here] for a in angles])
         return plan.execute(coefficients[here].astype(np.complex128))
 
-    first, *others = map_threads(task, range(blocks), blocks)
-    for other in others:
-        first += other
-    return first
+    most = -(-count // blocks)
+    extents = _extents(angles, memory.parts(most, shape, epsilon))
+    each = memory.spreading(most, shape, epsilon, extents, reserved=True)
+    with _room(shape, each, blocks) as together:
+        groups = [range(start, min(start + together, blocks)) for start in range(0, blocks, together)]
+        found = itertools.chain.from_iterable(map_threads(task, group, together) for group in groups)
+        return functools.reduce(operator.iadd, found)
+
+
+def _extents(angles: Sequence[Array], parts: int) -> list[float]:
+    """Shares of the period that points take, per dimension, the widest of so many equal parts in the first."""
+    first = np.sort(angles[0][:: max(1, len(angles[0]) // SAMPLE)])
+    first[0], first[-1] = angles[0].min(), angles[0].max()
+    ends = np.linspace(0, len(first) - 1, min(parts, len(first)) + 1).astype(int)
+    return [float(x) / (2.0 * math.pi) for x in (np.diff(first[ends]).max(), *map(np.ptp, angles[1:]))]
 
 
 def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
     """Return Σ_k f_k exp(i k·θ) at every point, for each array of modes.
 
-    Every thread transforms some of the points, on a grid of its own; where that would be large, all work on one.
+    Every thread transforms some of the points, on a grid of its own; where that would be large, all work on one. Where
+    memory is short fewer work side by side.
     """
     shape, count = fields[0].shape, len(angles[0])
-    blocks = min(threads, count // BLOCK) if math.prod(shape) <= max(count, MODES) else 1
-    if blocks < 2:
-        return _evaluate(angles, fields, epsilon, threads if blocks else 1)
+    blocks, inside = memory.blocks_to_points(count, shape, threads)
     ends = [count * k // blocks for k in range(blocks + 1)]
     found = [np.empty(count, np.complex128) for _ in fields]
 
     def task(k: int) -> None:
         here = slice(ends[k], ends[k + 1])
-        for whole, part in zip(found, _evaluate([a[here] for a in angles], fields, epsilon, 1)):
-            whole[here] = part
+        plan = _plan(2, shape, epsilon, inside)
+        plan.setpts(*[a[here] for a in angles])
+        for whole, field in zip(found, fields):
+            plan.execute(field, out=whole[here])
 
-    map_threads(task, range(blocks), blocks)
+    each = memory.interpolation(-(-count // blocks), shape, epsilon)
+    with _room(shape, each, blocks, inside) as together:
+        map_threads(task, range(blocks), together)
     return found
 
 
-def _evaluate(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
-    plan = _plan(2, fields[0].shape, epsilon, threads)
-    plan.setpts(*angles)
-    return [plan.execute(field) for field in fields]
+@contextmanager
+def _room(shape: tuple[int, ...], each: int, blocks: int, inside: int = 1) -> Iterator[int]:
+    """Claim the memory of transforms, each on ``inside`` threads of its own; yields how many may run side by side.
+
+    finufft ends the process where memory does not suffice or a thread does not start, wherever it notices in a thread.
+    """
+    purpose = f"a Fourier transform of {' × '.join(map(str, shape))} modes"
+    mend = "pass another backend, or raise that limit"
+    if inside > 1:
+        claim = claim_memory(purpose, each, tasks=inside, fewest=inside, mend=f"{mend}, or pass fewer threads")
+    else:
+        claim = claim_memory(purpose, each=each, tasks=blocks, mend=mend)
+    with claim as together:
+        try:
+            yield together
+        except RuntimeError as error:
+            if "malloc" in str(error):
+                raise MemoryError(f"{purpose}: {error}; {mend}") from error
+            raise
 
 
 def _plan(kind: int, shape: tuple[int, ...], epsilon: float, threads: int) -> Any:
     """Make a plan; kind 1 to modes, 2 to points."""
-    refinement = 2.0
-    if len(shape) == 3 and COARSE_SLACK * epsilon >= COARSE_FINEST:
-        refinement, epsilon = COARSE, COARSE_SLACK * epsilon
+    finer, epsilon = requested(epsilon, len(shape))
     sign = -1 if kind == 1 else 1
-    return finufft.Plan(kind, shape, eps=epsilon, isign=sign, nthreads=threads, upsampfac=refinement)
+    return finufft.Plan(kind, shape, eps=epsilon, isign=sign, nthreads=threads, upsampfac=finer)

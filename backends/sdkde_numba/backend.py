@@ -10,7 +10,7 @@ import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, concatenate, cpu_threads, empty, map_threads
+from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import Form, choose
@@ -85,11 +85,10 @@ class NumbaBackend:
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = log_weights / LN2 if weighted else 0.0
         step = max(1, PACK // (many * width))  # tiles of a task
-        map_threads(
-            lambda first: _pack(parts, first, packed[first : first + step]),
-            range(0, len(packed), step),
-            self.threads or cpu_threads(),
-        )
+        with claim_memory("packing", tasks=self.threads or cpu_threads()) as threads:
+            map_threads(
+                lambda first: _pack(parts, first, packed[first : first + step]), range(0, len(packed), step), threads
+            )
         uniform = 0.0 if weighted else float(log_weights[0])
         nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
         return _State(form, points, packed, weights, uniform, nan)
@@ -113,7 +112,8 @@ class NumbaBackend:
 
         tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
         with np.errstate(all="ignore"):
-            parts = map_threads(task, tasks, threads)
+            with claim_memory("a sum over tiles", tasks=threads) as together:
+                parts = map_threads(task, tasks, together)
             chunks = -(-tiles // chunk)
             blocks = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
             starts = range(0, m, height)

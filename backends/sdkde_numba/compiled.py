@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 import threading
 import time
 from typing import Any
 
 from numba import config, njit, types
+
+from sdkde_core.plugin import claim_memory
 
 from .cpu_kernels import reduce_tiles
 from .kept import reload_damaged
@@ -20,6 +23,10 @@ _logger = logging.getLogger("sdkde")
 
 #: Seconds after which a compilation is announced.
 PATIENCE = 1.0
+
+#: What compiling takes, bytes; and the threads of SciPy's OpenBLAS, which Numba imports, and which hangs, or interrupts
+#: the process, where they do not start.
+COMPILER, CORES = 128 << 20, os.cpu_count() or 1
 
 _lock = threading.Lock()
 _announced = False
@@ -35,7 +42,7 @@ def kernel(dtype: str) -> Any:
     """Return ``reduce_tiles`` for arrays of ``dtype``, compiled."""
     signature = _signature(dtype)
     if signature not in reduce_tiles.overloads:
-        with _lock:
+        with _lock, claim_memory("compiling with Numba", COMPILER, tasks=CORES, fewest=CORES):
             _compile(signature)
     return reduce_tiles
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from sdkde_core.plugin import check_threads, concatenate, empty, map_threads, stack
+from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .formulas import Formula, choose
@@ -76,8 +76,9 @@ class NumpyBackend:
                 return reduce_block(problem, state.formula, block, own_offset + r, over, state.log_weights, width)
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
-        with _single_threaded_blas():
-            parts = map_threads(task, tasks, self.threads or default_threads())
+        most = self.threads or default_threads()
+        with claim_memory("a sum over tiles", tasks=most) as threads, _single_threaded_blas():
+            parts = map_threads(task, tasks, threads)
         chunks = -(-n // chunk)
         with np.errstate(all="ignore"):
             strips = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]

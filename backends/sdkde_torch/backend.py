@@ -65,7 +65,7 @@ class TorchBackend:
         """Choose the formula from the error bounds, and pack the columns."""
         where = place(problem.device)
         single = computes_float32_exactly(where.device)
-        with torch.no_grad():
+        with torch.no_grad(), memory_errors():
             return _State(problem, columns, where, single, self._packed(problem, columns, where, single))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:

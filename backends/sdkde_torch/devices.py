@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import cpu_threads
+from sdkde_core.plugin import claim_memory, cpu_threads
 
 __all__ = ["Place", "computes_float32_exactly", "place", "workers"]
 
@@ -73,17 +73,22 @@ def workers(device: torch.device, tasks: int) -> Iterator[Callable[[Callable[[An
         with torch.no_grad():
             yield lambda task, arguments: [task(a) for a in arguments]
         return
-    threads = min(cpu_threads(), max(tasks, 1))
-    ready = threading.Barrier(threads + 1)
-    with ThreadPoolExecutor(threads, "sdkde-torch", _single_threaded) as pool:
-        # torch.set_num_threads also sets what new threads begin with, so the caller's number is put back at once.
-        with _lock:
-            before = torch.get_num_threads()
-            for _ in range(threads):
-                pool.submit(ready.wait)
-            ready.wait()
-            torch.set_num_threads(before)
-        yield lambda task, arguments: list(pool.map(task, arguments))
+    with claim_memory("a sum over tiles", tasks=min(cpu_threads(), max(tasks, 1))) as threads:
+        ready = threading.Barrier(threads + 1)
+        with ThreadPoolExecutor(threads, "sdkde-torch", _single_threaded) as pool:
+            # torch.set_num_threads also sets what new threads begin with, so the caller's number is put back at once.
+            with _lock:
+                before = torch.get_num_threads()
+                try:
+                    for _ in range(threads):
+                        pool.submit(ready.wait)
+                    ready.wait()
+                except BaseException:  # a thread does not start, or the user interrupts: the others would wait for ever
+                    ready.abort()
+                    raise
+                finally:
+                    torch.set_num_threads(before)
+            yield lambda task, arguments: list(pool.map(task, arguments))
 
 
 def _single_threaded() -> None:

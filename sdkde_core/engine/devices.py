@@ -37,7 +37,7 @@ def memory_errors() -> Iterator[None]:
         raise DeviceOutOfMemory(str(error)) from error
     except RuntimeError as error:  # PyTorch's, cuBLAS's, cuFFT's …
         named = type(error).__name__ == "OutOfMemoryError"  # PyTorch's, whatever it says
-        if named or re.search("out of memory|can't allocate|ALLOC_FAILED", str(error)):
+        if named or re.search("out of memory|can't allocate|ALLOC_FAILED|bad_alloc", str(error)):
             raise DeviceOutOfMemory(str(error)) from error
         raise
 
