@@ -1,16 +1,20 @@
 """The NumPy backend against the reference, by the tolerances of the contract."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from pairwise import cases
 from sdkde_numpy import backend as implementation
+from sdkde_numpy import products
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.bounds import FEW_ROWS, double_limit, exponent_error, extent_limit, single_limit, split_limit
 from sdkde_numpy.formulas import Direct, Expanded, Split, choose
 from sdkde_numpy.info import INFO
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import sdkde_core
 from sdkde_core.engine.merge import each
@@ -228,17 +232,122 @@ def test_the_callers_error_state_does_not_matter():
             assert errors(problem, got, want).max() <= 1.0
 
 
-def test_blas_threads_are_restored_after_overlapping_calls():
-    before = [lib.num_threads for lib in implementation._blas().lib_controllers]
-    case = make("mixture", 2000, 2000, 3)
+def _blas_threads():
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+def test_blas_keeps_the_threads_that_the_user_gave_it(monkeypatch):
+    """Before, while and after calls from several threads, also where one fails."""
+    case = make("mixture", 2000, 600, 3)
     problem = case.problem(Reduction.LOG_SUM, "high")
-    workers = [threading.Thread(target=answer, args=(INFO, NumpyBackend(), problem, case)) for _ in range(4)]
-    for w in workers:
-        w.start()
-    for w in workers:
-        w.join()
-    assert [lib.num_threads for lib in implementation._blas().lib_controllers] == before
-    assert not [t for t in threading.enumerate() if t.name.startswith("sdkde")]
+    seen, real = [], implementation.reduce_block
+
+    def seeing(*arguments):
+        seen.append(_blas_threads())
+        if len(seen) % 5 == 0:
+            raise ZeroDivisionError
+        return real(*arguments)
+
+    def call():
+        with suppress(ZeroDivisionError):
+            answer(INFO, NumpyBackend(threads=2), problem, case)
+
+    monkeypatch.setattr(implementation, "reduce_block", seeing)
+    for limit in (None, 3, 1):
+        with threadpool_limits(limit):
+            given = _blas_threads()
+            callers = [threading.Thread(target=call) for _ in range(4)]
+            for caller in callers:
+                caller.start()
+            for caller in callers:
+                caller.join()
+            assert [threads for threads in seen if threads != given] == []
+            assert _blas_threads() == given
+        seen.clear()
+    assert not [t for t in threading.enumerate() if t.name.startswith("sdkde_")]
+
+
+@pytest.mark.parametrize("d", [1, 3, 17, 90, 300])
+def test_same_bits_whatever_the_number_of_threads_of_blas(d):
+    for n, m in ((1300, 300), (20_000, 1)):
+        case = make("weights", n, m, d)
+        for reduction, precision in ((Reduction.LAPLACE, "fast"), (Reduction.MEAN, "high")):
+            problem = case.problem(reduction, precision)
+            with threadpool_limits(1):
+                want = answer(INFO, NumpyBackend(), problem, case)
+            with threadpool_limits(4), ThreadPoolExecutor(1) as other:
+                got = other.submit(answer, INFO, NumpyBackend(), problem, case).result()
+            for name in ("log_sum", "shift", "log_magnitude"):
+                assert np.array_equal(getattr(got, name), getattr(want, name)), name
+
+
+SIZES = [
+    (256, 9, 960),
+    (1, 9, 960),
+    (256, 785, 100),
+    (7, 785, 960),
+    (1, 1000, 1),
+    (256, 960, 8),
+    (256, 960, 1),
+    (65, 1, 33),
+]
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [*SIZES, (1, 300, 20_000), (3, 20_000, 2), (130, 81, 70)])
+def test_products_in_pieces(m, k, n, monkeypatch):
+    """None of them is one that OpenBLAS shares out; see products.py."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(m, k)), rng.normal(size=(n, k)).T
+    want, real = a @ b, np.matmul
+
+    def small(upper, right, out):
+        (*_, h, depth), w = upper.shape, right.shape[-1]
+        assert h * depth * w <= products.PIECE
+        assert h * depth < 9216 or w > 1, "a matrix times a vector"
+        assert depth * w < 9216 or h > 1, "a vector times a matrix"
+        real(upper, right, out=out)
+
+    monkeypatch.setattr(np, "matmul", small)
+    np.testing.assert_allclose(products.product(a, b), want, rtol=1e-12, atol=1e-10)
+    out = np.full((m, n + 3), np.nan)
+    products.product(a, b, out[:, :n])  # rows of a larger tile
+    np.testing.assert_allclose(out[:, :n], want, rtol=1e-12, atol=1e-10)
+    assert np.isnan(out[:, n:]).all()
+
+
+@pytest.mark.parametrize("n", [1, 8192, 8193, 20_000])
+def test_dots_in_pieces(n):
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(3, n)), rng.normal(size=(3, n))
+    np.testing.assert_allclose(products.dots(a, b), (a * b).sum(1), rtol=1e-12, atol=1e-10)
+    np.testing.assert_allclose(products.dots(a, b[0]), (a * b[0]).sum(1), rtol=1e-12, atol=1e-10)
+
+
+def test_mkl_is_limited_in_the_threads_that_work_and_only_there(monkeypatch):
+    """MKL has a limit for every thread, 0 where there is none; setting one returns the one before."""
+    limits = threading.local()
+    real = implementation.reduce_block
+
+    def set_limit(number):
+        before, limits.number = getattr(limits, "number", 0), number
+        return before
+
+    def seeing(*arguments):
+        assert limits.number == 1
+        return real(*arguments)
+
+    monkeypatch.setattr(products, "_setters", lambda: [set_limit])
+    monkeypatch.setattr(implementation, "reduce_block", seeing)
+    case = make("mixture", 300, 600, 3)
+    problem = case.problem(Reduction.LOG_SUM, "high")
+    limits.number = 5
+    for threads in (1, 2):
+        answer(INFO, NumpyBackend(threads=threads), problem, case)
+        assert limits.number == 5
+    monkeypatch.setattr(implementation, "reduce_block", lambda *a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        answer(INFO, NumpyBackend(threads=1), problem, case)
+    assert limits.number == 5
 
 
 def test_threads_option_is_checked():
@@ -253,7 +362,7 @@ def test_work_grows_with_the_problem():
 
 
 def test_weights_of_a_whole_tile_of_zeros():
-    case = make("mixture", 1300, 20, 2)  # a tile has 1024 columns
+    case = make("mixture", 1300, 20, 2)  # a tile has fewer columns
     log_w = np.full(1300, -np.inf)
     log_w[-10:] = -np.log(10)
     case = Case("zeros", case.points, case.queries, log_w)

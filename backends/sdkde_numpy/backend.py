@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Support
@@ -19,11 +14,13 @@ from sdkde_core.protocol import Columns, Partial, Problem, Support
 from .formulas import Formula, choose
 from .info import default_threads
 from .kernels import Sums, reduce_block
+from .products import on_this_thread
 
 Array = NDArray[Any]
 
-#: Rows of a block, elements of a tile (2 MiB of float64), tasks to aim for, and the fewest columns of one.
-ROWS, TILE, TASKS, CHUNK = 256, 1 << 18, 64, 1 << 14
+#: Rows of a block, elements of a tile (2 MiB of float64), tasks to aim for, and the fewest columns of one. The rows of
+#: a full tile are no power of two apart: then they would share their places in the cache, at twice the time a product.
+ROWS, TILE, TASKS, CHUNK = 256, 256 * 960, 64, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,13 @@ class NumpyBackend:
         def task(where: tuple[int, int]) -> list[Sums]:
             r, c = where
             block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
-            with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
+            # As in the calling thread: sums of exponentials underflow by design.
+            with np.errstate(all="ignore"), on_this_thread():
                 return reduce_block(problem, state.formula, block, own_offset + r, over, state.log_weights, width)
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
         most = self.threads or default_threads()
-        with claim_memory("a sum over tiles", tasks=most) as threads, _single_threaded_blas():
+        with claim_memory("a sum over tiles", tasks=most) as threads:
             parts = map_threads(task, tasks, threads)
         chunks = -(-n // chunk)
         with np.errstate(all="ignore"):
@@ -93,35 +91,3 @@ def _join(parts: list[list[Sums]]) -> list[Sums]:
         for mine, theirs in zip(first, other):
             mine.join(theirs)
     return first
-
-
-@functools.cache
-def _blas() -> ThreadpoolController:
-    """The BLAS behind NumPy; looking for it takes milliseconds, so once."""
-    return ThreadpoolController().select(user_api="blas")
-
-
-_lock = threading.Lock()
-_users = 0
-_limit: Any = None
-
-
-@contextmanager
-def _single_threaded_blas() -> Iterator[None]:
-    """Keep BLAS on one thread while any call is running.
-
-    The limit is the process's, not the thread's: the first call in sets it, the last one out restores it.
-    """
-    global _users, _limit
-    with _lock:
-        if _users == 0:
-            _limit = _blas().limit(limits=1)
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _limit.restore_original_limits()
-                _limit = None

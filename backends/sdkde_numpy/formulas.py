@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sdkde_core.protocol import Problem
 
 from .bounds import double_limit, product_shift_limit, single_limit, takes_split
+from .products import dots, product
 
 __all__ = ["Direct", "Expanded", "Formula", "Split", "choose"]
 
@@ -69,7 +70,7 @@ class Expanded:
 
     def exponents(self, rows: Any, start: int, stop: int, out: Array, own: Own) -> Array:
         _, packed, base = rows
-        np.matmul(packed, self.columns[start:stop].T, out=out)
+        product(packed, self.columns[start:stop].T, out)
         if own is not None:
             out[own] = -np.inf
         return base
@@ -112,12 +113,12 @@ class Split:
 
     def exponents(self, rows: Any, start: int, stop: int, out: Array, own: Own) -> Array:
         _, coarse, fine = rows
-        np.matmul(coarse, self.coarse[start:stop].T, out=out)
+        product(coarse, self.coarse[start:stop].T, out)
         if own is not None:
             out[own] = -np.inf
         base = np.maximum(out.max(axis=1), -1e300)  # finite where every entry is left out
         np.subtract(out, base[:, None], out=out)
-        np.add(out, fine @ self.fine[start:stop].T, out=out)
+        np.add(out, product(fine, self.fine[start:stop].T), out=out)
         return base
 
     def displacement(self, rows: Any, phi: Array, start: int, stop: int) -> Array:
@@ -162,7 +163,7 @@ class Direct:
 
 
 def _product_displacement(queries: Array, points: Array, phi: Array) -> Array:
-    return phi @ points - phi.sum(axis=1)[:, None] * queries
+    return product(phi, points) - phi.sum(axis=1)[:, None] * queries
 
 
 def _direct_displacement(queries: Array, points: Array, phi: Array) -> Array:
@@ -170,5 +171,5 @@ def _direct_displacement(queries: Array, points: Array, phi: Array) -> Array:
     total = np.empty(queries.shape)
     for k, column in enumerate(points.T):
         np.subtract(column, queries[:, k, None], out=difference)
-        total[:, k] = np.vecdot(phi, difference)
+        total[:, k] = dots(phi, difference)
     return total

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .formulas import Formula
+from .products import dots
 
 __all__ = ["Sums", "reduce_block"]
 
@@ -82,9 +83,9 @@ class Sums:
         total = np.add.reduce(phi, axis=1)
         self.total += total
         if self.exponent is not None:
-            self.exponent += np.vecdot(phi, terms) + (self.base * self.sharpness + top) * total
+            self.exponent += dots(phi, terms) + (self.base * self.sharpness + top) * total
             if log_weights is not None:
-                self.exponent -= phi @ log_weights
+                self.exponent -= dots(phi, log_weights)
         if self.shift is not None:
             self.shift += displacement(phi)
 

@@ -1,0 +1,86 @@
+"""Products that BLAS computes on the calling thread alone.
+
+The number of threads of OpenBLAS, which comes with NumPy, is the whole process's: no thread can have its own. To change
+it for the time of a call is to change it under other threads, and to put it back is to undo what they set meanwhile.
+But OpenBLAS shares out large products only, so products come to it in small pieces. MKL shares out small ones too, but
+there a thread has a limit of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+__all__ = ["dots", "on_this_thread", "product"]
+
+Array = NDArray[Any]
+
+#: What OpenBLAS leaves on one thread: products of m · n · k up to 262,144 (on Arm's newer cores below 125,000), of a
+#: matrix and a vector below 9216 elements, of two vectors up to 10,000 (its interface/gemm.c, gemv.c, kernel/*/dot.c).
+PIECE = 120_000 if platform.machine().lower() in ("aarch64", "arm64") else 260_000
+MATRIX, VECTOR = 8192, 8192
+
+#: Rows of a piece, and its depth, the number of terms of a sum: of several that were tried, the fastest with OpenBLAS.
+ROWS, DEPTH = 64, 80
+
+
+def product(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return the product of a (m, k) and b (k, n), of one dtype; ``out`` is (m, n) with rows in one piece."""
+    (m, k), n = a.shape, b.shape[1]
+    out = np.empty((m, n), a.dtype) if out is None else out
+    depth = -(-k // -(-k // max(DEPTH, MATRIX // n)))
+    height = min(ROWS, MATRIX // depth)
+    width = min(MATRIX, PIECE // height) // depth
+    rest = np.empty((m, n), a.dtype) if depth < k else out
+    for start in range(0, k, depth):
+        into, over = rest if start else out, slice(start, start + depth)
+        for i, upper in _blocks(a[:, over], height):
+            for j, right in _blocks(b[over].T, width):
+                (p, h, _), (q, w, _) = upper.shape, right.shape
+                part = into[i : i + p * h, j : j + q * w].reshape(p, h, q, w).swapaxes(1, 2)  # a view
+                np.matmul(upper[:, None], right.mT[None], out=part)
+        if start:
+            np.add(out, rest, out=out)
+    return out
+
+
+def _blocks(x: Array, size: int) -> Iterator[tuple[int, Array]]:
+    """Views of x, (b, k): its blocks of ``size`` rows as (blocks, size, k), then what is left; each with its start."""
+    whole = len(x) // size * size
+    if whole:
+        yield 0, x[:whole].reshape(-1, size, x.shape[1])
+    if whole < len(x):
+        yield whole, x[None, whole:]
+
+
+def dots(a: Array, b: Array) -> Array:
+    """Return Σ_j a_ij b_ij, (m,), of arrays (m, n); b may be (n,)."""
+    total = np.vecdot(a[:, :VECTOR], b[..., :VECTOR])
+    for start in range(VECTOR, a.shape[1], VECTOR):
+        total += np.vecdot(a[:, start : start + VECTOR], b[..., start : start + VECTOR])
+    return total
+
+
+@functools.cache
+def _setters() -> list[Callable[[int], int]]:
+    """Of each MKL that is loaded, what sets the calling thread's limit and returns the one before, 0 where none was."""
+    found = ThreadpoolController().select(internal_api="mkl").lib_controllers  # takes milliseconds, so once
+    return [mkl.dynlib.MKL_Set_Num_Threads_Local for mkl in found]
+
+
+@contextmanager
+def on_this_thread() -> Iterator[None]:
+    """Keep MKL from sharing out the calling thread's products."""
+    before = [(limit, limit(1)) for limit in _setters()]
+    try:
+        yield
+    finally:
+        for limit, number in before:
+            limit(number)
