@@ -164,23 +164,31 @@ def _larger(typing_context, a, b):
 # --- a tile ---------------------------------------------------------------------------------------------------------
 
 
+# A tile's exponents are computed once and kept: far from every column rounding another way moves them by thousands, and
+# what is summed must be relative to the largest of the numbers that it is the largest of.
+
+
 @njit(nogil=True, fastmath=_FAST, forceinline=True)
-def _largest(s, r, log_weights, factor):
-    top = s[r, 0] * factor + log_weights[0]
+def _exponents(s, r, log_weights, factor, out):
+    """out[r, j] = s · factor + log_weights; return the largest."""
+    real = s.dtype.type
+    top = real(ABSENT[0]) if s.itemsize == 4 else real(ABSENT[1])
     for j in range(s.shape[1]):
-        top = _larger(top, s[r, j] * factor + log_weights[j])
+        exponent = s[r, j] * factor + log_weights[j]
+        out[r, j] = exponent
+        top = _larger(top, exponent)
     return top
 
 
 @njit(nogil=True, fastmath=_FAST, forceinline=True)
-def _exponentials(s, r, log_weights, factor, top, phi):
-    """phi[r, j] = 2^(s · factor + log_weights − top), 0 where that is below the normal numbers; return the sum."""
-    real = s.dtype.type
-    least, total = real(LEAST[0]) if s.itemsize == 4 else real(LEAST[1]), real(0.0)
-    for j in range(s.shape[1]):
-        t = s[r, j] * factor + log_weights[j] - top
+def _exponentials(exponents, r, top):
+    """Replace exponents by 2^(exponent − top), 0 where that is below the normal numbers; return the sum."""
+    real = exponents.dtype.type
+    least, total = real(LEAST[0]) if exponents.itemsize == 4 else real(LEAST[1]), real(0.0)
+    for j in range(exponents.shape[1]):
+        t = exponents[r, j] - top
         term = exp2(_larger(t, least)) if t > least else real(0.0)
-        phi[r, j] = term
+        exponents[r, j] = term
         total += term
     return total
 
@@ -278,7 +286,7 @@ def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own
                     j = i + r + own - tile * width
                     if 0 <= j < width:
                         s[r, j] = own_exponent / factor
-                    peaks[r] = _largest(s, r, weights, factor)
+                    peaks[r] = _exponents(s, r, weights, factor, phi)
                     seen |= peaks[r] - tops[q, i + r] > least
                 if not seen:
                     continue
@@ -291,7 +299,7 @@ def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own
                         for c in range(shifts):
                             sums[q, i + r, c] *= shrink
                         tops[q, i + r] = top
-                    moments[q, 0, i + r] += _exponentials(s, r, weights, factor, real(top), phi)
+                    moments[q, 0, i + r] += _exponentials(phi, r, real(top))
                     if laplace:
                         moments[q, 1, i + r] += _product(s, phi, r)
                 here = sums[q, i : i + ROWS]

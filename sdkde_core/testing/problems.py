@@ -23,6 +23,7 @@ __all__ = [
     "answer",
     "compare",
     "errors",
+    "far",
     "make",
     "truth",
     "worst_error",
@@ -164,6 +165,25 @@ CASES: dict[str, Callable[[np.random.Generator, int, int, int, float], Case]] = 
 def make(kind: str, n: int, m: int, d: int, extent: float = 10.0, seed: int = 0) -> Case:
     """Make a case; the same arguments give the same data."""
     return CASES[kind](np.random.default_rng([seed, n, m, d]), n, m, d, extent)
+
+
+def far(n: int, m: int, d: int, distance: float, *, stray: bool, seed: int = 0) -> Case:
+    """Points near the origin, and rows among which some are ``distance`` bandwidths from every point; m ≥ 8.
+
+    With ``stray`` one point is as far away too; rows lie beside it, on the way to it, and on the opposite side.
+    """
+    rng = np.random.default_rng([seed, n, m, d, stray])
+    x, y, away = rng.normal(size=(n, d)), rng.normal(size=(m, d)), rng.normal(size=(3, d))
+    away *= distance / np.sqrt((away**2).sum(1, keepdims=True))
+    if stray:
+        x[n // 3] = away[0]
+        # Midway, where rounding decides once a bandwidth is less of the distance than a unit in the last place.
+        middle = 0.5 if distance < 1e13 else 0.4
+        rows = [away[0], away[0] + y[0], *(share * away[0] for share in (0.3, middle, 0.7, 1.5, -1.0)), away[1]]
+    else:
+        rows = [*away, np.full(d, distance / math.sqrt(d)), -0.3 * away[0], 1e-3 * away[1]]
+    y[rng.permutation(m)[: len(rows)]] = rows
+    return Case("a stray point" if stray else "far rows", x, y, _uniform(n))
 
 
 Truth = reference.Sums
