@@ -207,6 +207,8 @@ def _compiles(reduction, arithmetic, d, requires, architecture):
     shape = gpu_launch.shape_of(given, arithmetic, config)
     text = gpu_tunables.ptx(shape, architecture)
     assert ".local" not in text, "a loop was not unrolled: its arrays are in memory"
+    if arithmetic == "float64" and not shape.terms:
+        assert "mul.rn.f64" in text, "an exponent may be fused with the subtraction of the maximum"
     if shape.depth % 4 == 0:
         assert "ld.shared.v2.f64" in text if arithmetic == "float64" else "ld.shared.v4" in text
     compiled = gpu_tunables.resources(text, architecture, config.registers)

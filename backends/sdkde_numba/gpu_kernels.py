@@ -107,6 +107,9 @@ if SIMULATED:
     def exp2(x):
         return np.exp2(x)
 
+    def product(a, b):
+        return a * b
+
     def exchanged(mask, x, step):
         """What the thread whose number differs in bit ``step`` has; the simulator knows no registers but its own."""
         shared = cuda.shared.array(1024, float64)
@@ -119,9 +122,14 @@ if SIMULATED:
 
 else:
     from llvmlite import ir
+    from numba.cuda import libdevice
     from numba.cuda.extending import intrinsic
 
     exchanged = cuda.shfl_xor_sync
+
+    # Always rounded: fused with the subtraction of the maximum that it is, it would leave its rounding error, which far
+    # from every column is thousands.
+    product = libdevice.dmul_rn
 
     @intrinsic
     def exp2(typingctx, x):
@@ -234,7 +242,7 @@ def reduction(shape: Shape) -> Any:
                         for r in range(rows):
                             s = e[r, u]
                             if double:
-                                s *= real(HALF_SQUARE)
+                                s = s * real(HALF_SQUARE) if terms else product(s, real(HALF_SQUARE))
                             elif not expanded:
                                 s = -s
                             e[r, u] = s
