@@ -21,7 +21,7 @@ from sdkde_core.choice import cards, cost, hardware
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
 from sdkde_core.testing import reference
-from sdkde_core.testing.problems import errors, make, truth
+from sdkde_core.testing.problems import errors, far, make, truth
 
 CPU = torch.device("cpu")
 
@@ -85,8 +85,9 @@ def test_memory_bounds_blocks_and_changes_no_answer():
 @pytest.mark.parametrize("reduction", Reduction)
 def test_compiled_tiles(reduction):
     """Every kind of formula that takes products, compiled for this CPU."""
-    for precision in PRECISIONS:
-        case = make("mixture", 1500, 80, 5)
+    for case, precision in itertools.product(
+        (make("mixture", 1500, 80, 5), far(21, 13, 3, 1e12, stray=False)), PRECISIONS
+    ):
         problem = case.problem(reduction, precision)
         got = _answer(TorchBackend(compile=True), problem, case)
         assert errors(problem, got, truth(case)).max() <= 1.0

@@ -181,6 +181,22 @@ def test_far_tails_and_far_clusters(reduction, distance):
     _compare(reduction, (x, y, None), extent=2 * distance, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("far", [1e9, 1e20, 1e100])
+def test_a_weight_of_zero_counts_for_nothing_at_any_distance(far):
+    """The nearest point to a far row has no weight; all others are at one place."""
+    x, y = torch.zeros(5, 2, dtype=torch.float64), torch.tensor([[far, 0.0], [0.5, 0.0]], dtype=torch.float64)
+    x[0, 0] = far
+    w = torch.tensor([0.0, 0.25, 0.25, 0.25, 0.25], dtype=torch.float64)
+    for t in (x, y, w):
+        t.requires_grad_()
+    log_sum = _reduce(Reduction.LOG_SUM, x, y, w, extent=far).log_sum
+    torch.testing.assert_close(log_sum, torch.tensor([-0.5 * far**2, -0.125], dtype=torch.float64))
+    by_x, by_y = torch.autograd.grad(log_sum.sum(), (x, y))
+    torch.testing.assert_close(by_y, -y.detach())
+    assert float(by_x[0].norm()) <= 1e-16 * far
+    torch.testing.assert_close(by_x[1:], (y.detach().sum(0) / 4).expand(4, 2))
+
+
 @pytest.mark.parametrize("weights", ["none", "zeros"])
 @pytest.mark.parametrize("reduction", Reduction)
 def test_chunks_change_nothing(reduction, weights, monkeypatch):

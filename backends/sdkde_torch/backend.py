@@ -102,16 +102,17 @@ class TorchBackend:
         points, log_weights = columns.points.detach(), columns.log_weights.detach()
         span = 0.0
         if "weights" in problem.requires:
-            lowest = NOTHING[torch.float32]
-            carries = log_weights > lowest
+            carries = log_weights > NOTHING[torch.float32]  # with "grad" some are −inf
             span = float(-torch.where(carries, log_weights, 0.0).min())
-            log_weights = log_weights.clamp(min=lowest)  # with "grad" some are −inf
         name = formula(problem, span, single=single, double=where.double)
         if not name:  # log weights that span more than float32 has room for: the points are on the host, as float64
             return self._packed(problem, columns, Place(points.device, True), single)
         how = make(name, problem, where.device, span)
         laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
-        added = log_weights if "weights" in problem.requires else None
+        # Direct differences hold so far from every column that exponents are below float32's −1e30; split squares
+        # divide by their grid, and −1e300 would overflow.
+        lowest = NOTHING[how.dtype if isinstance(how, Direct) else torch.float32]
+        added = log_weights.clamp(min=lowest) if "weights" in problem.requires else None
         right = None
         if mean and not isinstance(how, Direct):
             right = torch.cat([points, torch.ones_like(points[:, :1])], 1).to(how.dtype).to(where.device)

@@ -34,6 +34,10 @@ __all__ = ["reduce"]
 #: Columns of less weight have a pass of their own for the derivative by the weight: w φ underflows, so w φ / w is lost.
 LIGHT = 1e-200
 
+#: Extent from which a backward pass adds up its own sums: to units in the last place of exponents of R², the logs that
+#: the forward pass gave are off by 10⁻⁶ and more. At 10⁸ bandwidths they know nothing of what was summed.
+FAR = 1e5
+
 #: Elements of a tile on a CPU.
 CPU_TILE = 1 << 18
 
@@ -163,7 +167,7 @@ class _Backward:
         """Return the derivatives; ``results`` are the log of what is divided by, and the shift, or L's sign."""
         with torch.no_grad(), workers(self.points.device, -(-len(self.points) // CHUNK)) as each:
             formula = self._formula()
-            log_weights = self.log_weights.clamp(min=NOTHING[torch.float32])
+            log_weights = self.log_weights.clamp(min=NOTHING[torch.float64])
             columns = formula.columns(self.points, None if self._laplace else log_weights)
             ones = _with_one(self.points)
             asked = zip(self.wants, (self.rows, self.points, self.weights))
@@ -179,14 +183,17 @@ class _Backward:
                 extra = log_weights[some] if self._laplace else None
                 return self._add(found, formula, block, columns.at(some), ones[some], extra, some)
 
-            for block in self._blocks(formula, results, g, by_shift):
+            for given in self._blocks(formula, results, g, by_shift):
+                block = given
+                if self.problem.extent > FAR:
+                    block = self._summed(formula, given, columns, ones, log_weights, each)
                 by_rows = [x for x in each(chunk, [(block, some) for some in chunks]) if x is not None]
                 if found.rows is not None:
                     here = slice(block.start, block.start + len(block.g))
                     for part in by_rows:
                         found.rows[here] += part
-                    if block.by_shift is not None:
-                        found.rows[here] -= block.by_shift
+                    if given.by_shift is not None:
+                        found.rows[here] -= given.by_shift
                 if light is not None:
                     by_light += self._by_light(formula, block, light)
             if found.weights is not None and self.weights is not None and light is not None:
@@ -221,6 +228,38 @@ class _Backward:
                 middle = (weight * (u + results[1][here])).sum(1, keepdim=True)
                 block = replace(block, by_shift=weight, middle=middle)
             yield block
+
+    def _summed(
+        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Tensor, each: Any
+    ) -> _Block:
+        """Return a block relative to its rows' largest exponents, what it is multiplied by divided by their sums."""
+        d, chunks, nothing = self.problem.d, _slices(len(ones), CHUNK), NOTHING[torch.float64]
+
+        def tile(some: slice) -> tuple[Tensor, Tensor]:
+            exponents = formula.exponents(block.packed, columns.at(some))
+            return exponents, exponents + log_weights[some] if self._laplace else exponents.clone()
+
+        def largest(some: slice) -> Tensor:
+            return _without_own(tile(some)[1], self._own(block, some), nothing).amax(1, keepdim=True)
+
+        top = torch.stack(each(largest, chunks)).amax(0)
+
+        def sums(some: slice) -> Tensor:
+            exponents, terms = tile(some)
+            phi = _without_own(exponential(terms.sub_(top), in_place=True), self._own(block, some))
+            if not self._laplace:
+                return phi @ ones[some]  # Σ w φ [x, 1]
+            return exponents.add_(1.0 + 0.5 * d).mul_(phi).sum(1, keepdim=True)  # L
+
+        first, *others = each(sums, chunks)
+        found = sum(others, first)
+        total = found[:, -1:].abs()
+        total = torch.where(total == 0, 1.0, total)
+        block = replace(block, scale=top, g=block.g / total)
+        if block.by_shift is None:
+            return block
+        by_shift = block.by_shift / total
+        return replace(block, by_shift=by_shift, middle=(by_shift * found[:, :d] / total).sum(1, keepdim=True))
 
     def _add(
         self,
@@ -303,8 +342,8 @@ class _Backward:
         return columns == own[:, None]
 
 
-def _without_own(tile: Tensor, own: Tensor | None) -> Tensor:
-    return tile if own is None else tile.masked_fill_(own, 0.0)
+def _without_own(tile: Tensor, own: Tensor | None, instead: float = 0.0) -> Tensor:
+    return tile if own is None else tile.masked_fill_(own, instead)
 
 
 def _with_one(points: Tensor) -> Tensor:

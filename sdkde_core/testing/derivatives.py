@@ -34,8 +34,9 @@ __all__ = ["KINDS", "OF", "answered", "closed_form", "make"]
 Array = NDArray[np.float64]
 
 #: ``"near"``: within a few bandwidths; ``"weights"``: with weights, a fifth of them zero; ``"apart"``: in two clusters
-#: that are 10⁴ bandwidths apart, as nothing is split off.
-KINDS = ("near", "weights", "apart")
+#: that are 10⁴ bandwidths apart, as nothing is split off; ``"far"``: every point several times over, and some rows 10⁹
+#: bandwidths from all.
+KINDS = ("near", "weights", "apart", "far")
 
 #: What is differentiated of each reduction's result.
 OF = {Reduction.LOG_SUM: ("log_sum",), Reduction.MEAN: ("log_sum", "shift"), Reduction.LAPLACE: ("signed",)}
@@ -52,6 +53,9 @@ def make(kind: str, n: int = 61, m: int = 23, d: int = 3) -> Case:
     if kind == "apart":
         for x in (case.points, case.queries):
             x[::2, 0] += 1e4
+    if kind == "far":
+        case.points[n // 4 :] = case.points[np.arange(n // 4, n) % (n // 4)]
+        case.queries[::4] *= 1e9
     return case
 
 
