@@ -39,9 +39,10 @@ SPAN = 1000.0
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
 
-#: Extent up to which direct differences of float32 pairs are taken. For LOG_SUM, squared distances must not overflow
-#: float32. For LAPLACE, the error of an exponent, some 3e-7 of itself, must be far below 1.
-PAIRS_LIMIT = {Reduction.LOG_SUM: 1e12, Reduction.LAPLACE: 400.0}
+#: Extent up to which direct differences of float32 pairs are taken. For LOG_SUM, what these leave of a coordinate,
+#: 2⁻⁴⁹ R, must be small beside a point that far out. For LAPLACE, the error of an exponent, some 3e-7 of itself, must
+#: be far below 1.
+PAIRS_LIMIT = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0}
 
 
 def has_double(problem: Problem) -> bool:

@@ -12,6 +12,7 @@ from sdkde_core.protocol import Problem, Reduction
 __all__ = [
     "FULL",
     "LONG",
+    "MOST_EXTENT",
     "MOST_FUSED",
     "PAIRED",
     "SHORT",
@@ -56,8 +57,13 @@ PACKED_LIMIT = {
 SINGLE_LIMIT = {Reduction.LOG_SUM: 200.0, Reduction.LAPLACE: 100.0, Reduction.MEAN: 200.0}
 
 #: Extents up to which pairs of fp32 numbers do. An exponent e is off by some 3e-7 e: less than the tolerances' relative
-#: part, and log |L|, from which L follows only while that is below one, ends first. Maxima end at their floor.
-DOUBLED_LIMIT = {Reduction.LOG_SUM: 1e12, Reduction.LAPLACE: 400.0, Reduction.MEAN: 1e12}
+#: part, and log |L|, from which L follows only while that is below one, ends first. Of a coordinate 2⁻⁵⁰ R is lost, so
+#: beside a point that far out "high" ends here.
+DOUBLED_LIMIT = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0, Reduction.MEAN: 2e9}
+
+#: Extent up to which float64 does: √(log2 e) u is rounded, by 2⁻⁵³ R, and with it the shift of a row beside a point
+#: that far out.
+MOST_EXTENT = 1e10
 
 
 def shifts_rows(problem: Problem) -> bool:
@@ -86,9 +92,7 @@ def packed_limit(problem: Problem) -> float:
 
 def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the fast formula holds; beyond, direct differences answer."""
-    if prefers_direct(problem):
-        return math.inf
-    return packed_limit(problem)
+    return MOST_EXTENT if prefers_direct(problem) else packed_limit(problem)
 
 
 def formula(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:

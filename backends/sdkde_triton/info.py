@@ -11,6 +11,7 @@ from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 from .bounds import (
     FULL,
     LONG,
+    MOST_EXTENT,
     PAIRED,
     arithmetic,
     extent_limit,
@@ -49,6 +50,8 @@ def _supports(problem: Problem) -> Support:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
     if problem.device.startswith("cpu") and not _interpreted():
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
+    if problem.extent > MOST_EXTENT:
+        return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
     if formula(problem, problem.extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
     kind = arithmetic(problem, problem.extent)

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -165,7 +166,7 @@ def _reduce(
         requires=frozenset(requires),
         extent=extent,
     )
-    support = INFO.supports(problem)
+    support = INFO.supports(replace(problem, extent=min(extent, INFO.extent_limit(problem))))  # the core takes the rest
     if not support.ok:
         raise BackendUnavailable(f"backend 'triton' cannot do this: {support.reason}")
     if log_weights is None:
