@@ -41,12 +41,12 @@ def dtype(problem: Problem) -> str:
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest dtype keeps the precision; float64 has no limit.
+    """Return the extent up to which the fastest dtype keeps the precision, or what float64 takes.
 
     Where data reach a little beyond the limit of float32, many points do: float64 for all then takes less time.
     """
     limit = single_limit(problem)
-    return limit if limit > 0 and not limit < problem.extent <= NEAR * limit else math.inf
+    return limit if limit > 0 and not limit < problem.extent <= NEAR * limit else MOST_EXTENT
 
 
 def single_limit(problem: Problem) -> float:

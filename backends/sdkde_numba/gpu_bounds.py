@@ -82,18 +82,18 @@ def arithmetic(problem: Problem, log_weight_span: float = 0.0) -> str:
             return "expanded"
         if problem.extent <= single_limit(problem):
             return "single"
-        if problem.extent <= extent_limit(problem) < math.inf:
+        if problem.extent <= extent_limit(problem) < MOST_EXTENT:
             return "doubled"
     return "float64"
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which float32 holds, in coordinates or pairs of them; infinite where it is not used.
+    """Return the extent up to which float32 holds, in coordinates or pairs of them, or what float64 takes.
 
     Pairs take half as long again as coordinates. Points taken off beyond the limit of coordinates would be summed in
     float64, for which many cards need thirty times as long: so the limit is that of pairs.
     """
-    return DOUBLED_LIMIT[problem.reduction] if single_limit(problem) > 0 else math.inf
+    return DOUBLED_LIMIT[problem.reduction] if single_limit(problem) > 0 else MOST_EXTENT
 
 
 def expanded_limit(problem: Problem) -> float:

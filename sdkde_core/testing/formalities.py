@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,10 @@ def answers_something(target: Target, parameter: str) -> None:
 
 
 def reasons(target: Target, parameter: str) -> None:
-    """``supports`` answers for any problem, with a reason; limits, prices and compiling times are numbers."""
+    """``supports`` answers for any problem, with a reason; limits, prices and compiling times are numbers.
+
+    What a backend takes near the origin it takes up to its ``extent_limit``: points beyond the core sums apart.
+    """
     info = target.info
     for n, d, extent in ((1, 1, 0.0), (10**9, 1024, 10.0), (1000, 3, 1e30)):
         for reduction in Reduction:
@@ -63,7 +66,10 @@ def reasons(target: Target, parameter: str) -> None:
                 support = info.supports(problem)
                 assert isinstance(support, Support), f"supports returned {support!r}, not a Support"
                 assert support.reason, f"no reason for {problem}"
-                assert info.extent_limit(problem) > 0, f"extent_limit is {info.extent_limit(problem)} for {problem}"
+                limit = info.extent_limit(problem)
+                assert limit > 0, f"extent_limit is {limit} for {problem}"
+                near, most = (info.supports(replace(problem, extent=x)) for x in (0.0, min(limit, 1e149)))
+                assert most.ok or not near.ok, f"declines what is within its extent_limit, {limit:g}: {most.reason}"
                 seconds = info.compile_seconds(problem)
                 assert 0 <= seconds < math.inf, f"compile_seconds is {seconds} for {problem}"
                 if info.work is not None and support.ok:
