@@ -11,7 +11,7 @@ from scipy import stats
 from sklearn.neighbors import KernelDensity
 
 import sdkde_core
-from sdkde_core.testing import reference
+from sdkde_core.testing import problems, reference
 
 METHODS = ("kde", "sdkde", "laplace")
 
@@ -50,6 +50,35 @@ def test_far_tails_keep_their_logs(method, d):
         warnings.simplefilter("ignore", RuntimeWarning)
         got = sdkde_core.estimate(x, y, method=method, bandwidth=0.5, log=True, precision="float64")
     np.testing.assert_allclose(got, want, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("backend", "distance", "d", "stray", "weighted"),
+    cases(("numpy", "numba", "torch", "fourier"), (1e9, 1e12, 1e20, 1e100), (1, 3), (False, True), (False, True)),
+)
+@pytest.mark.filterwarnings("ignore:the Laplace estimate is negative:RuntimeWarning")
+def test_any_distance_through_every_call(backend, distance, d, stray, weighted):
+    """Rows, and with ``stray`` a sample, at what stands for missing values: they are right, and so are the others."""
+    case, h = problems.far(40, 11, d, distance, stray=stray), 0.5
+    x, y, w = h * case.points, h * case.queries, np.random.default_rng(2).random(40) if weighted else None
+    options = {"bandwidth": h, "weights": w, "backend": backend}
+    for method in METHODS:
+        given, its = {**options, "method": method}, {"method": method, "bandwidth": h, "weights": w, "log": True}
+        want = reference.estimate(x, y, **its)
+        prepared = sdkde_core.prepare(x, **given)
+        alone = np.concatenate([prepared.estimate(y[i : i + 1], log=True) for i in range(11)])
+        for got in (sdkde_core.estimate(x, y, log=True, **given), prepared.estimate(y, log=True), alone):
+            np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-5)
+        want = reference.estimate(x, **its)
+        np.testing.assert_allclose(sdkde_core.estimate(x, log=True, **given), want, rtol=2e-6, atol=2e-5)
+        if method != "laplace":
+            centres = reference.debias(x, h, weights=w) if method == "sdkde" else x
+            want = reference.grad_log_density(centres, y, h, weights=w)
+            for got in (sdkde_core.grad_log_density(x, y, **given), prepared.grad_log_density(y)):
+                off, size = (np.hypot.reduce(a, axis=1) for a in (got - want, want))
+                assert (off <= 4e-5 + 1e-6 * size).all()
+    want = reference.debias(x, h, weights=w)
+    np.testing.assert_allclose(sdkde_core.debias(x, **options), want, rtol=1e-12, atol=9e-6 * h)
 
 
 def test_extreme_weights():

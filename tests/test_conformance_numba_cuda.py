@@ -5,7 +5,6 @@ points, and checks of the suite itself only in `make test-full`. It rounds like 
 """
 
 import itertools
-import math
 import os
 import subprocess
 import sys
@@ -61,6 +60,16 @@ def test_simulated_rows_keep_their_tolerances(data, reduction, asked):
     (kind, extent), (precision, same) = data, asked
     case = problems.make(kind, 29, 11, 3, extent)
     assert _errors(case, case.problem(reduction, precision, same=same, device="cpu"), "cpu").max() <= 1.0
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("reduction", "distance"), [(Reduction.LOG_SUM, 1e9), (Reduction.MEAN, 1e20), (Reduction.LAPLACE, 1e100)]
+)
+def test_simulated_rows_far_from_every_point(reduction, distance):
+    """The check ``far_below`` in small; :mod:`test_numba_cuda_backend` looks for what compilers fuse."""
+    case = problems.far(13, 8, 3, distance, stray=True)
+    assert _errors(case, case.problem(reduction, "high", device="cpu"), "cpu").max() <= 1.0
 
 
 @simulated
@@ -265,4 +274,4 @@ def test_a_cpu_is_refused_unless_kernels_are_simulated(monkeypatch):
     assert info.supports(problem).ok
     assert not info.supports(replace(problem, d=1025)).ok
     assert not info.supports(replace(problem, extent=1e200)).ok
-    assert math.isinf(info.extent_limit(replace(problem, precision="float64")))
+    assert info.extent_limit(replace(problem, precision="float64")) == 1e140

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.plugin import each, reduce_pass
@@ -26,9 +25,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
+warns = pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's maximum
 
 
 @interpreted
+@warns
 @pytest.mark.covering(1)
 class TestInterpreted(BackendConformance):
     backend = "triton"
@@ -39,6 +40,7 @@ class TestInterpreted(BackendConformance):
         "drawn",
         "exclude_self",
         "expected_rows",
+        "far_below",
         "multi_scale",
         "query_chunks",
         "repeat",
@@ -53,6 +55,7 @@ class TestInterpreted(BackendConformance):
 
 
 @interpreted
+@warns
 @pytest.mark.slow
 class TestMoreInterpreted(BackendConformance):
     backend = "triton"
@@ -105,6 +108,15 @@ def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precis
 def test_interpreted_sizes_that_divide_nothing(kind, n, m, d):
     for precision in ("fast", "high"):
         _check(problems.make(kind, n, m, d, 10.0), "cpu", precision=precision)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("reduction", "distance"), [(Reduction.LOG_SUM, 1e9), (Reduction.MEAN, 1e12), (Reduction.LAPLACE, 1e100)]
+)
+def test_interpreted_rows_far_from_every_point(reduction, distance):
+    """The check ``far_below`` in small."""
+    _check(problems.far(34, 8, 3, distance, stray=True), "cpu", (reduction,), (False,), precision="high")
 
 
 @interpreted
@@ -164,17 +176,6 @@ def _between_corners(d, extent):
 @pytest.mark.parametrize("extent", [12.0, 14.0])
 def test_interpreted_rows_midway_between_corners_of_a_lattice(extent):
     _check(_between_corners(48, extent), "cpu", (Reduction.MEAN,), (False,), precision="high", most=0.5)
-
-
-@interpreted
-@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's maximum
-@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
-def test_interpreted_nan_stays_nan(method):
-    x = np.random.default_rng(0).normal(size=(40, 3))
-    y = x[:3].copy()
-    y[1, 2] = np.nan
-    options = {"method": method, "backend": "triton", "precision": "fast", "bandwidth": 1.0, "check_finite": False}
-    assert list(np.isnan(sdkde_core.estimate(x, y, **options))) == [False, True, False]
 
 
 def _crowded(compute, fit, sizes):

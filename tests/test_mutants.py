@@ -82,6 +82,39 @@ class AbsoluteMean(NumpyBackend):
         return replace(got, shift=got.shift + (state.formula.points if queries is None else queries))
 
 
+class FarRowsLost(NumpyBackend):
+    """Rows have no sum where a unit in the last place of their exponents exceeds the span of exp."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        return replace(got, log_sum=np.where(got.log_sum < -1e19, -np.inf, got.log_sum))
+
+
+class FarRowsUnmoved(NumpyBackend):
+    """A shift of 0 where the tolerance's part relative to ℓ exceeds the distance."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        if got.shift is None:
+            return got
+        return replace(got, shift=np.where(got.log_sum[..., None] < -1e26, 0.0, got.shift))
+
+
+class NanSpreads(NumpyBackend):
+    """One row with a NaN makes all of them NaN, as one maximum for a tile would."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        return each(got, lambda x: np.full_like(x, np.nan)) if np.isnan(got.log_sum).any() else got
+
+
+class NanLost(NumpyBackend):
+    """A NaN is smaller than every number."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return each(super().reduce(problem, queries, state, own_offset), lambda x: np.where(np.isnan(x), -np.inf, x))
+
+
 class NoSelfTerm(NumpyBackend):
     """Leaves out the diagonal of train × train without being asked."""
 
@@ -200,6 +233,10 @@ MUTANTS = {
     "accumulates into a reused output": (Accumulates, INFO, {"state_reuse"}),
     "float32 log sums at d = 784": (SingleLogSums, INFO, {"tolerance"}),
     "absolute mean for the shift": (AbsoluteMean, INFO, {"tolerance"}),
+    "far rows without a sum": (FarRowsLost, INFO, {"far_below"}),
+    "far rows with a shift of 0": (FarRowsUnmoved, INFO, {"far_below"}),
+    "a NaN that spreads": (NanSpreads, INFO, {"not_a_number"}),
+    "a NaN that gets lost": (NanLost, INFO, {"not_a_number"}),
     "self term missing": (NoSelfTerm, INFO, {"tolerance"}),
     "answers depend on chunking": (ChunkDependent, INFO, {"query_chunks"}),
     "float32 as float64": (SingleAsDouble, INFO, {"tolerance"}),
@@ -307,6 +344,7 @@ def test_names_are_stable():
         "tolerance[high-mean-tails-d17-e100]",
         "tolerance[fast-log_sum-clusters-d1-e100000]",
         "sizes[float64-laplace-n129-m1]",
+        "far_below[high-mean-d3-e1e+12-n1100]",
         "exclude_self[high-mean]",
         "multi_scale[float64-laplace]",
         "grad[high-mean]",
@@ -315,7 +353,7 @@ def test_names_are_stable():
     assert set(CHECKS) == {
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched", "results_are_the_callers"),
-        *("expected_rows", "threads", "far_below", "exclude_self", "multi_scale", "grad", "drawn"),
+        *("expected_rows", "threads", "far_below", "not_a_number", "exclude_self", "multi_scale", "grad", "drawn"),
     }
 
 

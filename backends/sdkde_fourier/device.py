@@ -92,7 +92,7 @@ class TorchFourierBackend:
         known, d = torch.cat([points.amin(0), points.amax(0), weighed, some.flatten()]).cpu().numpy(), problem.d
         # A point's own row has at least its own term; no sum is more than all weights.
         floor, total = float(known[2 * d]), float(known[2 * d + 1])
-        if not total > bounds.SMALLEST:
+        if not total > bounds.SMALLEST or any(map(math.isnan, known[: 2 * d])):  # a NaN is in no box, and counts
             return None
         epsilon = bounds.tolerance(problem, floor, total)
         ends, sample = (known[:d], known[d : 2 * d]), known[2 * d + 2 :].reshape(-1, d)

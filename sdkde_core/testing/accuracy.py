@@ -1,4 +1,4 @@
-"""Checks of the tolerances: kinds of data, dimensions and extents, sizes about tiles, and rows far below."""
+"""Checks of the tolerances: kinds of data, dimensions and extents, sizes about tiles, rows far off, NaN."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from sdkde_core.protocol import Reduction
+from sdkde_core.plugin import each
+from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import problems, reference
 from .problems import Array, Case, Truth
-from .target import NotDeclared, Target, make, within
+from .target import NotDeclared, Target, make, take, weighted, within
 
-__all__ = ["SIZES", "about_tiles", "boundaries", "far_below", "sizes", "some", "tolerance"]
+__all__ = ["DISTANCES", "SIZES", "about_tiles", "boundaries", "far_below", "not_a_number", "sizes", "some", "tolerance"]
 
 #: Rows and columns of most checks: sizes that divide nothing.
 COLUMNS, ROWS = 211, 67
@@ -85,14 +86,81 @@ def sizes(target: Target, parameter: str) -> None:
         within(problem, target.answer(problem, case), want, case.name)
 
 
+#: Bandwidths from every point at which rows are checked: from where float32 ends to what stands for missing values.
+DISTANCES = (1e9, 1e12, 1e20, 1e100)
+
+#: What a shift may err by, relative to itself, besides its absolute tolerance. Its other part, relative to ℓ, exceeds
+#: the distance from some 1e13 bandwidths on, where 0 would pass.
+FAR_SHIFT = 1e-6
+
+
+@functools.lru_cache(maxsize=64)
+def _far(n: int, d: int, distance: float, stray: bool) -> Case:
+    case = problems.far(n, 13, d, distance, stray=stray)
+    for array in (case.points, case.queries, case.log_weights):
+        array.flags.writeable = False
+    return case
+
+
 def far_below(target: Target, parameter: str) -> None:
-    """Rows so far from every point that a log sum is below −1e15, where float32 and clipped logs end."""
-    precision, reduction = parameter.split("-")
-    case = make("tails", 65, 9, 3, 1e9)
-    problem = target.problem(case, Reduction(reduction), precision)
-    within(problem, target.answer(problem, case), problems.truth(case), "tails within 1e9")
-    try:  # without the core, which may sum them itself
-        problem = target.whole_problem(case, Reduction(reduction), precision)
-    except NotDeclared:
+    """Rows far from every point, among ordinary rows and alone, and a point that far from all others.
+
+    Log sums end at −1e200. Exponents are so large that rounding moves one by more than the span of exp: what is
+    exponentiated must be a difference of the very numbers of which the largest was taken.
+    """
+    precision, name, *numbers = parameter.split("-")
+    d, distance, n = int(numbers[0][1:]), float(numbers[1][1:]), int(numbers[2][1:])
+    case, stray, few = _far(n, d, distance, False), _far(n, d, distance, True), _far(97, d, distance, True)
+    stray = weighted(stray) if "weights" in target.info.features else stray
+    farthest = int(np.argmax(np.vecdot(case.queries, case.queries)))
+    alone = replace(case, name="one far row", queries=case.queries[farthest : farthest + 1])
+    asked: list[tuple[Case, dict[str, bool]]] = [(case, {}), (alone, {}), (stray, {}), (few, {"same": True})]
+    if "exclude_self" in target.info.features:
+        asked.append((few, {"same": True, "exclude_self": True}))
+    for case, options in asked:
+        truth = problems.truth(case, **options)
+        problem = target.problem(case, Reduction(name), precision, **options)
+        _within(problem, target.answer(problem, case), truth, case.name)
+        try:  # without the core, which may sum them itself
+            problem = target.whole_problem(case, Reduction(name), precision, **options)
+        except NotDeclared:
+            continue
+        queries = None if problem.same else case.queries
+        got = target.reduce(problem, queries, target.prepare(problem, case))
+        _within(problem, got, truth, f"{case.name}, without the core")
+
+
+def _within(problem: Problem, got: Partial, want: Truth, about: str) -> None:
+    """Assert the tolerances, and that shifts are right relative to themselves."""
+    within(problem, got, want, about)
+    if got.shift is None:
         return
-    within(problem, target.reduce(problem, case.queries, target.prepare(problem, case)), problems.truth(case), "tails")
+    off, size = (np.hypot.reduce(x, axis=1) for x in (got.shift - want.shift, want.shift))
+    allowed = TOLERANCES[problem.precision][Reduction.MEAN].absolute + FAR_SHIFT * size
+    worst = int(np.argmax(off / allowed))
+    assert (off <= allowed).all(), (
+        f"{about} within {problem.extent:.0e}: shift {got.shift[worst]}, should be {want.shift[worst]}: "
+        f"off by more than {FAR_SHIFT} of itself"
+    )
+
+
+def not_a_number(target: Target, parameter: str) -> None:
+    """A row with a NaN is NaN and no other row; a point with a NaN makes every row NaN."""
+    precision, name = parameter.split("-")
+    reduction = Reduction(name)
+    lost, others = [2, 6, 10], [0, 1, 3, 4, 5, 7, 8, 9]
+    for kind, extent in (("mixture", 10.0), ("clusters", 1e4)):
+        case = make(kind, COLUMNS, 11, 3, extent)
+        queries, points = case.queries.copy(), case.points.copy()
+        queries[2] = queries[6, 1] = queries[10, 2] = points[COLUMNS // 2, 0] = np.nan
+        problem, truth = target.problem(case, reduction, precision), problems.truth(case)
+        got = target.answer(problem, replace(case, queries=queries))
+        assert _all_nan(each(got, lambda x: x[lost])), f"{kind}: rows with a NaN have a number"
+        within(problem, got, take(truth, others), f"{kind}, beside rows with a NaN", rows=others)
+        got = target.answer(problem, replace(case, points=points))
+        assert _all_nan(got), f"{kind}: where a point has a NaN rows have a number"
+
+
+def _all_nan(got: Partial) -> bool:
+    logs = got.log_sum if got.log_magnitude is None else got.log_magnitude * got.sign
+    return bool(np.isnan(logs).all() and (got.shift is None or np.isnan(got.shift).all()))

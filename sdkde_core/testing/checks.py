@@ -15,6 +15,7 @@ parameters that suit a backend's declarations; names and parameters are stable w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -85,6 +86,14 @@ def _sizes(info: BackendInfo, profile: Profile) -> Iterator[str]:
                     yield f"{precision}-{reduction}-n{n}-m{m}"
 
 
+def _far(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """Distances, in few dimensions: nothing of what matters there depends on d."""
+    n = min(1100, profile.pairs // 13)
+    for precision, d, distance in itertools.product(info.precisions, profile.dimensions[:2], accuracy.DISTANCES):
+        for reduction in Reduction:
+            yield f"{precision}-{reduction}-d{d}-e{distance:g}-n{n}"
+
+
 def _deterministic(info: BackendInfo, profile: Profile) -> Iterator[str]:
     if info.deterministic:
         yield from _each(info, profile)
@@ -112,7 +121,8 @@ CHECKS: Mapping[str, Check] = {
         Check(formalities.inputs_untouched, _each),
         Check(formalities.repeat, _deterministic),
         Check(accuracy.sizes, _sizes),
-        Check(accuracy.far_below, _each),
+        Check(accuracy.far_below, _far),
+        Check(accuracy.not_a_number, _each),
         Check(accuracy.tolerance, _tolerance),
         Check(calls.no_rows, _each),
         Check(calls.state_reuse, _each),
