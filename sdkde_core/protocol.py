@@ -350,7 +350,8 @@ class BackendInfo:
     extent_limit : callable
         ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the precision,
         from an error bound. Up to half the pairs beyond it the core takes off: the backend sums them apart, as
-        problems of the full extent, if it supports those; otherwise the core sums them exactly, however many.
+        problems of the full extent, if it supports those; otherwise the core sums them exactly, however many. Up to it
+        ``supports`` must not decline for the extent.
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
     compile_seconds : callable

@@ -97,6 +97,25 @@ def test_shift_far_from_every_sample_keeps_its_digits():
     assert np.abs(got - want).max() < 1e-11
 
 
+@pytest.mark.parametrize("stray", [False, True])
+@pytest.mark.parametrize("distance", [1e9, 1e12, 1e20, 1e100])
+def test_rows_and_samples_at_any_distance(distance, stray):
+    case = problems.far(9, 8, 2, distance, stray=stray)
+    got, c = reference.sums(case.queries, case.points, log_weights=case.log_weights), 2
+    with mpmath.workdps(420):  # digits of a square at 1e100 bandwidths, and of the point beside it
+        for i, row in enumerate(case.queries):
+            away = [[mpmath.mpf(float(a)) - mpmath.mpf(float(b)) for a, b in zip(x, row)] for x in case.points]
+            half = [sum(a * a for a in delta) / 2 for delta in away]
+            phi = [mpmath.exp(-h) / 9 for h in half]
+            total, plus = sum(phi), sum(p * (c + h) for p, h in zip(phi, half))
+            assert got.log_sum[i] == pytest.approx(float(mpmath.log(total)), rel=1e-14, abs=1e-13)
+            assert got.log_plus[i] == pytest.approx(float(mpmath.log(plus)), rel=1e-14, abs=1e-13)
+            signed = sum(p * (c - h) for p, h in zip(phi, half)) / plus
+            assert got.signed[i] == pytest.approx(float(signed), abs=1e-13)
+            shift = [float(sum(p * delta[k] for p, delta in zip(phi, away)) / total) for k in range(2)]
+            assert np.hypot(*(got.shift[i] - shift)) <= 1e-13 + 1e-15 * np.hypot(*shift)
+
+
 def test_exclude_self_leaves_out_one_column():
     rng = np.random.default_rng(1)
     x, w = rng.normal(size=(9, 2)), rng.random(9)

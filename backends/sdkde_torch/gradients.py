@@ -186,7 +186,7 @@ class _Backward:
             for given in self._blocks(formula, results, g, by_shift):
                 block = given
                 if self.problem.extent > FAR:
-                    block = self._summed(formula, given, columns, ones, log_weights)
+                    block = self._summed(formula, given, columns, ones, log_weights, each)
                 by_rows = [x for x in each(chunk, [(block, some) for some in chunks]) if x is not None]
                 if found.rows is not None:
                     here = slice(block.start, block.start + len(block.g))
@@ -229,31 +229,37 @@ class _Backward:
                 block = replace(block, by_shift=weight, middle=middle)
             yield block
 
-    def _summed(self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Tensor) -> _Block:
+    def _summed(
+        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Tensor, each: Any
+    ) -> _Block:
         """Return a block relative to its rows' largest exponents, what it is multiplied by divided by their sums."""
-        d = self.problem.d
-        chunks = _slices(len(ones), CHUNK)
+        d, chunks, nothing = self.problem.d, _slices(len(ones), CHUNK), NOTHING[torch.float64]
 
-        def terms(some: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-            tile = formula.exponents(block.packed, columns.at(some))
-            return tile, tile + log_weights[some] if self._laplace else tile.clone(), self._own(block, some)
+        def tile(some: slice) -> tuple[Tensor, Tensor]:
+            exponents = formula.exponents(block.packed, columns.at(some))
+            return exponents, exponents + log_weights[some] if self._laplace else exponents.clone()
 
-        top = torch.full_like(block.scale, NOTHING[torch.float64])
-        for _, terms_of, own in map(terms, chunks):
-            top = torch.maximum(top, _without_own(terms_of, own, NOTHING[torch.float64]).amax(1, keepdim=True))
-        total, sums = torch.zeros_like(top), block.ones.new_zeros(block.ones.shape)
-        for some, (tile, terms_of, own) in zip(chunks, map(terms, chunks)):
-            phi = _without_own(exponential(terms_of.sub_(top), in_place=True), own)
-            sums += phi @ ones[some]  # Σ w φ [x, 1]
-            if self._laplace:
-                total += tile.add_(1.0 + 0.5 * d).mul_(phi).sum(1, keepdim=True)
-        total = total.abs() if self._laplace else sums[:, d:]
+        def largest(some: slice) -> Tensor:
+            return _without_own(tile(some)[1], self._own(block, some), nothing).amax(1, keepdim=True)
+
+        top = torch.stack(each(largest, chunks)).amax(0)
+
+        def sums(some: slice) -> Tensor:
+            exponents, terms = tile(some)
+            phi = _without_own(exponential(terms.sub_(top), in_place=True), self._own(block, some))
+            if not self._laplace:
+                return phi @ ones[some]  # Σ w φ [x, 1]
+            return exponents.add_(1.0 + 0.5 * d).mul_(phi).sum(1, keepdim=True)  # L
+
+        first, *others = each(sums, chunks)
+        found = sum(others, first)
+        total = found[:, -1:].abs()
         total = torch.where(total == 0, 1.0, total)
         block = replace(block, scale=top, g=block.g / total)
         if block.by_shift is None:
             return block
         by_shift = block.by_shift / total
-        return replace(block, by_shift=by_shift, middle=(by_shift * (sums[:, :d] / total)).sum(1, keepdim=True))
+        return replace(block, by_shift=by_shift, middle=(by_shift * found[:, :d] / total).sum(1, keepdim=True))
 
     def _add(
         self,

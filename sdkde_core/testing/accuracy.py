@@ -110,13 +110,13 @@ def far_below(target: Target, parameter: str) -> None:
     """
     precision, name, *numbers = parameter.split("-")
     d, distance, n = int(numbers[0][1:]), float(numbers[1][1:]), int(numbers[2][1:])
-    case, stray, small = (_far(k, d, distance, k_stray) for k, k_stray in ((n, False), (n, True), (97, True)))
+    case, stray, few = _far(n, d, distance, False), _far(n, d, distance, True), _far(97, d, distance, True)
+    stray = weighted(stray) if "weights" in target.info.features else stray
     farthest = int(np.argmax(np.vecdot(case.queries, case.queries)))
     alone = replace(case, name="one far row", queries=case.queries[farthest : farthest + 1])
-    asked: list[tuple[Case, dict[str, bool]]] = [(case, {}), (alone, {}), (small, {"same": True})]
-    asked.append((weighted(stray) if "weights" in target.info.features else stray, {}))
+    asked: list[tuple[Case, dict[str, bool]]] = [(case, {}), (alone, {}), (stray, {}), (few, {"same": True})]
     if "exclude_self" in target.info.features:
-        asked.append((small, {"same": True, "exclude_self": True}))
+        asked.append((few, {"same": True, "exclude_self": True}))
     for case, options in asked:
         truth = problems.truth(case, **options)
         problem = target.problem(case, Reduction(name), precision, **options)
