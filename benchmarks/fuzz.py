@@ -114,18 +114,20 @@ def draw(
     h = factor * 0.9 * n ** (-1 / (d + 4))  # in units in which a cluster's std is 1
     x, note = _points(rng, data, n, d, h)
     outliers = min(n - 1, int(rng.choice((0, 0, 1, 10))))
-    reach = float(rng.choice((6, 6, 17 if dtype == "float32" else 100)))
+    reach = float(rng.choice((6, 6, 13 if dtype == "float32" else 100)))
     _throw(rng, x, outliers, h, reach)
     columns = 10 ** rng.uniform(-3, 3, d) if rng.random() < 0.5 else np.ones(1)  # their units
     scale = 10 ** rng.uniform(-30, 30) if rng.random() < 0.7 else 1.0
-    if dtype == "float32" and (abs(x).max() + h) * columns.max() * scale > 1e30:  # with room for the queries
+    if (
+        dtype == "float32" and 1e3 * (abs(x).max() + 10**reach * h) * columns.max() * scale > 1e30
+    ):  # with room for the queries
         scale = 1.0
     train, unit = (x * (columns * scale)).astype(dtype), h * columns * scale
     query = None if near == "same" else _queries(rng, near, train.astype(float), m, unit, outliers, reach).astype(dtype)
     bandwidth: Any = float(unit[0]) if unit.size == 1 else unit
     shape = "one number" if unit.size == 1 else "by column"
     if task in METHODS and 1 < d <= 64 and rng.random() < 0.25:
-        spread = 10 ** rng.uniform(0, 2)
+        spread = 10 ** rng.uniform(0, 1)  # beyond, the truth here would need more than float64
         bandwidth, shape = _matrix(rng, np.broadcast_to(unit, d), spread), f"matrix of condition {spread**2:.0e}"
     weights = _weights(rng, weighting, n)
     text = (

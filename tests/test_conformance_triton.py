@@ -124,15 +124,6 @@ def test_interpreted_rows_far_from_every_point(reduction, distance):
 
 
 @interpreted
-@pytest.mark.parametrize(
-    ("reduction", "distance"), [(Reduction.LOG_SUM, 1e9), (Reduction.MEAN, 1e12), (Reduction.LAPLACE, 1e100)]
-)
-def test_interpreted_rows_far_from_every_point(reduction, distance):
-    """The check ``far_below`` in small."""
-    _check(problems.far(34, 8, 3, distance, stray=True), "cpu", (reduction,), (False,), precision="high")
-
-
-@interpreted
 @pytest.mark.parametrize("d", [8, *(pytest.param(d, marks=pytest.mark.slow) for d in (15, 16, 32, 64, 128))])
 @pytest.mark.parametrize("extent", [6.0, pytest.param(10.0, marks=pytest.mark.slow), 17.0])
 def test_interpreted_duplicates_keep_their_weight(d, extent):

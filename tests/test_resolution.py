@@ -95,3 +95,25 @@ def test_rows_are_named_and_ways_out(kind):
     near = sdkde_core.prepare(x[:40], method="kde", **options)
     assert near.estimate(y, log=True)[3] < -1e13, "rows may be anywhere where no sample is"
     assert sdkde_core.estimate(x, y, bandwidth=0.5).shape == (4,)
+
+
+@pytest.mark.parametrize("fill", [9.97e36, -1e20])
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.98])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_samples_keep_their_digits_where_most_are_missing(fill, share, kind):
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(300, 2)), rng.normal(size=(20, 2))
+    x[rng.permutation(300)[: int(300 * share)], 1] = fill
+    for method in ("kde", "sdkde", "laplace"):
+        how = {"method": method, "bandwidth": 0.4}
+        want = reference.estimate(x, y, **how)
+        np.testing.assert_allclose(np.asarray(sdkde_core.estimate(kind(x), kind(y), **how)), want, rtol=1e-4, atol=1e-9)
+        ready = sdkde_core.prepare(kind(x), **how)
+        np.testing.assert_allclose(np.asarray(ready.estimate(kind(y))), want, rtol=1e-4, atol=1e-9)
+
+
+def test_times_keep_their_digits_where_some_are_zero():
+    rng = np.random.default_rng(4)
+    x = np.concatenate([1.7e18 + 1e9 * rng.normal(size=200), np.zeros(30)])
+    how = {"method": "kde", "bandwidth": 3e8}
+    np.testing.assert_allclose(sdkde_core.estimate(x, **how), reference.estimate(x, **how), rtol=1e-4)

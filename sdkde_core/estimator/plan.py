@@ -14,12 +14,13 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Data, Query, convert, ingest
+from ..arrays import Data, Query, convert, detached, ingest, to_host
 from ..choice import select
 from ..engine.outliers import count, outlier_share, radii
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
 from .bandwidth import Bandwidth
 from .request import Request
+from .resolution import CLEAR, clearest_centre
 from .rules import resolve
 
 __all__ = ["Measured", "Plan", "measure", "plan", "plan_data", "read", "read_extent", "rounded"]
@@ -102,10 +103,15 @@ def plan_data(request: Request, data: Data, bandwidth: Bandwidth, *, explained: 
     """Whiten data that have been read and choose the backend; ``grad``: one with the feature ``"grad"``."""
     xp, n = array_namespace(data.train), data.n
     measured = measure(data, bandwidth)
-    distances, log_weights = measured.distances, measured.log_weights
+    measured_extent = read_extent(measured.largest, measured.distances, data, bandwidth)
+    if measured_extent > CLEAR and not bandwidth.narrow:
+        centre = _clearer(data, bandwidth, measured.centre)
+        if centre is not None:
+            measured = measure(data, bandwidth, centre)
+            measured_extent = read_extent(measured.largest, measured.distances, data, bandwidth)
+    extent, distances, log_weights = measured_extent, measured.distances, measured.log_weights
     points, rows = measured.points[:n, :], None if data.query is None else measured.points[n:, :]
     point_radii, row_radii = distances[:n], distances if rows is None else distances[n:]
-    measured_extent = extent = read_extent(measured.largest, distances, data, bandwidth)
     if any(step.moves for step in request.passes):
         extent = _moved_extent(extent)
     m = None if rows is None else data.m
@@ -133,10 +139,10 @@ def plan_data(request: Request, data: Data, bandwidth: Bandwidth, *, explained: 
     return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, measured_extent)
 
 
-def measure(data: Data, bandwidth: Bandwidth) -> Measured:
-    """Whiten the data and measure their extent."""
+def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
+    """Whiten the data and measure their extent; by default from their median."""
     xp, n = array_namespace(data.train), data.n
-    centre = _centre(data.train, bandwidth)
+    centre = _centre(data.train, bandwidth) if centre is None else centre
     points = data.train if data.query is None else xp.concat([data.train, data.query])
     points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
     distances = radii(points)
@@ -213,6 +219,19 @@ def _centre(points: Any, bandwidth: Bandwidth) -> Any:
         distances = xp.where(xp.isnan(distances), xp.full_like(distances, math.inf), distances)
         centre = xp.take(rows, xp.reshape(xp.argmin(distances), (1,)), axis=0)[0, :]
     return xp.astype(centre, xp.float64, copy=False)
+
+
+def _clearer(data: Data, bandwidth: Bandwidth, centre: Any) -> Any:
+    """A centre that keeps more digits of the points, where there is one; see :func:`clearest_centre`."""
+    factor = bandwidth.factor if isinstance(bandwidth.factor, np.ndarray) else to_host(detached(bandwidth.factor))
+    h = factor if factor.ndim == 1 else np.sqrt((factor**2).sum(axis=1))
+    here = to_host(centre)
+    if not (abs(here) > CLEAR * h).any():
+        return None
+    best = clearest_centre(to_host(data.train), None if data.query is None else to_host(data.query), h, here)
+    if np.array_equal(best, here):
+        return None
+    return array_namespace(centre).asarray(best, device=device_of(centre)) if centre is not here else best
 
 
 def _median(rows: Any) -> Any:

@@ -19,7 +19,7 @@ from ..engine.outliers import radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 from .bandwidth import Bandwidth
 
-__all__ = ["REACH", "check_resolution"]
+__all__ = ["CLEAR", "REACH", "check_resolution", "clearest_centre"]
 
 Array = NDArray[np.float64]
 
@@ -31,6 +31,39 @@ REACH = {"fast": 1e10, "high": 1e9, "float64": 1e5}
 
 #: Bandwidths: a sample at √(r² + SIGHT²) adds nothing to a row that has one at r, whatever the weights.
 SIGHT = 64.0
+
+
+#: Bandwidths from the centre within which rounding does not matter at any precision.
+CLEAR = 1e4
+
+
+def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
+    """Return the centre from which the fewest points that are near each other are rounded to where they do not matter.
+
+    A median is a value that stands for missing ones where most samples are missing, and differences from it lose the
+    digits of the others. So in each column it competes with the medians of smaller and smaller values, of which float64
+    knows the most; where no points are near each other the smallest wins.
+
+    Parameters
+    ----------
+    train, query : (n, d), (m, d) array
+        On the host, in data units; query may be None.
+    h : (d,) array
+        sqrt(diag H), in data units.
+    centre : (d,) array
+        Their median.
+    """
+    best = centre.copy()
+    for k in np.flatnonzero(abs(centre) > CLEAR * h):
+        x, candidates = train[:, k], [float(centre[k])]
+        while len(smaller := x[abs(x) < abs(candidates[-1]) / 1024]):  # not NaN
+            candidates.append(float(np.sort(smaller)[(len(smaller) - 1) // 2]))
+        if len(candidates) > 1:
+            values = np.unique(x if query is None else np.concatenate([x, query[:, k]]))
+            near = values[:-1][np.diff(values) < SIGHT * h[k]]
+            blurred = [int((abs(near - c) > CLEAR * h[k]).sum()) for c in candidates]
+            best[k] = min(zip(blurred, map(abs, candidates), candidates))[2]
+    return best
 
 
 def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Columns, rows: Any = None) -> None:
