@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["cache_folder", "write_atomically"]
+__all__ = ["cache_folder", "remove_temporaries", "write_atomically"]
 
 
 def cache_folder() -> Path:
@@ -36,14 +36,15 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     path : path
         In a folder that exists.
     """
-    final = Path(os.path.realpath(path))
-    if final.exists() and not final.is_file():
-        yield final
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe's real path is no path
+        yield Path(path)
         return
+    final = Path(os.path.realpath(path))
     temporary = final.with_name(f".{final.name}.{os.urandom(8).hex()}{final.suffix}")
     try:
         mode = final.stat().st_mode & 0o777 if final.exists() else None
         # exist_ok=False: neither another's file nor a link is opened. Meanwhile a private file is nobody else's either.
+        _temporaries.add(temporary)
         temporary.touch(0o666 if mode is None else 0o600, exist_ok=False)
         yield temporary
         if mode is not None:
@@ -54,3 +55,15 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename in (None, temporary, str(temporary)):
             error.filename = str(path)
         raise
+    finally:
+        _temporaries.discard(temporary)
+
+
+#: Files that are being written.
+_temporaries: set[Path] = set()
+
+
+def remove_temporaries() -> None:
+    """Remove the files that are being written, for a process that ends without further ado."""
+    for path in list(_temporaries):
+        path.unlink(missing_ok=True)

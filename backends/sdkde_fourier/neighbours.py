@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import concatenate, map_threads, reduce_exact
+from sdkde_core.plugin import checkpoint, concatenate, map_threads, new_lock, reduce_exact
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from .finish import put
@@ -32,6 +31,9 @@ Array = NDArray[Any]
 
 #: Pairs that are summed at a time, and rows whose neighbours are counted at a time.
 PAIRS, ROWS = 1 << 19, 1 << 15
+
+#: Rows whose neighbours are counted in one call, which takes up to a second.
+STEP = 1 << 11
 
 #: Rows up to which all columns are scanned: to build a tree, or to sort, takes longer.
 FEW = 12
@@ -88,20 +90,35 @@ class _Line:
 
 
 class _Tree:
-    """In more dimensions: a k-d tree."""
+    """In more dimensions: a k-d tree. What takes long is done by another thread, so that it can be interrupted."""
 
     def __init__(self, points: Array, threads: int) -> None:
         from scipy.spatial import cKDTree
 
-        self.tree = cKDTree(points, leafsize=32, balanced_tree=False, compact_nodes=False)
+        def make(x: Array) -> Any:
+            return cKDTree(x, leafsize=32, balanced_tree=False, compact_nodes=False)
+
         self.threads = threads
+        (self.tree,) = map_threads(make, [points], 1, apart=True)
 
     def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
-        distance, index = self.tree.query(queries, k=range(1, k + 1), workers=self.threads)
+        def find(x: Array) -> Any:
+            return self.tree.query(x, k=range(1, k + 1), workers=self.threads)
+
+        ((distance, index),) = map_threads(find, [queries], 1, apart=True)
         return distance**2, np.minimum(index, self.tree.n - 1)
 
     def count(self, queries: Array, radius: Array) -> Array:
-        return self.tree.query_ball_point(queries, radius, return_length=True, workers=self.threads)
+        def find(found: Array) -> Array:
+            for start in range(0, len(found), STEP):
+                checkpoint()
+                here = slice(start, start + STEP)
+                found[here] = self.tree.query_ball_point(
+                    queries[here], radius[here], return_length=True, workers=self.threads
+                )
+            return found
+
+        return map_threads(find, [np.empty(len(queries), np.intp)], 1, apart=True)[0]
 
     def within(self, queries: Array, radius: Array, count: Array) -> Array:
         total = int(count.sum())
@@ -200,7 +217,7 @@ class Neighbourhoods:
 
     def __init__(self, columns: Columns, threads: int) -> None:
         self.points, self.log_weights, self.threads = columns.points, columns.log_weights, threads
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._made: list[_WeightClass] = []
 
     def reduce(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
@@ -263,6 +280,7 @@ class Neighbourhoods:
                     for one, radius, count in zip(classes, radii, counts)
                     if count[here].any()
                 ]
+                checkpoint()
                 return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs, scale)
 
         return map_threads(task, list(itertools.pairwise(cuts)), self.threads)

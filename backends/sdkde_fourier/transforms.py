@@ -10,7 +10,7 @@ import finufft
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import map_threads
+from sdkde_core.plugin import Unforkable, map_threads
 
 __all__ = ["to_modes", "to_points"]
 
@@ -28,6 +28,10 @@ BLOCK, MODES = 1 << 15, 1 << 22
 #: Fewest points of a block that goes to modes on its own, and most modes for each.
 SPREAD, MODES_EACH = 1 << 17, 16
 
+#: Transforms of millions of points take seconds, so that none runs in the calling thread: see :func:`map_threads`. Nor
+#: does a forked child's calling thread have what finufft's OpenMP left there.
+_finufft = Unforkable("finufft")
+
 
 def to_modes(
     angles: Sequence[Array], coefficients: Array, shape: tuple[int, ...], epsilon: float, threads: int
@@ -43,11 +47,10 @@ def to_modes(
 
     def task(k: int) -> Array:
         here = slice(ends[k], ends[k + 1])
-        plan = _plan(1, shape, epsilon, 1)
-        plan.setpts(*[a[here] for a in angles])
-        return plan.execute(coefficients[here].astype(np.complex128))
+        part = coefficients[here].astype(np.complex128)
+        return _transform(1, [a[here] for a in angles], shape, [part], epsilon, 1)[0]
 
-    first, *others = map_threads(task, range(blocks), blocks)
+    first, *others = map_threads(task, range(blocks), blocks, apart=True)
     for other in others:
         first += other
     return first
@@ -61,29 +64,31 @@ def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, 
     shape, count = fields[0].shape, len(angles[0])
     blocks = min(threads, count // BLOCK) if math.prod(shape) <= max(count, MODES) else 1
     if blocks < 2:
-        return _evaluate(angles, fields, epsilon, threads if blocks else 1)
+        each = threads if blocks else 1
+        return map_threads(lambda x: _transform(2, x, shape, fields, epsilon, each), [angles], 1, apart=True)[0]
     ends = [count * k // blocks for k in range(blocks + 1)]
     found = [np.empty(count, np.complex128) for _ in fields]
 
     def task(k: int) -> None:
         here = slice(ends[k], ends[k + 1])
-        for whole, part in zip(found, _evaluate([a[here] for a in angles], fields, epsilon, 1)):
+        for whole, part in zip(found, _transform(2, [a[here] for a in angles], shape, fields, epsilon, 1)):
             whole[here] = part
 
-    map_threads(task, range(blocks), blocks)
+    map_threads(task, range(blocks), blocks, apart=True)
     return found
 
 
-def _evaluate(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
-    plan = _plan(2, fields[0].shape, epsilon, threads)
-    plan.setpts(*angles)
-    return [plan.execute(field) for field in fields]
-
-
-def _plan(kind: int, shape: tuple[int, ...], epsilon: float, threads: int) -> Any:
-    """Make a plan; kind 1 to modes, 2 to points."""
+def _transform(
+    kind: int, angles: Sequence[Array], shape: tuple[int, ...], given: Sequence[Array], epsilon: float, threads: int
+) -> list[Array]:
+    """Transform every one of ``given``; kind 1 to modes, 2 to points."""
     refinement = 2.0
     if len(shape) == 3 and COARSE_SLACK * epsilon >= COARSE_FINEST:
         refinement, epsilon = COARSE, COARSE_SLACK * epsilon
     sign = -1 if kind == 1 else 1
-    return finufft.Plan(kind, shape, eps=epsilon, isign=sign, nthreads=threads, upsampfac=refinement)
+    with _finufft:
+        plan: Any = finufft.Plan(kind, shape, eps=epsilon, isign=sign, nthreads=threads, upsampfac=refinement)
+        plan.setpts(*angles)
+        found = [plan.execute(one) for one in given]
+        del plan
+    return found

@@ -15,13 +15,12 @@ import platform
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sdkde_core.plugin import write_atomically
+from sdkde_core.plugin import new_lock, write_atomically
 from sdkde_core.protocol import Support
 
 from . import library
@@ -39,7 +38,7 @@ VARIABLES = (
     "KEOPS_CACHE_FOLDER",
 )
 
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def check(device: str) -> Support:

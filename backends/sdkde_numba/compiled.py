@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -10,6 +11,8 @@ import time
 from typing import Any
 
 from numba import config, types
+
+from sdkde_core.plugin import Unforkable, new_lock
 
 from .cpu_kernels import reduce_tiles
 
@@ -20,7 +23,7 @@ _logger = logging.getLogger("sdkde")
 #: Seconds after which a compilation is announced.
 PATIENCE = 1.0
 
-_lock = threading.Lock()
+_lock, _compiler = new_lock(), Unforkable("Numba's compiler")
 _announced = False
 
 try:
@@ -34,7 +37,7 @@ def kernel(dtype: str) -> Any:
     """Return ``reduce_tiles`` for arrays of ``dtype``, compiled."""
     signature = _signature(dtype)
     if signature not in reduce_tiles.overloads:
-        with _lock:
+        with _lock, _compiler:
             _compile(signature)
     return reduce_tiles
 
@@ -43,12 +46,14 @@ def _compile(signature: tuple[Any, ...]) -> None:
     start = time.perf_counter()
     timer = threading.Timer(PATIENCE, _announce)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # where no thread can be started it is said afterwards
+        timer.start()
     try:
         reduce_tiles.compile(signature)
     finally:
         timer.cancel()
-        timer.join()
+        if timer.is_alive():
+            timer.join()
     if time.perf_counter() - start > PATIENCE:  # the compiler may not have let the timer's thread run
         _announce()
 

@@ -26,7 +26,7 @@ from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
-from .devices import workers
+from .devices import side_by_side
 from .formulas import NOTHING, Direct, Expanded, Formula, Packed, exponential
 
 __all__ = ["reduce"]
@@ -161,7 +161,7 @@ class _Backward:
 
     def run(self, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> _Found:
         """Return the derivatives; ``results`` are the log of what is divided by, and the shift, or L's sign."""
-        with torch.no_grad(), workers(self.points.device, -(-len(self.points) // CHUNK)) as each:
+        with torch.no_grad():
             formula = self._formula()
             log_weights = self.log_weights.clamp(min=NOTHING[torch.float32])
             columns = formula.columns(self.points, None if self._laplace else log_weights)
@@ -180,7 +180,8 @@ class _Backward:
                 return self._add(found, formula, block, columns.at(some), ones[some], extra, some)
 
             for block in self._blocks(formula, results, g, by_shift):
-                by_rows = [x for x in each(chunk, [(block, some) for some in chunks]) if x is not None]
+                found_by = side_by_side(self.points.device, chunk, [(block, some) for some in chunks])
+                by_rows = [x for x in found_by if x is not None]
                 if found.rows is not None:
                     here = slice(block.start, block.start + len(block.g))
                     for part in by_rows:

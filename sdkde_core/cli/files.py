@@ -306,7 +306,7 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
     path, extension, key = _parse_place(text)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not Path(os.path.realpath(path)).parent.is_dir():
+    if not path.exists() and not Path(os.path.realpath(path)).parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     with (
         write_atomically(path) as temporary,

@@ -18,7 +18,7 @@ from ..choice import hardware, registry
 from ..estimator.request import METHODS
 from ..estimator.rules import RULES
 from ..protocol import PRECISIONS
-from .console import Argument, Group, json_option, stopped_by_signals, table, together
+from .console import Argument, Group, json_option, table, together
 from .doctor import sections
 from .files import EXTENSIONS, same_file, source, writing
 from .streaming import Stream
@@ -99,7 +99,6 @@ def estimate(
     )
     name = "log_density" if options["log"] else "density"
     with (
-        stopped_by_signals(),
         writing(output, job.query.rows, job.dtype, name) as write,
         _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from array_api_compat import device as device_of
 from ..arrays import Origin, Query, convert, detached, ingest_query, to_host
 from ..choice import select
 from ..engine.columns import PackedColumns, ScaleByScale, pack
+from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
@@ -93,7 +93,7 @@ class Fitted:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self._centre, self._columns, self._rows, self._shared = centre, columns, rows, shared
         self._packed: dict[Reduction, PackedColumns | ScaleByScale] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.home, self._whiten = Origin(), None
         if shared:
             if not isinstance(centre, np.ndarray):
