@@ -1,7 +1,9 @@
 """What backends share: public, so that a third party's backend has all that the shipped ones have.
 
 =================  ===================================================================================================
-threads            :func:`cpu_threads` (honours ``SDKDE_NUM_THREADS``), :func:`check_threads`, :func:`map_threads`
+threads            :func:`cpu_threads` (honours ``SDKDE_NUM_THREADS``), :func:`check_threads`, :func:`map_threads`,
+                   :func:`checkpoint`, where a task ends whose call was interrupted
+forked children    :func:`new_lock`, :class:`Unforkable` libraries, :func:`in_child`
 the host's memory  :func:`claim_memory` before a library that ends the process without, :func:`free_memory`,
                    :func:`total_memory`
 partial results    :func:`merge` over columns, :func:`concatenate` over rows, :func:`stack` over scales,
@@ -27,10 +29,11 @@ from .choice.hardware import cpu_threads, processor, speedup
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, in_slabs, memory_errors, on_device
 from .engine.exact import reduce_exact
+from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory, free_memory, total_memory
 from .engine.merge import concatenate, each, empty, merge, safe_log, stack
 from .engine.outliers import radii
-from .engine.threads import check_threads, map_threads
+from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python, spawning
 from .messages import did_you_mean, warn_once
 from .storage import cache_folder, write_atomically
@@ -39,10 +42,12 @@ __all__ = [
     "GPU",
     "PerStream",
     "Processor",
+    "Unforkable",
     "c_order",
     "cache_folder",
     "card_name",
     "check_threads",
+    "checkpoint",
     "claim_memory",
     "concatenate",
     "cpu_threads",
@@ -50,10 +55,12 @@ __all__ = [
     "each",
     "empty",
     "free_memory",
+    "in_child",
     "in_slabs",
     "map_threads",
     "memory_errors",
     "merge",
+    "new_lock",
     "on_device",
     "processor",
     "radii",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["cache_folder", "write_atomically"]
+__all__ = ["cache_folder", "remove_temporaries", "write_atomically"]
 
 #: Names of what this process has open: written to, even where that is a regular file.
 _OPEN = re.compile(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
@@ -55,6 +55,7 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     """
     final = Path(os.path.realpath(path))
     beside = final.with_name(f".{final.name[:40]}.{os.urandom(8).hex()}{final.suffix}")
+    _temporaries.add(beside)
     try:
         before = _found(path)
         if before is not None and (_OPEN.fullmatch(os.path.abspath(path)) or not stat.S_ISREG(before.st_mode)):
@@ -75,6 +76,17 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             beside.unlink()
+        _temporaries.discard(beside)
+
+
+#: Files that are being written.
+_temporaries: set[Path] = set()
+
+
+def remove_temporaries() -> None:
+    """Remove the files that are being written, for a process that ends without further ado."""
+    for path in list(_temporaries):
+        path.unlink(missing_ok=True)
 
 
 def _found(path: Path | str) -> os.stat_result | None:

@@ -6,11 +6,9 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
 import zipfile
 from dataclasses import replace
@@ -758,23 +756,3 @@ def test_what_is_not_a_plain_csv_is_refused(text, message):
     result = CliRunner().invoke(main, ["estimate", "t.csv", "--bandwidth", "1", "-o", "q.csv"])
     assert result.exit_code == 2
     assert message in result.output
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs POSIX signals")
-def test_a_termination_leaves_nothing_behind():
-    save("x.npy", np.random.default_rng(0).normal(size=(30_000, 8)))
-    command = [
-        sys.executable,
-        "-c",
-        "from sdkde_core.cli.main import main; main()",
-        "estimate",
-        "x.npy",
-        "-o",
-        "out.npy",
-    ]
-    process = subprocess.Popen([*command, "--backend", "numpy"])  # a faster one might be done before the signal comes
-    while process.poll() is None and not list(Path().glob(".out.npy.*")):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 128 + signal.SIGTERM
-    assert not list(Path().glob("*out.npy*"))

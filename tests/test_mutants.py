@@ -5,6 +5,8 @@ Run with `-s` for the table.
 """
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +22,7 @@ from sdkde_numpy.info import INFO
 
 from sdkde_core.engine.merge import each
 from sdkde_core.protocol import Reduction
+from sdkde_core.testing import broken_off
 from sdkde_core.testing.checks import CHECKS, Profile, Target, cases, failures
 
 SMALL = Profile((1, 3, 17), (10.0, 100.0), draws=13)
@@ -180,6 +183,31 @@ class Unsteady(NumpyBackend):
         return replace(got, log_sum=got.log_sum + 1e-12 * self.rng.normal(size=got.log_sum.shape))
 
 
+class LeftLocked(NumpyBackend):
+    """A lock that an exception leaves locked."""
+
+    def __init__(self):
+        super().__init__(threads=1)
+        self.lock = threading.Lock()
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        self.lock.acquire()
+        got = super().reduce(problem, queries, state, own_offset)
+        self.lock.release()
+        return got
+
+
+class OneThread(NumpyBackend):
+    """Leaves the work to a thread that stays, and that a forked child does not have."""
+
+    def __init__(self):
+        super().__init__(threads=1)
+        self.pool = ThreadPoolExecutor(1)
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return self.pool.submit(super().reduce, problem, queries, state, own_offset).result()
+
+
 class AnyOption(NumpyBackend):
     def __init__(self, **anything):
         super().__init__()
@@ -253,6 +281,8 @@ MUTANTS = {
     "queries changed": (ChangesQueries, INFO, {"inputs_untouched"}),
     "not deterministic": (Unsteady, INFO, {"repeat"}),
     "any option taken": (AnyOption, replace(INFO, implementation=f"{__name__}:AnyOption"), {"options"}),
+    "locked after an exception": (LeftLocked, INFO, {"interrupts"}),
+    "a thread that a forked child lacks": (OneThread, INFO, {"forked_child"}),
     "no precision": (NumpyBackend, replace(INFO, precisions=()), {"declaration"}),
     "grad in NumPy": (NumpyBackend, replace(INFO, features=INFO.features | {"grad"}), {"declaration"}),
     "results not attached": (Unattached, plain_torch.INFO, {"grad"}),
@@ -273,7 +303,8 @@ def _profile(name):
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_named_checks_catch_it(name):
+def test_named_checks_catch_it(name, monkeypatch):
+    monkeypatch.setattr(broken_off, "PATIENCE", 2.0)
     factory, info, expected = MUTANTS[name]
     target = Target(info, factory(), "cpu")
     caught = {check for check in sorted(expected) if failures(target, _profile(name), [check], most=1)}
@@ -357,6 +388,7 @@ def test_names_are_stable():
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched", "results_are_the_callers"),
         *("expected_rows", "threads", "far_below", "not_a_number", "exclude_self", "multi_scale", "grad", "drawn"),
+        *("interrupts", "forked_child"),
     }
 
 

@@ -17,7 +17,7 @@ from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
 from sdkde_core.choice.calibration import machine_of, tuning_is_off
 from sdkde_core.choice.cards import GPU
-from sdkde_core.cli.console import Argument, Choice, json_option, stopped_by_signals
+from sdkde_core.cli.console import Argument, Choice, json_option
 from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.plugin import did_you_mean, write_atomically
 
@@ -142,7 +142,7 @@ def tune(
     start = time.monotonic()
     stopped = ""
     try:
-        with stopped_by_signals(), _store(db) as store:
+        with _store(db) as store:
             searches = search_all(
                 tasks,
                 runner,
@@ -199,7 +199,7 @@ def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any
     rows: list[Any] = []
     held = True
     try:
-        with stopped_by_signals(), _store(options.there(db)) as store:
+        with _store(options.there(db)) as store:
             for found in measured_again(store.best(**wanted), runner, store):
                 rows.append(found)
                 held &= isinstance(found, tuple) or found.holds
@@ -230,7 +230,7 @@ def calibrate(backend: tuple[str, ...], device: tuple[str, ...], db: Path | None
     todo = options.places(backend, device)
     found = []
     try:
-        with stopped_by_signals(), _store(db) as store, terminal.status_line() as show:
+        with _store(db) as store, terminal.status_line() as show:
             for info, place in todo:
                 done = measured(info, place, show)
                 on = hardware.processor(place)

@@ -50,10 +50,10 @@ class Compilers:
         try:
             return self.submit(task, config).result(PATIENCE)
         except TimeoutError:
-            self._kill()
+            self.close()
             return Outcome("timeout", error=f"did not compile within {PATIENCE:g} s")
         except BrokenProcessPool:
-            self._kill()
+            self.close()
             return Outcome("crash", error="the compiler's process died")
         except Exception as error:  # whatever the compiler raised: it did not compile
             return Outcome("compile_error", error=first_line(error))
@@ -61,17 +61,12 @@ class Compilers:
             self._ahead.pop(_name(task, config), None)
 
     def close(self) -> None:
-        """Stop the processes."""
-        if self._pool:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool, self._ahead = None, {}
-
-    def _kill(self) -> None:
-        """Kill all processes. Candidates that were not finished are submitted again when their turn comes."""
+        """Kill the processes. Candidates that were not finished are submitted again when their turn comes."""
         if self._pool:
             for process in list((self._pool._processes or {}).values()):
                 process.kill()
-        self.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool, self._ahead = None, {}
 
 
 class OfflineRunner:

@@ -15,7 +15,6 @@ import itertools
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import claim_memory, concatenate, map_threads, reduce_exact
+from sdkde_core.plugin import checkpoint, claim_memory, concatenate, map_threads, new_lock, reduce_exact
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from .finish import put
@@ -97,14 +96,17 @@ class _Line:
 
 
 class _Tree:
-    """In more dimensions: a k-d tree."""
+    """In more dimensions: a k-d tree. What takes long is done by another thread, so that it can be interrupted."""
 
     def __init__(self, points: Array, threads: int) -> None:
         with _room_to_import("scipy.spatial"):
             from scipy.spatial import cKDTree
 
-        self.tree = cKDTree(points, leafsize=32, balanced_tree=False, compact_nodes=False)
+        def make(x: Array) -> Any:
+            return cKDTree(x, leafsize=32, balanced_tree=False, compact_nodes=False)
+
         self.threads = threads
+        (self.tree,) = map_threads(make, [points], 1, apart=True)
 
     def nearest(self, queries: Array, k: int) -> tuple[Array, Array]:
         parts = self._shared_out(lambda here: self.tree.query(queries[here], k=range(1, k + 1)), len(queries))
@@ -119,10 +121,10 @@ class _Tree:
 
     def _shared_out(self, task: Callable[[slice], Any], rows: int) -> list[Any]:
         """Share rows out over threads. SciPy's own (``workers``) lose errors: the numbers would be what memory held."""
-        blocks = max(1, min(self.threads, rows // QUERIES))
+        blocks = max(1, rows // QUERIES)  # each so short that an interrupt need not wait
         ends = [rows * k // blocks for k in range(blocks + 1)]
-        with claim_memory("a neighbour search", tasks=blocks) as together:
-            return map_threads(task, [slice(*pair) for pair in itertools.pairwise(ends)], together)
+        with claim_memory("a neighbour search", tasks=min(blocks, self.threads)) as together:
+            return map_threads(task, [slice(*pair) for pair in itertools.pairwise(ends)], together, apart=True)
 
     def within(self, queries: Array, radius: Array, count: Array) -> Array:
         total = int(count.sum())
@@ -221,7 +223,7 @@ class Neighbourhoods:
 
     def __init__(self, columns: Columns, threads: int) -> None:
         self.points, self.log_weights, self.threads = columns.points, columns.log_weights, threads
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._made: list[_WeightClass] = []
 
     def reduce(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
@@ -284,6 +286,7 @@ class Neighbourhoods:
                     for one, radius, count in zip(classes, radii, counts)
                     if count[here].any()
                 ]
+                checkpoint()
                 return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs, scale)
 
         tasks = list(itertools.pairwise(cuts))

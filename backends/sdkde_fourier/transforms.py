@@ -14,7 +14,7 @@ import finufft
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import claim_memory, map_threads
+from sdkde_core.plugin import Unforkable, claim_memory, map_threads
 
 from . import memory
 from .bounds import requested
@@ -25,6 +25,10 @@ Array = NDArray[Any]
 
 #: Points that tell how far parts of all the points extend.
 SAMPLE = 1 << 12
+
+#: Transforms of millions of points take seconds, so that none runs in the calling thread: see :func:`map_threads`. Nor
+#: does a forked child's calling thread have what finufft's OpenMP left there.
+_finufft = Unforkable("finufft")
 
 
 def to_modes(
@@ -42,16 +46,19 @@ def to_modes(
 
     def task(k: int) -> Array:
         here = slice(ends[k], ends[k + 1])
-        plan = _plan(1, shape, epsilon, 1)
-        plan.setpts(*[a[here] for a in angles])
-        return plan.execute(coefficients[here].astype(np.complex128))
+        with _finufft:
+            plan = _plan(1, shape, epsilon, 1)
+            plan.setpts(*[a[here] for a in angles])
+            found: Array = plan.execute(coefficients[here].astype(np.complex128))
+            del plan
+        return found
 
     most = -(-count // blocks)
     extents = _extents(angles, memory.parts(most, shape, epsilon))
     each = memory.spreading(most, shape, epsilon, extents, reserved=True)
     with _room(shape, each, blocks) as together:
         groups = [range(start, min(start + together, blocks)) for start in range(0, blocks, together)]
-        found = itertools.chain.from_iterable(map_threads(task, group, together) for group in groups)
+        found = itertools.chain.from_iterable(map_threads(task, group, together, apart=True) for group in groups)
         return functools.reduce(operator.iadd, found)
 
 
@@ -76,14 +83,16 @@ def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, 
 
     def task(k: int) -> None:
         here = slice(ends[k], ends[k + 1])
-        plan = _plan(2, shape, epsilon, inside)
-        plan.setpts(*[a[here] for a in angles])
-        for whole, field in zip(found, fields):
-            plan.execute(field, out=whole[here])
+        with _finufft:
+            plan = _plan(2, shape, epsilon, inside)
+            plan.setpts(*[a[here] for a in angles])
+            for whole, field in zip(found, fields):
+                plan.execute(field, out=whole[here])
+            del plan
 
     each = memory.interpolation(-(-count // blocks), shape, epsilon)
     with _room(shape, each, blocks, inside) as together:
-        map_threads(task, range(blocks), together)
+        map_threads(task, range(blocks), together, apart=True)
     return found
 
 

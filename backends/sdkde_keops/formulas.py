@@ -21,7 +21,7 @@ import threadpoolctl
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import cpu_threads
+from sdkde_core.plugin import cpu_threads, map_threads
 from sdkde_core.protocol import BackendUnavailable, Reduction
 
 from . import library
@@ -76,12 +76,18 @@ def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
     """
     device = arguments[0].device
     key = (formula, arguments[0].dtype, scheme, device)
-    with library.exclusive(), torch.no_grad():
-        if key not in _ready:
-            _compile(formula, [x[:1] for x in arguments], scheme)
-            _ready.add(key)
-        with _threads(device):
-            return _call(formula, arguments, scheme)
+
+    def run(key: tuple[Any, ...]) -> Tensor:
+        with torch.no_grad():
+            if key not in _ready:
+                _compile(formula, [x[:1] for x in arguments], scheme)
+                _ready.add(key)
+            with _threads(device):
+                return _call(formula, arguments, scheme)
+
+    with library.exclusive():
+        # In a forked child this thread would wait for OpenMP's, which are not there; a new one makes its own.
+        return map_threads(run, [key], 1, apart=library.forked and device.type == "cpu")[0]
 
 
 def _compile(formula: Formula, arguments: list[Tensor], scheme: str) -> None:

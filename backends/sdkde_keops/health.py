@@ -16,13 +16,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sdkde_core.plugin import run_python, write_atomically
+from sdkde_core.plugin import new_lock, run_python, write_atomically
 from sdkde_core.protocol import Support
 
 from . import library
@@ -40,7 +39,7 @@ VARIABLES = (
     "KEOPS_CACHE_FOLDER",
 )
 
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def check(device: str) -> Support:

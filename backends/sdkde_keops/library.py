@@ -18,13 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import torch
 
-from sdkde_core.plugin import cache_folder
+from sdkde_core.plugin import cache_folder, in_child, new_lock
 
-__all__ = ["compiler", "exclusive", "folder", "import_keops", "keops_folder", "load", "locked"]
+__all__ = ["compiler", "exclusive", "folder", "forked", "import_keops", "keops_folder", "load", "locked"]
 
 #: KeOps keeps the arguments of a call in an object that all calls of a formula share.
-_calls = threading.RLock()
+_calls = new_lock(threading.RLock)
+
+#: Whether this is a forked child of a process that imported this module.
+forked = False
+
+
+def _fork() -> None:
+    """Have PyTorch use one thread: its OpenMP would wait for threads that a forked child does not have."""
+    global forked
+    forked = True
+    torch.set_num_threads(1)
+
+
+in_child(_fork)
 
 #: A process that uses KeOps writes a file about its formulas as it ends. Another that reads half of it tries again.
 ATTEMPTS, PAUSE = 20, 0.1

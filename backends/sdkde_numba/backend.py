@@ -10,7 +10,7 @@ import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads
+from sdkde_core.plugin import check_threads, checkpoint, claim_memory, concatenate, cpu_threads, empty, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import Form, choose
@@ -24,6 +24,9 @@ WIDTH, TILE = 512, 1 << 18
 
 #: Least work of a task, in multiplications; columns of one, at least, and how many to aim for where rows are few.
 TASK, CHUNK, TASKS = 1 << 25, 1 << 14, 64
+
+#: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
+CALL = 1 << 29
 
 #: Numbers that a task packs.
 PACK = 1 << 20
@@ -104,7 +107,8 @@ class NumbaBackend:
         # Blocks of rows may, since a row's sums do not depend on the rows beside it.
         chunk = -(-max(CHUNK, tiles * width * -(-m // ROWS) // TASKS) // width)
         least = TASK // (min(chunk, tiles) * width * (many + 16))
-        height = ROWS * -(-max(1, least, -(-m // (4 * threads))) // ROWS)
+        most = CALL // (width * (many + 16 * max(1, len(problem.scales))))
+        height = ROWS * -(-max(1, least, min(most, -(-m // (4 * threads)))) // ROWS)
 
         def task(where: tuple[int, int]) -> _Sums:
             first, start = where
@@ -150,11 +154,14 @@ def _reduce(problem: Problem, state: _State, queries: Array, own_offset: int, st
     tops = np.full((len(scales), height), FLOOR[real.itemsize == 8])
     sums = np.zeros((len(scales), height, d if mean else 0))
     moments = np.zeros((len(scales), 2, height))
-    kernel(state.form.dtype)(
-        *(state.columns, state.log_weights, start, min(stop, tiles), rows, state.form.direct),
-        *(1.0 / scales**2, own_offset if "exclude_self" in problem.requires else NO_COLUMN),
-        *(problem.reduction is Reduction.LAPLACE, tops, sums, moments),
-    )
+    step = max(1, CALL // (height * state.columns.shape[2] * (many + 16 * len(scales))))
+    for first in range(start, min(stop, tiles), step):  # the sums go on from one call to the next
+        checkpoint()
+        kernel(state.form.dtype)(
+            *(state.columns, state.log_weights, first, min(first + step, stop, tiles), rows, state.form.direct),
+            *(1.0 / scales**2, own_offset if "exclude_self" in problem.requires else NO_COLUMN),
+            *(problem.reduction is Reduction.LAPLACE, tops, sums, moments),
+        )
     return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])
 
 

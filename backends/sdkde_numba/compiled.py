@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 from numba import config, njit, types
 
-from sdkde_core.plugin import claim_memory
+from sdkde_core.plugin import Unforkable, claim_memory, new_lock
 
 from .cpu_kernels import reduce_tiles
 from .kept import reload_damaged
@@ -28,7 +29,7 @@ PATIENCE = 1.0
 #: the process, where they do not start.
 COMPILER, CORES = 128 << 20, os.cpu_count() or 1
 
-_lock = threading.Lock()
+_lock, _compiler = new_lock(), Unforkable("Numba's compiler")
 _announced = False
 
 try:
@@ -42,7 +43,7 @@ def kernel(dtype: str) -> Any:
     """Return ``reduce_tiles`` for arrays of ``dtype``, compiled."""
     signature = _signature(dtype)
     if signature not in reduce_tiles.overloads:
-        with _lock, claim_memory("compiling with Numba", COMPILER, tasks=CORES, fewest=CORES):
+        with _lock, _compiler, claim_memory("compiling with Numba", COMPILER, tasks=CORES, fewest=CORES):
             _compile(signature)
     return reduce_tiles
 
@@ -51,12 +52,14 @@ def _compile(signature: tuple[Any, ...]) -> None:
     start = time.perf_counter()
     timer = threading.Timer(PATIENCE, _announce)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # where no thread can be started it is said afterwards
+        timer.start()
     try:
         reload_damaged(lambda: reduce_tiles.compile(signature), lambda: njit(cache=True)(reduce_tiles.py_func))
     finally:
         timer.cancel()
-        timer.join()
+        if timer.is_alive():
+            timer.join()
     if time.perf_counter() - start > PATIENCE:  # the compiler may not have let the timer's thread run
         _announce()
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.plugin import checkpoint
 from sdkde_core.protocol import Problem
 
 from .bounds import double_limit, product_shift_limit, single_limit, takes_split
@@ -150,6 +151,7 @@ class Direct:
         difference = np.empty_like(out)
         out[...] = 0.0
         for k, column in enumerate(self.points[start:stop].T):
+            checkpoint()
             np.subtract(column, rows[:, k, None], out=difference)
             np.multiply(difference, difference, out=difference)
             np.add(out, difference, out=out)
@@ -170,6 +172,7 @@ def _direct_displacement(queries: Array, points: Array, phi: Array) -> Array:
     difference = np.empty_like(phi)
     total = np.empty(queries.shape)
     for k, column in enumerate(points.T):
+        checkpoint()
         np.subtract(column, queries[:, k, None], out=difference)
         total[:, k] = dots(phi, difference)
     return total

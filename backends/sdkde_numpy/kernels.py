@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.plugin import checkpoint
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .formulas import Formula
@@ -158,6 +159,7 @@ def reduce_block(
     term_buffer = np.empty(b * width, formula.dtype) if problem.scales else exponent_buffer
     phi_buffer = np.empty(b * width, formula.dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
     for left in range(start, stop, width):
+        checkpoint()
         right = min(left + width, stop)
         size, shape = b * (right - left), (b, right - left)
         exponents, terms, phi = (x[:size].reshape(shape) for x in (exponent_buffer, term_buffer, phi_buffer))

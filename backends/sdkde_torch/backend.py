@@ -16,7 +16,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
 from .bounds import formula, refines
-from .devices import Place, computes_float32_exactly, place, workers
+from .devices import Place, computes_float32_exactly, place, side_by_side
 from .formulas import NOTHING, Direct, Packed, high_low, make
 from .tiles import Prepared, Summed, tile_sums
 
@@ -94,9 +94,8 @@ class TorchBackend:
             own = own_offset + start if "exclude_self" in problem.requires else None
             return _partial(problem, prepared, rows, prepared.sums(rows, own, has_own_term), uniform)
 
-        with memory_errors(), workers(prepared.formula.device, len(starts)) as each:
-            blocks = each(block, starts)
-        return concatenate(blocks)
+        with memory_errors():
+            return concatenate(side_by_side(prepared.formula.device, block, starts))
 
     def _packed(self, problem: Problem, columns: Columns, where: Place, single: bool) -> Prepared:
         points, log_weights = columns.points.detach(), columns.log_weights.detach()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from sdkde_core.plugin import claim_memory, cpu_threads
+from sdkde_core.plugin import claim_memory, cpu_threads, in_child, map_threads, new_lock
 
-__all__ = ["Place", "computes_float32_exactly", "place", "workers"]
+__all__ = ["Place", "computes_float32_exactly", "place", "side_by_side"]
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class Place(NamedTuple):
@@ -59,40 +62,65 @@ def computes_float32_exactly(device: torch.device) -> bool:
         return False
 
 
-_lock = threading.Lock()
+_lock = new_lock()
+_pool: ThreadPoolExecutor | None = None
+
+#: Threads that work at the same time, for all calls together: as many as are asked for.
+MOST_THREADS = 1 << 16
 
 
-@contextmanager
-def workers(device: torch.device, tasks: int) -> Iterator[Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]]:
-    """Give a ``map`` that runs tasks side by side on a CPU, each on one thread, and one after another elsewhere.
+def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequence[A]) -> list[R]:
+    """Return ``[task(a) for a in arguments]``: side by side on a CPU, each on one thread; elsewhere one by one.
 
     Left alone, PyTorch shares out every operation on a tile over threads that wait for one another after it: on a busy
     machine that is ten times slower. The number of threads is ``SDKDE_NUM_THREADS``, else that of the cores.
     """
-    if device.type != "cpu":
-        with torch.no_grad():
-            yield lambda task, arguments: [task(a) for a in arguments]
-        return
-    with claim_memory("a sum over tiles", tasks=min(cpu_threads(), max(tasks, 1))) as threads:
-        ready = threading.Barrier(threads + 1)
-        with ThreadPoolExecutor(threads, "sdkde-torch", _single_threaded) as pool:
-            # torch.set_num_threads also sets what new threads begin with, so the caller's number is put back at once.
-            with _lock:
-                before = torch.get_num_threads()
-                try:
-                    for _ in range(threads):
-                        pool.submit(ready.wait)
-                    ready.wait()
-                except BaseException:  # a thread does not start, or the user interrupts: the others would wait for ever
-                    ready.abort()
-                    raise
-                finally:
-                    torch.set_num_threads(before)
-            yield lambda task, arguments: list(pool.map(task, arguments))
+    if device.type == "cpu":
+        with claim_memory("a sum over tiles", tasks=min(cpu_threads(), max(len(arguments), 1))) as threads:
+            return map_threads(task, arguments, threads, pool=_workers())
+    with torch.no_grad():
+        return [task(a) for a in arguments]
 
 
-def _single_threaded() -> None:
-    """Prepare a thread of the pool; both settings are the thread's own."""
-    torch.get_num_threads()  # a thread's first call takes over the process's number, so it comes before the setting
-    torch.set_num_threads(1)
+def _workers() -> ThreadPoolExecutor:
+    """The threads, which stay: to prepare one takes longer than a small problem."""
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(MOST_THREADS, "sdkde-torch", _prepare)
+        return _pool
+
+
+def _prepare() -> None:
+    """Have PyTorch use one thread here, and record nothing; both settings are the thread's own.
+
+    The number is also what new threads begin with. That is put back within microseconds, by a thread whose own number
+    it may become; where none can be started this one goes on with the process's number.
+    """
     torch.set_grad_enabled(False)
+    with _lock, contextlib.suppress(RuntimeError):
+        before = torch.get_num_threads()  # a thread's first call takes over the process's number
+        number_is_set = threading.Event()
+
+        def put_back() -> None:
+            number_is_set.wait()
+            torch.set_num_threads(before)
+
+        other = threading.Thread(target=put_back)
+        other.start()
+        torch.set_num_threads(1)
+        number_is_set.set()
+        other.join()
+
+
+def _begin_again() -> None:
+    """In a forked child, where none of the threads is there: neither those above nor those that OpenMP counts on.
+
+    OpenMP would wait for them, so that PyTorch does without, as in the workers of its data loaders.
+    """
+    global _pool
+    _pool = None
+    torch.set_num_threads(1)
+
+
+in_child(_begin_again)

@@ -26,7 +26,7 @@ from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
-from .devices import workers
+from .devices import side_by_side
 from .formulas import NOTHING, Direct, Expanded, Formula, Packed, exponential
 
 __all__ = ["reduce"]
@@ -165,7 +165,7 @@ class _Backward:
 
     def run(self, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> _Found:
         """Return the derivatives; ``results`` are the log of what is divided by, and the shift, or L's sign."""
-        with torch.no_grad(), workers(self.points.device, -(-len(self.points) // CHUNK)) as each:
+        with torch.no_grad():
             formula = self._formula()
             log_weights = self.log_weights.clamp(min=NOTHING[torch.float64])
             columns = formula.columns(self.points, None if self._laplace else log_weights)
@@ -186,8 +186,9 @@ class _Backward:
             for given in self._blocks(formula, results, g, by_shift):
                 block = given
                 if self.problem.extent > FAR:
-                    block = self._summed(formula, given, columns, ones, log_weights, each)
-                by_rows = [x for x in each(chunk, [(block, some) for some in chunks]) if x is not None]
+                    block = self._summed(formula, given, columns, ones, log_weights)
+                found_by = side_by_side(self.points.device, chunk, [(block, some) for some in chunks])
+                by_rows = [x for x in found_by if x is not None]
                 if found.rows is not None:
                     here = slice(block.start, block.start + len(block.g))
                     for part in by_rows:
@@ -229,9 +230,7 @@ class _Backward:
                 block = replace(block, by_shift=weight, middle=middle)
             yield block
 
-    def _summed(
-        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Tensor, each: Any
-    ) -> _Block:
+    def _summed(self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Tensor) -> _Block:
         """Return a block relative to its rows' largest exponents, what it is multiplied by divided by their sums."""
         d, chunks, nothing = self.problem.d, _slices(len(ones), CHUNK), NOTHING[torch.float64]
 
@@ -242,7 +241,7 @@ class _Backward:
         def largest(some: slice) -> Tensor:
             return _without_own(tile(some)[1], self._own(block, some), nothing).amax(1, keepdim=True)
 
-        top = torch.stack(each(largest, chunks)).amax(0)
+        top = torch.stack(side_by_side(self.points.device, largest, chunks)).amax(0)
 
         def sums(some: slice) -> Tensor:
             exponents, terms = tile(some)
@@ -251,7 +250,7 @@ class _Backward:
                 return phi @ ones[some]  # Σ w φ [x, 1]
             return exponents.add_(1.0 + 0.5 * d).mul_(phi).sum(1, keepdim=True)  # L
 
-        first, *others = each(sums, chunks)
+        first, *others = side_by_side(self.points.device, sums, chunks)
         found = sum(others, first)
         total = found[:, -1:].abs()
         total = torch.where(total == 0, 1.0, total)

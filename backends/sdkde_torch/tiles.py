@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import cpu_threads
+from sdkde_core.plugin import checkpoint, cpu_threads
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import CHUNK
@@ -161,6 +161,7 @@ class Prepared:
         width = min(self.count, CHUNK)
         buffer = torch.empty(m * width, dtype=self.formula.dtype, device=self.formula.device)
         for start in range(0, self.count, width):
+            checkpoint()
             some = slice(start, min(start + width, self.count))
             mask = None
             if own is not None:

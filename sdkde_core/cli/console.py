@@ -1,22 +1,28 @@
-"""Shared by the project's commands: errors in one line, arguments with help, tables, signals that stop the work."""
+"""Shared by the project's commands: errors in one line, signals that stop the work, arguments with help, tables."""
 
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import os
 import re
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
 from ..messages import SdkdeWarning, did_you_mean
 from ..protocol import BackendUnavailable
+from ..storage import remove_temporaries
 
-__all__ = ["Argument", "Choice", "Group", "json_option", "stopped_by_signals", "table", "together"]
+__all__ = ["Argument", "Choice", "Group", "json_option", "table", "together"]
+
+#: Seconds that a command may take to end after a signal.
+PATIENCE = 3.0
 
 #: Errors that a user can correct: bad input, a missing file or package, too little memory.
 EXPECTED = (ValueError, TypeError, BackendUnavailable, OSError, ImportError, MemoryError)
@@ -60,8 +66,53 @@ def _flat(text: str) -> str:
     return re.sub(r"\s*\n\s*", "; ", re.sub(r":\s*\n\s*", ": ", text.strip()))
 
 
+@contextmanager
+def _signals() -> Iterator[None]:
+    """End a command after SIGINT, SIGTERM or SIGHUP with 128 plus the signal's number as the exit status.
+
+    An exception lets half-written files be removed. Python drops one that is raised where nobody can catch it, in a
+    destructor say, and waits for threads at the end. So what has not ended in time is ended here, and a second signal
+    ends it at once. Signals that are ignored, as nohup has it, stay so.
+    """
+    received: list[int] = []
+
+    def end() -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        remove_temporaries()
+        os._exit(received[0])
+
+    def stop(number: int, frame: Any) -> None:
+        received.append(128 + number)
+        if len(received) > 1:
+            end()
+        with suppress(RuntimeError):  # no thread can be started
+            patience.start()
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(received[0])
+
+    patience = threading.Timer(PATIENCE, end)
+    patience.daemon = True
+    main = threading.current_thread() is threading.main_thread()
+    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if main and hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in known}
+    taken = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+    for number in taken:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
+        if received:
+            raise SystemExit(received[0]) from None
+
+
 class Group(click.Group):
-    """A group of commands whose expected errors are printed as one line."""
+    """A group of commands whose expected errors are printed as one line, and which end after a signal."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        with _signals():
+            return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _one_line():
@@ -110,23 +161,6 @@ def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = (indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, so that a half-written file is removed as after an interrupt."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

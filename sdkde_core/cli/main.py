@@ -20,7 +20,7 @@ from ..estimator.request import METHODS
 from ..estimator.rules import RULES
 from ..messages import did_you_mean
 from ..protocol import PRECISIONS
-from .console import Argument, Choice, Group, json_option, stopped_by_signals, table, together
+from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
 from .files import EXTENSIONS, FileError, Source, about, check_order, same_file, source, writing
 from .streaming import Stream
@@ -97,7 +97,6 @@ def estimate(
         job = Stream.of(*given, **options)
     name = "log_density" if options["log"] else "density"
     with (
-        stopped_by_signals(),
         about(**files),
         writing(output, job.query.rows, job.dtype, name) as write,
         _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,

@@ -11,7 +11,6 @@ and the derivative by a weight of zero is not zero.
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -23,6 +22,7 @@ from ..arrays import to_host
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem
 from .exact import Exact
 from .failures import call, checked, read_only, unchanged
+from .forks import new_lock
 from .merge import concatenate, each, empty, merge, stack
 from .outliers import Outliers, count, find_outliers, pair_share, radii, read_back, within_limit
 
@@ -126,7 +126,7 @@ class PackedColumns:
         self._problem = replace(problem, n=n, same=False) if problem.same or problem.n != n else problem
         self._limit = info.extent_limit(self._problem) if splits else math.inf
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._far: Outliers | None = None
         self._searched = problem.extent <= self._limit
         if shared:  # what a batch without outliers needs is packed now

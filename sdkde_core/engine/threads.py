@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import operator
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-__all__ = ["check_threads", "map_threads"]
+__all__ = ["check_threads", "checkpoint", "map_threads"]
 
 A = TypeVar("A")
 R = TypeVar("R")
+
+#: Seconds that a call which was interrupted waits for its threads: those that reach no checkpoint finish by themselves.
+GRACE = 0.25
 
 
 def check_threads(threads: Any) -> int | None:
@@ -22,9 +27,89 @@ def check_threads(threads: Any) -> int | None:
     return operator.index(threads)
 
 
-def map_threads(task: Callable[[A], R], arguments: Sequence[A], threads: int) -> list[R]:
-    """Return ``[task(a) for a in arguments]``, computed by up to ``threads`` threads that end with the call."""
-    if threads == 1 or len(arguments) <= 1:
+class _Stopped(BaseException):
+    """Ends a task whose call was interrupted, or of which another task failed."""
+
+
+_here = threading.local()  # the call that this thread works for
+
+
+def map_threads(
+    task: Callable[[A], R],
+    arguments: Sequence[A],
+    threads: int,
+    *,
+    apart: bool = False,
+    pool: Executor | None = None,
+) -> list[R]:
+    """Return ``[task(a) for a in arguments]``, computed by up to ``threads`` threads that end with the call.
+
+    After an exception no further task begins, and those that run end at their next :func:`checkpoint`. Python
+    interrupts the main thread between two of its own instructions: there a call of a library that takes longer than a
+    tenth of a second should not run, unless ``apart``. Where no thread can be started the calling one does the work.
+
+    Parameters
+    ----------
+    task : callable
+    arguments : sequence
+    threads : int
+    apart : bool
+        Leave the calling thread idle, also for a single task: an interrupt then leaves what does not end behind.
+    pool : concurrent.futures.Executor, optional
+        Whose threads to use, instead of new ones; implies ``apart``.
+    """
+    threads = min(threads, len(arguments))
+    if threads < 1 or (threads == 1 and not apart and pool is None):
         return [task(a) for a in arguments]
-    with ThreadPoolExecutor(min(threads, len(arguments)), thread_name_prefix="sdkde") as pool:
-        return list(pool.map(task, arguments))
+    call, running = _Call(task, arguments), list[Future[None]]()
+    own = None if pool else ThreadPoolExecutor(threads, thread_name_prefix="sdkde")
+    try:
+        for _ in range(threads):
+            try:
+                running.append((pool or own).submit(call.run))  # type: ignore[union-attr]
+            except RuntimeError:  # no more threads can be started, or no more in this process, which is ending
+                break
+        if not running:
+            call.run()
+        for one in running:
+            one.result()
+        return call.results
+    finally:
+        call.stopped = True
+        late = wait([one for one in running if not one.cancel()], GRACE).not_done
+        if own:
+            own.shutdown(wait=not late, cancel_futures=True)
+
+
+class _Call:
+    """Tasks that several threads take in turn, until there is none or the call is stopped."""
+
+    def __init__(self, task: Callable[[Any], Any], arguments: Sequence[Any]) -> None:
+        self.task, self.arguments = task, arguments
+        self.left = deque(range(len(arguments)))
+        self.results: list[Any] = [None] * len(arguments)
+        self.stopped = False
+
+    def run(self) -> None:
+        before, _here.call = getattr(_here, "call", None), self
+        try:
+            while not self.stopped and self.left:
+                try:
+                    i = self.left.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                self.results[i] = self.task(self.arguments[i])
+        except _Stopped:
+            pass
+        except BaseException:
+            self.stopped = True
+            raise
+        finally:
+            _here.call = before
+
+
+def checkpoint() -> None:
+    """End the task that this thread works on, if its call was interrupted; tasks call it every tenth of a second."""
+    call = getattr(_here, "call", None)
+    if call is not None and call.stopped:
+        raise _Stopped

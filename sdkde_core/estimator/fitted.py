@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from ..arrays import Origin, Query, convert, detached, ingest_query, to_host
 from ..choice import select
 from ..engine.columns import PackedColumns, ScaleByScale, pack
 from ..engine.failures import BackendFailed
+from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
@@ -98,7 +98,7 @@ class Fitted:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self._centre, self._columns, self._rows, self._shared, self._names = centre, columns, rows, shared, names
         self._packed: dict[Reduction, PackedColumns | ScaleByScale] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._successor: Fitted | None = None
         self.home, self._whiten = Origin(), None
         if shared:

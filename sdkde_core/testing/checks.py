@@ -8,6 +8,7 @@ parameters that suit a backend's declarations; names and parameters are stable w
 :mod:`~sdkde_core.testing.formalities`              what is declared, the form of results
 :mod:`~sdkde_core.testing.accuracy`                 tolerances by kind of data, extent, dimension and size
 :mod:`~sdkde_core.testing.calls`                    one call after another, several at once, whose memory is whose
+:mod:`~sdkde_core.testing.broken_off`               calls that are interrupted, and those of a forked child
 :mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``multi_scale``, ``grad``
 :mod:`~sdkde_core.testing.drawn`                    random problems
 ==================================================  ==================================================================
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import BackendInfo, Reduction
 
-from . import accuracy, calls, drawn, featured, formalities
+from . import accuracy, broken_off, calls, drawn, featured, formalities
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -131,6 +132,8 @@ CHECKS: Mapping[str, Check] = {
         Check(calls.column_chunks, _each),
         Check(calls.results_are_the_callers, _each),
         Check(calls.threads, _each),
+        Check(broken_off.interrupts, _once),
+        Check(broken_off.forked_child, _once),
         Check(featured.exclude_self, _featured("exclude_self")),
         Check(featured.multi_scale, _each),
         Check(featured.grad, _featured("grad")),

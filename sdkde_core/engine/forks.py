@@ -1,0 +1,70 @@
+"""What a forked child can use of its parent's: only the thread that forked goes on in it, with whatever others held.
+
+What cannot go on at all, such as a GPU's context, says so itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Unforkable", "in_child", "new_lock"]
+
+
+def in_child(call: Callable[[], Any]) -> None:
+    """Have something done first in every forked child."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def new_lock(kind: Callable[[], Any] = threading.Lock) -> Any:
+    """Return a lock, or what else of ``threading`` the kind is, that is free in a forked child whoever held it."""
+    made = kind()
+    _locks.add(made)
+    return made
+
+
+class Unforkable:
+    """A library with locks of its own; what another thread locked before a fork stays locked in the child.
+
+    Calls of it stand in ``with``. In such a child that raises RuntimeError, where the call would never return.
+
+    Parameters
+    ----------
+    name : str
+        As users know it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self._inside, self._lost = name, set[int](), False
+        in_child(self._look)
+
+    def __enter__(self) -> None:
+        if self._lost:
+            raise RuntimeError(
+                f"{self.name} cannot be used in this process: it was forked while another thread was inside "
+                f"{self.name}, whose locks stay locked here; start processes with "
+                'multiprocessing.get_context("spawn") or "forkserver"'
+            )
+        self._inside.add(threading.get_ident())
+
+    def __exit__(self, *error: object) -> None:
+        self._inside.discard(threading.get_ident())
+
+    def _look(self) -> None:
+        self._lost |= bool(self._inside - {threading.get_ident()})
+        self._inside.clear()
+
+
+def _release() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as threading, logging and concurrent.futures do
+
+
+in_child(_release)

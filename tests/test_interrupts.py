@@ -1,0 +1,211 @@
+"""Ctrl-C and what ends a command: calls end soon, commands with the signal's status, and nothing is left behind.
+
+That calls go on as before after an interrupt at any moment is `interrupts` of the conformance suite.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdkde_core.choice import registry
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs POSIX signals")
+
+FOUND = {r.name for r in registry.records() if r.ok}
+BACKENDS = ["numpy", "numba", "torch", "keops", "fourier"]
+
+#: Interrupts small calls at random moments, as Ctrl-C does. A call that does not end is ended by faulthandler.
+SMALL = """
+import collections, faulthandler, os, signal, sys, threading, time
+import numpy as np
+import sdkde_core
+
+backend, count = sys.argv[1], int(sys.argv[2])
+random = np.random.default_rng(0)
+x = random.normal(size=(3000, 2) if backend == "fourier" else (400, 4))
+options = {"backend": backend, "bandwidth": 0.3}
+options["backend_options"] = {"always": True} if backend == "fourier" else None
+prepared = sdkde_core.prepare(x, **options)
+
+def run():
+    return sdkde_core.estimate(x, **options), prepared.estimate(x)
+
+def timed():
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+want = run()
+seconds, seen = min(timed() for _ in range(5)), collections.Counter()
+for _ in range(count):
+    faulthandler.dump_traceback_later(60, exit=True)
+
+    def interrupt(after=random.uniform(0, 1.2 * seconds)):
+        time.sleep(after)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        run()
+        time.sleep(10)
+        seen["nothing"] += 1
+    except KeyboardInterrupt:
+        seen["KeyboardInterrupt"] += 1
+    thread.join()
+    assert all(np.array_equal(got, right) for got, right in zip(run(), want))
+assert seen["KeyboardInterrupt"] >= 0.98 * count, seen  # Python drops one that comes in a destructor
+"""
+
+#: Interrupts a call that would take minutes, and prints the CPU time that each of its threads used after that: on a
+#: busy machine the time itself says nothing.
+LARGE = """
+import os, signal, sys, threading, time
+import numpy as np
+import sdkde_core
+
+backend, threads = sys.argv[1], int(sys.argv[2])
+n, d = (1_000_000, 3) if backend == "fourier" else (150_000, 8)
+x = np.random.default_rng(0).normal(size=(n, d))
+options = {"backend": backend, "bandwidth": 0.1}
+options["backend_options"] = {"always": True} if backend == "fourier" else None
+sdkde_core.estimate(x[:5000], **options)  # imports and compiles
+signal.signal(signal.SIGPROF, signal.default_int_handler)
+for after in (0.5, 1.5, 4.0):
+    start = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, after)
+    try:
+        sdkde_core.estimate(x, **options)
+        raise SystemExit("was not interrupted")
+    except KeyboardInterrupt:
+        print((time.process_time() - start - after) / threads, flush=True)
+os._exit(0)  # what was left behind may go on for seconds
+"""
+
+
+def _run(code, *arguments, **more):
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=900, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_many_interrupts_of_small_calls(backend):
+    if backend not in FOUND:
+        pytest.skip(f"{backend} is not here")
+    done = _run(SMALL, backend, "200")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_large_call_ends_soon_after_an_interrupt(backend, threads):
+    if backend not in FOUND:
+        pytest.skip(f"{backend} is not here")
+    done = _run(LARGE, backend, threads, env={**os.environ, "SDKDE_NUM_THREADS": threads})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert all(float(seconds) < 0.5 for seconds in done.stdout.split()), done.stdout
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+SDKDE = [sys.executable, "-c", "from sdkde_core.cli.main import main; main()"]
+
+
+@pytest.fixture
+def samples(tmp_path, monkeypatch):
+    """A folder with samples of which an estimate takes a while."""
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.random.default_rng(0).normal(size=(60_000, 8)))
+    np.savetxt("x.csv", np.random.default_rng(0).normal(size=(300, 2)), delimiter=",")
+    return tmp_path
+
+
+def _begun():
+    """Start an estimate, and wait for it to write."""
+    process = subprocess.Popen([*SDKDE, "estimate", "x.npy", "-o", "out.npy", "--backend", "numpy"])
+    while process.poll() is None and not list(Path().glob(".out.npy.*")):
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_command_with_its_status(samples, name):
+    process, number = _begun(), getattr(signal, name)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    assert not list(Path().glob("*out.npy*"))
+
+
+#: A command whose first exception is lost, as in a destructor, and of which a thread does not end.
+DEAF = """
+import sys, threading, time
+from pathlib import Path
+import click
+from sdkde_core.cli import console
+from sdkde_core.storage import write_atomically
+
+console.PATIENCE = 1.0
+
+@click.group(cls=console.Group)
+def main():
+    pass
+
+@main.command()
+def work():
+    with write_atomically("out.txt") as path:
+        while True:
+            try:
+                threading.Event().wait(60)
+            except BaseException:
+                pass
+
+threading.Thread(target=time.sleep, args=(600,)).start()
+main(["work"])
+"""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_command_ends_though_the_exception_is_lost(tmp_path, monkeypatch, again):
+    monkeypatch.chdir(tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", DEAF])
+    while process.poll() is None and not list(Path().glob(".out.txt.*")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    if again:
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not list(Path().iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_so(samples):
+    """As nohup has it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = _begun()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_a_closed_pipe_ends_a_command_quietly(samples):
+    os.symlink("/dev/stdout", "out.csv")
+    command = [*SDKDE, "estimate", "x.csv", "-o", "out.csv", "--backend", "numpy", "-q"]
+    for words in (command, [*SDKDE, "explain", "300x2"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        process = subprocess.Popen(words, stdout=writing, stderr=subprocess.PIPE, text=True)
+        os.close(writing)
+        assert process.communicate(timeout=60)[1] == ""
+        assert process.returncode == 1
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.startswith("density\n")
