@@ -78,7 +78,8 @@ def recipes(target, tmp_path, **variables):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     given = [f"{name}={value}" for name, value in variables.items()]
-    environment = {k: v for k, v in os.environ.items() if k not in ("OS", "MAKEFLAGS", "TORCH_INDEX", "VENV", "PYTHON")}
+    left_out = ("OS", "TORCH_INDEX", "VENV", "PYTHON")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k not in ("MFLAGS", *left_out)}
     done = subprocess.run(
         [make, "-n", target, *given], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )

@@ -49,8 +49,8 @@ class Unforkable:
         if self._lost:
             raise RuntimeError(
                 f"{self.name} cannot be used in this process: it was forked while another thread was inside "
-                f"{self.name}, whose locks stay locked here; start processes with "
-                'multiprocessing.get_context("spawn") or "forkserver"'
+                f"{self.name}, whose locks stay locked here; start processes by "
+                'the method "spawn" or "forkserver" of multiprocessing'
             )
         self._inside.add(threading.get_ident())
 
