@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import empty, in_slabs, memory_errors
+from sdkde_core.plugin import cpu_threads, empty, in_slabs, memory_errors
 from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import bounds, health, library
@@ -17,8 +17,8 @@ from .formulas import Formula, evaluate
 #: What a row adds to the exponent of its own column to leave it out: far below every other exponent.
 ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
 
-#: Terms of a call on a CPU, a fraction of a second: KeOps holds Python's lock, and an interrupt waits for its end.
-CALL = 1 << 28
+#: Terms of a call on a CPU for each thread, some 0.1 s: KeOps holds Python's lock, and an interrupt waits for its end.
+CALL = 1 << 26
 
 #: Columns are shared out among a GPU's processors too, in blocks of at least LEAST_BLOCK, at most MOST_BLOCKS of them.
 LEAST_BLOCK, MOST_BLOCKS = 24, 65535
@@ -111,7 +111,7 @@ class KeopsBackend:
         """KeOps's scheme, the rows of a call, and bytes for each row; none depends on what memory is free."""
         columns, (n, d) = state.columns[0], state.points.shape
         if columns.device.type == "cpu":
-            return "CPU", max(1, CALL // (n * (d + 8))), 0
+            return "CPU", max(1, CALL // (n * (d + 8))) * cpu_threads(), 0
         width = bounds.block(d, columns.element_size())
         shares = width >= LEAST_BLOCK and n <= MOST_BLOCKS * width
         if self.scheme == "GPU_1D" or (self.scheme == "auto" and not shares):

@@ -17,6 +17,9 @@ R = TypeVar("R")
 #: Seconds that a call which was interrupted waits for its threads: those that reach no checkpoint finish by themselves.
 GRACE = 0.25
 
+#: Seconds after which a thread that waits looks for an interrupt: not every one wakes it.
+LOOK = 0.1
+
 
 def check_threads(threads: Any) -> int | None:
     """Return the option ``threads`` of a backend; ValueError for what is neither None nor a positive integer."""
@@ -71,11 +74,15 @@ def map_threads(
                 break
         if not running:
             call.run()
+        while not call.stopped and wait(running, LOOK).not_done:
+            pass
+        if call.error is not None:
+            raise call.error
         for one in running:
-            one.result()
+            one.result()  # raises where the pool itself failed
         return call.results
     finally:
-        call.stopped = True
+        call.stopped, call.error = True, None  # an error that is kept would keep the arrays of its frames
         late = wait([one for one in running if not one.cancel()], GRACE).not_done
         if own:
             own.shutdown(wait=not late, cancel_futures=True)
@@ -89,6 +96,7 @@ class _Call:
         self.left = deque(range(len(arguments)))
         self.results: list[Any] = [None] * len(arguments)
         self.stopped = False
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         before, _here.call = getattr(_here, "call", None), self
@@ -101,9 +109,9 @@ class _Call:
                 self.results[i] = self.task(self.arguments[i])
         except _Stopped:
             pass
-        except BaseException:
+        except BaseException as error:
+            self.error = self.error or error
             self.stopped = True
-            raise
         finally:
             _here.call = before
 
