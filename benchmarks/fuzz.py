@@ -114,7 +114,7 @@ def draw(
     h = factor * 0.9 * n ** (-1 / (d + 4))  # in units in which a cluster's std is 1
     x, note = _points(rng, data, n, d, h)
     outliers = min(n - 1, int(rng.choice((0, 0, 1, 10))))
-    reach = float(rng.choice((6, 6, 13 if dtype == "float32" else 100)))
+    reach = float(rng.choice((6, 6, 13 if dtype == "float32" else 60)))
     _throw(rng, x, outliers, h, reach)
     columns = 10 ** rng.uniform(-3, 3, d) if rng.random() < 0.5 else np.ones(1)  # their units
     scale = 10 ** rng.uniform(-30, 30) if rng.random() < 0.7 else 1.0
