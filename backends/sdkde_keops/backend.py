@@ -17,8 +17,8 @@ from .formulas import Formula, evaluate
 #: What a row adds to the exponent of its own column to leave it out: far below every other exponent.
 ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
 
-#: Terms of a call on a CPU for each thread, some 0.1 s: KeOps holds Python's lock, and an interrupt waits for its end.
-CALL = 1 << 26
+#: Terms of a call on a CPU for each thread, 0.1 to 0.3 s: KeOps holds Python's lock, so that an interrupt waits for it.
+CALL = 1 << 27
 
 #: Columns are shared out among a GPU's processors too, in blocks of at least LEAST_BLOCK, at most MOST_BLOCKS of them.
 LEAST_BLOCK, MOST_BLOCKS = 24, 65535
