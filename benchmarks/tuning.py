@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def card() -> cards.GPU:
-    found = cards.gpu(hardware.local_gpus()[0])
+    found = hardware.card(DEVICE)
     assert found is not None, "a GPU that nobody knows"
     return found
 

@@ -23,7 +23,7 @@ from sdkde_autotune.runner import Outcome
 from sdkde_autotune.store import Store
 from test_autotune_search import ALL, BEST, HILLS, PAPER, Played, ms
 
-from sdkde_core.choice import cards, hardware, registry
+from sdkde_core.choice import cards, driver, hardware, registry
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
@@ -37,6 +37,7 @@ STRANGER = BackendInfo(
     tuning="test_autotune_search:HILLS",
 )
 PLAIN = BackendInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
+T1200 = driver.CudaDevice("NVIDIA T1200", "GPU-0", 16, 1_425_000, 5_001_000, 128, 7, 5)
 ONE = ("--reduction", "log_sum", "--dim", "16")
 
 
@@ -57,7 +58,11 @@ def _place(tmp_path, monkeypatch):
 
 
 def listed_cards(monkeypatch, *names):
-    monkeypatch.setattr(hardware, "local_gpus", lambda: names)
+    """Those that are here, which CUDA says nothing of; as :data:`T1200` does, that it is one."""
+    gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}") for i, name in enumerate(names))
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    said = tuple(T1200 if name == T1200.name else T1200._replace(name=name, major=5) for name in names)
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: said)
 
 
 @pytest.fixture
@@ -156,7 +161,7 @@ def test_a_strange_word():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--gpu", "gtx9000"), r"no GPU is known as 'gtx9000'; pass one of a6000 \(RTX A6000\), a100 .*b200"),
+        (("--gpu", "gtx9000"), r"no GPU is known as 'gtx9000'; pass auto, or one of v100, .*a100, .*b200, .*"),
         (("--gpu", "auto"), "no NVIDIA GPU is visible here; name one to predict for, such as --gpu a6000"),
         (("tune",), "no NVIDIA GPU is visible here"),
         (("--gpu", "a6000", "--reduction", "sum"), "'sum' is not one of"),
@@ -299,6 +304,60 @@ def test_several_matches_take_the_first_aloud(worker, monkeypatch):
 def test_a_card_here_that_nobody_knows(monkeypatch):
     listed_cards(monkeypatch, "NVIDIA GeForce GT 710")
     assert "'NVIDIA GeForce GT 710'" in refused("--gpu", "auto")
+    assert "older than compute capability 7.0" in refused("verify")
+
+
+def test_a_card_here_that_nobody_listed_is_tuned(worker, monkeypatch, tmp_path):
+    listed_cards(monkeypatch, "NVIDIA RTX A6000", "NVIDIA T1200")
+    for name in ("nvidia t1200", "T1200"):
+        result = run("--gpu", name, *ONE, "--trials", "3")
+        assert "for T1200 in" in result.stdout
+        assert worker[-1].made_with[0] == "cuda:1"
+    with Store(tmp_path / "tuning.sqlite") as store:
+        (best,) = store.best()
+    assert (best.key.gpu, best.key.architecture) == ("T1200", "sm_75")
+    assert "T1200" in run("show", "--gpu", "t1200").stdout
+    assert "for T1200 in" in run("--gpu", "t1200", *ONE, "--sampler", "priced", "--trials", "5").stdout
+    listed_cards(monkeypatch, "NVIDIA T1200")
+    assert "for T1200 in" in run("--gpu", "AUTO", *ONE, "--trials", "3").stdout
+    listed_cards(monkeypatch)
+    assert "did you mean 't4'" not in refused("--gpu", "T1200")  # what is nowhere is not known
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("A6000", "RTX A6000"),
+        ("rtx 3090", "GeForce RTX 3090"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB SXM"),
+        ("Tesla T4", "T4"),
+        ("rtx-4090", "GeForce RTX 4090"),
+    ],
+)
+def test_cards_are_named_as_people_do(offline, name, card):
+    assert f"no {card} here" in run("--gpu", name, *ONE, "--trials", "1").stderr
+
+
+def test_the_page_names_every_card():
+    (row,) = re.findall(r"^\| `--gpu` .* do not count:(.*)", PAGE, re.M)
+    assert {cards.gpu(name) and cards.gpu(name).name for name in re.findall("`(.*?)`", row)} == {
+        c.name for c in cards.GPUS
+    }
+
+
+def test_names_that_are_no_cards():
+    assert "did you mean 'a6000'?" in refused("--gpu", "a600")
+    assert "did you mean 'rtx3090'?" in refused("--gpu", "rtx3099")
+    assert "'a6000 h100' names 2 GPUs; pass one, such as a6000" in refused("--gpu", "a6000 h100")
+    assert "names 3 GPUs" in refused("--gpu", "a6000,h100,t4")
+
+
+def test_a_backend_that_cannot_run_on_a_card_is_not_tuned_for_it(monkeypatch):
+    def limit(self, kernel, config, problem, architecture):
+        return "needs compute capability 8.0" if architecture == "sm_75" else None
+
+    monkeypatch.setattr(type(HILLS), "limit", limit)
+    assert "nothing to tune: stranger: needs compute capability 8.0" in refused("--gpu", "t4", *ONE)
 
 
 def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):

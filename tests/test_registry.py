@@ -1,5 +1,6 @@
 """Plugins through the one door: found, refused, shadowed, broken, and chosen."""
 
+import importlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from plugins import installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
-from sdkde_core.choice import hardware, judge, registry, select
+from sdkde_core.choice import driver, hardware, judge, registry, select
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems, reference
 
@@ -270,7 +271,8 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
     """A plugin for GPUs only: where there is none, it is no backend that can. If it is named, it is asked."""
     source = good("card", "card", factory="Elsewhere", more="arrays='numpy',").replace('("cpu",)', '("cuda",)')
     install("card", "card", source)
-    monkeypatch.setattr(hardware, "visible_gpus", lambda *root: (hardware.ListedGPU("of no table", "GPU-1"),) * cards)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("of no table", "GPU-1"),) * cards)
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: None)
     explained = sdkde_core.explain(X)
     (mine,) = (c for c in explained.candidates if c.name == "card")
     assert (mine.ok, mine.device) == (bool(cards), "cuda:0")
@@ -283,6 +285,46 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
     assert any(c.ok and c.device == "cuda:0" for c in elsewhere) is bool(cards)
     with pytest.raises(BackendUnavailable, match="no device of mine here"):
         sdkde_core.estimate(X, backend="card")
+
+
+def test_a_card_that_nobody_listed_is_priced(monkeypatch):
+    """So the fastest is taken, not the first of the alphabet, and host data may go there."""
+    name = "NVIDIA GeForce RTX 3080 Ti"
+    said = driver.CudaDevice(name, "GPU-1", 80, 1_665_000, 9_501_000, 384, 8, 6)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: (said,))
+    infos = [importlib.import_module(f"sdkde_{module}").INFO for module in ("keops.info", "triton.info", "torch.info")]
+    problem = Problem(Reduction.LOG_SUM, 4096, 32768, 16, precision="fast", device="cuda:0", extent=10.0)
+    found = [judge.judge(info, [problem], "cuda:0", None) for info in infos]
+    assert all(0 < c.seconds < 1 for c in found)
+    assert select._sorted(found, "cuda:0")[0].name == "triton"
+    assert select._devices(infos[2], None, "cpu") == ["cpu", "cuda:0"]
+
+
+@pytest.mark.parametrize("device", ["xpu:0", "mps", "cuda:0"])
+def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monkeypatch, device):
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("NVIDIA of no table", "GPU-1"),))
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: None)
+    kind = device.partition(":")[0]
+
+    def record(name, operations, startup):
+        info = BackendInfo(name, (1, 0), "x:y", (kind,), ("high",), deterministic=True, startup_seconds=startup)
+        info = replace(info, supports=lambda p: Support(True, "yes"), work=lambda p, c: Work(scalar_flops=operations))
+        return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
+
+    records = (record("ample", 1e13, 0.0), record("brisk", 1e12, 9.0), record("chary", 1e14, 0.0))
+    monkeypatch.setattr(registry, "records", lambda: records)
+    problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
+    ranked = select.rank([problem], data_device=device)
+    assert [c.name for c in ranked] == ["brisk", "ample", "chary"]
+    assert [c.name for c in select._foremost([problem], "auto", None, device, None, {})] == ["brisk", "ample", "chary"]
+    for c in ranked:
+        assert (c.seconds, c.pass_seconds) == (None, ())  # nothing is predicted
+        assert 0 < c.plain_seconds < 60
+        assert "ranked as if it were a plain GPU" in c.reason
+    assert [c.name for c in select.rank([problem], device=kind)] == ["ample", "chary", "brisk"]  # start-up counts
+    both = replace(records[0].info, devices=("cpu", kind))
+    assert select._devices(both, None, "cpu") == ["cpu"]  # host data stay where prices are known
 
 
 def test_devices_in_question(monkeypatch):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sdkde_core.choice import registry
+from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.cards import GPU, GPUS, gpu
 from sdkde_core.plugin import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
@@ -41,13 +42,16 @@ def card_named(name: str) -> GPU:
     Raises
     ------
     ValueError
-        No GPU is known by that name.
+        No GPU is known by that name, or it has several names.
     """
-    card = gpu(name)
+    card = hardware.card_called(name)
     if card is None:
-        known = ", ".join(f"{card.aliases[0]} ({card.name})" for card in GPUS)
-        hint = did_you_mean(name, (alias for card in GPUS for alias in card.aliases))
-        raise ValueError(f"no GPU is known as {name!r}; pass one of {known}{hint}")
+        several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
+        if len(several) > 1:
+            raise ValueError(f"{name!r} names {len(several)} GPUs; pass one, such as {several[0].aliases[0]}")
+        hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
+        known = ", ".join(card.aliases[0] for card in GPUS)
+        raise ValueError(f"no GPU is known as {name!r}; pass auto, or one of {known}{hint}")
     return card
 
 
@@ -133,6 +137,11 @@ def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -
                 refusals.append(f"{info.name}: {reason}")
                 continue
             for kernel in space.kernels(problem):
+                default = space.default(kernel, problem, card.architecture)
+                reason = space.limit(kernel, default, problem, card.architecture)
+                if reason:  # it cannot run there at all
+                    refusals.append(f"{info.name}: {reason}")
+                    continue
                 dimension = space.dimension(kernel, problem)
                 query = Query(info.name, kernel, space.config_version, dimension, card.name, card.architecture)
                 found.setdefault(Key.of(query, problem), Tunable(Task(query, problem), space))

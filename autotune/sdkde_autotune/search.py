@@ -13,7 +13,7 @@ from typing import Protocol as TypingProtocol
 
 import numpy as np
 
-from sdkde_core.choice.cards import gpu
+from sdkde_core.choice.hardware import card_called
 from sdkde_core.tuning import Config, Space
 
 from .key import Key, canonical
@@ -290,7 +290,7 @@ def _order(sampler: str, task: Task, space: Space, valid: list[dict[str, Any]], 
     if sampler == "random":
         return [valid[i] for i in np.random.default_rng(seed).permutation(len(valid))]
     if sampler == "priced":
-        card = gpu(task.query.gpu)
+        card = card_called(task.query.gpu)
         if card is None:
             raise ValueError(f"the rates of {task.query.gpu!r} are unknown, so no time is predicted; measure on it")
         return sorted(valid, key=lambda config: space.seconds(task.query.kernel, config, task.problem, card))

@@ -66,7 +66,7 @@ def rank(
     data on a device                                 plugins that work on that device first, by predicted time;
                                                      start-up does not count, as such data are used more than once
     data on the host                                 by predicted time plus start-up, compiling and transfers
-    no predicted time                                last; ties by name
+    no predicted time                                last; by what it would be on a plain GPU, then by name
     ===============================================  ====================================================
 
     Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
@@ -242,7 +242,8 @@ def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
     def order(c: Candidate) -> tuple[Any, ...]:
         leaves_device = data_device != "cpu" and c.device != data_device
         seconds = c.total_seconds if data_device == "cpu" or c.seconds is None else c.seconds
-        return (not c.ok, leaves_device, seconds, c.name, c.device)
+        plain = math.inf if c.plain_seconds is None else c.plain_seconds + c.startup_seconds * (data_device == "cpu")
+        return (not c.ok, leaves_device, seconds, plain, c.name, c.device)
 
     return sorted(candidates, key=order)
 
