@@ -15,7 +15,7 @@ pytest.importorskip("optuna")
 pytest.importorskip("click_default_group")
 
 from click.testing import CliRunner
-from sdkde_autotune import lookup, provenance
+from sdkde_autotune import lookup, options, provenance
 from sdkde_autotune.cli import main
 from sdkde_autotune.key import Key
 from sdkde_autotune.problems import problems, tunables
@@ -24,6 +24,7 @@ from sdkde_autotune.store import Store
 from test_autotune_search import ALL, BEST, HILLS, PAPER, Played, ms
 
 from sdkde_core.choice import cards, driver, hardware, registry
+from sdkde_core.choice.calibration import machine_of
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
@@ -322,6 +323,14 @@ def test_a_card_here_that_nobody_listed_is_tuned(worker, monkeypatch, tmp_path):
     assert "for T1200 in" in run("--gpu", "AUTO", *ONE, "--trials", "3").stdout
     listed_cards(monkeypatch)
     assert "did you mean 't4'" not in refused("--gpu", "T1200")  # what is nowhere is not known
+
+
+def test_a_card_here_that_nobody_listed_is_calibrated(monkeypatch):
+    listed_cards(monkeypatch, "NVIDIA T1200")
+    assert ("stranger", "cuda:0") in [(info.name, device) for info, device in options.places([], [])]
+    assert machine_of(hardware.processor("cuda:0")) == "T1200"
+    listed_cards(monkeypatch, "NVIDIA GeForce GT 710")
+    assert {device for _, device in options.places([], [])} == {"cpu"}
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ def test_the_program_that_asks_cuda(newer):
         cuda_devices.devices(FakeCuda(status=999))
 
 
-def test_the_program_stands_alone(monkeypatch):
+def test_the_program_stands_alone():
     """Without a driver it fails; with one it answers. It needs nothing but the standard library."""
     done = subprocess.run([sys.executable, "-I", "-S", cuda_devices.__file__], capture_output=True, text=True)
     assert done.stdout.startswith("[") if done.returncode == 0 else "libcuda" in done.stderr or "cuInit" in done.stderr

@@ -6,6 +6,7 @@ Rates are kept per multiprocessor and clock, so that every figure of a card refe
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class GPU:
     Parameters
     ----------
     name : str
-        As the driver writes it, without the vendor; where its names of several variants are one word apart, clearer.
+        As the driver writes it, without the vendor; with the variant where the driver leaves that out (``"H100 SXM"``).
     aliases : tuple of str
         Short names for the command line, and what else the driver writes.
     architecture : str
@@ -86,6 +87,11 @@ class GPU:
     source: str
     scalar: int = 256
     exps: int = 16
+
+    @functools.cached_property
+    def processor(self) -> Processor:
+        """Its rates at the boost clock."""
+        return self.at()
 
     def at(self, clock_ghz: float | None = None) -> Processor:
         """Return its rates at a clock, by default the boost clock."""
@@ -269,6 +275,7 @@ def _plain(name: str) -> str:
 _BY_NAME = {_plain(name): card for card in GPUS for name in (card.name, *card.aliases)}
 
 
+@functools.cache
 def gpu(name: str) -> GPU | None:
     """Return the GPU of :data:`GPUS` with that name, which may be an alias or the driver's; None if there is none.
 

@@ -190,7 +190,7 @@ def processor(device: str) -> Processor | None:
     if device == "cpu":
         return cpu()
     found = card(device)
-    return None if found is None else found.at()
+    return None if found is None else found.processor
 
 
 def card(device: str) -> GPU | None:
