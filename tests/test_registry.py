@@ -324,12 +324,40 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
         assert "ranked as if it were a plain GPU" in c.reason
     assert [c.name for c in select.rank([problem], device=kind)] == ["ample", "chary", "brisk"]  # start-up counts
     both = replace(records[0].info, devices=("cpu", kind))
-    assert select._devices(both, None, "cpu") == ["cpu"]  # host data stay where prices are known
+    monkeypatch.setattr(registry, "records", lambda: (replace(records[0], info=both),))
+    ranked = select.rank([problem])
+    assert [c.device for c in ranked] == (["cpu", device] if kind == "cuda" else ["cpu"])
+    assert ranked[0].seconds > 100  # host data stay where prices are known
+
+
+def test_cuda_is_not_asked_about_a_card_that_cannot_be_the_choice(monkeypatch):
+    """To ask takes some tenths of a second and wakes a card, each process anew."""
+    name = "NVIDIA GeForce RTX 4060 Laptop GPU"
+    said = driver.CudaDevice(name, "GPU-1", 24, 2_370_000, 8_001_000, 128, 8, 9)
+    asked = []
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: (asked.append(1), (said,))[1])
+    work = lambda p, config: Work(scalar_flops=100.0 * p.pairs)  # noqa: E731
+    card = BackendInfo("card", (1, 0), "x:y", ("cpu", "cuda"), ("high",), deterministic=True, work=work)
+    record = registry.Record("card", "ok", "installed", "x", "1", "x:INFO", replace(card, startup_seconds=2.0))
+    quick = registry.Record(
+        "quick", "ok", "installed", "x", "1", "x:INFO", replace(card, name="quick", devices=("cpu",))
+    )
+    monkeypatch.setattr(registry, "records", lambda: (record, quick))
+
+    def first(n):
+        found = select._foremost([Problem(Reduction.LOG_SUM, n, n, 2)], "auto", None, "cpu", None, {})
+        return found[0].name, found[0].device
+
+    assert first(1000) == ("quick", "cpu")
+    assert not asked
+    assert first(200_000) == ("card", "cuda:0")
+    assert asked
 
 
 def test_devices_in_question(monkeypatch):
     known = {"cpu", "cuda:0"}
-    monkeypatch.setattr(select, "processor", lambda place: place if place in known else None)
+    monkeypatch.setattr(select, "gpu_name", lambda place: "a card" if place in known else None)
     info = BackendInfo("gpu", (1, 0), "x:y", ("cuda",), ("high",), supports=lambda p: Support(True, "yes"))
     both = BackendInfo("both", (1, 0), "x:y", ("cpu", "cuda"), ("high",))
     assert select._devices(info, None, "cpu") == ["cuda:0"]

@@ -85,8 +85,10 @@ def machine_of(on: Processor) -> str:
     return on.name if on.threads == 1 and on.overlaps else f"{platform.node() or 'host'}: {on.name}"
 
 
-def calibration_of(backend: str, on: Processor) -> Calibration:
-    """Return a backend's calibration on a processor; an empty one if none was measured or ``SDKDE_TUNING`` is ``off``.
+def calibration_of(backend: str, on: Processor | str) -> Calibration:
+    """Return a backend's calibration on a processor, or on the card of that name.
+
+    An empty one if none was measured or ``SDKDE_TUNING`` is ``off``.
 
     The answer comes from the first entry point of group ``sdkde.calibration``, a callable
     ``calibration(backend, machine)`` that returns values by name. Never measures. A failure is told once.
@@ -102,7 +104,7 @@ def calibration_of(backend: str, on: Processor) -> Calibration:
     if lookup is None:
         return _NOTHING
     try:
-        return _parsed(frozenset(lookup(backend, machine_of(on)).items()))
+        return _parsed(frozenset(lookup(backend, on if isinstance(on, str) else machine_of(on)).items()))
     except Exception as error:
         warn_once(f"the calibration of {backend} is not used: {error!r}", f"calibration of {backend}")
         return _NOTHING

@@ -20,7 +20,7 @@ import numpy as np
 from ..fresh import run_python
 from ..messages import warn_once
 from ..storage import cache_folder, write_atomically
-from .cards import GPU, Processor, derived, gpu, same_name
+from .cards import GPU, Processor, card_name, derived, gpu, same_name
 from .driver import CudaDevice, ListedGPU, ask_nvml, cuda_devices, driver_version, visible_gpus
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "cpu_cache_file",
     "cpu_threads",
     "driver_version",
+    "gpu_name",
     "is_here",
     "local_cards",
     "measure_cpu",
@@ -181,8 +182,7 @@ def _kept_core(text: str) -> Processor | None:
 
 def is_here(device: str) -> bool:
     """Whether a device is here, as far as that is known without a library of its own: of CUDA devices it is."""
-    kind, number = _parsed(device)
-    return kind != "cuda" or number < len(visible_gpus())
+    return not device.startswith("cuda") or gpu_name(device) is not None
 
 
 def processor(device: str) -> Processor | None:
@@ -213,6 +213,16 @@ def card(device: str) -> GPU | None:
 def _derived(device: CudaDevice) -> GPU | None:
     capability = 10 * device.major + device.minor
     return derived(device.name, capability, device.sms, device.clock_khz / 1e6, device.bandwidth)
+
+
+def gpu_name(device: str) -> str | None:
+    """Return the name of the card that ``"cuda:i"`` is, as the cost model has it; None where it is not here.
+
+    Unlike :func:`card` it never asks CUDA, which takes time and wakes a card that sleeps.
+    """
+    kind, number = _parsed(device)
+    gpus = visible_gpus() if kind == "cuda" else ()
+    return card_name(gpus[number].name) if number < len(gpus) else None
 
 
 def local_cards() -> tuple[GPU | None, ...]:

@@ -13,7 +13,7 @@ from ..protocol import BackendInfo, Problem, Support
 from . import cost
 from .calibration import calibration_of
 from .cards import PLAIN
-from .hardware import Processor, processor
+from .hardware import Processor, gpu_name, processor
 
 __all__ = ["Candidate", "Share", "as_support", "ask", "judge", "startup_seconds"]
 
@@ -66,7 +66,10 @@ def startup_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
 
     Infinite where the plugin gives no number of seconds for compiling.
     """
-    on = processor(problems[0].device)
+    device = problems[0].device
+    on = gpu_name(device) or processor(
+        device
+    )  # by its name, so that CUDA is not asked for the rates of an unknown card
     measured = calibration_of(info.name, on).startup if on is not None else None
     compiling, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
     if failure or not compiling >= 0.0:  # NaN too
