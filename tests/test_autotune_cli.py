@@ -343,8 +343,8 @@ def test_a_card_here_that_nobody_listed_is_calibrated(monkeypatch):
         ("rtx-4090", "GeForce RTX 4090"),
     ],
 )
-def test_cards_are_named_as_people_do(offline, name, card):
-    assert f"no {card} here" in run("--gpu", name, *ONE, "--trials", "1").stderr
+def test_cards_are_named_as_people_do(name, card):
+    assert f"no {card} here" in run("--gpu", name, *ONE, "--dry-run").stderr
 
 
 def test_the_page_names_every_card():

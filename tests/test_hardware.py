@@ -334,7 +334,7 @@ def asking(monkeypatch):
     driver._cuda_devices.cache_clear()
 
 
-def test_cuda_is_asked_in_a_process_of_its_own_and_may_fail(asking):
+def test_cuda_is_asked_in_a_process_of_its_own_and_may_fail(asking, monkeypatch):
     said = device("Tesla T4")
     asking(f"a library says hello\n{json.dumps([said])}\n")
     assert driver.cuda_devices() == (said,)
@@ -350,6 +350,9 @@ def test_cuda_is_asked_in_a_process_of_its_own_and_may_fail(asking):
     ):
         asking(failure)
         assert driver.cuda_devices() is None
+    asking("[]\n")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert driver.cuda_devices() is None
 
 
 class FakeCuda:

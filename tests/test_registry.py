@@ -312,12 +312,11 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
         info = replace(info, supports=lambda p: Support(True, "yes"), work=lambda p, c: Work(scalar_flops=operations))
         return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
 
-    records = (record("ample", 1e13, 0.0), record("brisk", 1e12, 9.0), record("chary", 1e14, 0.0))
+    records = (record("ample", 1e13, 0.0), record("brisk", 1e12, 900.0), record("chary", 1e14, 0.0))
     monkeypatch.setattr(registry, "records", lambda: records)
     problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
     ranked = select.rank([problem], data_device=device)
     assert [c.name for c in ranked] == ["brisk", "ample", "chary"]
-    assert [c.name for c in select._foremost([problem], "auto", None, device, None, {})] == ["brisk", "ample", "chary"]
     for c in ranked:
         assert (c.seconds, c.pass_seconds) == (None, ())  # nothing is predicted
         assert 0 < c.plain_seconds < 60
@@ -332,26 +331,24 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
 
 def test_cuda_is_not_asked_about_a_card_that_cannot_be_the_choice(monkeypatch):
     """To ask takes some tenths of a second and wakes a card, each process anew."""
-    name = "NVIDIA GeForce RTX 4060 Laptop GPU"
+    name, asked = "NVIDIA GeForce RTX 4060 Laptop GPU", []
     said = driver.CudaDevice(name, "GPU-1", 24, 2_370_000, 8_001_000, 128, 8, 9)
-    asked = []
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
     monkeypatch.setattr(hardware, "cuda_devices", lambda: (asked.append(1), (said,))[1])
-    work = lambda p, config: Work(scalar_flops=100.0 * p.pairs)  # noqa: E731
-    card = BackendInfo("card", (1, 0), "x:y", ("cpu", "cuda"), ("high",), deterministic=True, work=work)
-    record = registry.Record("card", "ok", "installed", "x", "1", "x:INFO", replace(card, startup_seconds=2.0))
-    quick = registry.Record(
-        "quick", "ok", "installed", "x", "1", "x:INFO", replace(card, name="quick", devices=("cpu",))
-    )
-    monkeypatch.setattr(registry, "records", lambda: (record, quick))
 
-    def first(n):
-        found = select._foremost([Problem(Reduction.LOG_SUM, n, n, 2)], "auto", None, "cpu", None, {})
-        return found[0].name, found[0].device
+    def record(name, devices, startup):
+        info = BackendInfo(name, (1, 0), "sdkde_numpy.backend:NumpyBackend", devices, ("high",), deterministic=True)
+        info = replace(info, startup_seconds=startup, work=lambda p, config: Work(scalar_flops=100.0 * p.pairs))
+        return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
 
-    assert first(1000) == ("quick", "cpu")
+    records = (record("card", ("cpu", "cuda"), 50.0), record("quick", ("cpu",), 0.0))
+    monkeypatch.setattr(registry, "records", lambda: records)
+    small, large = (Problem(Reduction.LOG_SUM, n, n, 2) for n in (1000, 1_000_000))
+    chosen = select.choose([small])
+    assert (chosen.name, chosen.device) == ("quick", "cpu")
     assert not asked
-    assert first(200_000) == ("card", "cuda:0")
+    first = select.rank([large])[0]
+    assert (first.name, first.device) == ("card", "cuda:0")
     assert asked
 
 

@@ -107,16 +107,6 @@ filter_options = together(
 # --- what their values stand for -------------------------------------------------------------------------------------
 
 
-def card_here(name: str) -> tuple[GPU, str | None]:
-    """Return the GPU that is named, and its device; None if it is not here."""
-    here = hardware.local_cards()
-    card = _first(here) if name.lower() == "auto" else card_named(name)
-    matches = [i for i, found in enumerate(here) if found is not None and found.name == card.name]
-    if len(matches) > 1:
-        click.echo(f"{len(matches)} GPUs here are {card.name}: taking the first, cuda:{matches[0]}", err=True)
-    return card, f"cuda:{matches[0]}" if matches else None
-
-
 def _first(here: Sequence[GPU | None]) -> GPU:
     if not here:
         raise ValueError("no NVIDIA GPU is visible here; name one to predict for, such as --gpu a6000")
@@ -126,6 +116,16 @@ def _first(here: Sequence[GPU | None]) -> GPU:
             "older than compute capability 7.0; name one to predict for, such as --gpu a6000"
         )
     return here[0]
+
+
+def card_here(name: str) -> tuple[GPU, str | None]:
+    """Return the GPU that is named, and its device; None if it is not here."""
+    here = hardware.local_cards()
+    card = _first(here) if name.lower() == "auto" else card_named(name)
+    matches = [i for i, found in enumerate(here) if found is not None and found.name == card.name]
+    if len(matches) > 1:
+        click.echo(f"{len(matches)} GPUs here are {card.name}: taking the first, cuda:{matches[0]}", err=True)
+    return card, f"cuda:{matches[0]}" if matches else None
 
 
 def problems_of(what: Mapping[str, Any], device: str | None) -> list[Problem]:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -140,6 +141,8 @@ def cuda_devices() -> tuple[CudaDevice, ...] | None:
 
 @functools.cache
 def _cuda_devices(chosen: str | None, order: str | None) -> tuple[CudaDevice, ...] | None:
+    if getattr(sys, "frozen", False):  # an application that has Python within itself would start itself again
+        return None
     code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     program = str(Path(__file__).with_name("cuda_devices.py"))
     try:
