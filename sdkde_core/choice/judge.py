@@ -67,9 +67,8 @@ def startup_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
     Infinite where the plugin gives no number of seconds for compiling.
     """
     device = problems[0].device
-    on = gpu_name(device) or processor(
-        device
-    )  # by its name, so that CUDA is not asked for the rates of an unknown card
+    # By its name, so that CUDA is not asked for the rates of an unlisted card.
+    on = gpu_name(device) or processor(device)
     measured = calibration_of(info.name, on).startup if on is not None else None
     compiling, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
     if failure or not compiling >= 0.0:  # NaN too
