@@ -113,6 +113,9 @@ def _block(rows: Points, points: Points, log_w: Tensor, scale: float, precise: b
     moves = r2.sqrt() * unsure / scale**2  # of the exponents
     rounding = (2 + 0.25 * math.sqrt(d)) * UNIT["float64"] * 0.5 / scale**2 * away.square().sum(1, keepdim=True)
     spread = torch.linalg.vector_norm(delta - mean[:, None], dim=-1)  # ‖u_j − ū‖
+    # Midway between far clusters rounding decides which one counts: a column's share is any up to what it may be.
+    opened = moves + rounding
+    may = torch.exp((relative - most[:, None] + 2.0 * opened).clamp(max=0.0)) / total.masked_fill(empty, 1.0)[:, None]
     divisor = all_plus.masked_fill(empty, 1.0)
     return Sums(
         log_sum=top + total.log(),
@@ -120,7 +123,7 @@ def _block(rows: Points, points: Points, log_w: Tensor, scale: float, precise: b
         signed=signed / divisor,
         log_plus=top + all_plus.log(),
         log_slack=(share * moves).sum(1),
-        shift_slack=(share * (unsure + (moves + rounding) * spread)).sum(1),
+        shift_slack=(share * unsure + may * opened.clamp(max=1.0) * spread).sum(1),
         signed_slack=2.0 * (plus * moves).sum(1) / divisor,
     )
 
