@@ -64,8 +64,8 @@ class TestInterpreted(BackendConformance):
 class TestMoreInterpreted(BackendConformance):
     backend = "triton"
     device = "cpu"
-    dimensions = (1, 2, 17)
-    draws, pairs = 6, 4000
+    dimensions = (1, 17)  # two dimensions take the kernels of one; the suite on a GPU has them
+    draws, pairs = 3, 4000
 
     @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
     def test_threads(self, parameter):
