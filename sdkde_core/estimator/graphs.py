@@ -135,15 +135,17 @@ def record(key: Any, train: Any, query: Any, plan: Plan, finish: Callable[[Parti
         with _lock:
             _calls.pop(counted, None)
             _recordings[key] = recording
-            while len(_recordings) > RECORDINGS:
-                _recordings.popitem(last=False)
+            gone = [_recordings.popitem(last=False) for _ in range(len(_recordings) - RECORDINGS)]
+        del gone  # to give back memory may take the driver a while
 
 
 def release() -> None:
     """Forget all recordings, and what was counted; one that a thread is about to replay goes when it has done so."""
     with _lock:
+        gone = list(_recordings.values())
         _recordings.clear()
         _calls.clear()
+    del gone  # not while others look something up
 
 
 class _Second(NamedTuple):
