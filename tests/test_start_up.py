@@ -338,3 +338,18 @@ def test_an_interrupt_ends_it_and_leaves_what_is_not_warm_cold(plugins, monkeypa
     with pytest.raises(KeyboardInterrupt):
         sdkde_core.warm_up("cpu")
     assert registry.warm == {("one", "cpu"): True}
+
+
+@pytest.mark.slow
+def test_everything_that_is_here_is_warmed_up():
+    took = sdkde_core.warm_up("cpu")["cpu"]
+    assert "numpy" in took
+    explained = sdkde_core.explain(X)
+    assert {c.name for c in explained.candidates if c.ok} <= took.keys()
+    assert all(
+        c.counted_seconds == 0.0 for c in explained.candidates if c.ok and warming.compiles(_info(c.name), "cpu")
+    )
+
+
+def _info(name):
+    return registry.find(name).info

@@ -187,8 +187,8 @@ def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: B
     extent = float(largest)
     if not math.isfinite(extent):
         points.check_finite()
-    xp = array_namespace(distances)
     if math.isnan(extent):  # NaN is allowed: the extent is that of the others
+        xp = array_namespace(distances)
         distances = xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)
         extent = float(xp.max(distances))
     if extent > 1e149:  # squares must stay finite
