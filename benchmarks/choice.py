@@ -22,10 +22,10 @@ earlier record of the same machine, and what the grid needs on a GPU may be comp
 own.
 
 The ratio is auto's choice over the fastest, in three ways, in each of which auto is asked: start-up whole, as on the
-command line; as of one of a library's calls; after warm_up. Start-up is measured in fresh processes, from NumPy and the
-core imported to a first tiny result, less what a later one takes; compiling is added as declared. Errors: the worst of
-12 rows over the tolerance of the precision, against sdkde_core.testing.reference; of sdkde, that of the shifts, and of
-the densities given the backend's own moved points.
+command line (with data on the host only); as of one of a library's calls; after warm_up. Start-up is measured in fresh
+processes, from NumPy and the core imported to a first tiny result, less what a later one takes; compiling is added as
+declared. Errors: the worst of 12 rows over the tolerance of the precision, against sdkde_core.testing.reference; of
+sdkde, that of the shifts, and of the densities given the backend's own moved points.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from typing import Any
 
 from choice_cases import HOPELESS_IN_ALL, Case, Price, data, draw, headline, hopeless, price, priced
 from choice_report import (
-    WAYS,
+    WAYS_OF,
     Record,
     by_axis,
     case_of,
@@ -156,7 +156,7 @@ class Bench:
         by default what would not matter is.
         """
         x, y, h = data(case)
-        asked = {way: self.explain(case, x, y, h, way) for way in WAYS}
+        asked = {way: self.explain(case, x, y, h, way) for way in WAYS_OF[case.place]}
         picks = {way: label({"name": e.backend, "device": e.device}) for way, e in asked.items()}
         able = [c for c in asked["calls"].candidates if c.ok and c.seconds is not None]
         want = truth(case, x, y, h)
@@ -291,7 +291,7 @@ def cases_of(options: argparse.Namespace, bench: Bench) -> list[Case]:
 
 def line(record: Record, startups: dict[str, float]) -> str:
     """A case's result on a line."""
-    found, cells = {way: judge(record, startups, way) for way in WAYS}, []
+    found, cells = {way: judge(record, startups, way) for way in WAYS_OF[record["case"]["place"]]}, []
     for c in record["candidates"]:
         took = {"measured": "", "over": "> "}.get(c["outcome"])
         text = c["outcome"] if took is None else f"{took}{c['seconds'] * 1e3:.4g} ms"

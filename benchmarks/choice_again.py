@@ -23,7 +23,7 @@ from typing import Any
 
 from choice import as_if_warm
 from choice_cases import Case, data
-from choice_report import WAYS, Record, counted, label
+from choice_report import WAYS, WAYS_OF, Record, counted, label
 
 import sdkde_core
 from sdkde_core.choice import cards, hardware, select
@@ -40,7 +40,7 @@ def _ask(problems: Any, **options: Any) -> Any:
     raise _Asked(problems, options["share"])
 
 
-def ranked(case: Case, cpu_alone: bool, way: str) -> list[Candidate]:
+def ranked(case: Case, cpu_alone: bool, way: str, replays: bool) -> list[Candidate]:
     """All candidates for a case, by the data that it has."""
     x, y, h = data(case)
     try:
@@ -49,7 +49,10 @@ def ranked(case: Case, cpu_alone: bool, way: str) -> list[Candidate]:
         problems, share = asked.args
     where = "cuda:0" if case.place == "device" else "cpu"
     how = {"data_device": where, "share": share, "calls": 1 if way == "whole" else None}
-    how |= {"device": "cpu" if cpu_alone else None, "replays": where != "cpu" and problems[0].extent <= CLEAR}
+    how |= {
+        "device": "cpu" if cpu_alone else None,
+        "replays": replays and where != "cpu" and problems[0].extent <= CLEAR,
+    }
     with as_if_warm() if way == "warm" else nullcontext():
         return select.rank(select.at(problems, where), **how)
 
@@ -63,7 +66,8 @@ def judged(record: Record, startups: dict[str, float], cpu_alone: bool, way: str
         if c["outcome"] == "measured"
     }
     known = {label(c) for c in record["candidates"]}
-    able = [c for c in ranked(case, cpu_alone, way) if c.ok and c.seconds is not None]
+    replays = "picks" in record  # older ones have times of calls that were not replayed
+    able = [c for c in ranked(case, cpu_alone, way, replays) if c.ok and c.seconds is not None]
     able = [c for c in able if label({"name": c.name, "device": c.device}) in known]
     pick, best = label({"name": able[0].name, "device": able[0].device}), min(took, key=lambda name: took[name])
     ratio = took[pick] / took[best] if pick in took else math.inf
@@ -85,7 +89,8 @@ def main() -> None:
     execute.select.choose = _ask
     saved = json.loads(options.record.read_text())
     for way, text in WAYS.items():
-        found = [judged(record, saved["startups"], not options.gpu, way) for record in saved["records"]]
+        those = [r for r in saved["records"] if way in WAYS_OF[r["case"]["place"]]]
+        found = [judged(record, saved["startups"], not options.gpu, way) for record in those]
         good, bad = sum(r <= 1.1 for r, _ in found), sum(r > 2 for r, _ in found)
         print(f"{text}: within 1.1 times the fastest in {good / len(found):.1%}, beyond 2 times in {bad}")
         for ratio, case in sorted(found, reverse=True):

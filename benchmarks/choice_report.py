@@ -13,6 +13,9 @@ from sdkde_core.choice.judge import calls_of
 #: How start-up counts, and auto chooses: as on the command line, as in one of a library's calls, or after warm_up.
 WAYS = {"whole": "start-up whole", "calls": "start-up as of one of many calls", "warm": "after warm_up"}
 
+#: Those that occur, by where the data are: the command line has none on a device.
+WAYS_OF = {"host": ("whole", "calls", "warm"), "device": ("calls", "warm")}
+
 #: A record: {"case": fields of Case, "picks": auto's choice by way, as a label, "candidates": [...]}. A candidate has
 #: "name", "device", "predicted", "predicted_passes", "declared_startup", "compiling" (of that, seconds), "compiled" (by
 #: warm_up), "chosen" (in some way), "outcome" ("measured", "skipped", "over", "failed"), and by outcome "seconds",

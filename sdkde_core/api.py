@@ -244,9 +244,8 @@ def warm_up(device: str | None = None) -> dict[str, dict[str, float]]:
     first. From then on it takes what is fastest once started, on that device; with data on the host too.
 
     Each backend estimates a few normal samples: by every method, of float32 and float64, in 1, 2, 3 and 16 dimensions.
-    One that takes more than five seconds to compile for such an estimate is started only (KeOps, whose formulas are for
-    one dimension each, and Numba on GPUs): its compiling counts as before. On a machine where the others never compiled
-    their kernels this takes up to a minute.
+    One that takes more than five seconds to compile for a pass, as KeOps does, is started only: its compiling counts as
+    before. The others keep what they compile on disk; where that is empty, and on a GPU, this takes a minute or two.
 
     Parameters
     ----------

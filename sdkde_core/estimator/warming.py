@@ -30,7 +30,7 @@ DIMENSIONS, DTYPES = (1, 2, 3, 16), ("float32", "float64")
 #: Samples and queries of the estimates that are made. On a device launch parameters go by the size.
 SIZES, DEVICE_SIZES = (64, 8), (4096, 512)
 
-#: Seconds of compiling for an estimate beyond which that is left to the calls that need it.
+#: Seconds of compiling for a pass beyond which that is left to the calls that need it.
 PATIENCE = 5.0
 
 _logger = logging.getLogger("sdkde")
@@ -79,8 +79,9 @@ def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem,
 
 
 def compiles(info: BackendInfo, device: str) -> bool:
-    """Whether warming up compiles what a backend needs for common estimates: whether none takes it too long."""
-    return all(compile_seconds(info, problems) <= PATIENCE for _, problems in common(info, device))
+    """Whether warming up compiles what a backend needs for common estimates: whether no pass takes it too long."""
+    passes = {problem for _, problems in common(info, device) for problem in problems}
+    return all(compile_seconds(info, [problem]) <= PATIENCE for problem in passes)
 
 
 def _places(infos: Sequence[BackendInfo], device: str | None) -> list[str]:
