@@ -16,14 +16,16 @@ calls after one that compiles and plans; where that takes more than a second it 
 measured, but told: what is predicted to take more than 20 times the fastest so far and, where start-up counts, twice it
 with start-up in both; but such a prediction is put to the test, by a call that may take as long as the fastest with its
 start-up, or half a second, until one for that backend, precision and kind of data has proved right. Given up: a call
-that takes more than 10 times the fastest, twice that with start-up, and two seconds. Fewer than eight calls are alike,
-so that none on a GPU is the replay of a recording. Start-ups may be taken from an earlier record of the same machine,
-and what the grid needs on a GPU may be compiled beforehand, by a command of its own.
+that takes more than 10 times the fastest, twice that with start-up, and two seconds. Short calls of data on a device
+come often enough before that they are replayed, where they can be, as auto prices them. Start-ups may be taken from an
+earlier record of the same machine, and what the grid needs on a GPU may be compiled beforehand, by a command of its
+own.
 
-The ratio is auto's choice over the fastest. For data on the host start-up counts, as auto counts it: measured in fresh
-processes, from NumPy and the core imported to a first tiny result, less what a later one takes. For data on a device it
-does not. Errors: the worst of 12 rows over the tolerance of the precision, against
-sdkde_core.testing.reference; of sdkde, that of the shifts, and of the densities given the backend's own moved points.
+The ratio is auto's choice over the fastest, in three ways, in each of which auto is asked: start-up whole, as on the
+command line (with data on the host only); as of one of a library's calls; after warm_up. Start-up is measured in fresh
+processes, from NumPy and the core imported to a first tiny result, less what a later one takes; compiling is added as
+declared. Errors: the worst of 12 rows over the tolerance of the precision, against sdkde_core.testing.reference; of
+sdkde, that of the shifts, and of the densities given the backend's own moved points.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ import math
 import multiprocessing
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +47,7 @@ from typing import Any
 
 from choice_cases import HOPELESS_IN_ALL, Case, Price, data, draw, headline, hopeless, price, priced
 from choice_report import (
+    WAYS_OF,
     Record,
     by_axis,
     case_of,
@@ -52,16 +57,20 @@ from choice_report import (
     judge,
     label,
     misses,
-    said,
-    score,
+    ratio_text,
+    scores,
 )
 from choice_worker import Job, compile_ahead, placed, serve, startup, truth
 from cpu import machine
 
-import sdkde_core
-from sdkde_core.choice import hardware
-from sdkde_core.choice.judge import Candidate
+from sdkde_core.api import explained
+from sdkde_core.choice import hardware, registry, started
+from sdkde_core.choice.judge import Candidate, compile_seconds
+from sdkde_core.estimator.explanation import Explanation, PassLine
+from sdkde_core.estimator.request import Goal, Request
+from sdkde_core.estimator.warming import compiles
 from sdkde_core.plugin import write_atomically
+from sdkde_core.protocol import Problem, Reduction
 
 COUNT = {"cpu": 120, "cuda": 100}
 BUDGET = {"cpu": 720.0, "cuda": 240.0}  # seconds
@@ -131,28 +140,33 @@ class Bench:
         )  # backends, precisions and kinds of data, of hopeless predictions
         self.doubts = DOUBT * budget  # seconds left to find out which are
 
-    def explain(self, case: Case, x: Any, y: Any, h: float) -> sdkde_core.Explanation:
-        options = {"device": self.device} if case.place == "host" else {}
+    def explain(self, case: Case, x: Any, y: Any, h: float, way: str = "calls") -> Explanation:
+        device = self.device if case.place == "host" else None
         train, query = placed(x, case.place), placed(y, case.place)
-        return sdkde_core.explain(train, query, method=case.method, bandwidth=h, precision=case.precision, **options)
+        asked = Request(Goal.DENSITY, case.method, bandwidth=h, precision=case.precision, device=device)
+        if way == "warm":
+            with as_if_warm():
+                return explained(asked, train, query, measure=False)
+        return explained(replace(asked, calls=1) if way == "whole" else asked, train, query, measure=False)
 
     def measure(self, case: Case, most: float = math.inf, patient: bool = False) -> Record:
-        """Measure the candidates of a case, auto's choice first, then by predicted time.
+        """Measure the candidates of a case, auto's choices first, then by predicted time.
 
         ``most``: predicted seconds beyond which a candidate is left out, auto's choice too, and which a call may take;
         by default what would not matter is.
         """
         x, y, h = data(case)
-        explained = self.explain(case, x, y, h)
-        able = [c for c in explained.candidates if c.ok and c.seconds is not None]
+        asked = {way: self.explain(case, x, y, h, way) for way in WAYS_OF[case.place]}
+        picks = {way: label({"name": e.backend, "device": e.device}) for way, e in asked.items()}
+        able = [c for c in asked["calls"].candidates if c.ok and c.seconds is not None]
         want = truth(case, x, y, h)
         del x, y
         found, prices = [], []
-        for c in sorted(able, key=lambda c: (not c.chosen, c.seconds)):
-            entry = self.entry(c)
+        entries = [(self.entry(c, asked["calls"].passes, picks), c) for c in able]
+        for entry, c in sorted(entries, key=lambda e: (not e[0]["chosen"], e[1].seconds)):
             found.append(entry)
             doubtful, kind = (
-                not patient and hopeless(price(case, c), prices),
+                not patient and not entry["chosen"] and hopeless(price(case, c), prices),
                 (label(entry), case.precision, case.spread),
             )
             if c.seconds > most or (doubtful and (kind in self.believed or self.doubts < 0)):
@@ -168,7 +182,7 @@ class Bench:
             if entry["outcome"] == "measured":
                 counts = case.place == "host" and not patient
                 prices.append(Price(entry["seconds"], self.startup_of(c.name, c.device) if counts else 0.0))
-        return {"case": asdict(case), "candidates": found}
+        return {"case": asdict(case), "picks": picks, "candidates": found}
 
     @staticmethod
     def limit(found: list[Price]) -> float:
@@ -177,10 +191,19 @@ class Bench:
             return PATIENCE
         return max(2.0, TOO_SLOW * min(p.seconds for p in found), HOPELESS_IN_ALL * min(p.total for p in found))
 
-    def entry(self, c: Candidate) -> dict[str, Any]:
+    def entry(self, c: Candidate, passes: Sequence[PassLine], picks: dict[str, str]) -> dict[str, Any]:
         """What is known of a candidate beforehand."""
         entry = {"name": c.name, "device": c.device, "predicted": c.seconds, "predicted_passes": list(c.pass_seconds)}
-        entry |= {"declared_startup": c.startup_seconds, "chosen": c.chosen, "reason": c.reason}
+        record = registry.find(c.name)
+        assert record is not None and record.info is not None
+        where = {"device": c.device}
+        problems = [
+            Problem(Reduction(p.reduction), p.m, p.n, p.d, precision=p.precision, extent=p.extent, **where)
+            for p in passes
+        ]
+        entry |= {"declared_startup": c.startup_seconds, "compiling": compile_seconds(record.info, problems)}
+        entry |= {"compiled": compiles(record.info, c.device), "chosen": label(entry) in picks.values()}
+        entry |= {"reason": c.reason}
         self.declared[label(entry)] = c.startup_seconds
         return entry
 
@@ -225,6 +248,21 @@ class Bench:
             worker.stop()
 
 
+@contextmanager
+def as_if_warm() -> Iterator[None]:
+    """Have auto choose as it does after warm_up of every device, without that."""
+    before = dict(registry.warm)
+    try:
+        for info in (r.info for r in registry.records() if r.ok and r.info is not None):
+            for kind in info.devices:
+                device = kind if kind == "cpu" else f"{kind}:0"
+                started.warmed(info.name, device, compiles(info, device))
+        yield
+    finally:
+        registry.warm.clear()
+        registry.warm.update(before)
+
+
 def about(kind: str) -> dict[str, Any]:
     """The machine, and the rates by which auto priced."""
     versions = {p: v for p in ("sdkde-core", "numba", "torch", "triton", "finufft", "jax") if (v := version(p))}
@@ -253,15 +291,15 @@ def cases_of(options: argparse.Namespace, bench: Bench) -> list[Case]:
 
 def line(record: Record, startups: dict[str, float]) -> str:
     """A case's result on a line."""
-    verdict, cells = judge(record, startups), []
+    found, cells = {way: judge(record, startups, way) for way in WAYS_OF[record["case"]["place"]]}, []
     for c in record["candidates"]:
         took = {"measured": "", "over": "> "}.get(c["outcome"])
         text = c["outcome"] if took is None else f"{took}{c['seconds'] * 1e3:.4g} ms"
         if c.get("error") is not None:
             text += f" (error {c['error']:.0e})"
         cells.append(f"{'→ ' if c['chosen'] else ''}{label(c)} {text}, predicted {c['predicted'] * 1e3:.4g}")
-    ratio = "no verdict" if verdict is None else f"{verdict.ratio:.2f}, warm {verdict.warm_ratio:.2f}"
-    return f"{case_of(record).text}: {ratio}\n    " + "\n    ".join(cells)
+    ratios = ", ".join(f"{way} {ratio_text(verdict)}" for way, verdict in found.items())
+    return f"{case_of(record).text}: {ratios}\n    " + "\n    ".join(cells)
 
 
 def show(saved: dict[str, Any]) -> None:
@@ -273,15 +311,11 @@ def show(saved: dict[str, Any]) -> None:
         print("\nTime and the worst row over its tolerance; in brackets the time predicted where that was too long.\n")
         print(headline_table(records))
         return
-    verdicts = [v for record in records if (v := judge(record, startups)) is not None]
-    if not verdicts:
+    judged = scores(records, startups)
+    if not judged:
         print("nothing to judge")
         return
-    for place in sorted({r["case"]["place"] for r in records}):
-        here = [v for r in records if r["case"]["place"] == place and (v := judge(r, startups)) is not None]
-        if here:
-            print(f"\nData on the {place}, {said(score(here))}")
-    print(f"\nIn all, {said(score(verdicts))}")
+    print(f"\n{judged}")
     print(f"\n{grid_table(records, startups)}\n\n{by_axis(records, startups)}")
     print(f"\n{fit_table(records, startups, saved['declared'])}\n\nBeyond the goal:\n{misses(records, startups)}")
     failed = {f"{label(c)}: {c['why']}" for r in records for c in r["candidates"] if c["outcome"] == "failed"}

@@ -17,16 +17,19 @@ import functools
 import json
 import math
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from choice_cases import Case, Price, data
-from choice_report import Record, label
+from choice import as_if_warm
+from choice_cases import Case, data
+from choice_report import WAYS, WAYS_OF, Record, counted, label
 
 import sdkde_core
 from sdkde_core.choice import cards, hardware, select
 from sdkde_core.choice.judge import Candidate
 from sdkde_core.estimator import plan as execute
+from sdkde_core.estimator.resolution import CLEAR
 
 
 class _Asked(Exception):
@@ -37,7 +40,7 @@ def _ask(problems: Any, **options: Any) -> Any:
     raise _Asked(problems, options["share"])
 
 
-def ranked(case: Case, cpu_alone: bool) -> list[Candidate]:
+def ranked(case: Case, cpu_alone: bool, way: str, replays: bool) -> list[Candidate]:
     """All candidates for a case, by the data that it has."""
     x, y, h = data(case)
     try:
@@ -45,23 +48,28 @@ def ranked(case: Case, cpu_alone: bool) -> list[Candidate]:
     except _Asked as asked:
         problems, share = asked.args
     where = "cuda:0" if case.place == "device" else "cpu"
-    return select.rank(select.at(problems, where), device="cpu" if cpu_alone else None, data_device=where, share=share)
+    how = {"data_device": where, "share": share, "calls": 1 if way == "whole" else None}
+    how |= {
+        "device": "cpu" if cpu_alone else None,
+        "replays": replays and where != "cpu" and problems[0].extent <= CLEAR,
+    }
+    with as_if_warm() if way == "warm" else nullcontext():
+        return select.rank(select.at(problems, where), **how)
 
 
-def judged(record: Record, startups: dict[str, float], cpu_alone: bool) -> tuple[float, str]:
+def judged(record: Record, startups: dict[str, float], cpu_alone: bool, way: str) -> tuple[float, str]:
     """Time of what is taken now over the fastest of the record (inf: it was not measured), and both in words."""
     case = Case(**record["case"])
-    counts = case.place == "host"
     took = {
-        label(c): Price(c["seconds"], startups.get(label(c), 0.0) if counts else 0.0).total
+        label(c): c["seconds"] + counted(c, case.place, startups, way)
         for c in record["candidates"]
         if c["outcome"] == "measured"
     }
     known = {label(c) for c in record["candidates"]}
-    able = [c for c in ranked(case, cpu_alone) if c.ok and c.seconds is not None]
+    replays = "picks" in record  # older ones have times of calls that were not replayed
+    able = [c for c in ranked(case, cpu_alone, way, replays) if c.ok and c.seconds is not None]
     able = [c for c in able if label({"name": c.name, "device": c.device}) in known]
-    first = min(able, key=lambda c: c.total_seconds if counts else c.seconds or math.inf)
-    pick, best = label({"name": first.name, "device": first.device}), min(took, key=lambda name: took[name])
+    pick, best = label({"name": able[0].name, "device": able[0].device}), min(took, key=lambda name: took[name])
     ratio = took[pick] / took[best] if pick in took else math.inf
     return ratio, f"{case.text}: {pick}, where {best} is the fastest"
 
@@ -80,12 +88,14 @@ def main() -> None:
     hardware.visible_gpus = lambda root="": (hardware.ListedGPU(options.gpu, ""),) * bool(options.gpu)
     execute.select.choose = _ask
     saved = json.loads(options.record.read_text())
-    found = [judged(record, saved["startups"], not options.gpu) for record in saved["records"]]
-    for ratio, text in sorted(found, reverse=True):
-        if ratio > 1.1:
-            print(f"{ratio:.2f} {text}")
-    good, bad = sum(r <= 1.1 for r, _ in found), sum(r > 2 for r, _ in found)
-    print(f"{len(found)} cases: within 1.1 times the fastest in {good / len(found):.1%}, beyond 2 times in {bad}")
+    for way, text in WAYS.items():
+        those = [r for r in saved["records"] if way in WAYS_OF[r["case"]["place"]]]
+        found = [judged(record, saved["startups"], not options.gpu, way) for record in those]
+        good, bad = sum(r <= 1.1 for r, _ in found), sum(r > 2 for r, _ in found)
+        print(f"{text}: within 1.1 times the fastest in {good / len(found):.1%}, beyond 2 times in {bad}")
+        for ratio, case in sorted(found, reverse=True):
+            if ratio > 1.1:
+                print(f"  {ratio:.2f} {case}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,19 @@ from typing import Any, NamedTuple
 
 from choice_cases import SPREADS, Case
 
-#: A record: {"case": fields of Case, "candidates": [...]}. A candidate has "name", "device", "predicted",
-#: "predicted_passes", "declared_startup", "chosen", "outcome" ("measured", "skipped", "over", "failed"), and by outcome
-#: "seconds", "pass_seconds", "error", "why"; "over" has in "seconds" what it took at least.
+from sdkde_core.choice.judge import calls_of
+
+#: How start-up counts, and auto chooses: as on the command line, as in one of a library's calls, or after warm_up.
+WAYS = {"whole": "start-up whole", "calls": "start-up as of one of many calls", "warm": "after warm_up"}
+
+#: Those that occur, by where the data are: the command line has none on a device.
+WAYS_OF = {"host": ("whole", "calls", "warm"), "device": ("calls", "warm")}
+
+#: A record: {"case": fields of Case, "picks": auto's choice by way, as a label, "candidates": [...]}. A candidate has
+#: "name", "device", "predicted", "predicted_passes", "declared_startup", "compiling" (of that, seconds), "compiled" (by
+#: warm_up), "chosen" (in some way), "outcome" ("measured", "skipped", "over", "failed"), and by outcome "seconds",
+#: "pass_seconds", "error", "why"; "over" has in "seconds" what it took at least. Older ones have no picks: auto counted
+#: start-up whole for data on the host, and none for data on a device.
 Record = dict[str, Any]
 
 #: Goals: the ratio that GOOD_SHARE of the cases keep, and the one that all do.
@@ -18,16 +28,14 @@ GOOD, GOOD_SHARE, BAD = 1.1, 0.95, 2.0
 
 
 class Verdict(NamedTuple):
-    """auto's choice in a case beside the fastest; times in seconds, with start-up where that counts."""
+    """auto's choice in a case beside the fastest; times in seconds, with what counts of start-up."""
 
     pick: str
     pick_seconds: float
     fastest: str
     fastest_seconds: float
     ratio: float
-    warm_fastest: str
-    warm_ratio: float
-    at_least: bool  # the pick was not waited for: the ratios are lower bounds
+    at_least: bool  # the pick was not waited for: the ratio is a lower bound
 
 
 def label(candidate: dict[str, Any]) -> str:
@@ -39,28 +47,44 @@ def case_of(record: Record) -> Case:
     return Case(**record["case"])
 
 
-def judge(record: Record, startups: dict[str, float]) -> Verdict | None:
-    """Compare auto's choice with all that were measured; None where it failed, or none was.
+def counted(c: dict[str, Any], place: str, startups: dict[str, float], way: str) -> float:
+    """What counts of a candidate's start-up: as measured, with kernels compiled before, and compiling as declared."""
+    compiling = c.get("compiling", 0.0)
+    if way == "warm" and c.get("compiled", True):
+        return 0.0
+    left = compiling if way == "warm" else startups[label(c)] + compiling
+    return left / (1 if way == "whole" else calls_of(None, "cpu" if place == "host" else "cuda:0"))
 
-    For data on the host a backend's start-up counts, as measured, since auto chooses as if nothing were imported. For
-    data on a device it does not.
-    """
-    pick = next((c for c in record["candidates"] if c["chosen"]), None)
+
+def pick_of(record: Record, way: str) -> dict[str, Any] | None:
+    """auto's choice; None where it is not known, or nothing can."""
+    picks = record.get("picks")
+    if picks is None:
+        old = {"host": "whole", "device": "warm"}[record["case"]["place"]]
+        picks = {old: next((label(c) for c in record["candidates"] if c["chosen"]), None)}
+    return next((c for c in record["candidates"] if label(c) == picks.get(way)), None)
+
+
+def judge(record: Record, startups: dict[str, float], way: str) -> Verdict | None:
+    """Compare auto's choice with all that were measured, in one of WAYS; None where it failed, or none was."""
+    pick = pick_of(record, way)
     done = [c for c in record["candidates"] if c["outcome"] == "measured"]
     if pick is None or pick["outcome"] not in ("measured", "over") or not done:
         return None
-    counts = record["case"]["place"] == "host"
 
     def honest(c: dict[str, Any]) -> float:
-        return c["seconds"] + (startups[label(c)] if counts else 0.0)
+        return c["seconds"] + counted(c, record["case"]["place"], startups, way)
 
-    best, warm = min(done, key=honest), min(done, key=lambda c: c["seconds"])
+    best = min(done, key=honest)
     if pick["outcome"] == "over":  # it may still be the best: nobody knows
-        best, warm = min(best, pick, key=honest), min(warm, pick, key=lambda c: c["seconds"])
-    ratio, warm_ratio = honest(pick) / honest(best), pick["seconds"] / warm["seconds"]
-    return Verdict(
-        label(pick), honest(pick), label(best), honest(best), ratio, label(warm), warm_ratio, pick["outcome"] == "over"
-    )
+        best = min(best, pick, key=honest)
+    ratio = honest(pick) / honest(best)
+    return Verdict(label(pick), honest(pick), label(best), honest(best), ratio, pick["outcome"] == "over")
+
+
+def verdicts(records: Sequence[Record], startups: dict[str, float], way: str) -> list[Verdict]:
+    """Those that there are."""
+    return [v for record in records if (v := judge(record, startups, way)) is not None]
 
 
 class Score(NamedTuple):
@@ -70,14 +94,11 @@ class Score(NamedTuple):
     good: float  # share within GOOD
     bad: int  # cases beyond BAD
     worst: float
-    warm_good: float
-    warm_worst: float
 
 
-def score(verdicts: Sequence[Verdict]) -> Score:
-    ratios, warm = [v.ratio for v in verdicts], [v.warm_ratio for v in verdicts]
-    share = [sum(r <= GOOD for r in each) / len(each) for each in (ratios, warm)]
-    return Score(len(ratios), share[0], sum(r > BAD for r in ratios), max(ratios), share[1], max(warm))
+def score(judged: Sequence[Verdict]) -> Score:
+    ratios = [v.ratio for v in judged]
+    return Score(len(ratios), sum(r <= GOOD for r in ratios) / len(ratios), sum(r > BAD for r in ratios), max(ratios))
 
 
 class Fit(NamedTuple):
@@ -130,35 +151,45 @@ def rows_of(*rows: Sequence[str], right: int = 1) -> str:
 def said(score: Score) -> str:
     return (
         f"{score.cases} cases: within {GOOD:g} times the fastest in {score.good:.1%} (goal {GOOD_SHARE:.0%}), "
-        f"beyond {BAD:g} times in {score.bad} (goal 0), the worst {score.worst:.2f}. "
-        f"Without start-up: within {GOOD:g} in {score.warm_good:.1%}, the worst {score.warm_worst:.2f}."
+        f"beyond {BAD:g} times in {score.bad} (goal 0), the worst {score.worst:.2f}"
     )
+
+
+def scores(records: Sequence[Record], startups: dict[str, float]) -> str:
+    """A line for every way, and for either place of the data."""
+    lines = []
+    for way, text in WAYS.items():
+        for place in sorted({r["case"]["place"] for r in records}, reverse=True):
+            here = verdicts([r for r in records if r["case"]["place"] == place], startups, way)
+            if here:
+                lines.append(f"Data on the {place}, {text}, {said(score(here))}.")
+    return "\n".join(lines)
 
 
 def grid_table(records: Sequence[Record], startups: dict[str, float]) -> str:
-    """Every case: auto's choice, the fastest, ratios, and the choice's worst error over the tolerance."""
-    head = (
-        "method, precision | n × m | d | data | auto's choice | time | the fastest | time | ratio | ratio warm | error"
-    )
+    """Every case, way by way: auto's choice and its time, the fastest and its time, their ratio; then its error."""
+    head = ["method, precision", "n × m", "d", "data", *WAYS, "worst error over the tolerance"]
     rows = []
     for record in sorted(records, key=lambda r: (r["case"]["place"], r["case"]["d"], case_of(r).pairs)):
-        case, verdict = case_of(record), judge(record, startups)
+        case, found = case_of(record), [judge(record, startups, way) for way in WAYS]
         what = [f"{case.method} {case.precision}", f"{case.n} × {case.m}", str(case.d)]
         what.append(case.spread if case.place == "host" else f"{case.spread}, on the GPU")
-        if verdict is None:
-            rows.append([*what, *["?"] * 7])
-            continue
-        pick = next(c for c in record["candidates"] if c["chosen"])
-        more = "≥ " if verdict.at_least else ""
-        rows.append(
-            [
-                *what,
-                *(verdict.pick, more + time_text(verdict.pick_seconds)),
-                *(verdict.fastest, time_text(verdict.fastest_seconds)),
-                *(f"{more}{verdict.ratio:.2f}", f"{more}{verdict.warm_ratio:.2f}", error_text(pick.get("error"))),
-            ]
-        )
-    return rows_of(head.split(" | "), *rows, right=5)
+        known = [pick["error"] for way in WAYS if (pick := pick_of(record, way)) and pick.get("error") is not None]
+        rows.append([*what, *map(verdict_text, found), error_text(max(known, default=None))])
+    return rows_of(head, *rows, right=7)
+
+
+def verdict_text(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "?"
+    taken = f"{verdict.pick} {'≥ ' if verdict.at_least else ''}{time_text(verdict.pick_seconds)}"
+    if verdict.pick == verdict.fastest:
+        return taken
+    return f"{taken}, {ratio_text(verdict)} times {verdict.fastest} {time_text(verdict.fastest_seconds)}"
+
+
+def ratio_text(verdict: Verdict | None) -> str:
+    return "?" if verdict is None else f"{'≥ ' if verdict.at_least else ''}{verdict.ratio:.2f}"
 
 
 def error_text(error: float | None) -> str:
@@ -166,12 +197,13 @@ def error_text(error: float | None) -> str:
 
 
 def misses(records: Sequence[Record], startups: dict[str, float]) -> str:
-    """The cases beyond GOOD, worst first, with what was predicted and measured of every candidate."""
-    judged = [(judge(record, startups), record) for record in records]
-    beyond = [(v, r) for v, r in judged if v is not None and v.ratio > GOOD]
+    """The cases beyond GOOD in some way, worst first, with what was predicted and measured of every candidate."""
+    judged = [({way: judge(record, startups, way) for way in WAYS}, record) for record in records]
+    worst = [(max((v.ratio for v in found.values() if v), default=0.0), found, record) for found, record in judged]
     lines = []
-    for verdict, record in sorted(beyond, key=lambda pair: -pair[0].ratio):
-        lines.append(f"{case_of(record).text}: {verdict.ratio:.2f} (warm {verdict.warm_ratio:.2f})")
+    for _, found, record in sorted((w for w in worst if w[0] > GOOD), key=lambda w: -w[0]):
+        ratios = ", ".join(f"{way} {ratio_text(v)}" for way, v in found.items() if v)
+        lines.append(f"{case_of(record).text}: {ratios}")
         for c in record["candidates"]:
             priced = f"predicted {passes_text(c['predicted_passes'])} + start-up {time_text(c['declared_startup'])}"
             lines.append(f"  {'→' if c['chosen'] else ' '} {label(c)}: {priced}; {found_text(c, startups)}")
@@ -203,18 +235,16 @@ def fit_table(records: Sequence[Record], startups: dict[str, float], declared: d
 
 
 def by_axis(records: Sequence[Record], startups: dict[str, float]) -> str:
-    """The share of good choices by the value of every axis."""
+    """The share of good choices by the value of every axis, way by way: within GOOD, beyond BAD, the worst."""
     rows = []
     order = {name: i for i, name in enumerate(SPREADS)}
     for axis in ("method", "precision", "d", "spread", "place"):
         for value in sorted({r["case"][axis] for r in records}, key=lambda v: (order.get(v, 0), v)):
-            verdicts = [judge(r, startups) for r in records if r["case"][axis] == value]
-            told = [v for v in verdicts if v is not None]
-            if told:
-                mine = score(told)
-                cells = [str(mine.cases), f"{mine.good:.0%}", str(mine.bad), f"{mine.worst:.2f}"]
-                rows.append([f"{axis} {value}", *cells])
-    return rows_of(("", "cases", f"within {GOOD:g}", f"beyond {BAD:g}", "worst"), *rows)
+            mine = [r for r in records if r["case"][axis] == value]
+            told = [score(v) if (v := verdicts(mine, startups, way)) else None for way in WAYS]
+            cells = ["" if t is None else f"{t.good:.0%}, {t.bad}, {t.worst:.2f}" for t in told]
+            rows.append([f"{axis} {value}", str(len(mine)), *cells])
+    return rows_of(("", "cases", *WAYS), *rows)
 
 
 def headline_table(records: Sequence[Record]) -> str:
@@ -223,11 +253,12 @@ def headline_table(records: Sequence[Record]) -> str:
     rows = []
     for record in records:
         case, by_name = case_of(record), {label(c): c for c in record["candidates"]}
+        pick = pick_of(record, "calls") or next((c for c in record["candidates"] if c["chosen"]), None)
         cells = []
         for name in columns:
             c = by_name.get(name)
             text = "" if c is None else headline_cell(c)
-            cells.append(f"**{text}**" if c is not None and c["chosen"] else text)
+            cells.append(f"**{text}**" if c is not None and c is pick else text)
         rows.append([f"{case.n} × {case.m}, d = {case.d}, {case.precision}", *cells])
     return rows_of(("SD-KDE", *columns), *rows)
 

@@ -6,7 +6,7 @@ Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:
 
 import logging
 
-from .api import backends, debias, estimate, explain, grad_log_density, prepare
+from .api import backends, debias, estimate, explain, grad_log_density, prepare, release_replays, warm_up
 from .estimator.bandwidth import Bandwidth
 from .estimator.prepared import Prepared
 from .messages import SdkdeWarning
@@ -24,6 +24,8 @@ __all__ = [
     "explain",
     "grad_log_density",
     "prepare",
+    "release_replays",
+    "warm_up",
 ]
 
 __version__ = "0.1.0"

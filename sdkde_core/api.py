@@ -1,4 +1,4 @@
-"""The public face: estimate, prepare, debias, grad_log_density, explain, backends."""
+"""The public face: estimate, prepare, debias, grad_log_density, explain, backends, warm_up, release_replays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from array_api_compat import array_namespace
 from .arrays import Argument, Origin
 from .choice import registry, select
 from .choice.cost import typical_extent
-from .estimator import autograd, graphs
+from .estimator import autograd, graphs, warming
 from .estimator.bandwidth import Bandwidth
 from .estimator.density import density
 from .estimator.explanation import Explanation, rows_of, shape_of
@@ -23,7 +23,16 @@ from .estimator.request import Goal, Options, Request, takes_options
 from .estimator.rules import RULES, resolve
 from .protocol import Partial
 
-__all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare"]
+__all__ = [
+    "backends",
+    "debias",
+    "estimate",
+    "explain",
+    "grad_log_density",
+    "prepare",
+    "release_replays",
+    "warm_up",
+]
 
 
 @public
@@ -57,7 +66,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         refused where they are so near each other that float64 does not hold the difference.
     backend : str
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
-        (:func:`explain` says which and why).
+        (:func:`explain` says which and why). Of start-up a tenth counts, until :func:`warm_up`.
     device : {None, "cpu", "cuda", "cuda:0", …}
         Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included.
     deterministic : bool
@@ -105,7 +114,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         return result
 
     def compute() -> Any:
-        ready = autograd.plan(request, train, query)
+        ready = autograd.plan(request, train, query, replays=key is not None)
 
         def finish(sums: Partial) -> Any:
             values = density(sums, ready.bandwidth.log_constant, log)
@@ -214,26 +223,7 @@ def explain(
     Explanation
         ``str()`` for people, ``to_dict()`` for programs.
     """
-    request = Request.of(Goal.DENSITY, options, "measure")
-    shape = shape_of("train", train_or_shape)
-    if shape is not None:
-        if measure:
-            raise ValueError("measure=True needs the data, not their shape")
-        return _explained_shape(request, shape, rows_of(query_or_shape, shape[1]))
-    if shape_of("query", query_or_shape) is not None:
-        raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
-
-    def compute() -> Explanation:
-        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True)
-        if not ready.problems[-1].m:
-            raise ValueError("query is empty: there is nothing to explain")
-        reports: list[PassReport] = []
-        if measure:
-            run(ready, reports.append)
-        where = str(ready.bandwidth), reports, ready.data.device
-        return Explanation.of(request.method, ready.problems, ready.choice, *where)
-
-    return with_fallback(request, compute)
+    return explained(Request.of(Goal.DENSITY, options, "measure"), train_or_shape, query_or_shape, measure=measure)
 
 
 @public
@@ -245,12 +235,85 @@ def backends() -> tuple[registry.Record, ...]:
     return registry.records()
 
 
+@public
+def warm_up(device: str | None = None) -> dict[str, dict[str, float]]:
+    """Start every backend that works on a device and compile what is common, so that neither counts any more.
+
+    ``backend="auto"`` counts a tenth of a backend's start-up in every call, as a process seldom makes one alone, and
+    does not look at what has run: the same call takes the same backend. A process that makes many calls says so here,
+    first. From then on it takes what is fastest once started, on that device; with data on the host too.
+
+    Each backend estimates a few normal samples: by every method, of float32 and float64, in 1, 2, 3 and 16 dimensions.
+    One that takes more than five seconds to compile for a pass, as KeOps does, is started only: its compiling counts as
+    before. The others keep what they compile on disk; where that is empty, and on a GPU, this takes a minute or two.
+
+    Parameters
+    ----------
+    device : {None, "cpu", "cuda", "cuda:0", …}
+        None: the CPU, and a GPU if one is here.
+
+    Returns
+    -------
+    dict
+        By device, then by backend: the seconds that it took. A backend that does not work there is left out, and one
+        that fails is set aside with a warning, as under ``"auto"``. With ``SDKDE_BACKEND`` it is that one alone.
+
+    Raises
+    ------
+    ValueError
+        No installed backend has such a device.
+    BackendUnavailable
+        None works on the device; the message has each one's reason.
+
+    Examples
+    --------
+    >>> import sdkde_core
+    >>> sdkde_core.warm_up("cpu")  # doctest: +SKIP
+    {'cpu': {'numba': 0.71, 'numpy': 0.09, 'torch': 1.93}}
+    """
+    return warming.warm_up(select.parse_device(device))
+
+
+@public
+def release_replays() -> None:
+    """Give back the memory of recorded calls: repeated estimates on CUDA tensors, which are replayed as CUDA graphs.
+
+    Calls that come again are recorded again; with the environment variable ``SDKDE_REPLAY=off`` none is. PyTorch gets
+    the memory, and gives it to others by ``torch.cuda.empty_cache()``. Safe while other threads replay.
+    """
+    graphs.release()
+
+
 def prepared(request: Request, train: Any, **how: Any) -> Prepared:
     """Return fitted columns with a public face; ``how``: as for :meth:`Fitted.of`, for the command line."""
 
     def compute() -> Prepared:
         ready = plan(request, train)  # which refuses tensors that require grad
         return Prepared(Fitted.of(ready, shared=True, **how), ready.data.dtype)
+
+    return with_fallback(request, compute)
+
+
+def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None, *, measure: bool) -> Explanation:
+    """Explain a request, the command line's too."""
+    shape = shape_of("train", train_or_shape)
+    if shape is not None:
+        if measure:
+            raise ValueError("measure=True needs the data, not their shape")
+        return _explained_shape(request, shape, rows_of(query_or_shape, shape[1]))
+    if shape_of("query", query_or_shape) is not None:
+        raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
+
+    def compute() -> Explanation:
+        replays = graphs.key_of(request, train_or_shape, query_or_shape, log=False) is not None
+        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True, replays=replays)
+        if not ready.problems[-1].m:
+            raise ValueError("query is empty: there is nothing to explain")
+        reports: list[PassReport] = []
+        if measure:
+            run(ready, reports.append)
+        where = str(ready.bandwidth), reports, ready.data.device
+        return Explanation.of(request.method, ready.problems, ready.choice, *where)
 
     return with_fallback(request, compute)
 
@@ -264,7 +327,7 @@ def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) ->
     requires = frozenset({"weights"} if request.weights is not None else ())
     problems = request.problems(m, n, d, typical_extent(n, d), requires, "float64", "cpu")
     where = {"backend": request.backend, "device": request.device, "options": request.backend_options}
-    choice = select.choose(problems, explained=True, **where)  # type: ignore[arg-type]
+    choice = select.choose(problems, explained=True, calls=request.calls, **where)  # type: ignore[arg-type]
     return Explanation.of(request.method, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")
 
 

@@ -33,15 +33,16 @@ def _own_cache(shared):
         patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
         patch.setenv("KEOPS_CACHE_FOLDER", str(shared / "keops"))
         patch.setenv("SDKDE_TRUTHS", str(shared / "truths"))
-        for name in ("SDKDE_BACKEND", "SDKDE_PRECISION", "SDKDE_NUM_THREADS", "SDKDE_TUNING", "SDKDE_DB"):
-            patch.delenv(name, raising=False)
+        for name in ("BACKEND", "PRECISION", "NUM_THREADS", "TUNING", "DB", "REPLAY"):
+            patch.delenv(f"SDKDE_{name}", raising=False)
         yield
 
 
 @pytest.fixture(autouse=True)
 def _nothing_aside(monkeypatch):
-    """What does not start or fails in one test, "auto" takes in the next."""
+    """What does not start or fails in one test, "auto" takes in the next; what one warms up is cold in the next."""
     monkeypatch.setattr(registry, "aside", {})
+    monkeypatch.setattr(registry, "warm", {})
 
 
 @pytest.fixture

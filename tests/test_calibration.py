@@ -89,24 +89,6 @@ def test_auto_takes_what_is_faster_here(known, monkeypatch):
     assert ranked()[0][0] == "one"
 
 
-def test_start_up_counts_for_data_on_the_host_only(known, monkeypatch):
-    """One is quick to start, the other quick; with data on a card nobody makes one call."""
-    on = Processor("p", {"float64": 1e9}, 1e9, 1e9, 1e9, 0.0, transfer=1e12)
-    infos = [
-        replace(_info("one", 1e9), devices=("cpu", "cuda"), startup_seconds=0.1),
-        replace(_info("two", 1e6), devices=("cpu", "cuda"), startup_seconds=5.0),
-    ]
-    records = tuple(registry.Record(i.name, "ok", "installed", "x", "1", "x:INFO", i) for i in infos)
-    monkeypatch.setattr(registry, "records", lambda: records)
-    monkeypatch.setattr(judge, "processor", lambda device: on)
-    problem = replace(PROBLEM, deterministic=False)
-    for where, first in (("cpu", "one"), ("cuda:0", "two")):
-        assert select.rank([problem], device=where, data_device=where)[0].name == first
-        quick = select._foremost([problem], "auto", where, where, None, {})
-        assert quick[0].name == first
-        assert len(quick) == (1 if where == "cpu" else 2)  # who starts later than the other ends is not asked
-
-
 def test_a_look_up_that_fails_is_no_calibration(monkeypatch, untold):
     def broken(backend, machine):
         raise RuntimeError("no such table")

@@ -1,17 +1,20 @@
 """benchmarks/choice.py: which cases it draws, how it judges, and its errors; nothing is timed that counts."""
 
+import functools
 import importlib
 import json
 import math
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sdkde_core.protocol import TOLERANCES, Reduction
+from sdkde_core.choice import registry
+from sdkde_core.protocol import TOLERANCES, Reduction, Work
 from sdkde_core.testing import reference
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -97,25 +100,35 @@ def candidate(name, seconds=None, chosen=False, outcome="measured", device="cpu"
     return entry | more
 
 
-def record(*candidates, place="host", d=2):
+def record(*candidates, place="host", d=2, **more):
     case = {"method": "kde", "precision": "high", "n": 10, "m": 5, "d": d, "spread": "tenth", "place": place, "seed": 0}
-    return {"case": case, "candidates": list(candidates)}
+    return {"case": case, "candidates": list(candidates)} | more
 
 
-def test_start_up_counts_for_data_on_the_host_only(choice):
-    both = (candidate("a", 0.6, chosen=True), candidate("b", 0.2))
-    verdict = choice.choice_report.judge(record(*both), STARTUPS)
-    assert (verdict.pick, verdict.fastest, verdict.warm_fastest) == ("a", "a", "b")
-    assert verdict.ratio == 1.0 and verdict.warm_ratio == pytest.approx(3.0)
-    assert verdict.pick_seconds == pytest.approx(0.7)
-    verdict = choice.choice_report.judge(record(*both, place="device"), STARTUPS)
-    assert (verdict.fastest, verdict.ratio) == ("b", pytest.approx(3.0))
-    later = (candidate("a", 2.0, chosen=True), candidate("b", 0.2))
-    assert choice.choice_report.judge(record(*later), STARTUPS).ratio == pytest.approx(2.1 / 1.2)
+def test_start_up_counts_in_three_ways(choice):
+    judge = choice.choice_report.judge
+    slow = candidate("c", 0.1, device="cuda:0", compiling=20.0, compiled=False)
+    both = record(candidate("a", 0.6), candidate("b", 0.35), slow, picks={"whole": "a", "calls": "a", "warm": "b"})
+    found = {way: judge(both, STARTUPS, way) for way in choice.choice_report.WAYS}
+    assert [(v.pick, v.fastest) for v in found.values()] == [("a", "a"), ("a", "b"), ("b", "b")]
+    assert [v.pick_seconds for v in found.values()] == pytest.approx([0.7, 0.61, 0.35])
+    assert [v.ratio for v in found.values()] == pytest.approx([1.0, 0.61 / 0.45, 1.0])
+    device = both | {"case": both["case"] | {"place": "device"}}
+    there = {way: judge(device, STARTUPS, way) for way in choice.choice_report.WAYS_OF["device"]}
+    assert [v.fastest for v in there.values()] == ["c (cuda:0)", "c (cuda:0)"]
+    assert there["calls"].fastest_seconds == pytest.approx(0.1 + 23e-4)
+    assert there["warm"].fastest_seconds == pytest.approx(0.1 + 20e-4)
+
+
+def test_older_records_are_judged_in_the_way_that_auto_chose_then(choice):
+    judge, both = choice.choice_report.judge, (candidate("a", 0.6, chosen=True), candidate("b", 0.2))
+    assert judge(record(*both), STARTUPS, "whole").ratio == 1.0
+    assert judge(record(*both, place="device"), STARTUPS, "warm").ratio == pytest.approx(3.0)
+    assert judge(record(*both), STARTUPS, "warm") is judge(record(*both), STARTUPS, "calls") is None
 
 
 def test_what_was_not_measured_is_no_rival_and_what_was_given_up_a_bound(choice):
-    judge = choice.choice_report.judge
+    judge = functools.partial(choice.choice_report.judge, way="whole")
     skipped, failed = candidate("b", outcome="skipped"), candidate("c", outcome="failed", device="cuda:0", why="no")
     over = candidate("b", 0.01, outcome="over")  # at least that
     alone = judge(record(candidate("a", 0.6, chosen=True), skipped, failed, over), STARTUPS)
@@ -130,9 +143,9 @@ def test_scores_and_fits(choice):
     report = choice.choice_report
     records = [record(candidate("a", s, chosen=True, predicted=p), candidate("b", 1.0), place="device")
                for s, p in ((1.05, 2.1), (1.2, 0.3), (3.0, 6.0))]  # fmt: skip
-    score = report.score([report.judge(r, STARTUPS) for r in records])
+    score = report.score(report.verdicts(records, STARTUPS, "warm"))
     assert (score.cases, score.bad, score.worst) == (3, 1, pytest.approx(3.0))
-    assert score.good == score.warm_good == pytest.approx(1 / 3)
+    assert score.good == pytest.approx(1 / 3)
     fit = report.fit(records, "a")
     assert (fit.count, fit.worst) == (3, pytest.approx(0.25))  # 4 times too little is farther than twice too much
     assert fit.mean == pytest.approx(1.0)
@@ -146,7 +159,8 @@ def test_tables_are_whole(choice, capsys):
         candidate("c", outcome="failed", device="cuda:0", why="it broke"),
         d=1,
     )
-    records = [beyond, record(candidate("a", 0.3, chosen=True), candidate("b", outcome="skipped"), place="device")]
+    near = record(candidate("a", 0.3, chosen=True), candidate("b", outcome="skipped"), place="device")
+    records = [beyond | {"picks": {"whole": "a", "calls": "a", "warm": "b"}}, near]
     saved = {"what": "grid", "machine": {"cpu": "one"}, "startups": STARTUPS, "declared": STARTUPS, "records": records}
     choice.choice.show(json.loads(json.dumps(saved)))
     choice.choice.show(saved | {"what": "headline"})
@@ -155,8 +169,11 @@ def test_tables_are_whole(choice, capsys):
     assert len(tables) == 4
     for table in tables:
         assert len({line.count("|") for line in table}) == 1
-    assert "2 cases: within 1.1 times the fastest in 50.0%" in text
-    assert "kde high, 10 × 5, d = 1, tenth, host: 3.42 (warm 20.00)" in text
+    assert "Data on the host, start-up whole, 1 cases: within 1.1 times the fastest in 0.0%" in text
+    assert "Data on the host, after warm_up, 1 cases: within 1.1 times the fastest in 100.0%" in text
+    assert "Data on the device, after warm_up, 1 cases: within 1.1 times the fastest in 100.0%" in text
+    assert "kde high, 10 × 5, d = 1, tenth, host: whole 3.42, calls 13.37, warm 1.00" in text
+    assert "| a 4.1 s, 3.42 times b 1.2 s |" in text
     assert "c (cuda:0): it broke" in text
 
 
@@ -218,3 +235,21 @@ def test_a_backend_is_measured(choice, method):
     assert 0 < done["seconds"] < 10 and len(done["times"]) <= choice.choice_cases.CALLS
     assert len(done["pass_seconds"]) == (2 if method == "sdkde" else 1)
     assert 0 <= done["error"] < 1
+
+
+def test_what_auto_takes_in_every_way_is_measured(choice, monkeypatch):
+    """On as few cores and as small a problem as this the ways differ."""
+    infos = {r.name: r.info for r in registry.records() if r.ok}
+    odd = replace(infos["numpy"], name="odd", startup_seconds=1.0, work=lambda problem, config: Work(launches=0))
+    late = replace(odd, name="late", startup_seconds=1e-4, work=lambda problem, config: Work(launches=100))
+    kept = [registry.Record(i.name, "ok", "installed", "x", "1", "x:INFO", i) for i in (infos["numpy"], odd, late)]
+    monkeypatch.setattr(registry, "records", lambda: tuple(kept))
+    monkeypatch.setattr(choice.choice.Worker, "run", lambda self, job, limit: {"outcome": "measured", "seconds": 1.0})
+    monkeypatch.setattr(choice.choice.Bench, "startup_of", lambda self, name, device: 0.5)
+    bench = choice.choice.Bench("cpu")
+    record = bench.measure(choice.choice_cases.Case("kde", "high", 300, 30, 2, "silverman"))
+    assert record["picks"] == {"whole": "late", "calls": "late", "warm": "odd"}
+    assert {c["name"] for c in record["candidates"] if c["chosen"]} == {"late", "odd"}
+    assert {c["name"] for c in record["candidates"] if c["outcome"] == "measured"} >= {"late", "odd"}
+    assert not registry.warm
+    assert json.loads(json.dumps(record)) == record

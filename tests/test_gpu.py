@@ -185,9 +185,9 @@ def test_debias_and_gradient():
 def recordings():
     from sdkde_core.estimator import graphs as replay
 
-    replay._calls.clear(), replay._recordings.clear()
+    sdkde_core.release_replays()
     yield replay._recordings
-    replay._calls.clear(), replay._recordings.clear()
+    sdkde_core.release_replays()
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -221,6 +221,59 @@ def test_a_replay_takes_nothing_that_other_kernels_would_have_to_answer(recordin
     train[7, 1] = float("inf")
     with pytest.raises(ValueError, match="row 7, column 1"):
         sdkde_core.estimate(train, query, **options)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_data_sets_of_one_shape_in_turn_are_replayed_with_the_same_bits(method, recordings, monkeypatch):
+    pytest.importorskip("triton")
+    from sdkde_core.estimator import graphs as replay
+
+    sets = [_cuda(X * scale).float() for scale in (1.0, 1.5, 2.5)]
+    options = {"method": method, "bandwidth": 0.5, "backend": "triton"}
+    first = [sdkde_core.estimate(x, **options) for x in sets]
+    for _ in range(8):
+        for x in sets:
+            sdkde_core.estimate(x, **options)
+    (recording,) = recordings.values()
+    assert len(recording._seconds) == len(sets)
+    monkeypatch.setattr(replay, "record", None)  # nothing but replays from now on
+    for i in [0, 1, 2, 2, 2, 2, 0, 0, 0, 1, 0, 1, 2, 1, 1] * 5:
+        assert torch.equal(sdkde_core.estimate(sets[i], **options), first[i])
+
+
+def test_released_recordings_give_their_memory_back(recordings):
+    pytest.importorskip("triton")
+    x = torch.randn(20_000, 32, device="cuda")
+    options = {"bandwidth": 3.0, "backend": "triton"}
+    want = sdkde_core.estimate(x, **options)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(10):
+        sdkde_core.estimate(x, **options)
+    assert len(recordings) == 1
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() > before
+    sdkde_core.release_replays()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+    assert torch.equal(sdkde_core.estimate(x, **options), want)
+
+
+def test_replays_can_be_switched_off(recordings, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("SDKDE_REPLAY", "off")
+    for _ in range(12):
+        sdkde_core.estimate(_cuda(X).float(), bandwidth=0.5, backend="triton")
+    assert not recordings
+
+
+def test_a_card_is_warmed_up():
+    took = sdkde_core.warm_up("cuda")
+    assert took.keys() == {"cuda:0"}
+    assert {"torch"} <= took["cuda:0"].keys() <= {r.name for r in registry.records()}
+    warm = {c.name: c for c in sdkde_core.explain(X, device="cuda").candidates if c.ok}
+    assert warm["torch"].counted_seconds == 0.0
 
 
 def test_triton_answers_on_another_stream(recordings):

@@ -225,7 +225,7 @@ def test_every_reason_is_given():
 def test_start_up_is_priced_whatever_is_imported():
     info = BackendInfo("slow", (1, 0), "x:y", ("cpu",), ("high",), startup_seconds=5.0, deterministic=True)
     problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
-    candidate = judge.judge(info, [problem], "cpu", None)
+    candidate = judge.judge(info, [problem], "cpu", None, judge.start_up(info, [problem], 1))
     assert candidate.startup_seconds == 5.0
     assert candidate.total_seconds >= 5.0
 
@@ -237,7 +237,8 @@ def test_far_points_are_priced_by_the_formula_that_sums_them():
     declines = replace(info, supports=lambda p: Support(p.extent <= 9.0, "to 9"))
 
     def price(info, far):
-        return judge.judge(info, [problem], "cpu", lambda step, limit: far).seconds
+        startup = judge.start_up(info, [problem], 1)
+        return judge.judge(info, [problem], "cpu", lambda step, limit: far, startup).seconds
 
     near, whole = price(info, 0.0), price(info, 1.0)
     begun = 2.0 * hardware.cpu().launch_seconds  # of calls for what is near and what is far

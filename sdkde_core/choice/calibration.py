@@ -17,7 +17,16 @@ from ..messages import did_you_mean, warn_once
 from ..protocol import Problem
 from .cards import Processor
 
-__all__ = ["GROUP", "Calibration", "calibration_of", "ignored", "load_lookup", "machine_of", "tuning_is_off"]
+__all__ = [
+    "GROUP",
+    "Calibration",
+    "calibration_of",
+    "ignored",
+    "load_lookup",
+    "machine_of",
+    "switched_off",
+    "tuning_is_off",
+]
 
 GROUP = "sdkde.calibration"
 
@@ -76,7 +85,7 @@ class Calibration:
 
 _NOTHING = Calibration()
 
-#: Values of ``SDKDE_TUNING``, in lower case.
+#: Values of variables that switch something off, in lower case.
 _ON, _OFF = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
 
 
@@ -135,9 +144,14 @@ def _lookup() -> Callable[[str, str], Mapping[str, Any]] | None:
 
 def tuning_is_off() -> bool:
     """Whether ``SDKDE_TUNING`` says to ignore all that was tuned or calibrated; ValueError for what says neither."""
-    text = os.environ.get("SDKDE_TUNING", "").lower()
+    return switched_off("SDKDE_TUNING")
+
+
+def switched_off(variable: str) -> bool:
+    """Whether a variable of the environment that is on by default says off; ValueError for what says neither."""
+    text = os.environ.get(variable, "").lower()
     if text not in ("", *_ON, *_OFF):
-        raise ValueError(f"SDKDE_TUNING is {text!r}; set 'off' or 'on'{did_you_mean(text, (*_ON, *_OFF))}")
+        raise ValueError(f"{variable} is {text!r}; set 'off' or 'on'{did_you_mean(text, (*_ON, *_OFF))}")
     return text in _OFF
 
 

@@ -75,8 +75,20 @@ NOMINAL_CORE = Processor(
 
 def cpu() -> Processor:
     """Return the rates of this CPU with :func:`cpu_threads` threads: as :func:`measure_cpu` kept them, else nominal."""
-    core = _measured_core() or NOMINAL_CORE
-    threads = cpu_threads()
+    global _asked
+    core, threads = _measured_core() or NOMINAL_CORE, cpu_threads()
+    known = _asked
+    if known is None or known[0] is not core or known[1] != threads:
+        _asked = known = core, threads, _cores(core, threads)
+    return known[2]
+
+
+#: A core, threads, and the rates of so many, as :func:`cpu` was asked last: that is ten times for every choice.
+_asked: tuple[Processor, int, Processor] | None = None
+
+
+def _cores(core: Processor, threads: int) -> Processor:
+    """The rates of so many threads together."""
     cores = speedup(threads)
     return replace(
         core,

@@ -5,20 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..engine.columns import PROVIDED, per_scale
 from ..engine.outliers import within_limit
 from ..protocol import BackendInfo, Problem, Support
-from . import cost
+from . import cost, registry
 from .calibration import calibration_of
 from .cards import PLAIN
 from .hardware import Processor, gpu_name, processor
 
-__all__ = ["Candidate", "Share", "as_support", "ask", "judge", "startup_seconds"]
+__all__ = ["Candidate", "Share", "StartUp", "as_support", "ask", "calls_of", "judge", "only_enqueues", "start_up"]
 
 #: ``share(step, limit)``: the share of a pass's pairs that have a point farther than ``limit`` from the origin.
 Share = Callable[[int, float], float]
+
+#: Calls that a process makes, over which start-up is spread: with data on the host, and with data on a device, which
+#: are in loops. The command line makes one.
+CALLS, DEVICE_CALLS = 10, 10_000
+
+#: Seconds that an estimate of CUDA tensors takes besides its passes. Ordinarily: the host's time for validation,
+#: whitening and some twenty small kernels, on an H200's host; what it does around a pass's kernels is in the passes'
+#: launches. Replayed: two graphs of some forty small kernels and a copy each way, launches of the passes included.
+CALL_SECONDS, REPLAY_SECONDS = 0.5e-3, 0.1e-3
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,9 @@ class Candidate:
     pass_seconds : tuple of float
         Predicted time of each pass, where known.
     startup_seconds : float
-        Starting and compiling, added to ``seconds`` when ranking: as if nothing were imported or compiled yet, so that
-        the choice does not depend on what is.
+        Starting and compiling, as if nothing were imported or compiled yet.
+    counted_seconds : float
+        What of that is added to ``seconds`` when ranking; see :func:`start_up`.
     chosen : bool
     plain_seconds : float or None
         Where nobody knows the device's rates: what ``seconds`` would be on a plain GPU. No prediction: it ranks those
@@ -51,43 +61,94 @@ class Candidate:
     reason: str
     seconds: float | None = None
     startup_seconds: float = 0.0
+    counted_seconds: float = 0.0
     pass_seconds: tuple[float, ...] = ()
     chosen: bool = False
     plain_seconds: float | None = None
 
     @property
     def total_seconds(self) -> float:
-        """Predicted time with start-up; inf where not known."""
-        return math.inf if self.seconds is None else self.seconds + self.startup_seconds
+        """Predicted time with what counts of start-up; inf where not known."""
+        return math.inf if self.seconds is None else self.seconds + self.counted_seconds
 
 
-def startup_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
-    """Seconds before the first result: the start as measured on this machine, else as declared, and compiling.
+class StartUp(NamedTuple):
+    """Seconds before a backend's first result, and what of them counts for one call."""
 
-    Infinite where the plugin gives no number of seconds for compiling.
+    whole: float
+    counted: float
+
+
+def calls_of(calls: int | None, data_device: str) -> int:
+    """Over how many calls start-up is spread: as many as the caller says, else by where the data are."""
+    if calls is not None:
+        return calls
+    return CALLS if data_device == "cpu" else DEVICE_CALLS
+
+
+def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> StartUp:
+    """Return what a backend's start costs: as measured on this machine, else as declared, and compiling.
+
+    One of ``calls`` calls counts so much less of it, and nothing of what :func:`sdkde_core.warm_up` has done. Nothing
+    else that is imported or compiled already matters, so that the choice does not depend on the calls before. Infinite
+    where the plugin gives no number of seconds for compiling.
     """
     device = problems[0].device
     # By its name, so that CUDA is not asked for the rates of an unlisted card.
     on = gpu_name(device) or processor(device)
     measured = calibration_of(info.name, on).startup if on is not None else None
-    compiling, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
-    if failure or not compiling >= 0.0:  # NaN too
-        return math.inf
-    return (info.startup_seconds if measured is None else measured) + compiling
+    compiling = compile_seconds(info, problems)
+    starting = info.startup_seconds if measured is None else measured
+    compiled = registry.warm.get((info.name, device))
+    left = starting + compiling if compiled is None else 0.0 if compiled else compiling
+    return StartUp(starting + compiling, left / calls)
+
+
+def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
+    """Return what a backend says that compiling for the problems takes; inf where that is no number of seconds."""
+    seconds, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
+    return seconds if not failure and seconds >= 0.0 else math.inf  # not NaN
+
+
+def only_enqueues(info: BackendInfo, problems: Sequence[Problem]) -> bool:
+    """Whether a backend's passes only enqueue work on a CUDA stream, so that they can be recorded."""
+    if not (info.capturable and info.arrays == "torch" and problems[0].device.startswith("cuda")):
+        return False
+    return ask(lambda: all(p.extent <= info.extent_limit(p) for p in problems))[0] is True
 
 
 def judge(
-    info: BackendInfo, problems: Sequence[Problem], data_device: str, share: Share | None, priced: bool = True
+    info: BackendInfo,
+    problems: Sequence[Problem],
+    data_device: str,
+    share: Share | None,
+    startup: StartUp | None,
+    replays: bool = False,
 ) -> Candidate:
-    device = problems[0].device
+    """Return what becomes of a plugin for the passes of one estimate.
 
+    Parameters
+    ----------
+    info : BackendInfo
+    problems : sequence of Problem
+        The passes, on the device in question.
+    data_device, share, replays
+        As for :func:`sdkde_core.choice.select.rank`.
+    startup : StartUp or None
+        None: the price does not matter, and is not asked for.
+    """
+    device, priced = problems[0].device, startup is not None
+    startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
-    rates = on or (PLAIN if priced else None)
     measured = calibration_of(info.name, on) if on is not None else None
-    startup = startup_seconds(info, problems) if priced else info.startup_seconds
+    rates = on or (PLAIN if priced else None)
+    replayed = replays and device == data_device and only_enqueues(info, problems)
+    if replayed and rates is not None:  # launches, and what a pass takes besides, are the host's
+        rates = replace(rates, launch_seconds=0.0)
+        measured = None if measured is None else replace(measured, overhead=0.0)
 
     def no(reason: str) -> Candidate:
-        return Candidate(info.name, device, False, reason, startup_seconds=startup)
+        return Candidate(info.name, device, False, reason, None, *startup)
 
     reasons: list[tuple[str, str]] = []
     passes: list[float | None] = []
@@ -127,15 +188,21 @@ def judge(
         notes.append(f"points beyond {limit:.3g} bandwidths summed apart, {share_apart:.2g} of the pairs")
     if measured:
         notes.append("priced as measured on this machine")
+    if replayed:
+        notes.append("priced as replayed")
     if priced and on is None:
         notes.append(f"no {device} found whose rates are known: ranked as if it were a plain GPU")
+    compiled = registry.warm.get((info.name, device))
+    if compiled is not None:
+        notes.append("warmed up: " + ("start-up does not count" if compiled else "of start-up only compiling counts"))
     reason = "; ".join(dict.fromkeys(notes))
     if transfer is None or len(known) < len(passes):
-        return Candidate(info.name, device, True, reason, None, startup)
-    total = transfer + sum(known)
+        return Candidate(info.name, device, True, reason, None, *startup)
+    host = 0.0 if not data_device.startswith("cuda") else REPLAY_SECONDS if replayed else CALL_SECONDS
+    total = transfer + host + sum(known)
     if on is None:
-        return Candidate(info.name, device, True, reason, None, startup, plain_seconds=total)
-    return Candidate(info.name, device, True, reason, total, startup, known)
+        return Candidate(info.name, device, True, reason, None, *startup, plain_seconds=total)
+    return Candidate(info.name, device, True, reason, total, *startup, known)
 
 
 def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, float, Support]:

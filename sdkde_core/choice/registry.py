@@ -11,9 +11,10 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
+from ..engine.forks import in_child
 from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
-__all__ = ["GROUP", "Record", "aside", "find", "made", "records", "refresh"]
+__all__ = ["GROUP", "Record", "aside", "find", "made", "records", "refresh", "warm"]
 
 GROUP = "sdkde.backends"
 
@@ -22,6 +23,9 @@ made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
 
 #: By name and device: why ``"auto"`` does without a backend there.
 aside: dict[tuple[str, str], str] = {}
+
+#: By name and device, what :func:`sdkde_core.warm_up` has started there: whether it has compiled what is common, too.
+warm: dict[tuple[str, str], bool] = {}
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,16 @@ def refresh() -> None:
     records.cache_clear()
     made.clear()
     aside.clear()
+    warm.clear()
+
+
+def _on_the_host_only() -> None:
+    """A forked child has its parent's modules and what they compiled, but no context on a device."""
+    for key in [key for key in warm if key[1] != "cpu"]:
+        del warm[key]
+
+
+in_child(_on_the_host_only)
 
 
 def find(name: str) -> Record | None:

@@ -13,24 +13,28 @@ from typing import Any
 from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem
 from . import registry, started
-from .calibration import tuning_is_off
+from .calibration import switched_off, tuning_is_off
 from .hardware import cpu_threads, gpu_name, is_here
-from .judge import Candidate, Share, judge, startup_seconds
+from .judge import Candidate, Share, StartUp, calls_of, judge, start_up
 
-__all__ = ["Choice", "choose", "named_backend", "parse_device", "rank"]
+__all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
 _logger = logging.getLogger("sdkde")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that runs, and the candidates that were considered, best first: all of them where it is explained."""
+    """The backend that runs, and the candidates that were considered, best first: all of them where it is explained.
+
+    ``calls``: over how many start-up was spread.
+    """
 
     info: BackendInfo
     device: str
     backend: Backend
     candidates: tuple[Candidate, ...]
     reason: str
+    calls: int
 
     @property
     def name(self) -> str:
@@ -51,7 +55,13 @@ def parse_device(device: str | None) -> str | None:
 
 
 def rank(
-    problems: Sequence[Problem], *, device: str | None = None, data_device: str = "cpu", share: Share | None = None
+    problems: Sequence[Problem],
+    *,
+    device: str | None = None,
+    data_device: str = "cpu",
+    share: Share | None = None,
+    calls: int | None = None,
+    replays: bool = False,
 ) -> list[Candidate]:
     """Judge every plugin for the passes of one estimate, best first.
 
@@ -63,10 +73,19 @@ def rank(
     it lacks the precision, a feature of the         not a candidate; the plugin is not asked
     problem, or determinism where that is required
     ``supports`` declines one of the passes          not a candidate; the plugin's reason
-    data on a device                                 plugins that work on that device first, by predicted time;
-                                                     start-up does not count, as such data are used more than once
-    data on the host                                 by predicted time plus start-up, compiling and transfers
+    data on a device                                 plugins that work on that device first
+    all                                              by predicted time, transfers included, plus what counts of
+                                                     start-up and compiling
     no predicted time                                last; by what it would be on a plain GPU, then by name
+    ===============================================  ====================================================
+
+    What counts of start-up and compiling, as if nothing were imported or compiled yet:
+
+    ===============================================  ====================================================
+    the command line                                 all: it makes one call
+    data on the host                                 a tenth: a process makes ten calls
+    data on a device                                 a ten-thousandth: they are in loops
+    after :func:`sdkde_core.warm_up` of the device   nothing; of a backend that it leaves to compile later, compiling
     ===============================================  ====================================================
 
     Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
@@ -81,10 +100,14 @@ def rank(
         Where the data are.
     share : callable, optional
         Share of the pairs beyond an extent; decides whether the core splits points off.
+    calls : int, optional
+        Over how many start-up is spread; None: as many as the place of the data says.
+    replays : bool
+        The call can be replayed, by a backend that is ``capturable``: it is priced so, recorded already or not.
     """
     candidates = []
     for record in registry.records():
-        candidates += _candidates(record, problems, device, data_device, share)
+        candidates += _candidates(record, problems, device, data_device, share, calls_of(calls, data_device), replays)
     return _sorted(candidates, data_device)
 
 
@@ -96,6 +119,8 @@ def choose(
     data_device: str = "cpu",
     options: Mapping[str, Any] | None = None,
     share: Share | None = None,
+    calls: int | None = None,
+    replays: bool = False,
     explained: bool = False,
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
@@ -110,33 +135,34 @@ def choose(
     BackendUnavailable
         The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
     ValueError
-        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS`` or
-        ``SDKDE_TUNING`` cannot be right.
+        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``,
+        ``SDKDE_TUNING`` or ``SDKDE_REPLAY`` cannot be right.
     """
-    cpu_threads(), tuning_is_off()  # raise for what is set wrongly, before a backend stumbles over it and is blamed
+    check_environment()
     named = named_backend(backend)
     told = f"SDKDE_BACKEND is {named!r}: " if named != backend else ""
     if named != "auto":
-        _require_known(named, told)
+        require_known(named, told)
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
     tried = {} if named != "auto" else started.unusable()
+    calls = calls_of(calls, data_device)
     if not explained:
         while True:  # one more round for each that does not start, as it may have stood in the way of a better one
-            candidates = _foremost(problems, named, device, data_device, share, tried)
+            candidates = _foremost(problems, named, device, data_device, share, calls, replays, tried)
             best = next((c for c in candidates if c.ok), None)
             if best is None:
                 break
-            choice = _start(best, candidates, options, tried, "named" if named != "auto" else "ranked first")
+            choice = _start(best, candidates, options, tried, "named" if named != "auto" else "ranked first", calls)
             if choice:
                 return choice
-    candidates = rank(problems, device=device, data_device=data_device, share=share)
+    candidates = rank(problems, device=device, data_device=data_device, share=share, calls=calls, replays=replays)
     if device is None:  # a plugin without a CPU has a device that was not asked for; it is tried if it was named
         candidates = [c if c.name == named or c.device == data_device else _if_here(c) for c in candidates]
     for candidate in candidates:
         if candidate.ok and named in ("auto", candidate.name) and (candidate.name, candidate.device) not in tried:
-            reason = _why(candidate, candidates, data_device != "cpu") if named == "auto" else "named"
-            choice = _start(candidate, candidates, options, tried, reason)
+            reason = _why(candidate, candidates) if named == "auto" else "named"
+            choice = _start(candidate, candidates, options, tried, reason, calls)
             if choice:
                 return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
@@ -145,6 +171,11 @@ def choose(
         raise BackendUnavailable(f"{told}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
+
+
+def check_environment() -> None:
+    """Raise ValueError for a variable that is set wrongly, before a backend stumbles over it and is blamed."""
+    cpu_threads(), tuning_is_off(), switched_off("SDKDE_REPLAY")
 
 
 def named_backend(backend: str) -> str:
@@ -170,6 +201,8 @@ def _foremost(
     device: str | None,
     data_device: str,
     share: Share | None,
+    calls: int,
+    replays: bool,
     tried: Mapping[tuple[str, str], str],
 ) -> list[Candidate]:
     """The candidates that :func:`rank` would put first, of those not tried: the named one, or on the data's device."""
@@ -182,15 +215,16 @@ def _foremost(
     ]
     if data_device != "cpu":
         places = [p for p in places if p[1] == data_device] or places
-        rivals = len(places) > 1
-        return _sorted([judge(i, at(problems, p), data_device, share, rivals) for i, p in places], data_device)
+    asked = [(info, at(problems, place)) for info, place in places]
+    if len(asked) < 2:
+        return [judge(info, there, data_device, share, None, replays) for info, there in asked]
     found: list[Candidate] = []
     least = math.inf
-    asked = [(startup_seconds(info, there), info, there) for info, place in places for there in [at(problems, place)]]
-    for startup, info, there in sorted(asked, key=lambda a: a[0]):
-        if startup > least:
+    starts: list[tuple[StartUp, BackendInfo, tuple[Problem, ...]]] = [(start_up(*a, calls), *a) for a in asked]
+    for startup, info, there in sorted(starts, key=lambda s: s[0].counted):
+        if startup.counted > least:
             break  # and so is that of those after it
-        found.append(judge(info, there, data_device, share, len(places) > 1))
+        found.append(judge(info, there, data_device, share, startup, replays))
         if found[-1].ok:
             least = min(least, found[-1].total_seconds)
     return _sorted(found, data_device)
@@ -202,6 +236,7 @@ def _start(
     options: Mapping[str, Any] | None,
     tried: dict[tuple[str, str], str],
     reason: str,
+    calls: int,
 ) -> Choice | None:
     """The choice of a candidate, if it starts; why it did not goes to ``tried``."""
     info = _info(candidate.name)
@@ -211,7 +246,7 @@ def _start(
         return None
     _logger.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
     final = tuple(_settle(c, candidate, tried) for c in candidates)
-    return Choice(info, candidate.device, implementation, final, reason)
+    return Choice(info, candidate.device, implementation, final, reason, calls)
 
 
 def _candidates(
@@ -220,6 +255,8 @@ def _candidates(
     device: str | None,
     data_device: str,
     share: Share | None,
+    calls: int,
+    replays: bool,
 ) -> list[Candidate]:
     """A plugin on each of the devices in question, or why it runs on none."""
     if not record.ok or record.info is None:
@@ -228,22 +265,22 @@ def _candidates(
     if not places:
         reason = f"runs on {', '.join(record.info.devices)}, not on {device or data_device}"
         return [Candidate(record.name, "-", False, reason)]
-    return [judge(record.info, at(problems, place), data_device, share) for place in places]
+    asked = [(record.info, at(problems, place)) for place in places]
+    return [judge(*a, data_device, share, start_up(*a, calls), replays) for a in asked]
 
 
 def _if_here(c: Candidate) -> Candidate:
     """The candidate; one that cannot where its device is not here."""
     if not c.ok or is_here(c.device):
         return c
-    return Candidate(c.name, c.device, False, f"no {c.device} is here", startup_seconds=c.startup_seconds)
+    return replace(c, ok=False, reason=f"no {c.device} is here", seconds=None, pass_seconds=())
 
 
 def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
     def order(c: Candidate) -> tuple[Any, ...]:
         leaves_device = data_device != "cpu" and c.device != data_device
-        seconds = c.total_seconds if data_device == "cpu" or c.seconds is None else c.seconds
-        plain = math.inf if c.plain_seconds is None else c.plain_seconds + c.startup_seconds * (data_device == "cpu")
-        return (not c.ok, leaves_device, seconds, plain, c.name, c.device)
+        plain = math.inf if c.plain_seconds is None else c.plain_seconds + c.counted_seconds
+        return (not c.ok, leaves_device, c.total_seconds, plain, c.name, c.device)
 
     return sorted(candidates, key=order)
 
@@ -271,7 +308,7 @@ def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
     return tuple(p if p.device == device else replace(p, device=device) for p in problems)
 
 
-def _require_known(name: str, told: str) -> None:
+def require_known(name: str, told: str) -> None:
     """Raise if no plugin of that name is usable; ``told``: who named it, where that is not the caller."""
     record = registry.find(name)
     if record is None:
@@ -289,15 +326,17 @@ def _info(name: str) -> BackendInfo:
     return record.info
 
 
-def _why(chosen: Candidate, candidates: Sequence[Candidate], resident: bool) -> str:
+def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
     """Why a candidate was chosen, of all that there are."""
     able = sum(c.ok for c in candidates)
     if able == 1:
         return "the only one that can"
     if chosen.seconds is None:
         return f"first of {able} that can, none with a predicted time"
-    priced, start = sum(c.ok and c.seconds is not None for c in candidates), "" if resident else " with start-up"
-    return f"least predicted time{start} of {priced} " + ("that can" if priced == able else "whose time is known")
+    priced = sum(c.ok and c.seconds is not None for c in candidates)
+    return f"least predicted time with start-up of {priced} " + (
+        "that can" if priced == able else "whose time is known"
+    )
 
 
 def _settle(c: Candidate, chosen: Candidate | None, tried: Mapping[tuple[str, str], str]) -> Candidate:

@@ -12,7 +12,7 @@ from ..protocol import Backend, BackendInfo, Support
 from . import registry
 from .judge import as_support, ask
 
-__all__ = ["set_aside", "start", "unusable"]
+__all__ = ["set_aside", "start", "unusable", "warmed"]
 
 
 def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = None) -> tuple[Backend | None, Support]:
@@ -35,6 +35,11 @@ def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = No
 def set_aside(name: str, device: str, reason: str) -> None:
     """Let ``"auto"`` take a backend no more on a device."""
     registry.aside[name, device] = reason
+
+
+def warmed(name: str, device: str, compiled: bool) -> None:
+    """Count a backend's start on a device no more; ``compiled``: nor what it compiles for a problem."""
+    registry.warm[name, device] = compiled
 
 
 def unusable() -> dict[tuple[str, str], str]:

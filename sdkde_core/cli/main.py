@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import __version__, api
 from ..choice import hardware, registry
-from ..estimator.request import METHODS
+from ..estimator.request import METHODS, Goal, Request
 from ..estimator.rules import RULES
 from ..messages import did_you_mean
 from ..protocol import PRECISIONS
@@ -138,7 +138,8 @@ def explain(
     data = [x.read() if isinstance(x, Source) else x for x in given]
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**_files(train, query, bandwidth, weights)):
-        explanation = api.explain(*data, **options)
+        measure = options.pop("measure")
+        explanation = api.explained(Request(Goal.DENSITY, **options, calls=1), *data, measure=measure)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..api import debias, estimate, explain, prepared
+from ..api import debias, estimate, explained, prepared
 from ..arrays import ingest
 from ..choice.hardware import cpu_threads
 from ..estimator.explanation import Explanation
@@ -74,14 +74,14 @@ class Stream:
 
         ``options``: as for :func:`sdkde_core.estimate`.
         """
-        request = Request(Goal.DENSITY, **options)
+        request = Request(Goal.DENSITY, **options, calls=1)
         query = query or train
         check_order(train, query)
         data = ingest(train.read(), np.empty((0, query.columns), query.dtype), request.weights, host=True)
         bandwidth = resolve(request.bandwidth, data.train, data.log_weights)
         precision = request.precision_for(data.dtype)
         request = replace(request, precision=precision, bandwidth=bandwidth, check_finite=False)
-        plan = explain((data.n, data.d), (max(1, query.rows), data.d), **request.options())
+        plan = explained(request, (data.n, data.d), (max(1, query.rows), data.d), measure=False)
         if query is train:
             query = Source.of(train.name, data.train)
         return cls(data.train, query, request, log, data.dtype, plan)

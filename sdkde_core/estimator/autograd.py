@@ -46,11 +46,11 @@ class Given(NamedTuple):
         return replace(request, weights=detached(self.weights), bandwidth=detached(self.bandwidth))
 
 
-def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False) -> Plan:
+def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, replays: bool = False) -> Plan:
     """Plan as :func:`sdkde_core.estimator.plan.plan`, attached to what of the arguments requires grad."""
     given = Given(train, query, request.weights, request.bandwidth)
     if not given.attached:
-        return plan_detached(request, train, query, explained=explained)
+        return plan_detached(request, train, query, explained=explained, replays=replays)
     request = given.detached(request)
     data, bandwidth = read(request, detached(train), detached(query))
     return _attach(given, plan_data(request, _accepted(given, data), bandwidth, explained=explained, grad=True))

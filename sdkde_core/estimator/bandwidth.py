@@ -106,10 +106,10 @@ class Bandwidth:
     @quiet
     def log_determinant(self) -> Any:
         """log det L = ½ log det H, a float; a () tensor where the factor is one."""
+        if isinstance(self.factor, np.ndarray):
+            return float(np.log(self.factor if self.factor.ndim == 1 else self.factor.diagonal()).sum())
         xp = array_namespace(self.factor)
-        diagonal = self.factor if self.factor.ndim == 1 else xp.linalg.diagonal(self.factor)
-        result = xp.sum(xp.log(diagonal))
-        return float(result) if isinstance(self.factor, np.ndarray) else result
+        return xp.sum(xp.log(self.factor if self.factor.ndim == 1 else xp.linalg.diagonal(self.factor)))
 
     @property
     def log_constant(self) -> Any:

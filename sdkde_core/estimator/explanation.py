@@ -42,6 +42,7 @@ class Explanation:
     reason: str
     passes: tuple[PassLine, ...]
     candidates: tuple[Candidate, ...]
+    calls: int
     data_device: str = "cpu"
 
     @classmethod
@@ -75,7 +76,7 @@ class Explanation:
                 )
             )
         chosen = (choice.name, choice.device, choice.reason)
-        return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, data_device)
+        return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, choice.calls, data_device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -90,12 +91,12 @@ class Explanation:
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
         lines += [self._pass_text(p, p is last) for p in self.passes]
-        lines += ["", f"backends that can, by predicted time{self._counted}"]
+        lines += ["", f"backends that can, by predicted time + what counts of start-up: {self._counted}"]
         able, unable = ([c for c in self.candidates if c.ok is ok] for ok in (True, False))
         names = {c: f"{c.name} ({c.device})" if c.device != "-" else c.name for c in self.candidates}
         width = max(map(len, names.values()))
         for c in able:
-            price = "time not known" if c.seconds is None else f"{_time(c.seconds)} + {_time(c.startup_seconds)}"
+            price = "time not known" if c.seconds is None else f"{_time(c.seconds)} + {_time(c.counted_seconds)}"
             lines.append(f"{'→' if c.chosen else ' '} {names[c]:{width}}  {price:18}  {c.reason}")
         if unable:
             lines += ["", "backends that cannot", *(f"  {names[c]:{width}}  {c.reason}" for c in unable)]
@@ -113,10 +114,12 @@ class Explanation:
 
     @property
     def _counted(self) -> str:
-        """How start-up enters."""
+        """How much of start-up counts."""
+        if self.calls == 1:
+            return "all of it, for the only call"
         if self.data_device == "cpu":
-            return " + start-up"
-        return f"; start-up, after the plus sign, does not count for data on {self.data_device}"
+            return "a tenth, for one of ten calls"
+        return f"a ten-thousandth, for one of many calls with data on {self.data_device}"
 
 
 def shape_of(name: str, value: Any) -> tuple[int, int] | None:

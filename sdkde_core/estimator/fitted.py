@@ -271,7 +271,7 @@ def _loaded(
 ) -> Fitted:
     """Make fitted columns from what was pickled, with a backend that is here."""
     own = backend if request.backend == "auto" else request.backend
-    where = {"device": request.device, "options": request.backend_options}
+    where = {"device": request.device, "options": request.backend_options, "calls": request.calls}
     try:
         choice = select.choose([problem], backend=own, **where)  # type: ignore[arg-type]
     except BackendUnavailable:

@@ -3,11 +3,11 @@
 An estimate is some twenty small kernels around one or two large ones, and to launch a small kernel takes the host
 longer than the kernel itself. A call that comes again with the same shapes, bandwidth and options is recorded as two
 graphs, before and after the one number that is read back, the extent. Later calls copy their points into the graphs'
-buffers and replay them, the second without waiting for that number where the call before had the same.
+buffers and replay them, the second without waiting for that number where the two calls before had the same.
 
 A replay gives the same bits as the call would have: what the recorded call decided, it decided from its arguments and
-its rounded extent, and a replay's result only counts where the extent, rounded, is the same. Recordings are kept by
-stream, so that calls on different streams do not share buffers.
+its rounded extent. So there is a second graph for every rounded extent that comes often: several data sets of one
+shape, in turn, are all replayed. Recordings are kept by stream, so that calls on different streams share no buffers.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ import logging
 import math
 import os
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ..arrays import ingest
+from ..choice.calibration import switched_off
+from ..choice.judge import only_enqueues
+from ..engine.forks import new_lock
 from ..protocol import Columns, Partial
 from .fitted import run
 from .plan import Measured, Plan, measure, rounded
 from .request import Request
-from .resolution import REACH
+from .resolution import CLEAR
 
-__all__ = ["key_of", "play", "record"]
+__all__ = ["key_of", "play", "record", "release"]
 
-#: A call is recorded when it comes for this time: recording takes as long as ten calls.
+#: A call is recorded when it comes for this time with its extent: recording takes as long as ten calls.
 CALLS = 8
 
-#: Recordings kept; each holds the buffers of its call.
-RECORDINGS = 8
+#: Recordings kept; each holds the buffers of its call. Second graphs of each, which share their memory but for results.
+RECORDINGS, EXTENTS = 8, 4
 
 #: Pairs of points beyond which kernels take so long that launching them does not matter.
 PAIRS = 1 << 32
@@ -47,31 +49,20 @@ NUMBERS = 1 << 22
 ENVIRONMENT = ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")
 
 _logger = logging.getLogger("sdkde")
-_lock = threading.RLock()
+_lock = new_lock()  # of the two dictionaries; held for look-ups only
+_capturing = new_lock()  # PyTorch waits for the device before it records: one thread at a time
 _calls: OrderedDict[Any, int] = OrderedDict()
 _recordings: OrderedDict[Any, _Recording] = OrderedDict()
-
-
-@dataclass
-class _Recording:
-    train: Any  # the graphs' own buffers, as the call's arguments
-    query: Any
-    largest: Any  # what the first graph leaves to be read, on the host
-    extent: float  # rounded, of the call that was recorded
-    first: Any
-    second: Any
-    result: Any
-    arrived: Any  # event: the first graph is through
-    suited: bool = True  # the last call's extent was this one
 
 
 def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     """Return what a replay must have in common with the call, or None where the call cannot be replayed.
 
-    That takes plain tensors on the current CUDA device, one bandwidth given as a number, and no weights.
+    That takes plain tensors on the current CUDA device, one bandwidth given as a number, and no weights; and
+    ``SDKDE_REPLAY`` that is not off.
     """
     torch = sys.modules.get("torch")
-    if torch is None or type(train) is not torch.Tensor or not train.is_cuda:
+    if torch is None or type(train) is not torch.Tensor or not train.is_cuda or switched_off("SDKDE_REPLAY"):
         return None
     if type(request.bandwidth) not in (float, int) or request.weights is not None or request.device is not None:
         return None
@@ -105,22 +96,7 @@ def play(key: Any, train: Any, query: Any) -> Any:
         if recording is None:
             return None
         _recordings.move_to_end(key)
-        recording.train.copy_(train)
-        if query is not None:
-            recording.query.copy_(query)
-        recording.first.replay()
-        recording.arrived.record()
-        ahead = recording.suited  # then it will be again: the card need not wait for the host to look
-        if ahead:
-            recording.second.replay()
-        recording.arrived.synchronize()
-        extent = float(recording.largest)
-        recording.suited = math.isfinite(extent) and rounded(extent) == recording.extent
-        if not recording.suited:
-            return None
-        if not ahead:
-            recording.second.replay()
-        return recording.result.clone()
+    return recording.play(train, query)
 
 
 def record(key: Any, train: Any, query: Any, plan: Plan, finish: Callable[[Partial], Any]) -> None:
@@ -137,54 +113,136 @@ def record(key: Any, train: Any, query: Any, plan: Plan, finish: Callable[[Parti
     finish : callable
         From the last pass's result to what the call returns.
     """
+    if not (only_enqueues(plan.choice.info, plan.problems) and plan.extent <= CLEAR):
+        return
+    counted = key, plan.extent
     with _lock:
-        count = _calls.pop(key, 0) + 1
-        _calls[key] = count
+        count = _calls.pop(counted, 0) + 1
+        _calls[counted] = count
         if len(_calls) > 256:
             _calls.popitem(last=False)
-        if count != CALLS or not _enqueues_only(plan):
-            return
+    if count != CALLS:
+        return
+    with _capturing:
+        with _lock:
+            recording = _recordings.get(key)
         try:
-            recording = _record(train, query, plan, finish)
+            recording = recording or _Recording(train, query, plan)
+            recording.add(train, query, plan, finish)
         except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
             _logger.debug("an estimate could not be recorded: %s", error)
             return
-        while len(_recordings) >= RECORDINGS:
-            _recordings.popitem(last=False)
-        _recordings[key] = recording
-        _calls[key] = 0  # should the data change for good, it is recorded anew
+        with _lock:
+            _calls.pop(counted, None)
+            _recordings[key] = recording
+            gone = [_recordings.popitem(last=False) for _ in range(len(_recordings) - RECORDINGS)]
+        del gone  # to give back memory may take the driver a while
 
 
-def _enqueues_only(plan: Plan) -> bool:
-    info, device = plan.choice.info, plan.choice.device
-    near = all(p.extent <= min(info.extent_limit(p), REACH[p.precision]) for p in plan.problems)
-    return info.capturable and info.arrays == "torch" and device.startswith("cuda") and near
+def release() -> None:
+    """Forget all recordings, and what was counted; one that a thread is about to replay goes when it has done so."""
+    with _lock:
+        gone = list(_recordings.values())
+        _recordings.clear()
+        _calls.clear()
+    del gone  # not while others look something up
 
 
-def _record(train: Any, query: Any, plan: Plan, finish: Callable[[Partial], Any]) -> _Recording:
-    torch = sys.modules["torch"]
-    train, query = train.clone(), None if query is None else query.clone()
-    again = replace(ingest(train, query), dtype=plan.data.dtype, unchecked=False)
-    bandwidth, n = plan.bandwidth, again.n
+class _Second(NamedTuple):
+    """What follows where the extent is known: the passes and the density."""
 
-    def second(measured: Measured) -> Any:
-        columns = Columns(measured.points[:n, :], measured.log_weights)
-        rows = None if again.query is None else measured.points[n:, :]
-        return finish(run(replace(plan, columns=columns, query=rows)))
+    graph: Any
+    result: Any  # in the graph's memory
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # once outside: compilation and the libraries' handles cannot be recorded
-        second(measure(again, bandwidth))
-    torch.cuda.current_stream().wait_stream(side)
-    graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    largest = torch.empty((), dtype=torch.float64, pin_memory=True)
-    # Other threads may go on meanwhile, with whatever they do on their streams. PyTorch's own stream for recording is
-    # on the device of the first recording ever made: on another, nothing would be recorded.
-    how = {"stream": side, "capture_error_mode": "thread_local"}
-    with torch.cuda.graph(graphs[0], **how):
-        measured = measure(again, bandwidth)
-        largest.copy_(measured.largest, non_blocking=True)
-    with torch.cuda.graph(graphs[1], pool=graphs[0].pool(), **how):
-        result = second(measured)
-    return _Recording(train, query, largest, plan.extent, *graphs, result, torch.cuda.Event())
+
+class _Recording:
+    """One call's graphs, and the buffers that are their arguments.
+
+    Parameters
+    ----------
+    train, query : tensor
+    plan : Plan
+        Of the first call that is recorded.
+    """
+
+    def __init__(self, train: Any, query: Any, plan: Plan) -> None:
+        torch = sys.modules["torch"]
+        self._lock = new_lock()  # a thread has the buffers until its result is copied from them
+        self._train: Any = train.clone()
+        self._query: Any = None if query is None else query.clone()
+        self._data = replace(ingest(self._train, self._query), dtype=plan.data.dtype, unchecked=False)
+        # PyTorch's own stream for recording is on the device of the first recording ever made: on another device
+        # nothing would be recorded.
+        self._side = torch.cuda.Stream()
+        self._largest = torch.empty((), dtype=torch.float64, pin_memory=True)  # what is read on the host
+        self._arrived = torch.cuda.Event()  # the first graph is through
+        self._first: Any = None
+        self._measured: Measured | None = None  # in the graphs' memory
+        self._seconds: OrderedDict[float | None, _Second] = OrderedDict()  # by the rounded extent
+        self._extents: tuple[float | None, float | None] = (None, None)  # of the last two calls
+
+    def play(self, train: Any, query: Any) -> Any:
+        """Return the result for points, or None where their extent has no graph."""
+        with self._lock:
+            self._fill(train, query)
+            self._first.replay()
+            self._arrived.record()
+            before, last = self._extents
+            ahead = self._seconds.get(last) if before == last else None  # it comes again: do not wait to see it
+            if ahead is not None:
+                ahead.graph.replay()
+            self._arrived.synchronize()
+            largest = float(self._largest)
+            extent = rounded(largest) if math.isfinite(largest) else None
+            self._extents = last, extent
+            second = self._seconds.get(extent)
+            if second is None:
+                return None
+            self._seconds.move_to_end(extent)
+            if second is not ahead:
+                second.graph.replay()
+            return second.result.clone()
+
+    def add(self, train: Any, query: Any, plan: Plan, finish: Callable[[Partial], Any]) -> None:
+        """Record what follows on the plan's extent; if there are many, what was not replayed for longest goes."""
+        n = self._data.n
+
+        def second(measured: Measured) -> Any:
+            columns = Columns(measured.points[:n, :], measured.log_weights)
+            rows = None if self._query is None else measured.points[n:, :]
+            return finish(run(replace(plan, columns=columns, query=rows)))
+
+        def first() -> Measured:
+            measured = measure(self._data, plan.bandwidth)
+            self._largest.copy_(measured.largest, non_blocking=True)
+            return measured
+
+        with self._lock:
+            self._fill(train, query)
+            cuda = sys.modules["torch"].cuda
+            self._side.wait_stream(cuda.current_stream())
+            with cuda.stream(self._side):  # once outside: compilation and the libraries' handles cannot be recorded
+                second(measure(self._data, plan.bandwidth))
+            cuda.current_stream().wait_stream(self._side)
+            if self._first is None:
+                self._first, self._measured = self._captured(first)
+            measured = self._measured
+            assert measured is not None
+            graph, result = self._captured(lambda: second(measured))
+            while len(self._seconds) >= EXTENTS:
+                self._seconds.popitem(last=False)
+            self._seconds[plan.extent] = _Second(graph, result)
+
+    def _fill(self, train: Any, query: Any) -> None:
+        self._train.copy_(train)
+        if query is not None:
+            self._query.copy_(query)
+
+    def _captured(self, call: Callable[[], Any]) -> tuple[Any, Any]:
+        """Record a call as a graph; the graphs share memory, as they run one after another, the first one first."""
+        cuda = sys.modules["torch"].cuda
+        graph, pool = cuda.CUDAGraph(), None if self._first is None else self._first.pool()
+        # Other threads may go on meanwhile, with whatever they do on their streams.
+        with cuda.graph(graph, pool=pool, stream=self._side, capture_error_mode="thread_local"):
+            result = call()
+        return graph, result

@@ -86,8 +86,17 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
         raise
 
 
-def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False) -> Plan:
-    """Read the data, whiten them and choose the backend; ``explained``: with every candidate's reason and price.
+def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, replays: bool = False) -> Plan:
+    """Read the data, whiten them and choose the backend.
+
+    Parameters
+    ----------
+    request : Request
+    train, query : array_like
+    explained : bool
+        With every candidate's reason and price.
+    replays : bool
+        Such calls are replayed, where the backend can and the data are near enough.
 
     Raises
     ------
@@ -96,10 +105,12 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     BackendUnavailable
         See :func:`sdkde_core.choice.select.choose`.
     """
-    return plan_data(request, *read(request, train, query), explained=explained)
+    return plan_data(request, *read(request, train, query), explained=explained, replays=replays)
 
 
-def plan_data(request: Request, data: Data, bandwidth: Bandwidth, *, explained: bool, grad: bool = False) -> Plan:
+def plan_data(
+    request: Request, data: Data, bandwidth: Bandwidth, *, explained: bool, replays: bool = False, grad: bool = False
+) -> Plan:
     """Whiten data that have been read and choose the backend; ``grad``: one with the feature ``"grad"``."""
     xp, n = array_namespace(data.train), data.n
     measured = measure(data, bandwidth)
@@ -129,6 +140,8 @@ def plan_data(request: Request, data: Data, bandwidth: Bandwidth, *, explained: 
         data_device=data.device,
         options=request.backend_options,
         share=share,
+        calls=request.calls,
+        replays=replays and measured_extent <= CLEAR,
         explained=explained,
     )
     library, place = choice.info.arrays, choice.device
@@ -174,8 +187,8 @@ def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: B
     extent = float(largest)
     if not math.isfinite(extent):
         points.check_finite()
-    xp = array_namespace(distances)
     if math.isnan(extent):  # NaN is allowed: the extent is that of the others
+        xp = array_namespace(distances)
         distances = xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)
         extent = float(xp.max(distances))
     if extent > 1e149:  # squares must stay finite

@@ -61,6 +61,9 @@ class Request:
     * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
 
+    ``calls``: how many like this one the process makes, over which ``"auto"`` spreads start-up; None: as many as the
+    place of the data says.
+
     Raises
     ------
     TypeError, ValueError
@@ -77,6 +80,7 @@ class Request:
     deterministic: bool = True
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None
+    calls: int | None = None
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
@@ -186,11 +190,11 @@ def takes_options(function: F) -> F:
     for parameter in own.parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
             (last if parameter.kind is parameter.KEYWORD_ONLY else first).append(parameter)
-    taken = {p.name for p in (*first, *last)} | {"goal"}
+    taken = {p.name for p in (*first, *last)}
     shared = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(Request)
-        if f.name not in taken
+        if f.name in Options.__annotations__ and f.name not in taken
     ]
     function.__signature__ = own.replace(parameters=[*first, *shared, *last])  # type: ignore[attr-defined]
     return function

@@ -1,0 +1,125 @@
+"""Starting backends before they are needed, so that the choice counts their start no more."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays import convert, to_host
+from ..choice import registry, select, started
+from ..choice.cost import typical_extent
+from ..choice.hardware import processor
+from ..choice.judge import compile_seconds, judge
+from ..engine.failures import BackendFailed
+from ..protocol import BackendInfo, BackendUnavailable, Problem
+from .fallback import set_aside
+from .fitted import run
+from .plan import plan
+from .request import METHODS, Goal, Request
+
+__all__ = ["common", "compiles", "warm_up"]
+
+#: What is common: so many dimensions, and both dtypes, in the precision that either has by default.
+DIMENSIONS, DTYPES = (1, 2, 3, 16), ("float32", "float64")
+
+#: Samples and queries of the estimates that are made. On a device launch parameters go by the size.
+SIZES, DEVICE_SIZES = (64, 8), (4096, 512)
+
+#: Seconds of compiling for a pass beyond which that is left to the calls that need it.
+PATIENCE = 5.0
+
+_logger = logging.getLogger("sdkde")
+
+
+def warm_up(device: str | None) -> dict[str, dict[str, float]]:
+    """Start every backend on a device, None: on the CPU and on other devices that are here; see ``sdkde_core.warm_up``.
+
+    Returns
+    -------
+    dict
+        By device and backend: seconds.
+    """
+    select.check_environment()
+    named = select.named_backend("auto")
+    if named != "auto":
+        select.require_known(named, f"SDKDE_BACKEND is {named!r}: ")
+    infos = [r.info for r in registry.records() if r.ok and r.info is not None and named in ("auto", r.name)]
+    found: dict[str, dict[str, float]] = {}
+    for place in _places(infos, device):
+        took, declined = {}, []
+        for info in infos:
+            start = time.perf_counter()
+            reason = _warm(info, place)
+            if reason:
+                declined.append(f"{info.name}: {reason}")
+            else:
+                took[info.name] = time.perf_counter() - start
+        if took:
+            found[place] = took
+        elif device is not None:
+            raise BackendUnavailable(f"no backend works on {place}: {'; '.join(declined)}")
+    return found
+
+
+def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem, ...]]]:
+    """Return the estimates that a backend is warmed up by, each with its passes: those of the common ones it takes."""
+    n, m = SIZES if device == "cpu" else DEVICE_SIZES
+    found = []
+    for d, dtype, method in itertools.product(DIMENSIONS, DTYPES, METHODS):
+        request = Request(Goal.DENSITY, method, backend=info.name, device=device, deterministic=info.deterministic)
+        problems = request.problems(m, n, d, typical_extent(n, d), frozenset(), dtype, device)
+        if judge(info, problems, device, None, None).ok:
+            found.append((request, problems))
+    return found
+
+
+def compiles(info: BackendInfo, device: str) -> bool:
+    """Whether warming up compiles what a backend needs for common estimates: whether no pass takes it too long."""
+    passes = {problem for _, problems in common(info, device) for problem in problems}
+    return all(compile_seconds(info, [problem]) <= PATIENCE for problem in passes)
+
+
+def _places(infos: Sequence[BackendInfo], device: str | None) -> list[str]:
+    """The devices to warm up, by the names under which they are chosen."""
+    if device is not None:
+        kind, _, number = device.partition(":")
+        return [device if kind == "cpu" or number else f"{kind}:0"]
+    kinds = {kind: None for info in infos for kind in info.devices if kind != "cpu"}
+    return ["cpu", *(f"{kind}:0" for kind in kinds if processor(f"{kind}:0") is not None)]
+
+
+def _warm(info: BackendInfo, device: str) -> str:
+    """Start a backend and run what is common, unless that compiles for long; return why it cannot, or nothing."""
+    if device.partition(":")[0] not in info.devices:
+        return f"runs on {', '.join(info.devices)}"
+    if (info.name, device) in (unusable := started.unusable()):
+        return unusable[info.name, device]
+    asked, compiled = common(info, device), compiles(info, device)
+    if not asked:
+        return "takes none of the common estimates there"
+    _, support = started.start(info, device)
+    if not support.ok:
+        return support.reason
+    for request, problems in asked if compiled else ():
+        try:
+            _run(info, request, problems[-1])
+        except BackendFailed as failure:
+            set_aside(Request(Goal.DENSITY), failure)
+            return str(failure)
+        except BackendUnavailable as error:  # it finds out only now
+            _logger.debug("backend %s is not warmed up by %s: %s", info.name, problems, error)
+    started.warmed(info.name, device, compiled)
+    return ""
+
+
+def _run(info: BackendInfo, request: Request, problem: Problem) -> None:
+    """Make an estimate of normal samples, where the backend works."""
+    x: Any = np.random.default_rng(0).normal(size=(problem.n + problem.m, problem.d)).astype(problem.dtype)
+    if problem.device != "cpu":
+        x = convert(x, info.arrays, problem.device)
+    to_host(run(plan(request, x[: problem.n, :], x[problem.n :, :])).log_sum[:1])  # waits for the device
