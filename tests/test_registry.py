@@ -296,7 +296,8 @@ def test_a_card_that_nobody_listed_is_priced(monkeypatch):
     monkeypatch.setattr(hardware, "cuda_devices", lambda: (said,))
     infos = [importlib.import_module(f"sdkde_{module}").INFO for module in ("keops.info", "triton.info", "torch.info")]
     problem = Problem(Reduction.LOG_SUM, 4096, 32768, 16, precision="fast", device="cuda:0", extent=10.0)
-    found = [judge.judge(info, [problem], "cuda:0", None) for info in infos]
+    starts = [judge.start_up(info, [problem], judge.DEVICE_CALLS) for info in infos]
+    found = [judge.judge(info, [problem], "cuda:0", None, start) for info, start in zip(infos, starts)]
     assert all(0 < c.seconds < 1 for c in found)
     assert select._sorted(found, "cuda:0")[0].name == "triton"
     assert select._devices(infos[2], None, "cpu") == ["cpu", "cuda:0"]
