@@ -29,8 +29,8 @@ __all__ = ["INFO"]
 #: Dimensions that are taken, as many as the tests go to: kernels are compiled anew for every 64 more.
 MOST_DIMENSIONS = 4096
 
-#: The host's time around a pass's kernels, in launches: 0.4 ms on the host of an H200.
-LAUNCHES = 100
+#: The host's time around a pass's kernels, in launches: 0.32 ms on the host of an H200.
+LAUNCHES = 80
 
 #: Seconds that a core takes to compile a kernel with matrix products, and another one. Of the first, 152 configurations
 #: took two cores 46 s (docs/measurements.md); the others took about half as long beside them.
