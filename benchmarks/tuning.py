@@ -166,17 +166,17 @@ def record(db: Path, jobs: int) -> None:
                 for task, space in tunables(problems(*what[:3], (), what[3]), card()):
                     every = list(whole(task, space))
                     runner.prepare(task, every)
+                    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
                     key, best = Key.of(task.query, task.problem), math.inf
                     left = candidates(task, space)
                     for config in left:
                         outcome = runner.run(task, config, best)
                         best = min(best, outcome.median)
-                        store.add(key, config, outcome, runner.source, runner.provenance(task))
+                        usual = config == default
+                        store.add(key, config, outcome, runner.source, runner.provenance(task), is_default=usual)
                     rest = [config for config in every if config not in left]
                     for config, outcome in zip(rest, _pruned(runner, task, space, rest)):
                         store.add(key, config, outcome, runner.source, runner.provenance(task))
-                    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
-                    store.settle(key, default)
                     print(key.kernel, key.reduction, key.precision, key.dimension, key.n_octave, len(every), best)
     finally:
         runner.close()
@@ -252,8 +252,7 @@ def judge(file: Path, write: Path | None) -> None:
     if write:
         for row in kept:
             row |= {"phases": {}, "provenance": {}}
-        winners = [{**row, "provenance": {}} for row in dump["best"]]
-        write.write_text(json.dumps({**dump, "trial": kept, "best": winners, "calibration": []}) + "\n")
+        write.write_text(json.dumps({**dump, "trial": kept, "calibration": []}) + "\n")
 
 
 def _task(key: Key) -> tuple[Task, tuning.Space]:
@@ -261,7 +260,7 @@ def _task(key: Key) -> tuple[Task, tuning.Space]:
     n, m = 2**key.n_octave, 2**key.m_octave
     for d in dict.fromkeys((key.dimension, 2, *range(1, 17))):
         for task, space in tunables(problems((key.reduction,), (d,), (n,), (m,), (key.precision,)), _named(key)):
-            if Key.of(task.query, task.problem) == key:
+            if Key.of(task.query, task.problem)._replace(d=key.d) == key:
                 return task, space
     return task_of(key), space
 

@@ -98,7 +98,7 @@ filter_options = together(
     click.option("--backend", help="Only results of this backend."),
     click.option("--kernel", help="Only results of this kernel."),
     several("--reduction", REDUCTIONS, metavar="NAMES", help="Only results of these reductions."),
-    several("--dim", POSITIVE, metavar="D", help="Only results of these dimensions, as the kernel pads them."),
+    several("--dim", POSITIVE, metavar="D", help="Only results of these dimensions."),
     several("--precision", Choice(PRECISIONS), metavar="PRECISIONS", help="Only results of these precisions."),
     several("--source", Choice(SOURCES), metavar="NAMES", help=f"Only results that were {', '.join(SOURCES)}."),
 )
@@ -149,8 +149,7 @@ def whole_grid(what: Mapping[str, Any], device: str | None) -> list[Problem]:
 
 def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the filters by the names of the store's columns."""
-    names = {"dim": "dimension"}
-    wanted = {names.get(name, name): value for name, value in filters.items() if value}
+    wanted = {{"dim": "d"}.get(name, name): value for name, value in filters.items() if value}
     if "gpu" in wanted:
         card = hardware.card_called(wanted["gpu"])
         wanted["gpu"] = card.name if card else cards.card_name(wanted["gpu"])

@@ -144,7 +144,8 @@ def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -
                     continue
                 dimension = space.dimension(kernel, problem)
                 query = Query(info.name, kernel, space.config_version, dimension, card.name, card.architecture)
-                found.setdefault(Key.of(query, problem), Tunable(Task(query, problem), space))
+                key = Key.of(query, problem)._replace(d=dimension)  # of dimensions that are padded alike the first
+                found.setdefault(key, Tunable(Task(query, problem), space))
     if not found:
         names = ", ".join(info.name for info in named if info.tuning)
         why = "; ".join(dict.fromkeys(refusals)) if names else "no installed backend can be tuned"

@@ -37,17 +37,23 @@ NEIGHBOURS = 4
 class Memory(TypingProtocol):
     """The methods of :class:`sdkde_autotune.store.Store` that a search needs."""
 
-    def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
-        """Store an outcome at once."""
+    def add(
+        self,
+        key: Key,
+        config: Config,
+        outcome: Outcome,
+        source: str,
+        provenance: Mapping[str, Any],
+        *,
+        is_default: bool = False,
+    ) -> None:
+        """Store an outcome at once; from then on it may be the key's winner."""
 
     def trials(self, key: Key) -> Sequence[Any]:
         """Return the trials of a key."""
 
     def best(self, **filters: Any) -> Sequence[Any]:
         """Return winners."""
-
-    def settle(self, key: Key, default: Config | None = None) -> None:
-        """Derive the winner of a key from its trials."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def search(
     first: Iterable[Config] = (),
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Result:
-    """Try configurations of one kernel for one problem, store every outcome, and settle which is best.
+    """Try configurations of one kernel for one problem, and store every outcome.
 
     The default is tried first, then ``first``, winners of neighbouring problems and the paper's configuration, then the
     sampler's proposals. A configuration whose parameters exceed the card's limits is never run, and none is run twice:
@@ -146,7 +152,7 @@ def search(
     Raises
     ------
     KeyboardInterrupt
-        Once the winner of the outcomes so far is stored.
+        The outcomes so far are stored.
     """
     start = time.monotonic()
     key = Key.of(task.query, task.problem)
@@ -176,7 +182,8 @@ def search(
         proposals.tell(configs[name], outcome)
 
     def learn(config: Config, outcome: Outcome) -> None:
-        store.add(key, config, outcome, runner.source, runner.provenance(task))
+        usual = config == default
+        store.add(key, config, outcome, runner.source, runner.provenance(task), is_default=usual)
         known[canonical(config)], configs[canonical(config)] = outcome, config
 
     def best() -> float:
@@ -185,33 +192,30 @@ def search(
     def spent() -> bool:
         return budget is not None and len(known) > replayed and time.monotonic() - start >= budget
 
-    try:
-        while len(known) < expected and not spent():
-            batch = (queue or proposals.ask(proposals.ahead))[: expected - len(known)]
-            if not batch:
+    while len(known) < expected and not spent():
+        batch = (queue or proposals.ask(proposals.ahead))[: expected - len(known)]
+        if not batch:
+            break
+        runner.prepare(task, batch)
+        for config in batch:
+            if spent():
                 break
-            runner.prepare(task, batch)
-            for config in batch:
-                if spent():
-                    break
-                outcome = runner.run(task, config, best())
-                learn(config, outcome)
-                proposals.tell(config, outcome)
-                if progress is not None:
-                    progress(len(known), expected, best())
-            queue = []
-        tried = len(known) - replayed
-        final = _finalists(known, canonical(default)) if runner.source == "measured" else []
-        if len(final) > 1 and (tried or not any(FINALS in known[name].phases for name in final)):
-            began = time.monotonic()
-            outcomes = runner.finals(task, [configs[name] for name in final])
-            share = (time.monotonic() - began) / len(final)
-            if any(outcome.status == "ok" for outcome in outcomes):  # else one crashed all, and it is not known which
-                for name, outcome in zip(final, outcomes):
-                    phases = {**known[name].phases, **outcome.phases, FINALS: share}
-                    learn(configs[name], replace(outcome, phases=phases))
-    finally:
-        store.settle(key, default)
+            outcome = runner.run(task, config, best())
+            learn(config, outcome)
+            proposals.tell(config, outcome)
+            if progress is not None:
+                progress(len(known), expected, best())
+        queue = []
+    tried = len(known) - replayed
+    final = _finalists(known, canonical(default)) if runner.source == "measured" else []
+    if len(final) > 1 and (tried or not any(FINALS in known[name].phases for name in final)):
+        began = time.monotonic()
+        outcomes = runner.finals(task, [configs[name] for name in final])
+        share = (time.monotonic() - began) / len(final)
+        if any(outcome.status == "ok" for outcome in outcomes):  # else one crashed all, and it is not known which
+            for name, outcome in zip(final, outcomes):
+                phases = {**known[name].phases, **outcome.phases, FINALS: share}
+                learn(configs[name], replace(outcome, phases=phases))
 
     winner = fastest(known, canonical(default))
     errors = Counter(outcome.error for outcome in known.values() if outcome.status != "ok")

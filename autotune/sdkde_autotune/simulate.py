@@ -76,10 +76,11 @@ def task_of(key: Key) -> Task:
         Reduction(key.reduction),
         2**key.m_octave,
         2**key.n_octave,
-        key.dimension,
+        key.d,
         key.dtype,
         key.precision,
         "cuda:0",
+        requires=key.features,
         deterministic=bool(key.deterministic),
     )
     return Task(key.query, problem)
@@ -170,7 +171,7 @@ class _Replay:
 class _Forgetful:
     """A store that keeps nothing."""
 
-    def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
+    def add(self, *args: Any, **how: Any) -> None:
         pass
 
     def trials(self, key: Key) -> Sequence[Any]:
@@ -178,6 +179,3 @@ class _Forgetful:
 
     def best(self, **filters: Any) -> Sequence[Any]:
         return ()
-
-    def settle(self, key: Key, default: Config | None = None) -> None:
-        pass

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sdkde_core.choice import registry
 from sdkde_core.tuning import Space, space_of
 
 from .key import Key
 from .problems import problems
-from .records import Best
 from .runner import FINALS, MARGIN, Outcome, Runner, Task
-from .store import Store
+from .store import Best, Store
 
 __all__ = ["Verdict", "verify"]
 
@@ -69,7 +68,8 @@ def _task_of(key: Key) -> tuple[Task, Space]:
             f"stored for version {key.config_version} of its parameters; the present is {space.config_version}"
         )
     n, m = 2**key.n_octave, 2**key.m_octave
-    (problem,) = problems((key.reduction,), (key.dimension,), (n,), (m,), (key.precision,))
+    (problem,) = problems((key.reduction,), (key.d,), (n,), (m,), (key.precision,))
+    problem = replace(problem, requires=key.features)
     if key.kernel not in space.kernels(problem) or Key.of(key.query, problem) != key:
         raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
     return Task(key.query, problem), space
@@ -101,7 +101,7 @@ def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Ver
             phases = {**outcomes[i].phases, **outcome.phases, FINALS: 0.0}
             outcomes[i] = Outcome(outcome.status, outcome.ms, outcome.error, phases)
         for config, outcome in zip(configs, outcomes):
-            store.add(best.key, config, outcome, runner.source, runner.provenance(task))
-        store.settle(best.key, default)
+            usual = config == default
+            store.add(best.key, config, outcome, runner.source, runner.provenance(task), is_default=usual)
         after = next(iter(store.best(**best.key._asdict())), None)
         yield Verdict(best, after, outcomes[0], outcomes[configs.index(default)])

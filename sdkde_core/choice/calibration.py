@@ -22,6 +22,7 @@ __all__ = [
     "Calibration",
     "calibration_of",
     "ignored",
+    "implausible",
     "load_lookup",
     "machine_of",
     "switched_off",
@@ -53,15 +54,16 @@ class Calibration:
     def of(cls, values: Mapping[str, float]) -> Calibration:
         """Make one of stored values: ``startup``, ``overhead``, and the factor ``"mean fast 16"`` for d = 16.
 
-        Unknown names are skipped, and so are values that no measurement gives: zero, negative, infinite or NaN.
+        Unknown names are skipped, and so are values that no measurement gives, see :func:`implausible`.
         """
+        values = {name: value for name, value in values.items() if not implausible(name, value)}
         factors: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for name, value in values.items():
             words = name.split(" ")
-            if len(words) == 3 and words[2].isdecimal() and int(words[2]) and 0 < value < math.inf:
-                factors.setdefault((words[0], words[1]), []).append((math.log2(int(words[2])), math.log(value)))
+            if len(words) == 3 and words[2].isdecimal() and 0 < float(words[2]) < math.inf:
+                factors.setdefault((words[0], words[1]), []).append((math.log2(float(words[2])), math.log(value)))
         found = {key: tuple(sorted(points)) for key, points in factors.items()}
-        times = {name: values[name] for name in ("startup", "overhead") if 0 <= values.get(name, math.nan) < math.inf}
+        times = {name: values[name] for name in ("startup", "overhead") if name in values}
         return cls(**times, factors=found)
 
     def factor(self, problem: Problem) -> float:
@@ -84,6 +86,19 @@ class Calibration:
 
 
 _NOTHING = Calibration()
+
+#: The least and the greatest that a measurement gives: seconds; and measured over predicted times.
+_PLAUSIBLE = {"startup": (0.0, 3600.0), "overhead": (0.0, 60.0)}
+_FACTORS = 1e-4, 1e4
+
+
+def implausible(name: str, value: object) -> str:
+    """Return why a stored value is none that a measurement gives; empty if it may be one."""
+    if not isinstance(name, str) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        return "it is no finite number by name"
+    least, most = _PLAUSIBLE.get(name, _FACTORS if " " in name else (-math.inf, math.inf))
+    return "" if least <= value <= most else f"it is {value:g}, and a measurement gives {least:g} to {most:g}"
+
 
 #: Values of variables that switch something off, in lower case.
 _ON, _OFF = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
