@@ -162,8 +162,15 @@ def driver_version(root: Path = PROC) -> str:
     return found[0] if found else ""
 
 
+def may_have_driver() -> bool:
+    """Whether a driver of NVIDIA's may be here, as far as files tell: on Linux it has devices, on WSL another one."""
+    return sys.platform != "linux" or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu")))
+
+
 def ask_nvml(question: Callable[[Any], _T], default: _T) -> _T:
     """Return ``question(pynvml)``, or the default: without nvidia-ml-py, without a driver, or where NVML fails."""
+    if "pynvml" not in sys.modules and not may_have_driver():  # to import it takes 10 ms
+        return default
     try:
         import pynvml
     except ImportError:
