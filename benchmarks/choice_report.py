@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from choice_cases import SPREADS, Case
+from choice_cases import KINDS, SPREADS, Case
 
 #: A record: {"case": fields of Case, "candidates": [...]}. A candidate has "name", "device", "predicted",
 #: "predicted_passes", "declared_startup", "chosen", "outcome" ("measured", "skipped", "over", "failed"), and by outcome
@@ -144,7 +144,7 @@ def grid_table(records: Sequence[Record], startups: dict[str, float]) -> str:
     for record in sorted(records, key=lambda r: (r["case"]["place"], r["case"]["d"], case_of(r).pairs)):
         case, verdict = case_of(record), judge(record, startups)
         what = [f"{case.method} {case.precision}", f"{case.n} × {case.m}", str(case.d)]
-        what.append(case.spread if case.place == "host" else f"{case.spread}, on the GPU")
+        what.append(f"{case.kind} {case.spread}" + ("" if case.place == "host" else ", on the GPU"))
         if verdict is None:
             rows.append([*what, *["?"] * 7])
             continue
@@ -205,10 +205,10 @@ def fit_table(records: Sequence[Record], startups: dict[str, float], declared: d
 def by_axis(records: Sequence[Record], startups: dict[str, float]) -> str:
     """The share of good choices by the value of every axis."""
     rows = []
-    order = {name: i for i, name in enumerate(SPREADS)}
-    for axis in ("method", "precision", "d", "spread", "place"):
-        for value in sorted({r["case"][axis] for r in records}, key=lambda v: (order.get(v, 0), v)):
-            verdicts = [judge(r, startups) for r in records if r["case"][axis] == value]
+    order = {name: i for i, name in enumerate([*SPREADS, *KINDS])}
+    for axis in ("method", "precision", "d", "spread", "kind", "place"):
+        for value in sorted({r["case"].get(axis, "benign") for r in records}, key=lambda v: (order.get(v, 0), v)):
+            verdicts = [judge(r, startups) for r in records if r["case"].get(axis, "benign") == value]
             told = [v for v in verdicts if v is not None]
             if told:
                 mine = score(told)

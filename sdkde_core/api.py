@@ -104,7 +104,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     if result is not None:
         return result
 
-    def compute() -> Any:
+    def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query)
 
         def finish(sums: Partial) -> Any:
@@ -161,7 +161,7 @@ def debias(train: Any, **options: Unpack[Options]) -> Any:
     """
     request = Request.of(Goal.DEBIASED, options)
 
-    def compute() -> Any:
+    def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
         shift = _at_home(ready, run(ready).shift)
         return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
@@ -184,7 +184,7 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
     """
     request = Request.of(Goal.GRADIENT, options, "query")
 
-    def compute() -> Any:
+    def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query)
         score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
         return _restored(ready, score, train, query, request.weights, request.bandwidth)
@@ -223,7 +223,7 @@ def explain(
     if shape_of("query", query_or_shape) is not None:
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
 
-    def compute() -> Explanation:
+    def compute(request: Request) -> Explanation:
         ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True)
         if not ready.problems[-1].m:
             raise ValueError("query is empty: there is nothing to explain")
@@ -245,11 +245,14 @@ def backends() -> tuple[registry.Record, ...]:
     return registry.records()
 
 
-def prepared(request: Request, train: Any, **how: Any) -> Prepared:
-    """Return fitted columns with a public face; ``how``: as for :meth:`Fitted.of`, for the command line."""
+def prepared(request: Request, train: Any, expected: int | None = None, **how: Any) -> Prepared:
+    """Return fitted columns with a public face.
 
-    def compute() -> Prepared:
-        ready = plan(request, train)  # which refuses tensors that require grad
+    ``expected``, as for :func:`plan`, and ``how``, as for :meth:`Fitted.of`, are for the command line.
+    """
+
+    def compute(request: Request) -> Prepared:
+        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
         return Prepared(Fitted.of(ready, shared=True, **how), ready.data.dtype)
 
     return with_fallback(request, compute)

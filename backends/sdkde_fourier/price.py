@@ -5,32 +5,44 @@ On a CPU by finufft 2.5 and NumPy, on a device as matrix products and tiles in P
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import Processor, cpu_threads, processor, speedup, work_seconds
-from sdkde_core.protocol import Problem, Reduction, Work
+from sdkde_core.protocol import TOLERANCES, NotWorthIt, Problem, Reduction, Sample, Work
 
+from . import bounds
 from .bounds import cutoff
+from .duplicates import SHARE, distinct
 from .memory import fields_of, peak
+from .modes import choose_box, density_bound
 
 __all__ = [
+    "CLASS",
+    "CPU",
+    "DEVICE",
     "MOST_MODES",
+    "Limit",
+    "around",
+    "box_seconds",
     "by_modes",
     "by_neighbours",
+    "by_pairs",
     "by_products",
+    "by_tile_pairs",
     "by_tiles",
+    "direct_seconds",
     "estimate",
     "estimate_on_device",
     "least_memory",
-    "mean_neighbours",
+    "nats",
     "plus",
-    "product_seconds",
     "seconds",
 ]
 
@@ -39,8 +51,18 @@ Array = NDArray[Any]
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
-#: Rows and columns that the neighbourhoods' sizes are estimated from.
-PAIRS = (128, 1 << 13)
+#: Rows that the neighbourhoods are estimated from, their columns at most, and how many pairs of the problem allow
+#: for one of these.
+ROWS, COLUMNS, ONE_IN = 128, 1 << 13, 128
+
+#: Pairs of these at a time, which stay in cache.
+CACHED = 1 << 15
+
+#: Extents, over the usual one, and pairs from which a price is made from a sample of the data.
+ODD, WORTH_A_SAMPLE = 1.5, 1 << 20
+
+#: Largest difference of two log weights in a class of columns, nats.
+CLASS = 12.0
 
 #: Memory that any machine has, bytes.
 LITTLE = 128 << 20
@@ -73,18 +95,25 @@ def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: flo
 
     Rows are shared out over threads, of which more than three wait for the interpreter's lock; one builds the tree.
     """
-    columns = problem.n if columns is None else columns
+    columns, threads = problem.n if columns is None else columns, cpu_threads()
     scales = max(1, len(problem.scales))
-    pairs = rows * min(neighbours, columns) * scales
-    search = 3e4 if problem.d == 1 else 5e4
     sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
+    if columns < (1.0 - SHARE) * problem.n:  # equal points are found before
+        sort += 25.0 * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)
+    sort *= speedup(threads) / speedup(min(threads, 2))  # as timed beside one other thread
+    pairs = by_pairs(problem, rows * scales, rows * min(neighbours, columns) * scales)
+    return plus(pairs, Work(scalar_flops=sort * (rows > 0), launches=100))
+
+
+def by_pairs(problem: Problem, rows: float, pairs: float) -> Work:
+    """Return the Work of finding the neighbours of rows, and of summing over so many in all, once the tree is there."""
     threads = cpu_threads()
     idle = speedup(threads) / speedup(min(threads, 3))
-    sort *= speedup(threads) / speedup(min(threads, 2))  # as timed beside one other thread
+    search = 3e4 if problem.d == 1 else 5e4
     return Work(
-        scalar_flops=idle * ((600.0 + 150.0 * problem.d) * pairs + search * rows * scales) + sort * (rows > 0),
+        scalar_flops=idle * ((600.0 + 150.0 * problem.d) * pairs + search * rows),
         exps=idle * 6.0 * pairs,
-        launches=100,
+        launches=0,
     )
 
 
@@ -116,25 +145,96 @@ def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | 
     padded to whole tiles and lists.
     """
     columns, scales = problem.n if columns is None else columns, max(1, len(problem.scales))
-    pairs = rows * min(8.0 * neighbours + 512.0, columns + 512.0) * scales  # whole tiles of 32 × 256
-    passes = 3.0 * problem.d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
+    pairs = by_tile_pairs(problem, rows * min(8.0 * neighbours + 512.0, columns + 512.0) * scales)  # tiles of 32 × 256
     judged = rows / 32.0 * columns / 256.0 * scales
+    others = Work(
+        bytes=400.0 * judged + 300.0 * (columns if rows else 0.0),
+        launches=1400 * (rows > 0),
+    )
+    return plus(pairs, others)
+
+
+def by_tile_pairs(problem: Problem, pairs: float) -> Work:
+    """Return the Work of summing over so many pairs in tiles, those that do not matter among them."""
+    passes = 3.0 * problem.d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
     return Work(
         scalar_flops=4.0 * passes * pairs,
         exps=16.0 * pairs,
-        bytes=16.0 * passes * pairs + 400.0 * judged + 300.0 * (columns if rows else 0.0),
-        launches=int((1400.0 + 20.0 * pairs / (1 << 22)) * (rows > 0)),
+        bytes=16.0 * passes * pairs,
+        launches=int(20.0 * pairs / (1 << 22)),
     )
 
 
-def mean_neighbours(problem: Problem, points: Array, n: int) -> float:
-    """Estimate how many of n columns are the neighbours of a row that is itself a point, from some of the points."""
-    rows, columns = (points[:: max(1, len(points) // k)] for k in PAIRS)
-    radius = max(problem.scales, default=1.0) * math.sqrt(2.0 * math.log(1e6 * n))
-    r2 = np.zeros((len(rows), len(columns)))
-    for a in range(problem.d):
-        r2 += (rows[:, a, None] - columns[None, :, a]) ** 2
-    return n * float((r2 <= radius**2).mean())
+def nats(problem: Problem, n: int) -> float:
+    """Return how many nats below a row's largest term those of n columns can be left out; those near the row."""
+    tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
+    return math.log(n / tolerance) + 5.0
+
+
+class Around(NamedTuple):
+    """What is known of the rows' neighbourhoods from some rows and columns."""
+
+    rows: float  # that are summed: distinct ones, where equal ones are summed once
+    columns: float
+    some: Array  # (k, d): some of those rows, alike
+    neighbours: Array  # (k,): how many each has
+    sums: Array  # (k,): S, roughly
+
+
+def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, merges: bool) -> Around:
+    """Estimate the neighbourhoods of a problem's rows from some of them and some columns.
+
+    ``merges``: equal rows, and equal columns, are summed once. A point that comes several times among a few comes often
+    and stands for itself; one that comes once stands for those that were not taken.
+    """
+    few = int(min(COLUMNS, max(ROWS, problem.pairs / ONE_IN / ROWS)))
+    columns, log_weights = (x[:: -(-len(x) // few)] for x in (columns, log_weights))
+    merges = merges and "exclude_self" not in problem.requires
+    some, each, _ = _standing_for(rows, problem.m, merges)
+    found, each_column, group = _standing_for(columns, problem.n, merges)
+    share = problem.n / len(columns)
+    weights = share * np.bincount(group, np.exp(log_weights))
+    ends, k = np.cumsum(each), min(ROWS, len(some))
+    some = some[np.searchsorted(ends, (np.arange(k) + 0.5) * (ends[-1] / k)).clip(max=len(some) - 1)]
+    sharpness, spread = (
+        0.5 / max(problem.scales, default=1.0) ** 2,
+        float(weights.max()) / max(float(weights.min()), 1e-300),
+    )
+    reach = (nats(problem, problem.n) + math.log(2.0) + min(CLASS, math.log(spread))) / sharpness
+    neighbours, sums = np.empty(k), np.empty(k)
+    coordinates, step = np.ascontiguousarray(found.T), max(1, CACHED // len(found))
+    for start in range(0, k, step):
+        here = slice(start, start + step)
+        r2 = np.zeros((len(some[here]), len(found)))
+        for a in range(problem.d):
+            r2 += np.square(coordinates[a] - some[here, a, None])
+        nearest = 0.0 if problem.same else r2.min(axis=1, keepdims=True) * share ** (-2.0 / problem.d)
+        near = r2 <= reach + nearest
+        neighbours[here] = near @ each_column
+        sums[here] = np.exp(-sharpness * r2, where=near, out=np.zeros_like(r2)) @ weights
+    return Around(float(ends[-1]), float(each_column.sum()), some, neighbours, sums)
+
+
+def _standing_for(points: Array, total: int, merges: bool) -> tuple[Array, Array, Array]:
+    """Return some points, how many of ``total`` each stands for, and of which of them each point is one."""
+    share = total / len(points)
+    if not merges:
+        return points, np.full(len(points), share), np.arange(len(points))
+    first, group = distinct(points)
+    return points[first], np.where(np.bincount(group) > 1, 1.0, share), group
+
+
+class Limit:
+    """What a call may still take before another backend would be faster."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._worth, self._spent = math.inf if problem.worth is None else problem.worth, 0.0
+
+    def spend(self, predicted: float, on: str) -> None:
+        """Count predicted seconds; NotWorthIt where they are too many in all."""
+        self._spent += predicted
+        if self._spent > self._worth:
+            raise NotWorthIt(f"{on} would take {self._spent:.2g} s or more, and is worth {self._worth:.2g}")
 
 
 def seconds(work: Work, device: str = "cpu") -> float:
@@ -145,21 +245,44 @@ def seconds(work: Work, device: str = "cpu") -> float:
     return work_seconds(work, on)
 
 
-def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neighbours: float, columns: float) -> float:
-    """Return the predicted time of a box on a device; a share of the rows have so many columns outside to add.
+class Ways(NamedTuple):
+    """The two ways of summing."""
 
-    inf: the modes do not pay, or would not fit.
-    """
+    by_box: Callable[[Problem, tuple[int, ...], float], Work]  # of a shape in modes and the transforms' tolerance
+    directly: Callable[[Problem, float, float, float | None], Work]  # of rows, neighbours, columns
+    merges: bool  # equal points are summed once, directly
+
+
+def box_work(
+    ways: Ways,
+    problem: Problem,
+    epsilon: float,
+    shape: tuple[int, ...],
+    share: float,
+    neighbours: float,
+    columns: float,
+) -> Work:
+    """Return the Work of a box; a share of the rows have so many columns outside to add."""
+    return plus(ways.by_box(problem, shape, epsilon), ways.directly(problem, share * problem.m, neighbours, columns))
+
+
+def box_seconds(ways: Ways, problem: Problem, epsilon: float, shape: tuple[int, ...], *outside: float) -> float:
+    """Return the predicted time of a box, as :func:`box_work`; inf: there are too many modes."""
     if math.prod(shape) > MOST_MODES:
         return math.inf
-    return seconds(
-        plus(by_products(problem, shape), by_tiles(problem, share * problem.m, neighbours, columns)), problem.device
-    )
+    return seconds(box_work(ways, problem, epsilon, shape, *outside), problem.device)
+
+
+def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Array) -> float:
+    """Return the predicted time of summing all rows directly; they are expected where the columns are."""
+    found = around(problem, points, points, log_weights, ways.merges)
+    return seconds(ways.directly(problem, found.rows, float(found.neighbours.mean()), found.columns), problem.device)
 
 
 def estimate(problem: Problem) -> tuple[str, Work]:
     """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
-    return _likely(problem, _ways)
+    sample = _sample_of(problem)
+    return _likely(problem, _ways) if sample is None else _from_sample(problem, sample, CPU)
 
 
 def least_memory(problem: Problem) -> int:
@@ -176,7 +299,56 @@ def least_memory(problem: Problem) -> int:
 
 def estimate_on_device(problem: Problem) -> tuple[str, Work]:
     """As :func:`estimate`, of products and tiles."""
-    return _likely(problem, _ways_on_device)
+    sample = _sample_of(problem)
+    return _likely(problem, _ways_on_device) if sample is None else _from_sample(problem, sample, DEVICE)
+
+
+def _sample_of(problem: Problem) -> Sample | None:
+    """Return a sample of the data where they are odd: the price then depends on where the points are.
+
+    They are where the extent is not the usual one. In float64, rows are summed directly at any extent.
+    """
+    if problem.sample is None or problem.pairs < WORTH_A_SAMPLE:
+        return None
+    odd = problem.extent > ODD * _usual_extent(problem) or problem.precision == "float64"
+    sample = problem.sample() if odd else None
+    known = sample is not None and len(sample.columns) > 0 and bool(np.isfinite(sample.low + sample.high).all())
+    return sample if known else None
+
+
+@functools.lru_cache(8)  # supports and work ask the same; of a sample, which is itself and equal to no other
+def _from_sample(problem: Problem, sample: Sample, ways: Ways) -> tuple[str, Work]:
+    """The way that the backend would take, were the sample all: as it decides itself, when it has the points."""
+    columns, log_weights, here = (
+        sample.columns,
+        sample.log_weights,
+        around(problem, sample.rows, sample.columns, sample.log_weights, ways.merges),
+    )
+    direct = ways.directly(problem, here.rows, float(here.neighbours.mean()), here.columns)
+    usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
+    found = choose_box(
+        problem, (sample.low, sample.high), columns, usual, functools.partial(box_seconds, ways, problem, usual)
+    )
+    if found is None:
+        return "direct sums", direct
+    box, _, arguments = found
+    inside = box.holds(columns, np.zeros(problem.d))
+    weights = np.exp(log_weights[inside]) * (problem.n / len(columns))
+    share = np.zeros(len(here.some))
+    for scale in problem.scales or (1.0,):
+        largest = density_bound(box, columns[inside], weights, scale)
+        epsilon = max(usual, bounds.tolerance(problem, float(np.exp(log_weights.mean())), largest))
+        error = bounds.error(epsilon, largest, float(box.period.max()))
+        held = box.holds(here.some, -np.minimum(box.margin, cutoff(epsilon) * scale))
+        share += ~held | ~(error <= bounds.relative_budget(problem, 2.0) * here.sums)
+    share /= max(1, len(problem.scales))
+    redone = float(share.mean())
+    neighbours = float(share @ here.neighbours) / max(float(share.sum()), 1e-300)
+    by_box = box_work(ways, problem, usual, *arguments)
+    modes = plus(by_box, ways.directly(problem, redone * here.rows, neighbours, here.columns))
+    if seconds(by_box, problem.device) > seconds(direct, problem.device):  # the backend does not know what it redoes
+        return "direct sums", direct
+    return f"{math.prod(box.shape)} modes, and {redone:.2g} of the rows directly", modes
 
 
 def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str, Work]]]) -> tuple[str, Work]:
@@ -226,6 +398,10 @@ def _ways_on_device(problem: Problem, extent: float) -> list[tuple[str, Work]]:
         isolated = by_tiles(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
         ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, isolated)))
     return ways
+
+
+CPU = Ways(lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon), by_neighbours, True)
+DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, False)
 
 
 def _usual_extent(problem: Problem) -> float:

@@ -19,22 +19,34 @@ from .judge import Candidate, Share, judge, startup_seconds
 
 __all__ = ["Choice", "choose", "named_backend", "parse_device", "rank"]
 
+#: A backend may take so many times its own predicted time or the next best's, whichever is more, before another one is
+#: to answer: both are right to about this factor.
+PATIENCE = 2.0
+
 _logger = logging.getLogger("sdkde")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that runs, and the candidates that were considered, best first: all of them where it is explained."""
+    """The backend that runs, and the candidates that were considered, best first: all of them where it is explained.
+
+    ``worth``: predicted seconds beyond which the next best one is to answer; None where there is none, or no choice.
+    """
 
     info: BackendInfo
     device: str
     backend: Backend
     candidates: tuple[Candidate, ...]
     reason: str
+    worth: float | None = None
 
     @property
     def name(self) -> str:
         return self.info.name
+
+    def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
+        """Return the passes as the backend is asked them."""
+        return tuple(replace(p, device=self.device, sample=None, worth=self.worth) for p in problems)
 
 
 def parse_device(device: str | None) -> str | None:
@@ -97,11 +109,13 @@ def choose(
     options: Mapping[str, Any] | None = None,
     share: Share | None = None,
     explained: bool = False,
+    without: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
-    A plugin is no candidate on a device that nobody named and that is not here.
+    A plugin is no candidate on a device that nobody named and that is not here. ``without``: those that ``"auto"`` is
+    not to take, by name and device, and why.
 
     A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
@@ -120,7 +134,7 @@ def choose(
         _require_known(named, told)
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
-    tried = {} if named != "auto" else started.unusable()
+    tried = {} if named != "auto" else started.unusable() | dict(without or {})
     if not explained:
         while True:  # one more round for each that does not start, as it may have stood in the way of a better one
             candidates = _foremost(problems, named, device, data_device, share, tried)
@@ -211,7 +225,14 @@ def _start(
         return None
     _logger.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
     final = tuple(_settle(c, candidate, tried) for c in candidates)
-    return Choice(info, candidate.device, implementation, final, reason)
+    worth = None if reason == "named" else _worth(final)
+    return Choice(info, candidate.device, implementation, final, reason, worth)
+
+
+def _worth(candidates: Sequence[Candidate]) -> float | None:
+    """See :class:`Choice`; of candidates best first, those that do not start settled."""
+    totals = [c.total_seconds for c in candidates if c.ok][:2]
+    return PATIENCE * max(totals) if len(totals) == 2 and max(totals) < math.inf else None
 
 
 def _candidates(

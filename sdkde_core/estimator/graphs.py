@@ -6,7 +6,8 @@ graphs, before and after the one number that is read back, the extent. Later cal
 buffers and replay them, the second without waiting for that number where the call before had the same.
 
 A replay gives the same bits as the call would have: what the recorded call decided, it decided from its arguments and
-its rounded extent, and a replay's result only counts where the extent, rounded, is the same. Recordings are kept by
+its rounded extent, and a replay's result only counts where the extent, rounded, is the same. A call whose backend was
+chosen by more of the data, a sample of them, is not recorded. Recordings are kept by
 stream, so that calls on different streams do not share buffers.
 """
 
@@ -158,7 +159,7 @@ def record(key: Any, train: Any, query: Any, plan: Plan, finish: Callable[[Parti
 def _enqueues_only(plan: Plan) -> bool:
     info, device = plan.choice.info, plan.choice.device
     near = all(p.extent <= min(info.extent_limit(p), REACH[p.precision]) for p in plan.problems)
-    return info.capturable and info.arrays == "torch" and device.startswith("cuda") and near
+    return info.capturable and info.arrays == "torch" and device.startswith("cuda") and near and not plan.looked
 
 
 def _record(train: Any, query: Any, plan: Plan, finish: Callable[[Partial], Any]) -> _Recording:

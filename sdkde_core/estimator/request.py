@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -61,6 +61,8 @@ class Request:
     * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
 
+    ``without``, no option: backends by name and device that have given up this call, and why.
+
     Raises
     ------
     TypeError, ValueError
@@ -77,6 +79,7 @@ class Request:
     deterministic: bool = True
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None
+    without: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
@@ -186,7 +189,7 @@ def takes_options(function: F) -> F:
     for parameter in own.parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
             (last if parameter.kind is parameter.KEYWORD_ONLY else first).append(parameter)
-    taken = {p.name for p in (*first, *last)} | {"goal"}
+    taken = {p.name for p in (*first, *last)} | {"goal", "without"}
     shared = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(Request)
