@@ -424,8 +424,7 @@ def test_a_batch_that_reaches_farther_than_the_backend_goes_elsewhere_only_under
     def densities(backend):
         sources = files.Source.of("x", x), files.Source.of("y", y)
         common = {"bandwidth": 1.0, "weights": None, "log": True, "precision": "auto", "device": None}
-        made = stream.Stream.of(*sources, method="kde", backend=backend, **common)
-        return made
+        return stream.Stream.of(*sources, method="kde", backend=backend, **common)
 
     job = densities("auto")
     got = np.concatenate(list(job.densities(lambda rows: None)))

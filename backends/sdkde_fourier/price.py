@@ -210,7 +210,7 @@ def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, me
             r2 += np.square(coordinates[a] - some[here, a, None])
         nearest = 0.0 if problem.same else r2.min(axis=1, keepdims=True) * share ** (-2.0 / problem.d)
         near = r2 <= reach + nearest
-        neighbours[here] = near @ each_column
+        neighbours[here] = np.maximum(near @ each_column, 1.0)
         sums[here] = np.exp(-sharpness * r2, where=near, out=np.zeros_like(r2)) @ weights
     return Around(float(ends[-1]), float(each_column.sum()), some, neighbours, sums)
 

@@ -202,8 +202,8 @@ def _foremost(
     least = math.inf
     asked = [(startup_seconds(info, there), info, there) for info, place in places for there in [at(problems, place)]]
     for startup, info, there in sorted(asked, key=lambda a: a[0]):
-        if startup > least:
-            break  # and so is that of those after it
+        if startup > least and sum(c.ok for c in found) > 1:  # a second one says what the first is worth
+            break  # so is that of those after it
         found.append(judge(info, there, data_device, share, len(places) > 1))
         if found[-1].ok:
             least = min(least, found[-1].total_seconds)

@@ -15,7 +15,7 @@ from ..protocol import Sample
 
 __all__ = ["Sampler"]
 
-#: Rows, and columns, of a sample.
+#: Rows, and columns, of a sample, at most.
 SIZE = 1 << 13
 
 #: Of a sample's places in their stretches: an irrational number, so that no period in the data meets it.
@@ -56,8 +56,8 @@ class Sampler:
 
 
 def _places(points: Any) -> Any:
-    """Indices of :data:`SIZE` points, one of each of as many stretches of equal length; all where they are fewer."""
-    n = points.shape[0]
-    k = np.arange(min(n, SIZE))
-    found = k if n <= SIZE else np.floor((k + (k * GOLDEN) % 1.0) * (n / SIZE)).astype(np.int64)
+    """Indices of up to :data:`SIZE` points: one of each of as many stretches of equal length."""
+    step = -(-points.shape[0] // SIZE)
+    k = np.arange(points.shape[0] // step)
+    found = k * step + (step * (k * GOLDEN % 1.0)).astype(np.int64)
     return array_namespace(points).asarray(found, device=device_of(points))
