@@ -210,7 +210,10 @@ def test_the_shifts_error(choice):
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_a_backend_is_measured(choice, method):
-    case, worker = choice.choice_cases.Case(method, "high", 500, 60, 2, "outliers"), choice.choice_worker
+    case, worker = (
+        choice.choice_cases.Case(method, "high", 500, 60, 2, "silverman", kind="outliers"),
+        choice.choice_worker,
+    )
     job = worker.Job(case, "numpy", "cpu", worker.truth(case, *choice.choice_cases.data(case)))
     messages = list(worker.measure(job))
     assert [kind for kind, _ in messages] == ["ready", "first", "done"]

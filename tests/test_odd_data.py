@@ -128,13 +128,11 @@ def test_the_price_says_what_the_backend_does():
         assert ("modes" in told) == (state.series is not None), told
 
 
-def test_the_same_zero_inflated_data_are_priced_by_their_neighbours():
-    """The extent alone, 1e7 bandwidths, promises small neighbourhoods; clusters have large ones."""
+def test_at_one_extent_clusters_are_dearer_than_points_apart():
     rng, info = np.random.default_rng(0), registry.find("fourier").info
-    extent = 1e7
-    apart, together = extent * rng.random((20_000, 2)), clusters(rng, 20_000, 2)
-    together *= extent / np.abs(together).max()
-    cheap, dear = (price.seconds(info.work(posed(x)[0], None)) for x in (apart, together / 1e3 * 0.5))
+    together = clusters(rng, 20_000, 2)
+    apart = np.abs(together).max() * rng.uniform(-1.0, 1.0, (20_000, 2))
+    cheap, dear = (price.seconds(info.work(posed(x)[0], None)) for x in (apart, together))
     assert dear > 10 * cheap
 
 
@@ -242,6 +240,38 @@ def test_auto_takes_the_next_best_where_fourier_gives_up(blind, method):
     want = sdkde_core.estimate(x, backend="numpy", **options)
     assert worth > 0 and all(np.array_equal(g, want) for g in got)
     assert not registry.aside
+
+
+def test_the_command_line_chooses_by_the_samples(monkeypatch):
+    """The plan that it shows is made from the shapes; the samples may call for another backend."""
+    from sdkde_core.cli import files, streaming
+    from sdkde_core.protocol import Work
+
+    (own,) = (r for r in registry.records() if r.name == "numpy")
+    asked = []
+
+    def work(problem, config):
+        asked.append(problem)
+        return Work() if problem.sample is None else Work(scalar_flops=1e15)
+
+    blind = dataclasses.replace(own.info, name="blind", work=work, startup_seconds=0.0)
+    monkeypatch.setattr(registry, "records", lambda: (dataclasses.replace(own, name="blind", info=blind), own))
+    train, query = (
+        files.Source.of(name, np.random.default_rng(0).normal(size=(k, 2))) for name, k in (("x", 50), ("y", 7))
+    )
+    options = {
+        "method": "kde",
+        "bandwidth": 1.0,
+        "weights": None,
+        "precision": "auto",
+        "backend": "auto",
+        "device": None,
+    }
+    job = streaming.Stream.of(train, query, log=False, **options)
+    assert job.plan.backend == "blind"
+    (found,) = job.densities(lambda rows: None)
+    assert job.where == "numpy on cpu" and not job.elsewhere and found.shape == (7,)
+    assert asked[-1].sample is not None and asked[-1].m == 7
 
 
 def test_what_gives_up_within_a_reduction_of_the_plugin_interface_gives_up():

@@ -79,7 +79,7 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs = fields_of(problem) * max(1, len(problem.scales))
     stencil = float(width**d)
-    grid = modes * 2.0**d
+    grid = modes * bounds.requested(epsilon, d)[0] ** d
     spread = problem.n * (500.0 + 150.0 * d + 20.0 * stencil)
     interpolation = problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))
