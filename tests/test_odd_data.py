@@ -41,7 +41,7 @@ def heavy(rng, n, d):
 
 
 #: Kinds of data, and a bandwidth that leaves them to direct sums in two and three dimensions.
-KINDS = {zeros: 0.01, counts: 0.02, clusters: 0.2, heavy: 0.003}
+KINDS = {zeros: 0.01, counts: 0.02, clusters: 0.2, heavy: 0.02}
 
 
 def posed(points, rows=None, reduction=Reduction.LOG_SUM, **more):

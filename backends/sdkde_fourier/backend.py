@@ -120,7 +120,7 @@ class FourierBackend:
         if self.always:
             return True
         if seconds > price.seconds(price.by_neighbours(problem, problem.m, 1.0)):
-            step = max(1, len(columns.points) // price.COLUMNS)
+            step = max(1, len(columns.points) // price.COLUMNS[1])
             direct = price.direct_seconds(price.CPU, problem, columns.points[::step], columns.log_weights[::step])
             if direct < seconds:
                 limit.spend(direct, "direct sums over neighbours")

@@ -51,9 +51,9 @@ Array = NDArray[Any]
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
-#: Rows that the neighbourhoods are estimated from, their columns at most, and how many pairs of the problem allow
-#: for one of these.
-ROWS, COLUMNS, ONE_IN = 128, 1 << 13, 128
+#: Rows that the neighbourhoods are estimated from, the fewest and the most columns, and how many pairs of the problem
+#: allow for one of these.
+ROWS, COLUMNS, ONE_IN = 128, (1 << 10, 1 << 13), 512
 
 #: Pairs of these at a time, which stay in cache.
 CACHED = 1 << 15
@@ -187,19 +187,22 @@ def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, me
     ``merges``: equal rows, and equal columns, are summed once. A point that comes several times among a few comes often
     and stands for itself; one that comes once stands for those that were not taken.
     """
-    few = int(min(COLUMNS, max(ROWS, problem.pairs / ONE_IN / ROWS)))
-    columns, log_weights = (x[:: -(-len(x) // few)] for x in (columns, log_weights))
     merges = merges and "exclude_self" not in problem.requires
     some, each, _ = _standing_for(rows, problem.m, merges)
-    found, each_column, group = _standing_for(columns, problem.n, merges)
-    share = problem.n / len(columns)
-    weights = share * np.bincount(group, np.exp(log_weights))
     ends, k = np.cumsum(each), min(ROWS, len(some))
     some = some[np.searchsorted(ends, (np.arange(k) + 0.5) * (ends[-1] / k)).clip(max=len(some) - 1)]
-    sharpness, spread = (
-        0.5 / max(problem.scales, default=1.0) ** 2,
-        float(weights.max()) / max(float(weights.min()), 1e-300),
-    )
+
+    found, each, group = _standing_for(columns, problem.n, merges)
+    share, own = problem.n / len(columns), float(np.exp(log_weights.mean()))
+    weights = share * np.bincount(group, np.exp(log_weights))
+    spread = float(weights.max()) / max(float(weights.min()), 1e-300)
+    thin = -(-len(found) // int(min(COLUMNS[1], max(COLUMNS[0], problem.pairs / ONE_IN / ROWS))))
+    single = np.flatnonzero(each > 1.0)  # only of these some are left out
+    taken = np.concatenate([np.flatnonzero(each <= 1.0), single[thin // 2 :: thin]])
+    standing = np.where(each[taken] > 1.0, len(single) / max(1, len(single[thin // 2 :: thin])), 1.0)
+    found, each, weights, share = found[taken], standing * each[taken], standing * weights[taken], share * thin
+
+    sharpness = 0.5 / max(problem.scales, default=1.0) ** 2
     reach = (nats(problem, problem.n) + math.log(2.0) + min(CLASS, math.log(spread))) / sharpness
     neighbours, sums = np.empty(k), np.empty(k)
     coordinates, step = np.ascontiguousarray(found.T), max(1, CACHED // len(found))
@@ -208,11 +211,15 @@ def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, me
         r2 = np.zeros((len(some[here]), len(found)))
         for a in range(problem.d):
             r2 += np.square(coordinates[a] - some[here, a, None])
-        nearest = 0.0 if problem.same else r2.min(axis=1, keepdims=True) * share ** (-2.0 / problem.d)
+        # The nearest of all columns is nearer than that of a few.
+        nearest = (
+            np.zeros((len(r2), 1)) if problem.same else r2.min(axis=1, keepdims=True) * share ** (-2.0 / problem.d)
+        )
         near = r2 <= reach + nearest
-        neighbours[here] = np.maximum(near @ each_column, 1.0)
+        neighbours[here] = np.maximum(near @ each, 1.0)
         sums[here] = np.exp(-sharpness * r2, where=near, out=np.zeros_like(r2)) @ weights
-    return Around(float(ends[-1]), float(each_column.sum()), some, neighbours, sums)
+        sums[here] = np.maximum(sums[here], own * np.exp(-sharpness * nearest[:, 0]))
+    return Around(float(ends[-1]), float(each.sum()), some, neighbours, sums)
 
 
 def _standing_for(points: Array, total: int, merges: bool) -> tuple[Array, Array, Array]:
