@@ -20,7 +20,7 @@ from sdkde_core.protocol import TOLERANCES, NotWorthIt, Problem, Reduction, Samp
 from . import bounds
 from .bounds import cutoff
 from .duplicates import SHARE, distinct
-from .memory import fields_of, peak
+from .memory import blocks_to_modes, fields_of, peak
 from .modes import choose_box, density_bound
 
 __all__ = [
@@ -74,13 +74,15 @@ USUAL, NEIGHBOURS = 1e-11, 1000.0
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
 
-    The way to modes takes one thread, so it counts twice. Sorting and double precision are in the figures.
+    Of few points the way to modes takes one thread. Sorting and double precision are in the figures.
     """
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs = fields_of(problem) * max(1, len(problem.scales))
     stencil = float(width**d)
     grid = modes * bounds.requested(epsilon, d)[0] ** d
-    spread = problem.n * (500.0 + 150.0 * d + 20.0 * stencil)
+    threads = cpu_threads()
+    idle = speedup(threads) / speedup(blocks_to_modes(problem.n, (max(1, int(modes)),), threads))
+    spread = idle * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
     interpolation = problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))
     return Work(
