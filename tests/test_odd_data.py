@@ -97,6 +97,17 @@ def test_a_sample_is_taken_only_where_it_matters():
 # --- the price ------------------------------------------------------------------------------------------------------
 
 
+def test_a_sample_is_not_taken_of_calls_that_a_device_may_replay():
+    from sdkde_core.estimator.graphs import PAIRS
+
+    problem, _ = posed(zeros(np.random.default_rng(0), 3000, 2))
+    large = dataclasses.replace(problem, n=PAIRS, m=1, same=False)
+    for device, n, taken in (("cuda:0", 3000, False), ("cuda:0", PAIRS // 3000, False), ("cuda:0", PAIRS, True)):
+        price.estimate_on_device(dataclasses.replace(large, m=3000, n=n, device=device))
+        assert (problem.sample.taken is not None) is taken
+    assert price.ON_A_DEVICE >= PAIRS
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_pairs_of_neighbours_are_known_from_a_sample(kind, d, monkeypatch):

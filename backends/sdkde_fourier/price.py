@@ -58,8 +58,9 @@ ROWS, COLUMNS, ONE_IN = 128, (1 << 10, 1 << 13), 512
 #: Pairs of these at a time, which stay in cache.
 CACHED = 1 << 15
 
-#: Extents, over the usual one, and pairs from which a price is made from a sample of the data.
-ODD, WORTH_A_SAMPLE = 1.5, 1 << 20
+#: Extents, over the usual one, and pairs, on a CPU and on a device, from which a price is made from a sample of the
+#: data. On a device smaller calls may be replayed, which those that take a sample are not.
+ODD, WORTH_A_SAMPLE, ON_A_DEVICE = 1.5, 1 << 20, 1 << 32
 
 #: Largest difference of two log weights in a class of columns, nats.
 CLASS = 12.0
@@ -317,7 +318,7 @@ def _sample_of(problem: Problem) -> Sample | None:
 
     They are where the extent is not the usual one. In float64, rows are summed directly at any extent.
     """
-    if problem.sample is None or problem.pairs < WORTH_A_SAMPLE:
+    if problem.sample is None or problem.pairs < (WORTH_A_SAMPLE if problem.device == "cpu" else ON_A_DEVICE):
         return None
     odd = problem.extent > ODD * _usual_extent(problem) or problem.precision == "float64"
     sample = problem.sample() if odd else None
