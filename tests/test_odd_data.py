@@ -20,7 +20,8 @@ from sdkde_core.testing.problems import errors
 pytest.importorskip("finufft")
 
 from sdkde_fourier import backend as module
-from sdkde_fourier import duplicates, neighbours, price
+from sdkde_fourier import duplicates, forecast, neighbours, price
+from sdkde_fourier.around import around
 from sdkde_fourier.backend import FourierBackend
 
 
@@ -103,9 +104,9 @@ def test_a_sample_is_not_taken_of_calls_that_a_device_may_replay():
     problem, _ = posed(zeros(np.random.default_rng(0), 3000, 2))
     large = dataclasses.replace(problem, n=PAIRS, m=1, same=False)
     for device, n, taken in (("cuda:0", 3000, False), ("cuda:0", PAIRS // 3000, False), ("cuda:0", PAIRS, True)):
-        price.estimate_on_device(dataclasses.replace(large, m=3000, n=n, device=device))
+        forecast.estimate_on_device(dataclasses.replace(large, m=3000, n=n, device=device))
         assert (problem.sample.taken is not None) is taken
-    assert price.ON_A_DEVICE >= PAIRS
+    assert forecast.ON_A_DEVICE >= PAIRS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +120,7 @@ def test_pairs_of_neighbours_are_known_from_a_sample(kind, d, monkeypatch):
     for queries in (None, rows):
         problem, columns = posed(points, queries, worth=0.0)
         sample = problem.sample()
-        found = price.around(problem, sample.rows, sample.columns, sample.log_weights, True)
+        found = around(problem, sample.rows, sample.columns, sample.log_weights, True)
         search = neighbours.Neighbourhoods(columns, 1)
         with pytest.raises(NotWorthIt):  # pairs are counted before they are summed
             search.reduce(problem, points if queries is None else queries, None, 1.0, price.Limit(problem))

@@ -14,6 +14,7 @@ from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, emp
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
+from .around import COLUMNS
 from .finish import finish, put
 from .memory import ROWS
 from .modes import Box, choose_box, density_bound, fields
@@ -120,7 +121,7 @@ class FourierBackend:
         if self.always:
             return True
         if seconds > price.seconds(price.by_neighbours(problem, problem.m, 1.0)):
-            step = max(1, len(columns.points) // price.COLUMNS[1])
+            step = max(1, len(columns.points) // COLUMNS[1])
             direct = price.direct_seconds(price.CPU, problem, columns.points[::step], columns.log_weights[::step])
             if direct < seconds:
                 limit.spend(direct, "direct sums over neighbours")

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import checkpoint, claim_memory, concatenate, each, map_threads, new_lock, reduce_exact
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
+from .around import CLASS, nats
 from .duplicates import distinct, many, merged_weights
 from .finish import put
-from .price import CLASS, Limit, by_pairs, nats, seconds
+from .price import Limit, by_pairs, seconds
 
 __all__ = ["Neighbourhoods", "Outside"]
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from sdkde_core.plugin import concatenate, each, safe_log
 from sdkde_core.protocol import Partial, Problem, Reduction
 
-from .price import Limit, by_tile_pairs, nats, seconds
+from .around import nats
+from .price import Limit, by_tile_pairs, seconds
 
 __all__ = ["Tiles"]
 
