@@ -78,9 +78,10 @@ def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, me
             np.zeros((len(r2), 1)) if problem.same else r2.min(axis=1, keepdims=True) * share ** (-2.0 / problem.d)
         )
         near = r2 <= reach + nearest
-        neighbours[here] = np.maximum(near @ each, 1.0)
-        sums[here] = np.exp(-sharpness * r2, where=near, out=np.zeros_like(r2)) @ weights
-        sums[here] = np.maximum(sums[here], own * np.exp(-sharpness * nearest[:, 0]))
+        terms = np.exp(-sharpness * r2, where=near, out=np.zeros_like(r2))
+        # Not as products: OpenBLAS would share these out over threads of its own.
+        neighbours[here] = np.maximum(np.einsum("ij,j->i", near, each), 1.0)
+        sums[here] = np.maximum(np.einsum("ij,j->i", terms, weights), own * np.exp(-sharpness * nearest[:, 0]))
     return Around(float(ends[-1]), float(each.sum()), some, neighbours, sums)
 
 
