@@ -87,12 +87,12 @@ def test_a_sample_is_taken_only_where_it_matters():
         assert all(p.sample is None for p in plan.problems)
         return plan.looked
 
-    odd = zeros(rng, 2000, 2)
+    odd = zeros(rng, 4200, 2)
     assert looked(odd)
     assert not looked(odd, backend="numpy")
     assert not looked(odd[:500])
-    assert not looked(rng.normal(size=(2000, 2)))
-    assert not looked(zeros(rng, 2000, 5))
+    assert not looked(rng.normal(size=(4200, 2)))
+    assert not looked(zeros(rng, 4200, 5))
 
 
 # --- the price ------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_a_run_far_over_its_price_ends_before_it_sums(backend):
     bring = np.asarray
     if info.arrays == "torch":
         bring = pytest.importorskip("torch").as_tensor
-    points = clusters(rng, 4000, 2) / 0.2
+    points = clusters(rng, 4200, 2) / 0.2
     problem, columns = posed(points)
     problem = dataclasses.replace(problem, sample=None, same=False)
     columns = Columns(bring(columns.points), bring(columns.log_weights))

@@ -36,7 +36,10 @@ __all__ = ["estimate", "estimate_on_device", "least_memory"]
 
 #: Extents, over the usual one, and pairs, on a CPU and on a device, from which a price is made from a sample of the
 #: data. On a device smaller calls may be replayed, which those that take a sample are not.
-ODD, WORTH_A_SAMPLE, ON_A_DEVICE = 1.5, 1 << 20, 1 << 32
+ODD, WORTH_A_SAMPLE, ON_A_DEVICE = 1.5, 1 << 24, 1 << 32
+
+#: Of a sample, the fewest columns that boxes are chosen by, and how many pairs of the problem allow for one.
+FEWEST, ONE_IN = 1 << 10, 1 << 15
 
 #: Memory that any machine has, bytes.
 LITTLE = 128 << 20
@@ -85,11 +88,9 @@ def _sample_of(problem: Problem) -> Sample | None:
 @functools.lru_cache(8)  # supports and work ask the same; of a sample, which is itself and equal to no other
 def _from_sample(problem: Problem, sample: Sample, ways: Ways) -> tuple[str, Work]:
     """The way that the backend would take, were the sample all: as it decides itself, when it has the points."""
-    columns, log_weights, here = (
-        sample.columns,
-        sample.log_weights,
-        around(problem, sample.rows, sample.columns, sample.log_weights, ways.merges),
-    )
+    here = around(problem, sample.rows, sample.columns, sample.log_weights, ways.merges)
+    thin = -(-len(sample.columns) // max(FEWEST, problem.pairs // ONE_IN))
+    columns, log_weights = sample.columns[::thin], sample.log_weights[::thin]
     direct = direct_work(ways, problem, here, here.rows, float(here.neighbours.mean()))
     usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
     found = choose_box(

@@ -180,7 +180,8 @@ def box_work(
     columns: float,
 ) -> Work:
     """Return the Work of a box; a share of the rows have so many columns outside to add."""
-    return plus(ways.by_box(problem, shape, epsilon), ways.directly(problem, share * problem.m, neighbours, columns))
+    inside = ways.by_box(problem, shape, epsilon)
+    return plus(inside, ways.directly(problem, share * problem.m, neighbours, columns)) if share else inside
 
 
 def box_seconds(ways: Ways, problem: Problem, epsilon: float, shape: tuple[int, ...], *outside: float) -> float:
