@@ -36,7 +36,7 @@ __all__ = ["estimate", "estimate_on_device", "least_memory"]
 
 #: Extents, over the usual one, and pairs, on a CPU and on a device, from which a price is made from a sample of the
 #: data. On a device smaller calls may be replayed, which those that take a sample are not.
-ODD, WORTH_A_SAMPLE, ON_A_DEVICE = 1.5, 1 << 24, 1 << 32
+ODD, WORTH_A_SAMPLE, ON_A_DEVICE = 1.5, 1 << 23, 1 << 32
 
 #: Of a sample, the fewest columns that boxes are chosen by, and how many pairs of the problem allow for one.
 FEWEST, ONE_IN = 1 << 10, 1 << 15
