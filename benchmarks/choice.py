@@ -7,9 +7,10 @@
     python benchmarks/choice.py explain
     python benchmarks/choice.py --table FILE.json
 
-The grid: method, precision, dimensions, sizes, bandwidth (Silverman's, a third and a tenth of it, and his with one
-point in a thousand 10⁴ bandwidths out) and, with --device cuda, data on the host or the device. Every value of an axis
-comes equally often; a size that would take too long is replaced by the next smaller one. Data: mixtures of 8 normals.
+The grid: method, precision, dimensions, sizes, bandwidth (Silverman's, a third and a tenth of it), kind of data
+(benign, zero-inflated, counts, clustered, outlying, heavy-tailed: choice_cases.data) and, with --device cuda, data on
+the host or the device. Every value of an axis comes equally often; a size that would take too long is replaced by the
+next smaller one. --seed draws another grid: prices that were fitted on one are judged on another.
 
 Measured is estimate(..., log=True, backend=name) in a process of its own for every backend: the median of up to five
 calls after one that compiles and plans; where that takes more than a second it alone, its kernels compiled before. Not
@@ -167,7 +168,7 @@ class Bench:
             found.append(entry)
             doubtful, kind = (
                 not patient and not entry["chosen"] and hopeless(price(case, c), prices),
-                (label(entry), case.precision, case.spread),
+                (label(entry), case.precision, f"{case.kind} {case.spread}"),
             )
             if c.seconds > most or (doubtful and (kind in self.believed or self.doubts < 0)):
                 entry["outcome"] = "skipped"

@@ -21,9 +21,12 @@ Array = NDArray[Any]
 DIMENSIONS = (1, 2, 3, 8, 16, 64, 256, 784)
 #: n and m, by pairs.
 SIZES = (
+    (100, 100),
     (1000, 100),
+    (300, 1000),
     (1000, 1000),
     (4096, 512),
+    (100, 100_000),
     (10_000, 1000),
     (2000, 20_000),
     (10_000, 10_000),
@@ -33,9 +36,14 @@ SIZES = (
     (131_072, 16_384),
     (1_000_000, 131_072),
 )
-#: Bandwidths over Silverman's; "outliers": his, and one point in a thousand thrown OUT bandwidths away.
-SPREADS = {"silverman": 1.0, "third": 1 / 3, "tenth": 0.1, "outliers": 1.0}
-THROWN, OUT = 1000, 1e4
+#: Bandwidths over Silverman's.
+SPREADS = {"silverman": 1.0, "third": 1 / 3, "tenth": 0.1}
+
+#: Kinds of data, see :func:`data`, and the extents, over the usual one, that planning takes for theirs.
+KINDS = {"benign": 1.0, "zeros": 1e5, "counts": 2.0, "clusters": 100.0, "outliers": 1e3, "heavy": 100.0}
+
+#: One point in THROWN is thrown OUT bandwidths away; share of zeros; clusters, and the distance between them.
+THROWN, OUT, ZEROS, CLUSTERS, APART = 1000, 1e4, 0.7, 12, 200.0
 
 #: Coordinates of the samples, and of the queries, at most: the data and the truth are made anew for every case.
 NUMBERS = 8_000_000
@@ -59,6 +67,7 @@ class Case:
     spread: str
     place: str = "host"  # or "device": where the data are
     seed: int = 0
+    kind: str = "benign"
 
     @property
     def dtype(self) -> str:
@@ -71,19 +80,41 @@ class Case:
 
     @property
     def text(self) -> str:
-        return f"{self.method} {self.precision}, {self.n} × {self.m}, d = {self.d}, {self.spread}, {self.place}"
+        what = f"{self.kind} {self.spread}, {self.place}"
+        return f"{self.method} {self.precision}, {self.n} × {self.m}, d = {self.d}, {what}"
 
 
 def data(case: Case) -> tuple[Array, Array, float]:
-    """Samples (n, d) and queries (m, d) of a mixture of eight normals, and the bandwidth.
+    """Samples (n, d) and queries (m, d) of a kind, and the bandwidth.
+
+    ==========  ======================================================================================================
+    benign      a mixture of eight normals
+    zeros       zero-inflated: exp(3 z), z normal, ZEROS of the values 0
+    counts      whole numbers: Poisson with rates from a gamma distribution
+    clusters    CLUSTERS normals, APART times as far apart as they are wide; the bandwidth is that of one
+    outliers    benign, and one point in THROWN thrown OUT bandwidths away
+    heavy       Student's t with two degrees of freedom
+    ==========  ======================================================================================================
 
     Points thrown out come first, so that the beginning of the data is like the whole.
     """
-    rng, d = np.random.default_rng([case.seed, case.n, case.m, case.d]), case.d
-    means = 2.0 * rng.normal(size=(8, d))
-    x, y = (means[rng.integers(0, 8, k)] + rng.normal(size=(k, d)) for k in (case.n, case.m))
-    h = SPREADS[case.spread] * 0.9 * float(x.std(axis=0).mean()) * case.n ** (-1 / (d + 4))
-    if case.spread == "outliers":
+    rng, d, n = np.random.default_rng([case.seed, case.n, case.m, case.d]), case.d, case.n
+    means = (APART if case.kind == "clusters" else 2.0) * rng.normal(
+        size=(CLUSTERS if case.kind == "clusters" else 8, d)
+    )
+
+    def points(k: int) -> Array:
+        if case.kind == "zeros":
+            return np.exp(3.0 * rng.normal(size=(k, d))) * (rng.random((k, d)) > ZEROS)
+        if case.kind == "counts":
+            return rng.poisson(rng.gamma(1.5, 3.0, (k, d))).astype(float)
+        if case.kind == "heavy":
+            return rng.standard_t(2, (k, d))
+        return means[rng.integers(0, len(means), k)] + rng.normal(size=(k, d))
+
+    x, y = points(n), points(case.m)
+    h = SPREADS[case.spread] * 0.9 * _width(case.kind, x) * n ** (-1 / (d + 4))
+    if case.kind == "outliers":
         for z in (x, y):
             thrown = max(1, len(z) // THROWN)
             way = rng.normal(size=(thrown, d))
@@ -91,11 +122,22 @@ def data(case: Case) -> tuple[Array, Array, float]:
     return x.astype(case.dtype), y.astype(case.dtype), h
 
 
+def _width(kind: str, x: Array) -> float:
+    """The mean over dimensions of what Silverman's rule takes for σ: min(std, IQR / 1.34), std where the IQR is 0."""
+    if kind == "clusters":
+        return 1.0
+    std = x.std(axis=0)
+    if kind in ("benign", "outliers"):
+        return float(std.mean())
+    iqr = np.subtract(*np.quantile(x, (0.75, 0.25), axis=0)) / 1.34
+    return float(np.where(iqr > 0, np.minimum(std, iqr), std).mean())
+
+
 def priced(case: Case, device: str | None = None) -> list[Candidate]:
     """What every backend would take, by the extent that such data have: for planning, without the data."""
-    extent, share = typical_extent(case.n, case.d) / SPREADS[case.spread], 0.0
-    if case.spread == "outliers":
-        extent, share = OUT, 2.0 / THROWN
+    extent, share = typical_extent(case.n, case.d) / SPREADS[case.spread] * KINDS[case.kind], 0.0
+    if case.kind == "outliers":
+        share = 2.0 / THROWN
     where = "cuda:0" if case.place == "device" else "cpu"
     request = Request(Goal.DENSITY, case.method, precision=case.precision)
     problems = request.problems(case.m, case.n, case.d, extent, frozenset(), case.dtype, where)
@@ -154,6 +196,7 @@ def draw(
     """
     rng = np.random.default_rng(seed)
     axes = {"method": METHODS, "precision": PRECISIONS, "d": DIMENSIONS, "spread": tuple(SPREADS), "place": places}
+    axes["kind"] = tuple(KINDS)
     decks = {name: deck(values, count, rng) for name, values in axes.items()}
     ranks = deck(range(len(SIZES)), count, rng)
     found = []

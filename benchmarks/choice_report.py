@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from choice_cases import SPREADS, Case
+from choice_cases import KINDS, SPREADS, Case
 
 from sdkde_core.choice.judge import calls_of
 
@@ -173,7 +173,7 @@ def grid_table(records: Sequence[Record], startups: dict[str, float]) -> str:
     for record in sorted(records, key=lambda r: (r["case"]["place"], r["case"]["d"], case_of(r).pairs)):
         case, found = case_of(record), [judge(record, startups, way) for way in WAYS]
         what = [f"{case.method} {case.precision}", f"{case.n} × {case.m}", str(case.d)]
-        what.append(case.spread if case.place == "host" else f"{case.spread}, on the GPU")
+        what.append(f"{case.kind} {case.spread}" + ("" if case.place == "host" else ", on the GPU"))
         known = [pick["error"] for way in WAYS if (pick := pick_of(record, way)) and pick.get("error") is not None]
         rows.append([*what, *map(verdict_text, found), error_text(max(known, default=None))])
     return rows_of(head, *rows, right=7)
@@ -237,10 +237,10 @@ def fit_table(records: Sequence[Record], startups: dict[str, float], declared: d
 def by_axis(records: Sequence[Record], startups: dict[str, float]) -> str:
     """The share of good choices by the value of every axis, way by way: within GOOD, beyond BAD, the worst."""
     rows = []
-    order = {name: i for i, name in enumerate(SPREADS)}
-    for axis in ("method", "precision", "d", "spread", "place"):
-        for value in sorted({r["case"][axis] for r in records}, key=lambda v: (order.get(v, 0), v)):
-            mine = [r for r in records if r["case"][axis] == value]
+    order = {name: i for i, name in enumerate([*SPREADS, *KINDS])}
+    for axis in ("method", "precision", "d", "spread", "kind", "place"):
+        for value in sorted({r["case"].get(axis, "benign") for r in records}, key=lambda v: (order.get(v, 0), v)):
+            mine = [r for r in records if r["case"].get(axis, "benign") == value]
             told = [score(v) if (v := verdicts(mine, startups, way)) else None for way in WAYS]
             cells = ["" if t is None else f"{t.good:.0%}, {t.bad}, {t.worst:.2f}" for t in told]
             rows.append([f"{axis} {value}", str(len(mine)), *cells])

@@ -113,7 +113,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     if result is not None:
         return result
 
-    def compute() -> Any:
+    def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query, replays=key is not None)
 
         def finish(sums: Partial) -> Any:
@@ -170,7 +170,7 @@ def debias(train: Any, **options: Unpack[Options]) -> Any:
     """
     request = Request.of(Goal.DEBIASED, options)
 
-    def compute() -> Any:
+    def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
         shift = _at_home(ready, run(ready).shift)
         return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
@@ -193,7 +193,7 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
     """
     request = Request.of(Goal.GRADIENT, options, "query")
 
-    def compute() -> Any:
+    def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query)
         score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
         return _restored(ready, score, train, query, request.weights, request.bandwidth)
@@ -284,11 +284,14 @@ def release_replays() -> None:
     graphs.release()
 
 
-def prepared(request: Request, train: Any, **how: Any) -> Prepared:
-    """Return fitted columns with a public face; ``how``: as for :meth:`Fitted.of`, for the command line."""
+def prepared(request: Request, train: Any, expected: int | None = None, **how: Any) -> Prepared:
+    """Return fitted columns with a public face.
 
-    def compute() -> Prepared:
-        ready = plan(request, train)  # which refuses tensors that require grad
+    ``expected``, as for :func:`plan`, and ``how``, as for :meth:`Fitted.of`, are for the command line.
+    """
+
+    def compute(request: Request) -> Prepared:
+        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
         return Prepared(Fitted.of(ready, shared=True, **how), ready.data.dtype)
 
     return with_fallback(request, compute)
@@ -304,7 +307,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
     if shape_of("query", query_or_shape) is not None:
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
 
-    def compute() -> Explanation:
+    def compute(request: Request) -> Explanation:
         replays = graphs.key_of(request, train_or_shape, query_or_shape, log=False) is not None
         ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True, replays=replays)
         if not ready.problems[-1].m:

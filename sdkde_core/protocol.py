@@ -40,9 +40,11 @@ __all__ = [
     "BackendUnavailable",
     "Columns",
     "DeviceOutOfMemory",
+    "NotWorthIt",
     "Partial",
     "Problem",
     "Reduction",
+    "Sample",
     "Support",
     "Tolerance",
     "Work",
@@ -111,6 +113,33 @@ class DeviceOutOfMemory(MemoryError):
     """Raised by ``Backend.reduce`` when the device's memory does not suffice: the core tries half the rows."""
 
 
+class NotWorthIt(RuntimeError):
+    """Raised by a backend that finds itself far over its price: beyond ``Problem.worth``, another answers the call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Some of a pass's rows and columns, whitened, float64 on the host, and where all columns end.
+
+    Parameters
+    ----------
+    rows : (k, d) array
+        All of them, where they are few.
+    columns : (l, d) array
+        Likewise, but for those of weight zero; as the data came, before the pass before has moved them.
+    log_weights : (l,) array
+        Of the sampled columns among all n.
+    low, high : (d,) arrays
+        Least and greatest coordinates of all columns.
+    """
+
+    rows: Any
+    columns: Any
+    log_weights: Any
+    low: Any
+    high: Any
+
+
 @dataclass(frozen=True)
 class Problem:
     """One pass over the data, described wherever a description is needed.
@@ -141,6 +170,14 @@ class Problem:
         Bandwidth factors, with ``"multi_scale"``; otherwise empty. At scale s, φ_ij = exp(−½ r²_ij / s²) and LAPLACE's
         factor is 1 + d/2 − ½ r²_ij / s². The shift stays in bandwidths of scale 1; its tolerance at scale s is s times
         that of scale 1. Points may be rounded once to each scale, as whitening by that bandwidth would.
+    sample : callable, optional
+        ``sample() -> Sample``, for ``supports`` and ``work`` of problems whose price depends on more than the extent.
+        The first call takes it, from a device too, where it keeps the estimate from being replayed: so ask only where
+        it matters. None: there are no data yet; in ``prepare`` and ``reduce`` always.
+    worth : float, optional
+        Seconds, as ``work`` predicts them, beyond which another backend is expected to be faster: ``prepare`` and
+        ``reduce`` may then raise :class:`NotWorthIt`. From the data and from rates, never from the clock, so that the
+        same call gives the same bits. None: nobody else would answer.
     """
 
     reduction: Reduction
@@ -155,6 +192,8 @@ class Problem:
     deterministic: bool = True
     extent: float = 0.0
     scales: tuple[float, ...] = ()
+    sample: Callable[[], Sample] | None = field(default=None, compare=False, repr=False)
+    worth: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduction", Reduction(self.reduction))  # a plain string would equal but not be it
@@ -256,8 +295,9 @@ class Columns:
 class Backend(TypingProtocol):
     """What a backend's implementation does. Both phases must leave their inputs untouched and be thread-safe.
 
-    NumPy's arrays are handed out read-only. What a backend raises, but for :class:`DeviceOutOfMemory`, sets it aside
-    for the process where ``"auto"`` has chosen it; where the user has named it, it raises :class:`BackendUnavailable`.
+    NumPy's arrays are handed out read-only. What a backend raises, but for :class:`DeviceOutOfMemory` and, within a
+    limit, :class:`NotWorthIt`, sets it aside for the process where ``"auto"`` has chosen it; where the user has named
+    it, it raises :class:`BackendUnavailable`.
 
     Memory is the backend's: it cuts the work so that its temporaries fit, in a way that follows from the problem and
     the device, never from what is free, since the bits depend on it. Where they do not fit all the same it raises

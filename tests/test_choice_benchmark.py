@@ -44,7 +44,7 @@ def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
     drawn = cases.draw(120, ("host", "device"), 3, 0.5, 1e9, prices)
     assert drawn == cases.draw(120, ("host", "device"), 3, 0.5, 1e9, prices)
     assert drawn != cases.draw(120, ("host", "device"), 4, 0.5, 1e9, prices)
-    for axis, count in (("method", 3), ("precision", 3), ("d", 8), ("spread", 4), ("place", 2)):
+    for axis, count in (("method", 3), ("precision", 3), ("d", 8), ("spread", 3), ("kind", 6), ("place", 2)):
         assert set(Counter(getattr(c, axis) for c in drawn).values()) == {120 // count}
     assert all(cases.effort(prices(c)) <= 0.5 and c.pairs <= 1e9 for c in drawn)
     assert all(max(c.n, c.m) * c.d <= cases.NUMBERS for c in drawn)
@@ -63,14 +63,14 @@ def test_what_is_hopeless(choice):
     assert not hopeless(price(0.19, 2.5), [price(0.01, 0.0)])  # warm it may still be the fastest
 
 
-@pytest.mark.parametrize("spread", ["silverman", "tenth", "outliers"])
-def test_data(choice, spread):
-    case = choice.choice_cases.Case("kde", "fast", 3000, 500, 3, spread)
+@pytest.mark.parametrize(("spread", "kind"), [("silverman", "benign"), ("tenth", "benign"), ("silverman", "outliers")])
+def test_data(choice, spread, kind):
+    case = choice.choice_cases.Case("kde", "fast", 3000, 500, 3, spread, kind=kind)
     (x, y, h), (again, _, _) = (choice.choice_cases.data(case) for _ in range(2))
     assert x.dtype == np.float32 and x.shape == (3000, 3) and y.shape == (500, 3) and np.array_equal(x, again)
     radii = np.sqrt((x**2).sum(axis=1)) / h
     out = radii > 0.9 * choice.choice_cases.OUT
-    assert out.sum() == out[:3].sum() == (3 if spread == "outliers" else 0)
+    assert out.sum() == out[:3].sum() == (3 if kind == "outliers" else 0)
     std = float(x[~out].std(axis=0).mean())
     silverman = 0.9 * std * 3000 ** (-1 / 7)
     assert h == pytest.approx(silverman * (0.1 if spread == "tenth" else 1.0), rel=0.01)
@@ -172,7 +172,7 @@ def test_tables_are_whole(choice, capsys):
     assert "Data on the host, start-up whole, 1 cases: within 1.1 times the fastest in 0.0%" in text
     assert "Data on the host, after warm_up, 1 cases: within 1.1 times the fastest in 100.0%" in text
     assert "Data on the device, after warm_up, 1 cases: within 1.1 times the fastest in 100.0%" in text
-    assert "kde high, 10 × 5, d = 1, tenth, host: whole 3.42, calls 13.37, warm 1.00" in text
+    assert "kde high, 10 × 5, d = 1, benign tenth, host: whole 3.42, calls 13.37, warm 1.00" in text
     assert "| a 4.1 s, 3.42 times b 1.2 s |" in text
     assert "c (cuda:0): it broke" in text
 
@@ -180,9 +180,9 @@ def test_tables_are_whole(choice, capsys):
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spread", ["silverman", "tenth", "outliers"])
-def test_the_truth_leaves_nothing_out_that_counts(choice, spread):
-    x, y, h = choice.choice_cases.data(choice.choice_cases.Case("kde", "high", 2000, 40, 3, spread))
+@pytest.mark.parametrize("kind", ["benign", "zeros", "counts", "clusters", "outliers", "heavy"])
+def test_the_truth_leaves_nothing_out_that_counts(choice, kind):
+    x, y, h = choice.choice_cases.data(choice.choice_cases.Case("kde", "high", 2000, 40, 3, "third", kind=kind))
     want, got = reference.sums(y, x, h), choice.choice_worker.sums(y, x, h)
     for name in ("log_sum", "signed", "log_plus"):
         np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-14, atol=1e-14)
@@ -227,7 +227,10 @@ def test_the_shifts_error(choice):
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_a_backend_is_measured(choice, method):
-    case, worker = choice.choice_cases.Case(method, "high", 500, 60, 2, "outliers"), choice.choice_worker
+    case, worker = (
+        choice.choice_cases.Case(method, "high", 500, 60, 2, "silverman", kind="outliers"),
+        choice.choice_worker,
+    )
     job = worker.Job(case, "numpy", "cpu", worker.truth(case, *choice.choice_cases.data(case)))
     messages = list(worker.measure(job))
     assert [kind for kind, _ in messages] == ["ready", "first", "done"]

@@ -41,7 +41,8 @@ def _worst(problem, got, case, rows, want=None):
 
 def _whole_box(problem, points, epsilon):
     ends = points.min(axis=0), points.max(axis=0)
-    return modes.choose_box(problem, ends, points, epsilon, lambda shape, share, *outside: math.inf if share else 0.0)
+    found = modes.choose_box(problem, ends, points, epsilon, lambda shape, share, *outside: math.inf if share else 0.0)
+    return found[0]
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -54,7 +55,7 @@ def test_transforms_err_less_than_their_bound(d, reduction):
     n = len(points)
     for epsilon in (1e-7, 1e-9, 1e-11, 1e-13):
         problem = Problem(reduction, len(rows), n, d)
-        box, _ = _whole_box(problem, points, epsilon)
+        box = _whole_box(problem, points, epsilon)
         rows = rows[box.holds(rows, -box.margin)]
         series = to_modes(box.angles(points), np.full(n, 1 / n), box.shape, epsilon, 1)
         packed = to_points(
@@ -83,7 +84,7 @@ def test_transforms_err_less_than_their_bound(d, reduction):
 def test_density_bound_holds(d, scale):
     case = _mixture(d, 2000, 30, width=15.0)
     problem = Problem(Reduction.LOG_SUM, 30, 2000, d)
-    box, _ = _whole_box(problem, case.points, 1e-10)
+    box = _whole_box(problem, case.points, 1e-10)
     bound = modes.density_bound(box, case.points, np.full(2000, 1 / 2000), scale)
     rows = np.concatenate([case.points[::20], case.queries])
     largest = math.exp(max(reference.sums(rows, case.points, log_weights=case.log_weights, scale=scale).log_sum))

@@ -41,7 +41,7 @@ def test_products_are_the_sums(d, reduction):
     scales = (1.0, 2.5)
     problem = Problem(reduction, 40, 5000, d, requires=frozenset({"multi_scale"}), scales=scales)
     ends = points.min(axis=0), points.max(axis=0)
-    box, _ = modes.choose_box(problem, ends, points, 1e-13, lambda shape, share, *outside: math.inf if share else 0.0)
+    box, *_ = modes.choose_box(problem, ends, points, 1e-13, lambda shape, share, *outside: math.inf if share else 0.0)
     basis = separable.Basis(box, torch.device("cpu"), 1 << 20)
     found = separable.to_modes(basis, torch.tensor(points), torch.tensor(weights))
     for scale in scales:
@@ -170,7 +170,7 @@ def test_thin_boxes_take_blocks_that_fit():
     points = rng.uniform(size=(300, 3)) * [300.0, 2.0, 2.0]
     problem = Problem(Reduction.MEAN, 300, 300, 3, same=True, extent=300.0)
     ends = points.min(axis=0), points.max(axis=0)
-    box, _ = modes.choose_box(problem, ends, points, 1e-11, lambda shape, share, *outside: math.inf if share else 0.0)
+    box, *_ = modes.choose_box(problem, ends, points, 1e-11, lambda shape, share, *outside: math.inf if share else 0.0)
     small, large = (separable.Basis(box, torch.device("cpu"), 1 << k) for k in (24, 30))
     assert 32 <= small.rows(3) < 300 < large.rows(3)
     weights = torch.full((300,), 1 / 300, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, emp
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
+from .around import COLUMNS
 from .finish import finish, put
 from .memory import ROWS
 from .modes import Box, choose_box, density_bound, fields
@@ -89,8 +91,10 @@ class FourierBackend:
         usual = bounds.tolerance(problem, floor, total)
         low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
         some = points[:: max(1, len(points) // SAMPLE)]
-        found = choose_box(problem, (low, high), some, usual, lambda *found: _price(problem, usual, *found))
-        if found is None or not self._pays(problem, points, found[1]):
+        found = choose_box(
+            problem, (low, high), some, usual, functools.partial(price.box_seconds, price.CPU, problem, usual)
+        )
+        if not self._pays(problem, columns, math.inf if found is None else found[1]) or found is None:
             return None
         box = found[0]
         inside = box.holds(points, np.zeros(problem.d))
@@ -111,19 +115,26 @@ class FourierBackend:
         outside = Outside(columns, members, self._threads())
         return _Series(box, modes, epsilon, errors, inside, outside, beyond, float(weights[members].sum()))
 
-    def _pays(self, problem: Problem, points: Array, seconds: float) -> bool:
-        """Whether modes at that price are faster than neighbourhoods."""
-        if self.always or seconds <= price.seconds(price.by_neighbours(problem, problem.m, 1.0)):
+    def _pays(self, problem: Problem, columns: Columns, seconds: float) -> bool:
+        """Whether modes at that price are faster than neighbourhoods; NotWorthIt where neither are worth it."""
+        limit = price.Limit(problem)
+        if self.always:
             return True
-        neighbours = price.mean_neighbours(problem, points, len(points))
-        return seconds <= price.seconds(price.by_neighbours(problem, problem.m, neighbours))
+        if seconds > price.seconds(price.by_neighbours(problem, problem.m, 1.0)):
+            step = max(1, len(columns.points) // COLUMNS[1])
+            direct = price.direct_seconds(price.CPU, problem, columns.points[::step], columns.log_weights[::step])
+            if direct < seconds:
+                limit.spend(direct, "direct sums over neighbours")
+                return False
+        limit.spend(seconds, "the transforms")
+        return True
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Sum by modes, then redo the rows whose sum is too small against the bound on its error."""
         rows = state.columns.points if queries is None else queries
         if not len(rows):
             return empty(problem, rows)
-        blocks = []
+        blocks, limit = [], price.Limit(problem)
         with np.errstate(all="ignore"):
             if state.exact:
                 return reduce_exact(problem, rows, state.columns, own_offset)
@@ -133,12 +144,19 @@ class FourierBackend:
                 if "exclude_self" in problem.requires:
                     own = np.arange(len(block)) + own_offset + start
                 scales = enumerate(problem.scales or (1.0,))
-                answers = [self._at_scale(problem, block, own, state, *scale) for scale in scales]
+                answers = [self._at_scale(problem, block, own, state, limit, *scale) for scale in scales]
                 blocks.append(stack(answers) if problem.scales else answers[0])
         return concatenate(blocks)
 
     def _at_scale(
-        self, problem: Problem, rows: Array, own: Array | None, state: _State, index: int, scale: float
+        self,
+        problem: Problem,
+        rows: Array,
+        own: Array | None,
+        state: _State,
+        limit: price.Limit,
+        index: int,
+        scale: float,
     ) -> Partial:
         series, redo, found = state.series, np.ones(len(rows), bool), None
         if series is not None:
@@ -152,10 +170,10 @@ class FourierBackend:
                 found = put(each(some, lambda x: np.empty((len(rows), *x.shape[1:]))), held, some)
                 redo[held] = ~good
         if found is None:
-            return state.neighbourhoods.reduce(problem, rows, own, scale)
+            return state.neighbourhoods.reduce(problem, rows, own, scale, limit)
         if redo.any():
             mine = None if own is None else own[redo]
-            put(found, redo, state.neighbourhoods.reduce(problem, rows[redo], mine, scale))
+            put(found, redo, state.neighbourhoods.reduce(problem, rows[redo], mine, scale, limit))
         return found
 
     def _by_modes(
@@ -208,14 +226,3 @@ def _without_own(
     if problem.reduction is Reduction.LAPLACE:
         others = [others[0] - term * (1.0 + 0.5 * problem.d - 0.5 * r2)]
     return total, others
-
-
-def _price(
-    problem: Problem, epsilon: float, shape: tuple[int, ...], share: float, neighbours: float, columns: float
-) -> float:
-    """Predicted time of a box; a share of the rows have so many columns outside to add. inf: no such box."""
-    modes = math.prod(shape)
-    if modes > price.MOST_MODES:
-        return math.inf
-    seconds = price.seconds(price.by_modes(problem, modes, epsilon))
-    return seconds + price.seconds(price.by_neighbours(problem, share * problem.m, neighbours, columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,23 +88,27 @@ class TorchFourierBackend:
 
     def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
         points, log_weights = columns.points, columns.log_weights
-        some = points[:: max(1, len(points) // SAMPLE)]
+        step = max(1, len(points) // SAMPLE)
+        some, weights = points[::step].flatten(), log_weights[::step]
         weighed = torch.stack([log_weights.mean().exp(), log_weights.exp().sum()])
-        known, d = torch.cat([points.amin(0), points.amax(0), weighed, some.flatten()]).cpu().numpy(), problem.d
+        known, d = torch.cat([points.amin(0), points.amax(0), weighed, weights, some]).cpu().numpy(), problem.d
         # A point's own row has at least its own term; no sum is more than all weights.
         floor, total = float(known[2 * d]), float(known[2 * d + 1])
         if not total > bounds.SMALLEST or any(map(math.isnan, known[: 2 * d])):  # a NaN is in no box, and counts
             return None
         epsilon = bounds.tolerance(problem, floor, total)
-        ends, sample = (known[:d], known[d : 2 * d]), known[2 * d + 2 :].reshape(-1, d)
-
-        found = choose_box(problem, ends, sample, epsilon, lambda *found: price.product_seconds(problem, *found))
+        ends, rest = (known[:d], known[d : 2 * d]), known[2 * d + 2 :]
+        sample = rest[len(weights) :].reshape(-1, d)
+        cost = functools.partial(price.box_seconds, price.DEVICE, problem, epsilon)
+        found = choose_box(problem, ends, sample, epsilon, cost)
+        if not self.always:
+            direct = price.direct_seconds(price.DEVICE, problem, sample[::FEWER], rest[: len(weights) : FEWER])
+            modes = math.inf if found is None else found[1]
+            price.Limit(problem).spend(min(direct, modes), "direct sums, and transforms,")
+            if modes > direct:
+                return None
         if found is None:
             return None
-        if not self.always:
-            neighbours = price.mean_neighbours(problem, sample[::FEWER], len(points))
-            if found[1] > price.seconds(price.by_tiles(problem, problem.m, neighbours), problem.device):
-                return None
         box = found[0]
         device = points.device
         basis = separable.Basis(box, device, _memory(device))
@@ -127,28 +132,35 @@ class TorchFourierBackend:
         rows = state.columns.points if queries is None else queries
         if not len(rows):
             return empty(problem, rows)
-        blocks = []
+        blocks, limit = [], price.Limit(problem)
         with torch.no_grad(), memory_errors():
             for start in range(0, len(rows), ROWS):
                 block, own = rows[start : start + ROWS], None
                 if "exclude_self" in problem.requires:
                     own = torch.arange(len(block), device=block.device) + own_offset + start
                 scales = enumerate(problem.scales or (1.0,))
-                answers = [self._at_scale(problem, block, own, state, *scale) for scale in scales]
+                answers = [self._at_scale(problem, block, own, state, limit, *scale) for scale in scales]
                 blocks.append(stack(answers) if problem.scales else answers[0])
         return concatenate(blocks)
 
     def _at_scale(
-        self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State, index: int, scale: float
+        self,
+        problem: Problem,
+        rows: Tensor,
+        own: Tensor | None,
+        state: _State,
+        limit: price.Limit,
+        index: int,
+        scale: float,
     ) -> Partial:
         if state.series is None:
-            return state.neighbourhoods().reduce(problem, rows, own, scale)
+            return state.neighbourhoods().reduce(problem, rows, own, scale, limit=limit)
         found, good = self._by_modes(problem, rows, own, state, state.series, index, scale)
         some = torch.nonzero(~good)[:, 0]
         if not len(some):
             return found
         mine = None if own is None else own[some]
-        return put(found, some, state.neighbourhoods().reduce(problem, rows[some], mine, scale))
+        return put(found, some, state.neighbourhoods().reduce(problem, rows[some], mine, scale, limit=limit))
 
     def _by_modes(
         self,

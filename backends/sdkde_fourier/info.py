@@ -8,7 +8,7 @@ from typing import Any
 from sdkde_core.plugin import total_memory
 from sdkde_core.protocol import BackendInfo, Problem, Support, Work
 
-from .price import estimate, estimate_on_device, least_memory
+from .forecast import estimate, estimate_on_device, least_memory
 
 __all__ = ["INFO", "TORCH"]
 

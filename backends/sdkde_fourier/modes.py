@@ -77,8 +77,8 @@ def choose_box(
     sample: Array,
     epsilon: float,
     price: Callable[[tuple[int, ...], float, float, float], float],
-) -> tuple[Box, float] | None:
-    """Return the cheapest box and its price, of one around all points and some around most.
+) -> tuple[Box, float, tuple[Any, ...]] | None:
+    """Return the cheapest box, its price and what that is the price of, of one around all points and some around most.
 
     Columns that it leaves out are summed directly, over the rows near them.
 
@@ -95,7 +95,8 @@ def choose_box(
         average, and how many columns are outside; inf where there are too many modes.
     """
     box = _box(problem, *ends, epsilon, True)
-    best = box, price(box.shape, 0.0, 0.0, 0.0)
+    whole = box.shape, 0.0, 0.0, 0.0
+    best: tuple[Box, float, tuple[Any, ...]] = box, price(*whole), whole
     n, reach = problem.n, cutoff(epsilon) * max(problem.scales, default=1.0)
     ordered = np.sort(sample, axis=0)
     for trim in TRIMS:
@@ -104,8 +105,9 @@ def choose_box(
             break
         box = _box(problem, ordered[skip], ordered[-1 - skip], epsilon, False)
         if price(box.shape, 0.0, 0.0, 0.0) < best[1]:
-            cost = price(box.shape, *_in_reach(box, sample, n, reach))
-            best = (box, cost) if cost < best[1] else best
+            found = box.shape, *_in_reach(box, sample, n, reach)
+            cost = price(*found)
+            best = (box, cost, found) if cost < best[1] else best
     return best if best[1] < math.inf else None
 
 

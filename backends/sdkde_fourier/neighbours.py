@@ -12,7 +12,6 @@ own, as one ball for all would be as wide as the span of the weights asks for.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -23,10 +22,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint, claim_memory, concatenate, map_threads, new_lock, reduce_exact
-from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+from sdkde_core.plugin import checkpoint, claim_memory, concatenate, each, map_threads, new_lock, reduce_exact
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
+from .around import CLASS, nats
+from .duplicates import distinct, many, merged_weights
 from .finish import put
+from .price import Limit, by_pairs, seconds
 
 __all__ = ["Neighbourhoods", "Outside"]
 
@@ -49,9 +51,6 @@ BLOCK = 1 << 15
 
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
-
-#: Largest difference of two log weights in a class, nats.
-CLASS = 12.0
 
 #: Relative slack of a squared radius, since squares are rounded.
 SLACK = 1e-12
@@ -215,6 +214,8 @@ class _WeightClass:
 class Neighbourhoods:
     """All columns, searched for neighbours. The search is built when the first rows come.
 
+    Where many columns are equal, as zeros are, they are summed as one with their weights' sum; and so are equal rows.
+
     Parameters
     ----------
     columns : Columns
@@ -225,8 +226,11 @@ class Neighbourhoods:
         self.points, self.log_weights, self.threads = columns.points, columns.log_weights, threads
         self._lock = new_lock()
         self._made: list[_WeightClass] = []
+        self._merged: Neighbourhoods | None = None
 
-    def reduce(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
+    def reduce(
+        self, problem: Problem, queries: Array, own: Array | None, scale: float, limit: Limit | None = None
+    ) -> Partial:
         """Answer for some rows at one scale.
 
         Parameters
@@ -236,21 +240,44 @@ class Neighbourhoods:
         own : (b,) array, optional
             The column that a row leaves out; any number that is no column's leaves out none.
         scale : float
+        limit : Limit, optional
+            NotWorthIt beyond it.
         """
         far = (np.abs(queries) < FARTHEST).min(axis=1) == 0
         if far.any():  # or not a number: no search takes either
-            found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own, scale)
+            found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own, scale, limit)
             some = self._far(problem, queries[far], scale)
             return put(found, far, some)
         if len(queries) <= FEW:  # also once a tree is there, so that the same call gives the same bits
             return concatenate(self._block(problem, self._classes(few=True), queries, own, scale))
+        if own is not None:  # each row leaves out another column
+            return self._in_blocks(problem, queries, own, scale, limit)
+        with self._lock:
+            self._merged = self._merged or self._merge()
+        if not many(queries):
+            return self._merged._in_blocks(problem, queries, None, scale, limit)
+        first, group = distinct(queries)
+        return each(self._merged._in_blocks(problem, queries[first], None, scale, limit), lambda x: x[group])
+
+    def _merge(self) -> Neighbourhoods:
+        """The columns with equal ones as one, where there are many."""
+        if not many(self.points):
+            return self
+        first, group = distinct(self.points)
+        weights = merged_weights(self.log_weights, first, group)
+        return Neighbourhoods(Columns(self.points[first], weights), self.threads)
+
+    def _in_blocks(
+        self, problem: Problem, queries: Array, own: Array | None, scale: float, limit: Limit | None
+    ) -> Partial:
         with self._lock:
             if not self._made:
                 self._made = self._classes()
         blocks = []
         for start in range(0, len(queries), ROWS):
             here = slice(start, start + ROWS)
-            blocks += self._block(problem, self._made, queries[here], None if own is None else own[here], scale)
+            mine = None if own is None else own[here]
+            blocks += self._block(problem, self._made, queries[here], mine, scale, limit)
         return concatenate(blocks)
 
     def _far(self, problem: Problem, queries: Array, scale: float) -> Partial:
@@ -267,12 +294,20 @@ class Neighbourhoods:
         return [_WeightClass(self.points, self.log_weights, some, self.threads, few) for some in members]
 
     def _block(
-        self, problem: Problem, classes: list[_WeightClass], queries: Array, own: Array | None, scale: float
+        self,
+        problem: Problem,
+        classes: list[_WeightClass],
+        queries: Array,
+        own: Array | None,
+        scale: float,
+        limit: Limit | None = None,
     ) -> list[Partial]:
         """Find the neighbours of a block of rows, then sum over :data:`PAIRS` of them at a time."""
         leader, radii = self._search(problem, classes, queries, own, scale)
         counts = [one.count(queries, radius) for one, radius in zip(classes, radii)]
         ends = np.cumsum(sum(counts))
+        if limit is not None:
+            limit.spend(seconds(by_pairs(problem, len(queries), float(ends[-1]))), "direct sums over neighbours")
         cuts = [0]
         while cuts[-1] < len(queries):
             before = ends[cuts[-1] - 1] if cuts[-1] else 0
@@ -304,14 +339,13 @@ class Neighbourhoods:
         best = terms[first, rows]
         leader = np.where(np.isfinite(best), np.array([index for _, index in found])[first, rows], -1)
         nearest = np.sqrt(np.array([r2 for r2, _ in found])[first, rows])
-        tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
-        nats = math.log(len(self.points) / tolerance) + 5.0 + np.log(2.0 + nearest / scale)  # terms times r, or 1 + r²
+        below = nats(problem, len(self.points)) + np.log(2.0 + nearest / scale)  # terms times r, or 1 + r²
         radii = []
         for one, (r2, _) in zip(classes, found):
             if len(classes) == 1:
-                square = r2 + (nats + one.most - one.least) / sharpness
+                square = r2 + (below + one.most - one.least) / sharpness
             else:
-                square = (one.most - best + nats) / sharpness
+                square = (one.most - best + below) / sharpness
             square = square + SLACK * nearest**2
             radii.append(np.where((leader >= 0) & (square >= 0), np.sqrt(np.abs(square)), -1.0))
         return leader, radii

@@ -8,30 +8,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import Processor, cpu_threads, processor, speedup, work_seconds
-from sdkde_core.protocol import Problem, Reduction, Work
+from sdkde_core.protocol import NotWorthIt, Problem, Reduction, Work
 
-from .bounds import cutoff
-from .memory import fields_of, peak
+from . import bounds
+from .around import Around, around
+from .duplicates import SHARE
+from .memory import blocks_to_modes, fields_of
 
 __all__ = [
+    "CPU",
+    "DEVICE",
     "MOST_MODES",
+    "Limit",
+    "Ways",
+    "box_seconds",
+    "box_work",
     "by_modes",
     "by_neighbours",
+    "by_pairs",
     "by_products",
+    "by_tile_pairs",
     "by_tiles",
-    "estimate",
-    "estimate_on_device",
-    "least_memory",
-    "mean_neighbours",
+    "direct_seconds",
+    "direct_work",
     "plus",
-    "product_seconds",
     "seconds",
+    "times",
 ]
 
 Array = NDArray[Any]
@@ -39,26 +46,19 @@ Array = NDArray[Any]
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
-#: Rows and columns that the neighbourhoods' sizes are estimated from.
-PAIRS = (128, 1 << 13)
-
-#: Memory that any machine has, bytes.
-LITTLE = 128 << 20
-
-#: Assumed before the data are known: the transforms' tolerance, and the most neighbours of an isolated row.
-USUAL, NEIGHBOURS = 1e-11, 1000.0
-
 
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
 
-    The way to modes takes one thread, so it counts twice. Sorting and double precision are in the figures.
+    Of few points the way to modes takes one thread. Sorting and double precision are in the figures.
     """
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs = fields_of(problem) * max(1, len(problem.scales))
     stencil = float(width**d)
-    grid = modes * 2.0**d
-    spread = problem.n * (500.0 + 150.0 * d + 20.0 * stencil)
+    grid = modes * bounds.requested(epsilon, d)[0] ** d
+    threads = cpu_threads()
+    idle = speedup(threads) / speedup(blocks_to_modes(problem.n, (max(1, int(modes)),), threads))
+    spread = idle * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
     interpolation = problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))
     return Work(
@@ -73,18 +73,23 @@ def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: flo
 
     Rows are shared out over threads, of which more than three wait for the interpreter's lock; one builds the tree.
     """
-    columns = problem.n if columns is None else columns
+    columns, threads = problem.n if columns is None else columns, cpu_threads()
     scales = max(1, len(problem.scales))
-    pairs = rows * min(neighbours, columns) * scales
-    search = 3e4 if problem.d == 1 else 5e4
     sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
+    sort *= speedup(threads) / speedup(min(threads, 2))  # as timed beside one other thread
+    pairs = by_pairs(problem, rows * scales, rows * min(neighbours, columns) * scales)
+    return plus(pairs, Work(scalar_flops=sort * (rows > 0), launches=100))
+
+
+def by_pairs(problem: Problem, rows: float, pairs: float) -> Work:
+    """Return the Work of finding the neighbours of rows, and of summing over so many in all, once the tree is there."""
     threads = cpu_threads()
     idle = speedup(threads) / speedup(min(threads, 3))
-    sort *= speedup(threads) / speedup(min(threads, 2))  # as timed beside one other thread
+    search = 3e4 if problem.d == 1 else 5e4
     return Work(
-        scalar_flops=idle * ((600.0 + 150.0 * problem.d) * pairs + search * rows * scales) + sort * (rows > 0),
+        scalar_flops=idle * ((600.0 + 150.0 * problem.d) * pairs + search * rows),
         exps=idle * 6.0 * pairs,
-        launches=100,
+        launches=0,
     )
 
 
@@ -116,25 +121,37 @@ def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | 
     padded to whole tiles and lists.
     """
     columns, scales = problem.n if columns is None else columns, max(1, len(problem.scales))
-    pairs = rows * min(8.0 * neighbours + 512.0, columns + 512.0) * scales  # whole tiles of 32 × 256
-    passes = 3.0 * problem.d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
+    pairs = by_tile_pairs(problem, rows * min(8.0 * neighbours + 512.0, columns + 512.0) * scales)  # tiles of 32 × 256
     judged = rows / 32.0 * columns / 256.0 * scales
+    others = Work(
+        bytes=400.0 * judged + 300.0 * (columns if rows else 0.0),
+        launches=1400 * (rows > 0),
+    )
+    return plus(pairs, others)
+
+
+def by_tile_pairs(problem: Problem, pairs: float) -> Work:
+    """Return the Work of summing over so many pairs in tiles, those that do not matter among them."""
+    passes = 3.0 * problem.d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
     return Work(
         scalar_flops=4.0 * passes * pairs,
         exps=16.0 * pairs,
-        bytes=16.0 * passes * pairs + 400.0 * judged + 300.0 * (columns if rows else 0.0),
-        launches=int((1400.0 + 20.0 * pairs / (1 << 22)) * (rows > 0)),
+        bytes=16.0 * passes * pairs,
+        launches=int(20.0 * pairs / (1 << 22)),
     )
 
 
-def mean_neighbours(problem: Problem, points: Array, n: int) -> float:
-    """Estimate how many of n columns are the neighbours of a row that is itself a point, from some of the points."""
-    rows, columns = (points[:: max(1, len(points) // k)] for k in PAIRS)
-    radius = max(problem.scales, default=1.0) * math.sqrt(2.0 * math.log(1e6 * n))
-    r2 = np.zeros((len(rows), len(columns)))
-    for a in range(problem.d):
-        r2 += (rows[:, a, None] - columns[None, :, a]) ** 2
-    return n * float((r2 <= radius**2).mean())
+class Limit:
+    """What a call may still take before another backend would be faster."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._worth, self._spent = math.inf if problem.worth is None else problem.worth, 0.0
+
+    def spend(self, predicted: float, on: str) -> None:
+        """Count predicted seconds; NotWorthIt where they are too many in all."""
+        self._spent += predicted
+        if self._spent > self._worth:
+            raise NotWorthIt(f"{on} would take {self._spent:.2g} s or more, and is worth {self._worth:.2g}")
 
 
 def seconds(work: Work, device: str = "cpu") -> float:
@@ -145,118 +162,52 @@ def seconds(work: Work, device: str = "cpu") -> float:
     return work_seconds(work, on)
 
 
-def product_seconds(problem: Problem, shape: tuple[int, ...], share: float, neighbours: float, columns: float) -> float:
-    """Return the predicted time of a box on a device; a share of the rows have so many columns outside to add.
+class Ways(NamedTuple):
+    """The two ways of summing."""
 
-    inf: the modes do not pay, or would not fit.
-    """
+    by_box: Callable[[Problem, tuple[int, ...], float], Work]  # of a shape in modes and the transforms' tolerance
+    directly: Callable[[Problem, float, float, float | None], Work]  # of rows, neighbours, columns
+    merges: bool  # equal points are summed once, directly
+
+
+def box_work(
+    ways: Ways,
+    problem: Problem,
+    epsilon: float,
+    shape: tuple[int, ...],
+    share: float,
+    neighbours: float,
+    columns: float,
+) -> Work:
+    """Return the Work of a box; a share of the rows have so many columns outside to add."""
+    inside = ways.by_box(problem, shape, epsilon)
+    return plus(inside, ways.directly(problem, share * problem.m, neighbours, columns)) if share else inside
+
+
+def box_seconds(ways: Ways, problem: Problem, epsilon: float, shape: tuple[int, ...], *outside: float) -> float:
+    """Return the predicted time of a box, as :func:`box_work`; inf: there are too many modes."""
     if math.prod(shape) > MOST_MODES:
         return math.inf
-    return seconds(
-        plus(by_products(problem, shape), by_tiles(problem, share * problem.m, neighbours, columns)), problem.device
-    )
+    return seconds(box_work(ways, problem, epsilon, shape, *outside), problem.device)
 
 
-def estimate(problem: Problem) -> tuple[str, Work]:
-    """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
-    return _likely(problem, _ways)
+def direct_work(ways: Ways, problem: Problem, found: Around, rows: float, neighbours: float) -> Work:
+    """Return the Work of summing some rows directly, each over so many of all columns."""
+    work = ways.directly(problem, rows, neighbours, found.columns)
+    if not rows or found.columns > (1.0 - SHARE) * problem.n:
+        return work
+    equal = 25.0 * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)  # equal points are found before
+    return plus(work, Work(scalar_flops=equal, launches=0))
 
 
-def least_memory(problem: Problem) -> int:
-    """Return the bytes that the CPU takes at least, one transform at a time; 0 where they are few, or none.
-
-    At the usual extent, or the problem's if that is less: far points are left out of the box, and do not add to it.
-    """
-    modes = _usual_modes(problem, min(problem.extent, _usual_extent(problem)))
-    if modes > MOST_MODES or 200.0 * (modes + problem.n + problem.m) < LITTLE:  # a mode and a point take no more
-        return 0
-    shape = (int(modes ** (1.0 / problem.d)),) * problem.d
-    return 8 * (problem.n + problem.m) * (problem.d + 1) + peak(problem, shape, shape, USUAL, 1, [0.0] * problem.d)
+def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Array) -> float:
+    """Return the predicted time of summing all rows directly; they are expected where the columns are."""
+    found = around(problem, points, points, log_weights, ways.merges)
+    return seconds(direct_work(ways, problem, found, found.rows, float(found.neighbours.mean())), problem.device)
 
 
-def estimate_on_device(problem: Problem) -> tuple[str, Work]:
-    """As :func:`estimate`, of products and tiles."""
-    return _likely(problem, _ways_on_device)
-
-
-def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str, Work]]]) -> tuple[str, Work]:
-    """The cheapest way.
-
-    With Silverman's bandwidth the extent is about 5 n^(1/(d+4)), the usual extent. Where it is much larger, there are
-    two possibilities. The bandwidth is small: then all neighbourhoods are. Or a few points are far out: then the others
-    cost what they do at the usual extent. The price lies a sixth of the way from the first to the second (in logs), or
-    is that of the modes of the whole extent, if that is less.
-    """
-
-    def price(way: tuple[str, Work]) -> float:
-        return seconds(way[1], problem.device)
-
-    usual = _usual_extent(problem)
-    ways = ways_at(problem, problem.extent)
-    if problem.extent > 3.0 * usual:
-        bulk, direct = min(ways_at(problem, usual), key=price), ways[-1]
-        dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 6.0)
-        ways[-1] = "small neighbourhoods, or modes of the most", times(direct[1], dearer)
-    return min(ways, key=price)
-
-
-def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
-    """Modes, unless there are too many, and neighbourhoods, if the points were normal with that extent."""
-    modes, neighbours = _usual_modes(problem, extent), _usual_neighbours(problem, extent)
-    if problem.precision != "float64" or problem.reduction is not Reduction.MEAN:  # they are far out
-        isolated = by_neighbours(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
-    else:
-        isolated = by_neighbours(problem, _isolated(problem) * problem.m, neighbours)
-    ways = [("direct sums, few enough", by_neighbours(problem, problem.m, neighbours))]
-    if modes <= MOST_MODES:
-        ways.insert(0, (f"about {modes:.0f} modes at most", plus(by_modes(problem, modes, USUAL), isolated)))
-    return ways
-
-
-def _ways_on_device(problem: Problem, extent: float) -> list[tuple[str, Work]]:
-    """As :func:`_ways`, of products and tiles.
-
-    Boxes may leave out what is far out: the modes are those of an extent a third of the way down to the usual one.
-    """
-    box = min(extent, (extent**2 * _usual_extent(problem)) ** (1.0 / 3.0))
-    modes, neighbours = _usual_modes(problem, box), _usual_neighbours(problem, extent)
-    ways = [("direct sums, few enough", by_tiles(problem, problem.m, neighbours))]
-    if modes <= MOST_MODES:
-        products = by_products(problem, (modes ** (1.0 / problem.d),) * problem.d)
-        isolated = by_tiles(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
-        ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, isolated)))
-    return ways
-
-
-def _usual_extent(problem: Problem) -> float:
-    """The extent that goes with Silverman's bandwidth."""
-    return 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
-
-
-def _usual_neighbours(problem: Problem, extent: float) -> float:
-    """The columns that matter to a row, were they normal with that extent: four to five standard deviations."""
-    reach = math.sqrt(2.0 * math.log(1e6 * problem.n)) * max(problem.scales, default=1.0)
-    ball = {1: 2.0, 2: math.pi, 3: 4.2}[problem.d]
-    return min(problem.n, 1.0 + problem.n * ball * (reach / max(0.75 * extent, 1e-3)) ** problem.d)
-
-
-def _isolated(problem: Problem) -> float:
-    """Share of the rows that are isolated (see :mod:`sdkde_fourier.neighbours`) and summed directly.
-
-    Measured with Silverman's bandwidth and a tenth of it.
-    """
-    if problem.precision != "float64":
-        return 0.002
-    mean = problem.reduction is Reduction.MEAN
-    return {1: 0.01, 2: 0.4, 3: 0.7}[problem.d] if mean else {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]
-
-
-def _usual_modes(problem: Problem, extent: float) -> float:
-    """Modes of a box with that extent."""
-    cut, finest, widest = cutoff(USUAL), min(problem.scales, default=1.0), max(problem.scales, default=1.0)
-    width = 2.0 * extent * problem.d**-0.25  # between a cube's around the ball and one's inside
-    period = width + 1.5 * cut * widest
-    return min(period * cut / finest / math.pi, 1e10) ** problem.d
+CPU = Ways(lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon), by_neighbours, True)
+DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, False)
 
 
 def times(a: Work, factor: float) -> Work:

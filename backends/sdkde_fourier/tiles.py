@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from sdkde_core.plugin import concatenate, each, safe_log
-from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
+from sdkde_core.protocol import Partial, Problem, Reduction
+
+from .around import nats
+from .price import Limit, by_tile_pairs, seconds
 
 __all__ = ["Tiles"]
 
@@ -66,7 +69,13 @@ class Tiles:
         return [*self.columns, self.log_weights, self.indices, self.heaviest]
 
     def reduce(
-        self, problem: Problem, queries: Tensor, own: Tensor | None, scale: float, least: float = -math.inf
+        self,
+        problem: Problem,
+        queries: Tensor,
+        own: Tensor | None,
+        scale: float,
+        least: float = -math.inf,
+        limit: Limit | None = None,
     ) -> Partial:
         """Answer for some rows at one scale.
 
@@ -79,6 +88,8 @@ class Tiles:
         scale : float
         least : float
             Log of an absolute error that is allowed: terms may be left out that sum to less.
+        limit : Limit, optional
+            NotWorthIt beyond it.
         """
         rows = _tiled(queries, ROWS)
         sums, places = [], []
@@ -88,6 +99,9 @@ class Tiles:
             lists, counts = self._lists(problem, some, own, scale, least)
             order = torch.argsort(counts, descending=True, stable=True)
             numbers = counts[order].tolist()
+            if limit is not None:
+                pairs = by_tile_pairs(problem, float(ROWS * COLUMNS * sum(numbers)))
+                limit.spend(seconds(pairs, problem.device), "direct sums over tiles")
             first = 0
             while first < len(numbers):
                 # Tiles of rows with lists of like length side by side: those that straddle a gap have long ones.
@@ -114,12 +128,11 @@ class Tiles:
         floor = self._terms(rows.points, None if own is None else own[rows.order.clamp(min=0)], leaders, scale)[1]
         floor = floor.amax(-1).amin(1, keepdim=True)
         nearest = torch.maximum(mine.low - high, low - mine.high).clamp(min=0.0).square().sum(-1)
-        tolerance = 0.1 * TOLERANCES[problem.precision][problem.reduction].absolute
         # Terms are multiplied by r, or 1 + r².
-        nats = math.log(self.n / tolerance) + 5.0 + (2.0 + farthest.amin(1, keepdim=True).sqrt() / scale).log()
+        below = nats(problem, self.n) + (2.0 + farthest.amin(1, keepdim=True).sqrt() / scale).log()
         term = self.heaviest[:, 0] - sharpness * nearest
         # Where a row is NaN so is its tile's floor, and all tiles are needed: the others of the tile have them all.
-        needed = ~(term < floor - nats - 1e-12 * floor.abs()) & ~(term <= least - math.log(self.n))
+        needed = ~(term < floor - below - 1e-12 * floor.abs()) & ~(term <= least - math.log(self.n))
         return torch.argsort(needed.byte(), dim=1, descending=True, stable=True), needed.sum(1)
 
     def _terms(

@@ -19,6 +19,10 @@ from .judge import Candidate, Share, StartUp, calls_of, judge, start_up
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
+#: A backend may take so many times its own predicted time or the next best's, whichever is more, before another one is
+#: to answer: both are right to about this factor.
+PATIENCE = 2.0
+
 _logger = logging.getLogger("sdkde")
 
 
@@ -26,7 +30,8 @@ _logger = logging.getLogger("sdkde")
 class Choice:
     """The backend that runs, and the candidates that were considered, best first: all of them where it is explained.
 
-    ``calls``: over how many start-up was spread.
+    ``calls``: over how many start-up was spread. ``worth``: predicted seconds beyond which the next best one is to
+    answer; None where there is none, or no choice.
     """
 
     info: BackendInfo
@@ -35,10 +40,15 @@ class Choice:
     candidates: tuple[Candidate, ...]
     reason: str
     calls: int
+    worth: float | None = None
 
     @property
     def name(self) -> str:
         return self.info.name
+
+    def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
+        """Return the passes as the backend is asked them."""
+        return tuple(replace(p, device=self.device, sample=None, worth=self.worth) for p in problems)
 
 
 def parse_device(device: str | None) -> str | None:
@@ -122,11 +132,13 @@ def choose(
     calls: int | None = None,
     replays: bool = False,
     explained: bool = False,
+    without: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
-    A plugin is no candidate on a device that nobody named and that is not here.
+    A plugin is no candidate on a device that nobody named and that is not here. ``without``: those that ``"auto"`` is
+    not to take, by name and device, and why.
 
     A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
@@ -145,7 +157,7 @@ def choose(
         require_known(named, told)
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
-    tried = {} if named != "auto" else started.unusable()
+    tried = {} if named != "auto" else started.unusable() | dict(without or {})
     calls = calls_of(calls, data_device)
     if not explained:
         while True:  # one more round for each that does not start, as it may have stood in the way of a better one
@@ -222,8 +234,8 @@ def _foremost(
     least = math.inf
     starts: list[tuple[StartUp, BackendInfo, tuple[Problem, ...]]] = [(start_up(*a, calls), *a) for a in asked]
     for startup, info, there in sorted(starts, key=lambda s: s[0].counted):
-        if startup.counted > least:
-            break  # and so is that of those after it
+        if startup.counted > least and sum(c.ok for c in found) > 1:  # a second one says what the first is worth
+            break  # so is that of those after it
         found.append(judge(info, there, data_device, share, startup, replays))
         if found[-1].ok:
             least = min(least, found[-1].total_seconds)
@@ -246,7 +258,14 @@ def _start(
         return None
     _logger.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
     final = tuple(_settle(c, candidate, tried) for c in candidates)
-    return Choice(info, candidate.device, implementation, final, reason, calls)
+    worth = None if reason == "named" else _worth(final)
+    return Choice(info, candidate.device, implementation, final, reason, calls, worth)
+
+
+def _worth(candidates: Sequence[Candidate]) -> float | None:
+    """See :class:`Choice`; of candidates best first, those that do not start settled."""
+    totals = [c.total_seconds for c in candidates if c.ok][:2]
+    return PATIENCE * max(totals) if len(totals) == 2 and max(totals) < math.inf else None
 
 
 def _candidates(

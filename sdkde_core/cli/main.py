@@ -110,7 +110,7 @@ def estimate(
             err=True,
         )
     if not quiet:
-        where = f"{job.plan.backend} on {job.plan.device}{' and others' if job.elsewhere else ''}"
+        where = f"{job.where}{' and others' if job.elsewhere else ''}"
         seconds = time.perf_counter() - start
         click.echo(f"{output}: {job.query.rows} rows, {where}, {seconds:.2f} s", err=True)
 

@@ -32,8 +32,8 @@ class Stream:
     """An estimate of which queries and results are never whole in memory; make one with :meth:`of`.
 
     The training samples are moved once (sdkde) and packed once, and the density of the moved ones is then ordinary KDE,
-    batch by batch. The backend is chosen once, for the whole; a batch that it cannot take goes to another only under
-    ``"auto"``.
+    batch by batch. The backend is chosen once, for the whole, by the samples; a batch that it cannot take goes to
+    another only under ``"auto"``.
 
     Parameters
     ----------
@@ -46,8 +46,10 @@ class Stream:
         Of the result.
     plan : Explanation
         From the shapes: the backend, the device, and the predicted times.
+    where : str
+        The backend and the device that the samples call for, once they are prepared.
     elsewhere : bool
-        Some batch went to another backend than the plan's.
+        Some batch went to another backend.
     negative : int
         Rows, so far, of which the log is NaN because the Laplace estimate is negative.
     """
@@ -58,6 +60,7 @@ class Stream:
     log: bool
     dtype: str
     plan: Explanation
+    where: str = ""
     elsewhere: bool = False
     negative: int = 0
 
@@ -101,6 +104,7 @@ class Stream:
         if not self.query.rows:
             return
         ready = self._prepared(advance)
+        self.where = f"{ready.backend} on {ready.device}"
         done = 0
         for batch in self.query.batches(self._batch_rows(ROWS)):
             _check_finite(batch, done)
@@ -109,16 +113,15 @@ class Stream:
             advance(len(batch))
 
     def _prepared(self, advance: Callable[[int], None]) -> Prepared:
-        """The samples moved and packed, by the plan's backend if it can."""
+        """The samples moved and packed, on the plan's device if something can."""
         progress = Progress(advance, self._batch_rows(ROWS if self.plan.device == "cpu" else len(self.train)))
-        planned = replace(self.request, backend=self.plan.backend, device=self.plan.device)
+        how: dict[str, Any] = {"expected": self.query.rows, "progress": progress}
         try:
-            return prepared(planned, self.train, progress=progress)
+            return prepared(replace(self.request, device=self.plan.device), self.train, **how)
         except BackendUnavailable:
             if self.request.backend != "auto":
                 raise
-        self.elsewhere = True
-        return prepared(self.request, self.train, progress=progress)
+        return prepared(self.request, self.train, **how)
 
     def _density(self, batch: Array, ready: Prepared) -> Array:
         with warnings.catch_warnings():

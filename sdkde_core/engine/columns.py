@@ -34,6 +34,9 @@ PROVIDED = frozenset({"multi_scale"})
 #: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
 KEPT = 4
 
+#: Seconds that a few rows are worth, of a problem with many: what they cost does not shrink with their number.
+GRACE = 0.05
+
 Which = Literal["all", "near", "far"]
 
 
@@ -74,8 +77,17 @@ def per_scale(info: BackendInfo, problem: Problem) -> tuple[Problem, ...]:
 
 
 def _at(problem: Problem, scale: float) -> Problem:
-    """Return the problem in bandwidths of one scale."""
-    return replace(problem, requires=problem.requires - {"multi_scale"}, scales=(), extent=problem.extent / scale)
+    """Return the problem in bandwidths of one scale; a sample is in those of scale 1."""
+    features = problem.requires - {"multi_scale"}
+    return replace(problem, requires=features, scales=(), extent=problem.extent / scale, sample=None)
+
+
+def _of_rows(problem: Problem, m: int, same: bool) -> Problem:
+    """Return the problem for other rows; fewer are worth less, but for :data:`GRACE`."""
+    worth = problem.worth
+    if worth is not None:
+        worth = max(min(worth, GRACE), worth * m / max(1, problem.m))
+    return replace(problem, m=m, same=same, worth=worth)
 
 
 class _Packed(NamedTuple):
@@ -254,7 +266,7 @@ class PackedColumns:
                 raise BackendUnavailable(f"backend {self._info.name!r} cannot do this: {support.reason}")
         columns = replace(columns, points=read_only(columns.points), log_weights=read_only(columns.log_weights))
         with unchanged(self._info, problem.device, columns.points, columns.log_weights):
-            state = call(self._info, problem.device, backend.prepare, problem, columns)
+            state = call(self._info, problem, backend.prepare, columns)
         return _Packed(backend, problem, columns, state)
 
     def _sum(self, states: list[_Packed], queries: Any, own_offset: int = 0, points_first: bool = False) -> Partial:
@@ -264,7 +276,7 @@ class PackedColumns:
             given = None if points_first and i == 0 else queries
             m = (columns.points if given is None else given).shape[0]
             if (m, given is None) != (problem.m, problem.same):
-                problem = replace(problem, m=m, same=given is None)
+                problem = _of_rows(problem, m, given is None)
             parts.append(self._reduce_rows(_Packed(backend, problem, columns, state), given, own_offset))
         return merge(parts)
 
@@ -274,7 +286,7 @@ class PackedColumns:
         rows, device = columns.points if queries is None else queries, problem.device
         try:
             with unchanged(self._info, device, columns.points, queries):
-                got = call(self._info, device, backend.reduce, problem, read_only(queries), state, own_offset)
+                got = call(self._info, problem, backend.reduce, read_only(queries), state, own_offset)
             return checked(self._info, problem, columns, rows, got)
         except DeviceOutOfMemory:
             if problem.m < 2:
@@ -282,7 +294,7 @@ class PackedColumns:
         half = problem.m // 2
         parts = []
         for start, stop in ((0, half), (half, problem.m)):
-            sub = packed._replace(problem=replace(problem, m=stop - start, same=False))
+            sub = packed._replace(problem=_of_rows(problem, stop - start, False))
             parts.append(self._reduce_rows(sub, rows[start:stop, :], own_offset + start))
         return concatenate(parts)
 

@@ -14,9 +14,9 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 from ..arrays import detached, to_host
-from ..protocol import BackendInfo, BackendUnavailable, Columns, Partial, Problem, Reduction
+from ..protocol import BackendInfo, BackendUnavailable, Columns, NotWorthIt, Partial, Problem, Reduction
 
-__all__ = ["BackendFailed", "call", "checked", "checks_always", "read_only", "unchanged"]
+__all__ = ["BackendFailed", "GaveUp", "call", "checked", "checks_always", "read_only", "unchanged"]
 
 R = TypeVar("R")
 
@@ -37,20 +37,40 @@ class BackendFailed(BackendUnavailable):
         super().__init__(f"backend {info.name!r} failed on {device}: {what}; {mend}, or name another backend")
 
 
-def call(info: BackendInfo, device: str, method: Callable[..., R], *arguments: Any) -> R:
-    """Call a method of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
+class GaveUp(BackendUnavailable):
+    """A backend found a call not worth it, as it may: another one is to answer this call.
 
-    A SystemExit too: a plugin must not end the program. What is not the plugin's passes: interrupts and whatever else
-    a signal handler raises, cancellation, memory that does not suffice, and warnings that the user has made errors.
+    Attributes
+    ----------
+    backend, device : str
+    """
+
+    def __init__(self, info: BackendInfo, device: str, why: str) -> None:
+        self.backend, self.device = info.name, device
+        super().__init__(f"gave up: {why}")
+
+
+def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *arguments: Any) -> R:
+    """Return ``method(problem, *arguments)`` of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
+
+    Where the problem is worth so much and no more, it may give up: a :class:`GaveUp`.
+
+    A SystemExit is a failure too: a plugin must not end the program. What is not the plugin's passes: interrupts and
+    whatever else a signal handler raises, cancellation, memory that does not suffice, and warnings that the user has
+    made errors.
     """
     try:
-        return method(*arguments)
+        return method(problem, *arguments)
     except (MemoryError, BackendUnavailable, Warning):
         raise
+    except NotWorthIt as error:
+        if problem.worth is None:
+            raise BackendFailed(info, problem.device, f"it gave up though nothing limits it: {error}") from error
+        raise GaveUp(info, problem.device, str(error)) from error
     except (Exception, SystemExit) as error:
         if _from_signal_handler(error):
             raise
-        raise BackendFailed(info, device, f"{type(error).__name__}: {error}") from error
+        raise BackendFailed(info, problem.device, f"{type(error).__name__}: {error}") from error
 
 
 def _from_signal_handler(error: BaseException) -> bool:

@@ -1,22 +1,26 @@
-"""What ``backend="auto"`` does when the backend that it has chosen fails while it works: the next best one answers."""
+"""What ``backend="auto"`` does when the backend that it has chosen fails or gives up: the next best one answers."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from ..choice import select, started
-from ..engine.failures import BackendFailed
+from ..engine.failures import BackendFailed, GaveUp
 from ..messages import warn_once
 from .request import Request
 
-__all__ = ["set_aside", "with_fallback"]
+__all__ = ["set_aside", "with_fallback", "without"]
+
+_logger = logging.getLogger("sdkde")
 
 R = TypeVar("R")
 
 
-def with_fallback(request: Request, compute: Callable[[], R]) -> R:
-    """Return ``compute()``, which plans and runs; planned anew where the backend that was chosen fails.
+def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
+    """Return ``compute(request)``, which plans and runs; planned anew where the backend that was chosen does not do it.
 
     Raises
     ------
@@ -25,9 +29,17 @@ def with_fallback(request: Request, compute: Callable[[], R]) -> R:
     """
     while True:
         try:
-            return compute()
+            return compute(request)
+        except GaveUp as stopped:
+            request = without(request, stopped)
         except BackendFailed as failure:
             set_aside(request, failure)
+
+
+def without(request: Request, stopped: GaveUp) -> Request:
+    """Return the request for this call to go on with: it does without the backend that gave up."""
+    _logger.debug("backend %s on %s %s", stopped.backend, stopped.device, stopped)
+    return replace(request, without={**request.without, (stopped.backend, stopped.device): str(stopped)})
 
 
 def set_aside(request: Request, failure: BackendFailed) -> None:

@@ -14,13 +14,13 @@ from array_api_compat import device as device_of
 from ..arrays import Origin, Query, convert, detached, ingest_query, to_host
 from ..choice import select
 from ..engine.columns import PackedColumns, ScaleByScale, pack
-from ..engine.failures import BackendFailed
+from ..engine.failures import BackendFailed, GaveUp
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .bandwidth import Bandwidth
-from .fallback import set_aside
+from .fallback import set_aside, without
 from .plan import Plan, read_extent
 from .public import quiet
 from .request import Request
@@ -100,6 +100,7 @@ class Fitted:
         self._packed: dict[Reduction, PackedColumns | ScaleByScale] = {}
         self._lock = new_lock()
         self._successor: Fitted | None = None
+        self._second: Fitted | None = None
         self.home, self._whiten = Origin(), None
         if shared:
             if not isinstance(centre, np.ndarray):
@@ -148,15 +149,19 @@ class Fitted:
     def serve(self, compute: Callable[[Fitted], R]) -> R:
         """Return ``compute(fitted)``; where the backend fails, of the same columns with the next best one.
 
+        Where it gives up, that holds for this call only: what others get does not depend on it.
+
         Raises
         ------
         BackendUnavailable
             The backend that the user named failed, or none is left.
         """
+        here = self.current
         while True:
-            here = self.current
             try:
                 return compute(here)
+            except GaveUp as stopped:
+                here = here._instead(stopped)
             except BackendFailed as failure:
                 set_aside(self.request, failure)
                 if failure.spoiled:
@@ -164,6 +169,14 @@ class Fitted:
                 with here._lock:
                     if here._successor is None:
                         here._successor = _loaded(*here._state("auto"))
+                here = here.current
+
+    def _instead(self, stopped: GaveUp) -> Fitted:
+        """The same columns with the next best backend, for calls that this one gives up; made once."""
+        with self._lock:
+            if self._second is None:
+                self._second = _loaded(without(self.request, stopped), *self._state("auto")[1:])
+            return self._second.current
 
     def read(self, query: Any) -> Query:
         """Validate the user's query and bring it to where the columns are."""
@@ -271,15 +284,17 @@ def _loaded(
 ) -> Fitted:
     """Make fitted columns from what was pickled, with a backend that is here."""
     own = backend if request.backend == "auto" else request.backend
-    where = {"device": request.device, "options": request.backend_options, "calls": request.calls}
+    where: dict[str, Any] = {"device": request.device, "options": request.backend_options}
+    where |= {"calls": request.calls, "without": request.without}
     try:
-        choice = select.choose([problem], backend=own, **where)  # type: ignore[arg-type]
+        choice = select.choose([problem], backend=own, **where)
+        (problem,) = choice.posed([problem]) if own == "auto" else select.at([problem], choice.device)
     except BackendUnavailable:
         if request.backend != "auto":
             raise
-        choice = select.choose([problem], **where)  # type: ignore[arg-type]
+        choice = select.choose([problem], **where)
+        (problem,) = choice.posed([problem])
     library, place = choice.info.arrays, choice.device
     there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
-    (problem,) = select.at([problem], place)
     centre = convert(centre, library, place)
     return Fitted(request, bandwidth, problem, choice, centre, there, shared=True, names=names)

@@ -7,7 +7,8 @@ buffers and replay them, the second without waiting for that number where the tw
 
 A replay gives the same bits as the call would have: what the recorded call decided, it decided from its arguments and
 its rounded extent. So there is a second graph for every rounded extent that comes often: several data sets of one
-shape, in turn, are all replayed. Recordings are kept by stream, so that calls on different streams share no buffers.
+shape, in turn, are all replayed. A call whose backend was chosen by more of the data, a sample of them, is not
+recorded. Recordings are kept by stream, so that calls on different streams share no buffers.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def record(key: Any, train: Any, query: Any, plan: Plan, finish: Callable[[Parti
     finish : callable
         From the last pass's result to what the call returns.
     """
-    if not (only_enqueues(plan.choice.info, plan.problems) and plan.extent <= CLEAR):
+    if plan.looked or plan.extent > CLEAR or not only_enqueues(plan.choice.info, plan.problems):
         return
     counted = key, plan.extent
     with _lock:

@@ -7,7 +7,7 @@ whether all of them are finite shows in it, and it bounds every pass.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from .bandwidth import Bandwidth
 from .request import Request
 from .resolution import CLEAR, clearest_centre
 from .rules import resolve
+from .sample import Sampler
 
 __all__ = ["Measured", "Plan", "measure", "plan", "plan_data", "read", "read_extent", "rounded"]
 
@@ -51,6 +52,8 @@ class Plan:
     choice : Choice
     extent : float
         Of the data as they came, in bandwidths, rounded up.
+    looked : bool
+        The backend follows from more of the data than their shapes and their extent.
     """
 
     request: Request
@@ -62,6 +65,7 @@ class Plan:
     problems: tuple[Problem, ...]
     choice: select.Choice
     extent: float
+    looked: bool
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,15 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
         raise
 
 
-def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, replays: bool = False) -> Plan:
+def plan(
+    request: Request,
+    train: Any,
+    query: Any = None,
+    *,
+    explained: bool = False,
+    replays: bool = False,
+    expected: int | None = None,
+) -> Plan:
     """Read the data, whiten them and choose the backend.
 
     Parameters
@@ -97,6 +109,8 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
         With every candidate's reason and price.
     replays : bool
         Such calls are replayed, where the backend can and the data are near enough.
+    expected : int, optional
+        Query rows that are to come later; None: as many as samples.
 
     Raises
     ------
@@ -105,11 +119,19 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     BackendUnavailable
         See :func:`sdkde_core.choice.select.choose`.
     """
-    return plan_data(request, *read(request, train, query), explained=explained, replays=replays)
+    how = {"explained": explained, "replays": replays, "expected": expected}
+    return plan_data(request, *read(request, train, query), **how)  # type: ignore[arg-type]
 
 
 def plan_data(
-    request: Request, data: Data, bandwidth: Bandwidth, *, explained: bool, replays: bool = False, grad: bool = False
+    request: Request,
+    data: Data,
+    bandwidth: Bandwidth,
+    *,
+    explained: bool,
+    replays: bool = False,
+    grad: bool = False,
+    expected: int | None = None,
 ) -> Plan:
     """Whiten data that have been read and choose the backend; ``grad``: one with the feature ``"grad"``."""
     xp, n = array_namespace(data.train), data.n
@@ -125,7 +147,7 @@ def plan_data(
     point_radii, row_radii = distances[:n], distances if rows is None else distances[n:]
     if any(step.moves for step in request.passes):
         extent = _moved_extent(extent)
-    m = None if rows is None else data.m
+    m = expected if rows is None else data.m
     weighted = data.log_weights is not None
     requires = frozenset(["weights"] * weighted + ["grad"] * grad)
     problems = request.problems(m, n, data.d, extent, requires, data.dtype, data.device)
@@ -133,8 +155,13 @@ def plan_data(
     def share(step: int, limit: float) -> float:
         return outlier_share(point_radii if request.passes[step].rows == "train" else row_radii, point_radii, limit)
 
+    by_rows = {"train": Sampler(points, points, log_weights)}
+    by_rows["query"] = by_rows["train"] if rows is None else Sampler(points, rows, log_weights)
+    asked = problems
+    if explained or select.named_backend(request.backend) == "auto":  # otherwise no price is asked for
+        asked = tuple(replace(p, sample=by_rows[step.rows]) for step, p in zip(request.passes, problems))
     choice = select.choose(
-        problems,
+        asked,
         backend=request.backend,
         device=request.device,
         data_device=data.device,
@@ -143,13 +170,15 @@ def plan_data(
         calls=request.calls,
         replays=replays and measured_extent <= CLEAR,
         explained=explained,
+        without=request.without,
     )
+    looked = bool(request.without) or any(sampler.taken for sampler in by_rows.values())
     library, place = choice.info.arrays, choice.device
     if xp.__name__ != f"array_api_compat.{library}" or data.device != place:
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
-    problems, columns = select.at(problems, place), Columns(points, log_weights)
-    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, measured_extent)
+    problems, columns = choice.posed(problems), Columns(points, log_weights)
+    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, measured_extent, looked)
 
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:

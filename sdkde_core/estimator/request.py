@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -61,8 +61,9 @@ class Request:
     * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
 
-    ``calls``: how many like this one the process makes, over which ``"auto"`` spreads start-up; None: as many as the
-    place of the data says.
+    Two fields are no options. ``calls``: how many like this one the process makes, over which ``"auto"`` spreads
+    start-up; None: as many as the place of the data says. ``without``: backends by name and device that have given up
+    this call, and why.
 
     Raises
     ------
@@ -81,6 +82,7 @@ class Request:
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None
     calls: int | None = None
+    without: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:

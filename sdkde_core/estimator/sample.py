@@ -1,0 +1,63 @@
+"""Samples of a plan's passes, for prices that depend on more of the data than their extent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+from array_api_compat import device as device_of
+
+from ..arrays import to_host
+from ..engine.columns import take_rows
+from ..protocol import Sample
+
+__all__ = ["Sampler"]
+
+#: Rows, and columns, of a sample, at most.
+SIZE = 1 << 13
+
+#: Of a sample's places in their stretches: an irrational number, so that no period in the data meets it.
+GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
+
+
+class Sampler:
+    """Takes the sample of a pass when a backend first asks for it.
+
+    Parameters
+    ----------
+    points : (n, d) array
+        The columns, whitened, where the data are.
+    rows : (m, d) array
+    log_weights : (n,) array
+
+    Attributes
+    ----------
+    taken : Sample or None
+    """
+
+    def __init__(self, points: Any, rows: Any, log_weights: Any) -> None:
+        self._arrays = points, rows, log_weights
+        self.taken: Sample | None = None
+
+    def __call__(self) -> Sample:
+        if self.taken is None:
+            points, rows, log_weights = self._arrays
+            which = _places(points)
+            columns, weights = (to_host(take_rows(x, which)) for x in (points, log_weights))
+            mine = columns if rows is points else to_host(take_rows(rows, _places(rows)))
+            carries = weights > -math.inf
+            xp = array_namespace(points)
+            ends = [[end(points[:, a]) for a in range(points.shape[1])] for end in (xp.min, xp.max)]
+            low, high = to_host(xp.stack([xp.stack(x) for x in ends]))
+            self.taken = Sample(mine, columns[carries], weights[carries], low, high)
+        return self.taken
+
+
+def _places(points: Any) -> Any:
+    """Indices of up to :data:`SIZE` points: one of each of as many stretches of equal length."""
+    step = -(-points.shape[0] // SIZE)
+    k = np.arange(points.shape[0] // step)
+    found = k * step + (step * (k * GOLDEN % 1.0)).astype(np.int64)
+    return array_namespace(points).asarray(found, device=device_of(points))
