@@ -8,20 +8,23 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from sdkde_autotune import lookup  # noqa: E402
-from sdkde_autotune.key import Key  # noqa: E402
+from sdkde_autotune import lookup, offline, processes  # noqa: E402
+from sdkde_autotune.key import Key, canonical  # noqa: E402
+from sdkde_autotune.problems import problems, task_of  # noqa: E402
 from sdkde_autotune.runner import Outcome, Task  # noqa: E402
 from sdkde_autotune.search import PAPER, candidates, search, size  # noqa: E402
-from sdkde_autotune.simulate import RecordedSpace, simulate, task_of  # noqa: E402
+from sdkde_autotune.simulate import RecordedSpace, simulate  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
 
+from sdkde_core.choice import cards  # noqa: E402
 from sdkde_core.protocol import Problem, Reduction  # noqa: E402
 from sdkde_core.tuning import Compiled, Query  # noqa: E402
 
@@ -62,6 +65,9 @@ class Hills:
     def compile(self, kernel, config, problem, architecture):
         return Compiled(64, 1024, 0)
 
+    def code(self, kernel, config, problem):
+        return kernel, tuple(config.values())
+
     def too_much(self, compiled, architecture):
         return None
 
@@ -83,7 +89,6 @@ class Played:
     answer: object = None
     again: object = None  # what finals give
     drift: float = 1.0
-    source: str = "measured"
     version: str = "a"
     ran: list = field(default_factory=list)
     told: list = field(default_factory=list)
@@ -123,6 +128,31 @@ KEY = Key.of(TASK.query, TASK.problem)
 ALL = candidates(TASK, Hills())
 BEST = min(ALL, key=ms)
 RECORDS = [(config, ms(config)) for config in ALL]
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """What compiles, in order, in this process and at once; nothing is interpreted."""
+    asked = []
+
+    def submit(self, name, work, *arguments):
+        if name not in self.begun:
+            self.begun[name] = Future()
+            try:
+                self.begun[name].set_result(work(*arguments))
+            except Exception as error:
+                self.begun[name].set_exception(error)
+        return self.begun[name]
+
+    def compile_(self, kernel, config, problem, architecture):
+        asked.append(dict(config))
+        return Compiled(64, 1024, 0)
+
+    monkeypatch.setattr(processes.Pool, "submit", submit)
+    monkeypatch.setattr(offline, "space_for", lambda task: HILLS)
+    monkeypatch.setattr(offline, "_interpreted", lambda task, config: None)
+    monkeypatch.setattr(Hills, "compile", compile_)
+    return asked
 
 
 @pytest.fixture
@@ -250,14 +280,13 @@ def test_the_best_priced_come_first(store):
             assert card.name == "RTX A6000"
             return ms(config)
 
-    runner = Played(source="predicted")
-    result = search(TASK, Priced(), runner, store, sampler="priced", trials=16)
+    runner = Played()
+    result = search(TASK, Priced(), runner, store, sampler="priced", trials=17)
     assert runner.ran[0] == Hills.start
     assert runner.ran[1:] == sorted(ALL, key=ms)[:16]  # neither neighbours nor the paper's
-    assert not runner.final  # a prediction does not drift
     assert result.tried == 17
-    again = Played(source="predicted")
-    assert search(TASK, Priced(), again, store, sampler="priced", trials=16).replayed == 17
+    again = Played()
+    assert search(TASK, Priced(), again, store, sampler="priced", trials=17).replayed == 17
     assert not again.ran
 
 
@@ -295,7 +324,8 @@ def test_other_code_is_measured_anew_and_the_earlier_finalists_with_it(store):
 
 
 def test_predictions_are_not_measurements(store):
-    search(TASK, Hills(), Played(source="predicted"), store, trials=20)
+    for config in ALL[:20]:
+        store.add(KEY, config, Outcome("ok", (0.1,) * 3), "predicted", {"source": "a"})
     runner = Played()
     assert search(TASK, Hills(), runner, store, trials=20).tried == 20
     assert store.best()[0].source == "measured"
@@ -357,6 +387,147 @@ def test_a_killed_process_loses_the_trial_in_flight_only(tmp_path):
         assert not {json.dumps(config, sort_keys=True) for config in runner.ran} & set(kept)
 
 
+# --- predictions --------------------------------------------------------------------------------------------------
+
+CARD = cards.gpu("a6000")
+PRICED = sorted(ALL, key=lambda config: HILLS.seconds("sum", config, None, CARD))
+
+
+def predicted(store, *tasks, **options):
+    return list(offline.predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
+
+
+def test_the_best_priced_that_compiles_is_the_prediction(store, compiled):
+    (result,) = predicted(store)
+    assert compiled == PRICED[:1] == [result.best]
+    assert (result.tried, result.replayed) == (1, 0)
+    (best,) = store.best()
+    assert (best.config, best.source) == (result.best, "predicted")
+    assert best.default_ms == pytest.approx(1e3 * HILLS.seconds("sum", HILLS.start, None, CARD))
+    compiled.clear()
+    (again,) = predicted(store)
+    assert (again.tried, again.replayed, again.best, compiled) == (0, 2, result.best, [])
+
+
+def test_what_spills_fails_or_is_wrong_is_passed_over(store, compiled, monkeypatch):
+    def compile_(self, kernel, config, problem, architecture):
+        compiled.append(dict(config))
+        if config == PRICED[0]:
+            raise RuntimeError("out of registers")
+        return Compiled(64, 1024, 512 if config == PRICED[1] else 0)
+
+    monkeypatch.setattr(Hills, "compile", compile_)
+    monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills" if found.spills else None)
+    monkeypatch.setattr(offline, "_interpreted", lambda task, config: 7.0 if config == PRICED[2] else 0.5)
+    (result,) = predicted(store)
+    assert result.best == PRICED[3]
+    assert dict(result.counts) == {"compile_error": 2, "wrong": 1, "ok": 2}
+    errors = [trial.outcome.error for trial in store.trials(KEY) if trial.outcome.status != "ok"]
+    assert sorted(errors) == [
+        "RuntimeError: out of registers",
+        "spills",
+        "the worst row is off by 7 of the tolerance, as interpreted",
+    ]
+    assert predicted(store, task(n=65536), check=False)[0].best == PRICED[2]
+
+
+def test_where_nothing_compiles_no_more_than_the_trials_are_compiled(store, compiled, monkeypatch):
+    monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills")
+    (result,) = predicted(store, trials=5)
+    assert result.best is None
+    assert len(store.trials(KEY)) == 5
+    assert result.reason == "spills"
+    assert HILLS.start in compiled
+
+
+def test_the_default_is_kept_unless_a_prediction_is_faster_by_the_margin(store, compiled, monkeypatch):
+    """A candidate 4 % faster by the cost model is not worth it, one 6 % faster is."""
+    for faster, expected in ((0.96, HILLS.start), (0.94, BEST)):
+        prices = {json.dumps(HILLS.start): 1.0, json.dumps(BEST): faster}
+        monkeypatch.setattr(Hills, "seconds", lambda self, k, config, p, c, at=prices: at.get(json.dumps(config), 2.0))
+        assert predicted(store, task(n=2**20 if faster > 0.95 else 2**10))[0].best == expected
+        assert compiled.pop() == expected
+
+
+def test_problems_that_share_a_kernel_have_it_compiled_once(store, compiled, monkeypatch):
+    """Candidates whose prices differ by less than the margin are alike: the one that another size has is taken."""
+    first, second = PRICED[:2]
+
+    def seconds(self, kernel, config, problem, card):
+        near = {json.dumps(first): 1.0, json.dumps(second): 1.03}
+        if problem.n > 32768:
+            near = {json.dumps(first): 1.03, json.dumps(second): 1.0}
+        return near.get(json.dumps(config), 2.0)
+
+    monkeypatch.setattr(Hills, "seconds", seconds)
+    results = predicted(store, *(task(n=2**n) for n in (15, 16, 17)))
+    assert [result.best for result in results] == [first] * 3
+    assert compiled == [first]
+
+
+def test_a_budget_ends_predictions(store, compiled):
+    assert predicted(store, budget=0.0) == []
+
+
+def test_weights_and_leave_one_out_are_problems_of_their_own():
+    (plain,) = problems(["log_sum"], [16])
+    (weighted,) = problems(["log_sum"], [16], requires=["weights"])
+    (left_out,) = problems(["log_sum"], [16], requires=["exclude_self"])
+    assert (weighted.requires, weighted.m, weighted.same) == ({"weights"}, plain.m, False)
+    assert (left_out.requires, left_out.m, left_out.same) == ({"exclude_self"}, left_out.n, True)
+    for problem in (plain, weighted, left_out):
+        key = Key.of(TASK.query, problem)
+        assert Key.of(*task_of(key)) == key
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
+    """Whatever of them is left would hold the standard output, and `communicate` would wait for it."""
+    script = """if True:
+        import subprocess, sys
+        from sdkde_autotune.processes import Pool
+
+        pool = Pool(2)
+        try:
+            for i in range(2):
+                pool.submit(i, subprocess.run, ["sh", "-c", "echo >> begun; sleep 600"])
+            pool.result(0, None)
+        finally:
+            pool.close()
+        """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, cwd=tmp_path, **options)
+    try:
+        log, deadline = tmp_path / "begun", time.monotonic() + 60
+        while not (log.exists() and len(log.read_text()) == 2) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == (b"", None)
+        assert process.returncode != 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_a_prediction_is_interpreted(monkeypatch):
+    """Triton's kernel, as a configuration cuts it, against the reference; a kernel that is wrong is told."""
+    pytest.importorskip("triton")
+    (given,) = problems(["mean"], [17], precisions=["high"])
+    query = Query("triton", "mean_full", 1, 32, "RTX A6000", "sm_86")
+    pool = processes.Pool(1, interpret=True)
+    config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
+    try:
+        assert 0 < pool.result("right", offline._interpreted, Task(query, given), config) < 1
+        assert pool.result("numba", offline._interpreted, Task(replace(query, backend="numba-cuda"), given), {}) is None
+    finally:
+        pool.close()
+
+
 # --- what candidates do -------------------------------------------------------------------------------------------
 
 
@@ -415,7 +586,7 @@ def test_a_space_that_is_mostly_invalid(sampler, store):
     assert 3 <= len(left) <= 12
     runner = Played()
     result = search(TASK, space, runner, store, sampler=sampler, trials=100)
-    assert sorted(map(json.dumps, runner.ran)) == sorted(map(json.dumps, left))
+    assert sorted(map(canonical, runner.ran)) == sorted(map(canonical, left))
     assert result.best == min(left, key=ms)
 
 

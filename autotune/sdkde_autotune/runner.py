@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
 from sdkde_core.protocol import Problem
@@ -26,8 +26,7 @@ FINALS = "finals"
 MARGIN = 0.01
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One kernel to tune for one problem, whose sizes are powers of two."""
 
     query: Query
@@ -77,9 +76,6 @@ def fastest(outcomes: Mapping[str, Outcome], default: str | None) -> str | None:
 
 class Runner(TypingProtocol):
     """Tries candidates. A failing candidate is an outcome, never an exception; KeyboardInterrupt is raised."""
-
-    #: ``"measured"`` or ``"predicted"``.
-    source: str
 
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
         """Start to compile the candidates that will probably be run next; may do nothing."""

@@ -4,39 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
-from sdkde_core.choice.cards import GPU
-from sdkde_core.protocol import Problem, Reduction
-from sdkde_core.tuning import Compiled, Config, Space
+from sdkde_core.choice.cards import GPU, gpu
+from sdkde_core.protocol import Problem
+from sdkde_core.tuning import Config, Space
 
 from .key import Key, canonical
+from .offline import space_for
+from .problems import task_of
 from .runner import Outcome, Task
 from .search import search
 from .store import Store
 
-__all__ = ["Record", "RecordedSpace", "recorded", "simulate", "task_of"]
+__all__ = ["Record", "RecordedSpace", "recorded", "simulate"]
 
 #: A configuration and its milliseconds; inf if it did not run.
 Record = tuple[Config, float]
 
 
 def simulate(
-    records: Sequence[Record], task: Task, space: Space, sampler: str = "tpe", trials: int = 60, seed: int = 0
+    records: Sequence[Record],
+    task: Task,
+    space: RecordedSpace,
+    sampler: str = "tpe",
+    trials: int | None = 60,
+    seed: int = 0,
 ) -> float:
     """Search recorded times, and return by which fraction the result is slower than the best recorded one.
-
-    Parameters
-    ----------
-    records : sequence of (mapping, float)
-    task : Task
-    space : Space
-        Usually :class:`RecordedSpace`.
-    sampler : str
-    trials, seed : int
 
     Returns
     -------
@@ -52,7 +51,9 @@ def simulate(
     if fastest == float("inf"):
         raise ValueError("no recorded configuration ran; there is nothing to compare with")
     replay = _Replay({canonical(config): ms for config, ms in records})
-    result = search(task, space, replay, _Forgetful(), sampler=sampler, trials=trials, seed=seed)
+    result = search(
+        task, cast(Space, space), replay, cast(Store, _Forgetful()), sampler=sampler, trials=trials, seed=seed
+    )
     return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
 
 
@@ -67,27 +68,23 @@ def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpac
         names = row.config.keys()
         records = [(trial.config, trial.outcome.median) for trial in measured if trial.config.keys() == names]
         default = next((config for config, _ in records if config == row.default_config), records[0][0])
-        yield row.key, records, task_of(row.key), RecordedSpace(records, default)
+        task = task_of(row.key)
+        yield row.key, records, task, RecordedSpace(records, default, _prices(task, records))
 
 
-def task_of(key: Key) -> Task:
-    """Return a task that has the key."""
-    problem = Problem(
-        Reduction(key.reduction),
-        2**key.m_octave,
-        2**key.n_octave,
-        key.dimension,
-        key.dtype,
-        key.precision,
-        "cuda:0",
-        deterministic=bool(key.deterministic),
-    )
-    return Task(key.query, problem)
+def _prices(task: Task, records: Sequence[Record]) -> dict[str, float]:
+    """Return what the backend's cost model says; nothing if the backend is not here, or has no such kernel."""
+    card = gpu(task.query.gpu)
+    with suppress(ValueError):
+        if card is not None:
+            space, kernel = space_for(task), task.query.kernel
+            return {canonical(config): space.seconds(kernel, config, task.problem, card) for config, _ in records}
+    return {}
 
 
 @dataclass(frozen=True)
 class RecordedSpace:
-    """The search space that records span; a configuration that was not recorded cannot run.
+    """What a search needs of the space that records span; a configuration that was not recorded cannot run.
 
     Parameters
     ----------
@@ -95,21 +92,17 @@ class RecordedSpace:
         Configurations with the same parameters, and their milliseconds.
     start : mapping
         The default configuration.
+    prices : mapping of str to float
+        Seconds that the cost model predicts, by configuration.
     """
 
     records: Sequence[Record]
     start: Config
-    config_version: int = 1
+    prices: Mapping[str, float] = field(default_factory=dict)
     _names: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_names", frozenset(canonical(config) for config, _ in self.records))
-
-    def kernels(self, problem: Problem) -> tuple[str, ...]:
-        return ()
-
-    def dimension(self, kernel: str, problem: Problem) -> int:
-        return problem.d
 
     def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
         values: dict[str, dict[str, Any]] = {}
@@ -125,13 +118,11 @@ class RecordedSpace:
         return None if canonical(config) in self._names else "not recorded"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        raise ValueError("a record has no cost model")
-
-    def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        raise ValueError("a record cannot be compiled")
-
-    def too_much(self, compiled: Compiled, architecture: str) -> str | None:
-        return None
+        if not self.prices:
+            raise ValueError(
+                f"what kernel {kernel} should cost is unknown here: install its backend, or leave out priced"
+            )
+        return self.prices[canonical(config)]
 
 
 def _order(value: Any) -> tuple[bool, Any]:
@@ -142,8 +133,6 @@ def _order(value: Any) -> tuple[bool, Any]:
 
 class _Replay:
     """A runner whose outcomes are recorded times."""
-
-    source = "measured"
 
     def __init__(self, times: Mapping[str, float]) -> None:
         self._times = times
@@ -170,14 +159,14 @@ class _Replay:
 class _Forgetful:
     """A store that keeps nothing."""
 
-    def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
+    def add(self, *trial: Any) -> None:
         pass
 
-    def trials(self, key: Key) -> Sequence[Any]:
-        return ()
-
-    def best(self, **filters: Any) -> Sequence[Any]:
-        return ()
-
-    def settle(self, key: Key, default: Config | None = None) -> None:
+    def settle(self, key: Key, default: Config) -> None:
         pass
+
+    def trials(self, key: Key) -> tuple[()]:
+        return ()
+
+    def best(self, **filters: Any) -> tuple[()]:
+        return ()

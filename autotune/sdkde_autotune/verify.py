@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sdkde_core.choice import registry
-from sdkde_core.tuning import Space, space_of
+from sdkde_core.tuning import Space
 
 from .key import Key
-from .problems import problems
+from .offline import space_for
+from .problems import task_of
 from .records import Best
 from .runner import FINALS, MARGIN, Outcome, Runner, Task
 from .store import Store
@@ -52,7 +52,7 @@ class Verdict:
         return "the default is as fast now" if best else "another is faster now"
 
 
-def _task_of(key: Key) -> tuple[Task, Space]:
+def _task(key: Key) -> tuple[Task, Space]:
     """Return a task that has this key, and its search space.
 
     Raises
@@ -60,19 +60,15 @@ def _task_of(key: Key) -> tuple[Task, Space]:
     ValueError
         The backend is not here, has another version of its parameters, or has no such kernel.
     """
-    record = registry.find(key.backend)
-    space = space_of(record.info) if record is not None and record.ok and record.info is not None else None
-    if space is None:
-        raise ValueError(f"backend {key.backend!r} is not here, or has nothing to tune")
+    task = task_of(key)
+    space = space_for(task)
     if space.config_version != key.config_version:
         raise ValueError(
             f"stored for version {key.config_version} of its parameters; the present is {space.config_version}"
         )
-    n, m = 2**key.n_octave, 2**key.m_octave
-    (problem,) = problems((key.reduction,), (key.dimension,), (n,), (m,), (key.precision,))
-    if key.kernel not in space.kernels(problem) or Key.of(key.query, problem) != key:
+    if key.kernel not in space.kernels(task.problem) or Key.of(task.query, task.problem) != key:
         raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
-    return Task(key.query, problem), space
+    return task, space
 
 
 def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:
@@ -84,7 +80,7 @@ def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Ver
     """
     for best in stored:
         try:
-            task, space = _task_of(best.key)
+            task, space = _task(best.key)
         except ValueError as error:
             yield best, str(error)
             continue
@@ -101,7 +97,7 @@ def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Ver
             phases = {**outcomes[i].phases, **outcome.phases, FINALS: 0.0}
             outcomes[i] = Outcome(outcome.status, outcome.ms, outcome.error, phases)
         for config, outcome in zip(configs, outcomes):
-            store.add(best.key, config, outcome, runner.source, runner.provenance(task))
+            store.add(best.key, config, outcome, "measured", runner.provenance(task))
         store.settle(best.key, default)
         after = next(iter(store.best(**best.key._asdict())), None)
         yield Verdict(best, after, outcomes[0], outcomes[configs.index(default)])

@@ -15,7 +15,8 @@ from typing import Any
 from sdkde_core.plugin import spawning
 from sdkde_core.tuning import Config
 
-from .offline import Compilers, first_line, space_for
+from .offline import Compilers, space_for
+from .processes import end, enter, first_line
 from .provenance import clocks, current
 from .runner import Outcome, Task
 
@@ -42,8 +43,6 @@ class MeasuringRunner:
         Number of compiler processes.
     """
 
-    source = "measured"
-
     def __init__(self, device: str = "cuda:0", jobs: int = 1) -> None:
         self.device, self._compilers = device, Compilers(jobs)
         self._process: Any = None
@@ -53,11 +52,11 @@ class MeasuringRunner:
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
         """Start to compile the candidates."""
         for config in configs:
-            self._compilers.submit(task, config)
+            self._compilers.begin(task, config)
 
     def run(self, task: Task, config: Config, best: float) -> Outcome:
         """Compile, check and time a candidate."""
-        compiled = self._compilers.result(task, config)
+        compiled = self._compilers.resources(task, config)
         if isinstance(compiled, Outcome):
             return compiled
         resources, seconds = compiled
@@ -111,7 +110,7 @@ class MeasuringRunner:
 
     def _stop(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            end(self._process)
             self._process.join()
         if self._pipe is not None:
             self._pipe.close()
@@ -122,10 +121,8 @@ class MeasuringRunner:
 
 
 def _serve(pipe: Connection, device: str) -> None:
-    """Answer requests until the parent closes the pipe; Ctrl-C is left to the parent."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Answer requests until the parent closes the pipe."""
+    enter()
     bench: Any = None
     while True:
         try:
