@@ -138,13 +138,17 @@ def _planned(task: Task, space: Space, card: GPU, store: Store, trials: int, com
     if space.limit(query.kernel, default, task.problem, query.architecture) is None:
         able.append(default)
     priced = {canonical(c): 1e3 * space.seconds(query.kernel, c, task.problem, card) for c in able}
-    usual, order = canonical(default), sorted(priced, key=lambda name: priced[name])
+    usual = canonical(default)
+
+    def worth(name: str) -> tuple[float, int, str]:
+        """Of equal prices the nearest to the default is taken."""
+        return priced[name], sum(default.get(k) != value for k, value in json.loads(name).items()), name
+
+    order = sorted(priced, key=worth)
     if usual in priced:
         better = [name for name in order if priced[name] < (1 - MARGIN) * priced[usual]]
         alike = [name for name in better if priced[name] <= (1 + MARGIN) * priced[better[0]]]
-        shared = [
-            name for name in alike if compilers.knows(task, json.loads(name))
-        ]  # another size's problem asked for it
+        shared = [name for name in alike if compilers.knows(task, json.loads(name))]  # as another size's problem asked
         order = list(dict.fromkeys([*list(dict.fromkeys([*shared, *better]))[: trials - 1], usual, *order]))
     prices = {name: priced[name] for name in order[:trials]}
     return _Plan(task, space, key, usual, prices, provenance, known)

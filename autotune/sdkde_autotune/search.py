@@ -37,6 +37,9 @@ FINALISTS = 3
 #: How many winners of other problems are tried early.
 NEIGHBOURS = 4
 
+#: How many of the best-priced TPE begins with.
+PRICED = 12
+
 #: How many candidates are asked for at a time, so that they are compiled side by side; TPE has not seen their times.
 AHEAD, TPE_AHEAD = 16, 4
 
@@ -277,24 +280,25 @@ def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
 class _Proposals:
     """Proposes candidates whose outcomes it has not been told, each at most once: in an order, or Optuna's.
 
-    Optuna's tree-structured Parzen estimator works on the index of each parameter's value. It proposes configurations
-    that cannot run, and some twice, so the nearest candidate that is left is taken, in steps of the indices.
+    Optuna's tree-structured Parzen estimator works on the index of each parameter's value, and learns from the outcomes
+    of the best-priced candidates first. It proposes configurations that cannot run, and some twice, so the nearest
+    candidate that is left is taken, in steps of the indices; of several the best-priced.
     """
 
     def __init__(self, sampler: str, task: Task, space: Space, seed: int) -> None:
         if sampler not in SAMPLERS:
             raise ValueError(f"sampler is {sampler!r}; pass one of {', '.join(SAMPLERS)}")
-        order = candidates(task, space)
-        if sampler in ("tpe", "random"):  # of TPE: so that ties are broken at random
+        order, card = candidates(task, space), gpu(task.query.gpu)
+        if sampler in ("tpe", "random"):
             order = [order[i] for i in np.random.default_rng(seed).permutation(len(order))]
-        card = gpu(task.query.gpu) if sampler == "priced" else None
-        if sampler == "priced":
-            if card is None:
-                raise ValueError(f"the rates of {task.query.gpu!r} are unknown, so no time is predicted; measure on it")
+        if sampler in ("tpe", "priced") and card is not None:
             order.sort(key=lambda config: space.seconds(task.query.kernel, config, task.problem, card))
+        elif sampler == "priced":
+            raise ValueError(f"the rates of {task.query.gpu!r} are unknown, so no time is predicted; measure on it")
+        self._first = PRICED if sampler == "tpe" and card is not None else 0
         self._values = {k: list(map(json.dumps, v)) for k, v in space.parameters(task.query.kernel).items()}
         self.left = {name: self._place(name) for name in map(canonical, order)}
-        self._study: Any = None
+        self._study, self._told = None, 0
         if sampler == "tpe":
             import optuna
 
@@ -312,8 +316,8 @@ class _Proposals:
 
     def ask(self) -> list[str]:
         """Return the names of the next candidates; none if none is left."""
-        if self._study is None:
-            return list(itertools.islice(self.left, AHEAD))
+        if self._study is None or self._told < self._first:
+            return list(itertools.islice(self.left, AHEAD if self._study is None else self._first - self._told))
         chosen: list[str] = []
         for _ in range(min(TPE_AHEAD, len(self.left))):
             trial = self._study.ask(self._range)
@@ -328,6 +332,7 @@ class _Proposals:
     def tell(self, name: str, outcome: Outcome) -> None:
         """Learn an outcome."""
         place = self.left.pop(name, None)
+        self._told += 1
         if self._study is None or place is None:  # an order, or a default outside the values worth trying
             return
         ran, state = outcome.status == "ok", self._optuna.trial.TrialState

@@ -45,8 +45,10 @@ def simulate(
     Raises
     ------
     ValueError
-        No recorded configuration ran.
+        No recorded configuration ran; or ``"priced"``, and there are no prices.
     """
+    if sampler == "priced" and not space.prices:
+        raise ValueError(f"what {task.query.kernel} should cost is not known without backend {task.query.backend}")
     fastest = min((ms for _, ms in records), default=float("inf"))
     if fastest == float("inf"):
         raise ValueError("no recorded configuration ran; there is nothing to compare with")
@@ -93,7 +95,7 @@ class RecordedSpace:
     start : mapping
         The default configuration.
     prices : mapping of str to float
-        Seconds that the cost model predicts, by configuration.
+        Seconds that the cost model predicts, by configuration; empty: it cannot.
     """
 
     records: Sequence[Record]
@@ -118,11 +120,7 @@ class RecordedSpace:
         return None if canonical(config) in self._names else "not recorded"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        if not self.prices:
-            raise ValueError(
-                f"what kernel {kernel} should cost is unknown here: install its backend, or leave out priced"
-            )
-        return self.prices[canonical(config)]
+        return self.prices.get(canonical(config), 0.0)
 
 
 def _order(value: Any) -> tuple[bool, Any]:

@@ -88,6 +88,7 @@ def predicted(config: space.LaunchConfig, problem: Problem, card: GPU) -> float:
     loads = words * depth * 4 / 16 * 2.0  # two cycles a vector
     exps = config.rows * 32 / card.exps * (0 if kind == "float64" else 1)
     held = words * depth * (2 * config.rows + 1 if mean else config.rows) + 4 * config.rows + 30
+    held += 16 * config.rows * (group > 1)  # exponents of several columns wait for each other's exchange
     registers = min(255, held, config.registers or 255)
     warps = config.threads // 32
     resident = max(1, min(65536 // (registers * config.threads), 2048 // config.threads))
