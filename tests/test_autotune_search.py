@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -16,7 +17,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from sdkde_autotune import lookup, offline, processes  # noqa: E402
+from sdkde_autotune import lookup, offline, processes, worker  # noqa: E402
 from sdkde_autotune.key import Key, canonical  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
 from sdkde_autotune.runner import Outcome, Task  # noqa: E402
@@ -511,6 +512,48 @@ def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
         assert process.returncode != 0
     finally:
         process.kill()
+
+
+def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monkeypatch):
+    class Bench:
+        made: ClassVar = []
+
+        def __init__(self, task, device):
+            self.task = task
+            self.made.append(device)
+            if task.problem.n == 1:
+                raise MemoryError("too many points")
+
+        def check(self, config):
+            if config["num_warps"] == 2:
+                raise RuntimeError("illegal access")
+            return 3.0 if config["num_warps"] == 4 else 0.5
+
+        def time(self, config):
+            return 2.0
+
+        def memory(self, error):
+            return False
+
+        def lost(self, error):
+            return True
+
+    closed = []
+    monkeypatch.setitem(sys.modules, "sdkde_autotune.bench", types.SimpleNamespace(Bench=Bench))
+    monkeypatch.setattr(worker, "space_for", lambda task: HILLS)
+    monkeypatch.setattr(worker, "_bench", None)
+    runner = worker.MeasuringRunner("cuda:0")
+    monkeypatch.setattr(runner._worker, "close", lambda: closed.append(1))
+    outcomes = [runner.run(TASK, {**BEST, "num_warps": warps}, 1.0) for warps in (8, 4, 2)]
+    assert [outcome.status for outcome in outcomes] == ["ok", "wrong", "crash"]
+    assert outcomes[0].ms == (2.0, 2.0, 2.0)
+    assert {"compile", "check", "time"} == outcomes[0].phases.keys()
+    assert len(Bench.made) == len(closed) == 1
+    assert [outcome.status for outcome in runner.finals(task(n=65536), [BEST, Hills.start])] == ["ok", "ok"]
+    (outcome,) = runner.finals(task(n=1), [BEST])
+    assert (outcome.status, outcome.error) == ("crash", "MemoryError: too many points")
+    assert len(Bench.made) == 3
+    runner._compilers.close()
 
 
 @pytest.mark.slow

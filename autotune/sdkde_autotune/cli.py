@@ -22,12 +22,12 @@ from sdkde_core.plugin import did_you_mean, write_atomically
 
 from . import lookup, options, provenance
 from .problems import by_value, tunables
-from .runner import Runner
 from .search import SAMPLERS, Result
 from .search import tune as search_all
 
 if TYPE_CHECKING:
     from .store import Store
+    from .worker import MeasuringRunner
 
 try:
     from click_default_group import DefaultGroup
@@ -421,7 +421,7 @@ def _reading(db: Path | None) -> Iterator[Path]:
         lookup.forget()
 
 
-def _runner(device: str, jobs: int) -> Runner:
+def _runner(device: str, jobs: int) -> MeasuringRunner:
     from .worker import MeasuringRunner
 
     load = provenance.clocks(device).get("load_percent", 0)

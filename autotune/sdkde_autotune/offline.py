@@ -91,7 +91,7 @@ def predict(
     Result
     """
     start = time.monotonic()
-    compilers, interpreters = Compilers(jobs), Pool(1, interpret=True) if check else None
+    compilers, interpreters = Compilers(jobs), Pool(1, interpret=True, failure="invalid") if check else None
     left, begun = iter(tasks), deque[_Plan]()
     try:
         while budget is None or time.monotonic() - start < budget:

@@ -69,10 +69,14 @@ class Pool:
         Triton's interpreter replaces its compiler in them.
     patience : float
         Seconds after which work is given up.
+    failure : str
+        The status of the outcome of work that raises.
     """
 
-    def __init__(self, jobs: int, interpret: bool = False, patience: float = 120.0) -> None:
-        self.jobs, self.interpret, self.patience = max(1, jobs), interpret, patience
+    def __init__(
+        self, jobs: int, interpret: bool = False, patience: float = 120.0, failure: str = "compile_error"
+    ) -> None:
+        self.jobs, self.interpret, self.patience, self.failure = max(1, jobs), interpret, patience, failure
         self._pool: ProcessPoolExecutor | None = None
         self.begun: dict[Hashable, Future[Any]] = {}
 
@@ -94,7 +98,7 @@ class Pool:
         except BrokenProcessPool:
             outcome = Outcome("crash", error="its process died")
         except Exception as error:  # whatever a compiler raises
-            return Outcome("compile_error", error=first_line(error))
+            return Outcome(self.failure, error=first_line(error))
         self.close()
         return outcome
 

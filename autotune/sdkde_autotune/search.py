@@ -18,10 +18,11 @@ from sdkde_core.choice.cards import gpu
 from sdkde_core.tuning import Config, Space
 
 from .key import Key, canonical
-from .runner import FINALS, Outcome, Runner, Task, fastest
+from .runner import FINALS, Outcome, Task, fastest
 
 if TYPE_CHECKING:
     from .store import Store
+    from .worker import MeasuringRunner
 
 __all__ = ["PAPER", "SAMPLERS", "Result", "candidates", "search", "size", "tune", "version"]
 
@@ -113,7 +114,7 @@ def version(provenance: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def tune(
     tasks: Sequence[tuple[Task, Space]],
-    runner: Runner,
+    runner: MeasuringRunner,
     store: Store,
     *,
     budget: float | None = None,
@@ -126,7 +127,7 @@ def tune(
     Parameters
     ----------
     tasks : sequence of (Task, Space)
-    runner : Runner
+    runner : MeasuringRunner
     store : Store
     budget : float, optional
         Seconds for all.
@@ -153,7 +154,7 @@ def tune(
 def search(
     task: Task,
     space: Space,
-    runner: Runner,
+    runner: MeasuringRunner,
     store: Store,
     *,
     sampler: str = "tpe",
@@ -174,7 +175,7 @@ def search(
     ----------
     task : Task
     space : Space
-    runner : Runner
+    runner : MeasuringRunner
     store : Store
     sampler : str
         One of :data:`SAMPLERS`.

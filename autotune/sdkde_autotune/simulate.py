@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 from sdkde_core.choice.cards import GPU, gpu
 from sdkde_core.protocol import Problem
-from sdkde_core.tuning import Config, Space
+from sdkde_core.tuning import Config
 
 from .key import Key, canonical
 from .offline import space_for
@@ -53,9 +53,8 @@ def simulate(
     if fastest == float("inf"):
         raise ValueError("no recorded configuration ran; there is nothing to compare with")
     replay = _Replay({canonical(config): ms for config, ms in records})
-    result = search(
-        task, cast(Space, space), replay, cast(Store, _Forgetful()), sampler=sampler, trials=trials, seed=seed
-    )
+    arguments: Any = space, replay, _Forgetful()  # they have what a search needs
+    result = search(task, *arguments, sampler=sampler, trials=trials, seed=seed)
     return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
 
 
@@ -149,9 +148,6 @@ class _Replay:
 
     def provenance(self, task: Task) -> dict[str, Any]:
         return {}
-
-    def close(self) -> None:
-        pass
 
 
 class _Forgetful:

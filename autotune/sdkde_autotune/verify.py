@@ -11,8 +11,9 @@ from .key import Key
 from .offline import space_for
 from .problems import task_of
 from .records import Best
-from .runner import FINALS, MARGIN, Outcome, Runner, Task
+from .runner import FINALS, MARGIN, Outcome, Task
 from .store import Store
+from .worker import MeasuringRunner
 
 __all__ = ["Verdict", "verify"]
 
@@ -71,7 +72,7 @@ def _task(key: Key) -> tuple[Task, Space]:
     return task, space
 
 
-def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:
+def verify(stored: Iterable[Best], runner: MeasuringRunner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:
     """Measure winners again, in turns with the default and the other finalists, and store who wins now.
 
     Yields
