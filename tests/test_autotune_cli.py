@@ -129,7 +129,10 @@ def test_every_command_and_option_has_help_and_is_documented(name):
 
 def test_the_page_is_short_and_names_no_option_that_is_not_there():
     assert len(PAGE.splitlines()) < 130
-    known = {o for c in main.commands.values() for p in c.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "--version"}
+    known = {o for c in main.commands.values() for p in c.params for o in (*p.opts, *p.secondary_opts)} | {
+        "--help",
+        "--version",
+    }
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
 
 

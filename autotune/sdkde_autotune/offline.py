@@ -72,23 +72,7 @@ def predict(
     stands before those that it is at most :data:`MARGIN` slower than. A winner but the default is checked once on a
     small problem where the backend can interpret its kernels; one that is wrong is passed over.
 
-    Parameters
-    ----------
-    tasks : iterable of Tunable
-        The most valuable first.
-    card : GPU
-    store : Store
-    jobs : int
-        Number of compiler processes.
-    trials : int
-        Configurations to compile for a task at most.
-    check : bool
-    budget : float, optional
-        Seconds for all.
-
-    Yields
-    ------
-    Result
+    At most ``trials`` are compiled for a task, and the budget is in seconds for all.
     """
     start = time.monotonic()
     compilers, interpreters = Compilers(jobs), Pool(1, interpret=True, failure="invalid") if check else None

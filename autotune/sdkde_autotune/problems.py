@@ -65,17 +65,8 @@ def problems(
 ) -> list[Problem]:
     """Return the cross product of the arguments as typical problems; sizes become the nearest powers of two.
 
-    Parameters
-    ----------
-    reductions : iterable of str
-    dims, n_train : iterable of int
-    n_query : sequence of int
-        Empty: an eighth of the training points. The queries of MEAN, and of ``"exclude_self"``, are always the
-        training points.
-    precisions : iterable of str
-    requires : iterable of str
-        ``"weights"``, ``"exclude_self"``.
-    device : str
+    Queries are by default an eighth of the training points; those of MEAN and of ``"exclude_self"`` always the training
+    points. ``requires`` has features: ``"weights"``, ``"exclude_self"``.
     """
     found, features = [], frozenset(requires)
     for reduction, d, n, precision in itertools.product(map(Reduction, reductions), dims, n_train, precisions):
@@ -133,15 +124,9 @@ def by_value(found: Sequence[Tunable], card: GPU) -> list[Tunable]:
 def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None, varied: bool = False) -> list[Tunable]:
     """Return the kernels to tune for the problems on a card, one per key.
 
-    Parameters
-    ----------
-    wanted : iterable of Problem
-    card : GPU
-    backend : str, optional
-        None: every installed backend that can be tuned.
-    varied : bool
-        Of the first size of :data:`GRID`, which serves most others, problems with weights and leave-one-out too,
-        where a backend runs other kernels for them.
+    Without a backend's name every installed one that can be tuned is. If ``varied``, problems with weights and
+    leave-one-out are tuned too where a backend runs other kernels for them: of the first size of :data:`GRID`, which
+    serves most others.
 
     Raises
     ------

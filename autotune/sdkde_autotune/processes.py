@@ -61,16 +61,8 @@ def first_line(error: BaseException) -> str:
 class Pool:
     """Fresh interpreters side by side: this one may have PyTorch's threads, or Triton's interpreter, loaded.
 
-    Parameters
-    ----------
-    jobs : int
-        Number of processes; each is started when it is needed.
-    interpret : bool
-        Triton's interpreter replaces its compiler in them.
-    patience : float
-        Seconds after which work is given up.
-    failure : str
-        The status of the outcome of work that raises.
+    With ``interpret`` Triton's interpreter replaces its compiler in them. Work is given up after ``patience`` seconds;
+    what raises has the status ``failure``.
     """
 
     def __init__(

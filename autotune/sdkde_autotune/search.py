@@ -47,35 +47,18 @@ AHEAD, TPE_AHEAD = 16, 4
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a search.
-
-    Parameters
-    ----------
-    task : Task
-    key : Key
-    best : mapping or None
-        The best configuration; None if none ran.
-    outcome, default : Outcome or None
-        Of the best configuration and of the default one.
-    counts : mapping of str to int
-        Number of configurations by status, replayed ones included.
-    tried, replayed : int
-        Number of configurations that were run, and whose outcomes were in the store.
-    seconds : float
-    reason : str
-        The most frequent error; empty if there was none.
-    """
+    """The result of a search."""
 
     task: Task
     key: Key
-    best: Config | None
-    outcome: Outcome | None
+    best: Config | None  # none ran
+    outcome: Outcome | None  # of the best
     default: Outcome | None
-    counts: Mapping[str, int]
+    counts: Mapping[str, int]  # of configurations by status, replayed ones included
     tried: int
-    replayed: int
+    replayed: int  # their outcomes were in the store
     seconds: float
-    reason: str
+    reason: str  # the most frequent error
 
     @classmethod
     def of(
@@ -122,21 +105,10 @@ def tune(
     progress: Callable[[str], AbstractContextManager[Any]],
     **options: Any,
 ) -> Iterator[Result]:
-    """Search each task's configurations in turn; end early when the budget is spent.
+    """Search each task's configurations in turn; end early when the budget, in seconds for all, is spent.
 
-    Parameters
-    ----------
-    tasks : sequence of (Task, Space)
-    runner : MeasuringRunner
-    store : Store
-    budget : float, optional
-        Seconds for all.
-    shared : bool
-        Each search gets its share of the time left, so that all are begun; else each takes the time that it needs.
-    progress : callable
-        ``progress(label)`` yields the ``progress`` of :func:`search`.
-    **options
-        Passed to each search.
+    With ``shared`` each search gets its share of the time left, so that all are begun; else the time that it needs.
+    ``progress(label)`` yields the ``progress`` of :func:`search`, to which ``options`` go too.
     """
     start = time.monotonic()
     for i, (task, space) in enumerate(tasks):
@@ -173,30 +145,16 @@ def search(
 
     Parameters
     ----------
-    task : Task
-    space : Space
-    runner : MeasuringRunner
-    store : Store
     sampler : str
         One of :data:`SAMPLERS`.
     trials : int, optional
         Number of outcomes at the end, replayed ones included; None: one for every configuration.
     budget : float, optional
         Seconds after which no further candidate is run.
-    seed : int
     first : iterable of mapping
         Configurations to try early, unless they are not in the space. Missing parameters are taken from the default.
     progress : callable
         ``progress(known, expected, best)`` after every outcome; ``best`` in milliseconds, inf without any.
-
-    Returns
-    -------
-    Result
-
-    Raises
-    ------
-    KeyboardInterrupt
-        Once the winner of the outcomes so far is stored.
     """
     start, key = time.monotonic(), Key.of(task.query, task.problem)
     default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from sdkde_core.choice.cards import GPU, gpu
@@ -35,26 +36,26 @@ def simulate(
     trials: int | None = 60,
     seed: int = 0,
 ) -> float:
-    """Search recorded times, and return by which fraction the result is slower than the best recorded one.
-
-    Returns
-    -------
-    float
-        0 if the best was found; inf if no configuration that runs was found.
-
-    Raises
-    ------
-    ValueError
-        No recorded configuration ran; or ``"priced"``, and there are no prices.
-    """
+    """Search recorded times, and return by which fraction the result is slower than the best recorded one."""
     if sampler == "priced" and not space.prices:
         raise ValueError(f"what {task.query.kernel} should cost is not known without backend {task.query.backend}")
     fastest = min((ms for _, ms in records), default=float("inf"))
     if fastest == float("inf"):
         raise ValueError("no recorded configuration ran; there is nothing to compare with")
-    replay = _Replay({canonical(config): ms for config, ms in records})
-    arguments: Any = space, replay, _Forgetful()  # they have what a search needs
-    result = search(task, *arguments, sampler=sampler, trials=trials, seed=seed)
+    times = {canonical(config): ms for config, ms in records}
+
+    def run(task: Task, config: Config, best: float) -> Outcome:
+        ms = times[canonical(config)]
+        return Outcome("ok", (ms, ms, ms)) if ms < float("inf") else Outcome("crash", error="did not run")
+
+    def nothing(*arguments: Any, **filters: Any) -> tuple[()]:
+        return ()
+
+    replay: Any = SimpleNamespace(prepare=nothing, run=run, provenance=lambda task: {})
+    replay.finals = lambda task, configs: [run(task, config, 0.0) for config in configs]
+    forgetful: Any = SimpleNamespace(add=nothing, settle=nothing, trials=nothing, best=nothing)
+    spanned: Any = space  # has what a search needs
+    result = search(task, spanned, replay, forgetful, sampler=sampler, trials=trials, seed=seed)
     return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
 
 
@@ -85,21 +86,11 @@ def _prices(task: Task, records: Sequence[Record]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RecordedSpace:
-    """What a search needs of the space that records span; a configuration that was not recorded cannot run.
-
-    Parameters
-    ----------
-    records : sequence of (mapping, float)
-        Configurations with the same parameters, and their milliseconds.
-    start : mapping
-        The default configuration.
-    prices : mapping of str to float
-        Seconds that the cost model predicts, by configuration; empty: it cannot.
-    """
+    """What a search needs of the space that records span; a configuration that was not recorded cannot run."""
 
     records: Sequence[Record]
-    start: Config
-    prices: Mapping[str, float] = field(default_factory=dict)
+    start: Config  # the default
+    prices: Mapping[str, float] = field(default_factory=dict)  # seconds by the cost model, if it is here
     _names: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -126,41 +117,3 @@ def _order(value: Any) -> tuple[bool, Any]:
     """Return a sorting key: numbers by size, then others by their text."""
     number = isinstance(value, int | float)
     return not number, value if number else json.dumps(value)
-
-
-class _Replay:
-    """A runner whose outcomes are recorded times."""
-
-    def __init__(self, times: Mapping[str, float]) -> None:
-        self._times = times
-
-    def prepare(self, task: Task, configs: Sequence[Config]) -> None:
-        pass
-
-    def run(self, task: Task, config: Config, best: float) -> Outcome:
-        ms = self._times.get(canonical(config))
-        if ms is None:
-            return Outcome("invalid", error="not recorded")
-        return Outcome("ok", (ms, ms, ms)) if ms < float("inf") else Outcome("crash", error="did not run")
-
-    def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
-        return [self.run(task, config, 0.0) for config in configs]
-
-    def provenance(self, task: Task) -> dict[str, Any]:
-        return {}
-
-
-class _Forgetful:
-    """A store that keeps nothing."""
-
-    def add(self, *trial: Any) -> None:
-        pass
-
-    def settle(self, key: Key, default: Config) -> None:
-        pass
-
-    def trials(self, key: Key) -> tuple[()]:
-        return ()
-
-    def best(self, **filters: Any) -> tuple[()]:
-        return ()

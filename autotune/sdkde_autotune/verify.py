@@ -20,20 +20,10 @@ __all__ = ["Verdict", "verify"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A stored winner, measured again.
-
-    Parameters
-    ----------
-    before, after : Best or None
-        The key's winner before and now; None if none runs any more.
-    now : Outcome
-        Of the stored winner, measured now.
-    default : Outcome
-        Of the default configuration, measured with it.
-    """
+    """A stored winner, measured again, and the default, measured with it."""
 
     before: Best
-    after: Best | None
+    after: Best | None  # None: nothing runs any more
     now: Outcome
     default: Outcome
 
@@ -54,13 +44,7 @@ class Verdict:
 
 
 def _task(key: Key) -> tuple[Task, Space]:
-    """Return a task that has this key, and its search space.
-
-    Raises
-    ------
-    ValueError
-        The backend is not here, has another version of its parameters, or has no such kernel.
-    """
+    """Return a task that has this key, and its search space; ValueError if there is none here."""
     task = task_of(key)
     space = space_for(task)
     if space.config_version != key.config_version:
@@ -75,9 +59,7 @@ def _task(key: Key) -> tuple[Task, Space]:
 def verify(stored: Iterable[Best], runner: MeasuringRunner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:
     """Measure winners again, in turns with the default and the other finalists, and store who wins now.
 
-    Yields
-    ------
-    Verdict, or the winner and why it cannot be measured
+    Of a winner that cannot be measured it yields why.
     """
     for best in stored:
         try:

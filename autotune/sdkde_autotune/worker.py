@@ -31,15 +31,7 @@ ROUNDS = 25
 
 
 class MeasuringRunner:
-    """Tries candidates on a card that is here. A failing one is an outcome, never an exception.
-
-    Parameters
-    ----------
-    device : str
-        ``"cuda:0"``.
-    jobs : int
-        Number of compiler processes.
-    """
+    """Tries candidates on a card that is here. A failing one is an outcome, never an exception."""
 
     def __init__(self, device: str = "cuda:0", jobs: int = 1) -> None:
         self.device, self._compilers = device, Compilers(jobs)
