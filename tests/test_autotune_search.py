@@ -25,7 +25,7 @@ from sdkde_autotune.search import PAPER, candidates, search, size  # noqa: E402
 from sdkde_autotune.simulate import RecordedSpace, simulate  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
 
-from sdkde_core.choice import cards  # noqa: E402
+from sdkde_core.choice import cards, registry  # noqa: E402
 from sdkde_core.protocol import Problem, Reduction  # noqa: E402
 from sdkde_core.tuning import Compiled, Query  # noqa: E402
 
@@ -195,6 +195,11 @@ def test_samplers_come_near_the_optimum(sampler, mean, worst):
 
 def test_a_replayed_grid_loses_nothing():
     assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start), "grid", None) == 0
+    with pytest.raises(ValueError, match="not known without backend stranger"):
+        simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start), "priced")
+    prices = {canonical(config): ms for config, ms in RECORDS}
+    assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start, prices), "priced", 2) == 0
+    assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start, prices), "tpe", 4) == 0
     with pytest.raises(ValueError, match="nothing to compare"):
         simulate([(BEST, float("inf"))], TASK, RecordedSpace(RECORDS, BEST))
 
@@ -479,6 +484,23 @@ def test_weights_and_leave_one_out_are_problems_of_their_own():
     for problem in (plain, weighted, left_out):
         key = Key.of(TASK.query, problem)
         assert Key.of(*task_of(key)) == key
+
+
+@pytest.mark.parametrize("path", sorted(lookup.TABLES.glob("*.json")), ids=lambda path: path.stem)
+def test_what_ships_is_what_the_tuner_would_search(path):
+    """Of every backend: the keys are those of its problems, and the configurations can run."""
+    dump = json.loads(path.read_text())
+    rows = dump.get("best") or dump["trial"]
+    assert rows
+    for row in rows:
+        key = Key._make(row[name] for name in Key._fields)
+        record = registry.find(key.backend)
+        if record is not None and record.ok:
+            found = task_of(key)
+            space = offline.space_for(found)
+            assert key.kernel in space.kernels(found.problem)
+            assert Key.of(*_parts(found)) == key
+            assert space.limit(key.kernel, row["config"], found.problem, key.architecture) is None
 
 
 # --- processes ----------------------------------------------------------------------------------------------------

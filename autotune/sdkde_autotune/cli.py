@@ -350,7 +350,7 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
         raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or a database")
     found = []
     for key, records, task, space in recorded(Path(file)):
-        for name in sampler or ("tpe", "random", "priced"):
+        for name in sampler or ("tpe", "random", *(["priced"] if space.prices else [])):
             losses = [replay(records, task, space, name, trials, seed) for seed in range(repeats)]
             told = {"recorded": len(records), "sampler": name, "trials": trials, "repeats": repeats}
             found.append({**key._asdict(), **told, "mean_loss": mean(losses), "worst_loss": max(losses)})

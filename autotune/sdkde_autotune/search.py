@@ -183,6 +183,8 @@ def search(
         while len(known) < expected and not spent():
             batch = (queue or proposals.ask())[: expected - len(known)]
             queue = []
+            if not batch:
+                break
             runner.prepare(task, [json.loads(name) for name in batch])
             for name in itertools.takewhile(lambda name: not spent(), batch):
                 best = min((outcome.median for outcome in known.values()), default=float("inf"))
