@@ -17,8 +17,10 @@ import argparse
 import itertools
 import json
 import math
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -177,30 +179,41 @@ def whole(task: Task, space: tuning.Space) -> Iterator[dict[str, Any]]:
 
 
 def record(db: Path, backend: str, jobs: int) -> None:
-    """Run everything; of Triton what the parameters alone rule out, too. What is in the file is not run again."""
+    """Run everything; of Triton what the parameters alone rule out, too. What is in the file is not run again.
+
+    In random order, so that of a search that was stopped a fair sample is there.
+    """
     runner = MeasuringRunner(DEVICE, jobs)
     try:
         with Store(db) as store:
-            for what in RECORDED[backend]:
-                for task, space in tunables(problems(*what[:3], (), what[3]), card(), backend):
-                    key, best = Key.of(task.query, task.problem), math.inf
-                    known = [dict(trial.config) for trial in store.trials(key)]
-                    left = [config for config in candidates(task, space) if config not in known]
-                    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
-                    runner.prepare(task, left)
-                    for config in left:
-                        outcome = runner.run(task, config, best)
-                        best = min(best, outcome.median)
-                        store.add(key, config, outcome, "measured", runner.provenance(task))
-                    if backend == "triton":
-                        rest = [c for c in whole(task, space) if c not in left and c not in known]
-                        runner.prepare(task, rest)
-                        for config, outcome in zip(rest, _pruned(runner, task, space, rest)):
-                            store.add(key, config, outcome, "measured", runner.provenance(task))
-                    store.settle(key, default)
-                    print(key.kernel, key.reduction, key.precision, key.dimension, key.n_octave, len(left), best)
+            for reductions, dims, sizes, precisions in RECORDED[backend]:
+                for task, space in tunables(problems(reductions, dims, sizes, (), precisions), card(), backend):
+                    _recorded(runner, store, task, space)
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from there")
     finally:
         runner.close()
+
+
+def _recorded(runner: MeasuringRunner, store: Store, task: Task, space: tuning.Space) -> None:
+    key, best, start = Key.of(task.query, task.problem), math.inf, time.monotonic()
+    known = [dict(trial.config) for trial in store.trials(key)]
+    left = [config for config in candidates(task, space) if config not in known]
+    random.Random(0).shuffle(left)
+    runner.prepare(task, left)
+    try:
+        for config in left:
+            outcome = runner.run(task, config, best)
+            best = min(best, outcome.median)
+            store.add(key, config, outcome, "measured", runner.provenance(task))
+        rest = [c for c in whole(task, space) if c not in left and c not in known] if key.backend == "triton" else []
+        runner.prepare(task, rest)
+        for config, outcome in zip(rest, _pruned(runner, task, space, rest) if rest else ()):
+            store.add(key, config, outcome, "measured", runner.provenance(task))
+    finally:
+        store.settle(key, dict(space.default(task.query.kernel, task.problem, task.query.architecture)))
+    seconds = time.monotonic() - start
+    print(key.kernel, key.reduction, key.precision, key.dimension, key.n_octave, len(left), best, f"{seconds:.0f} s")
 
 
 def _pruned(runner: MeasuringRunner, task: Task, space: tuning.Space, configs: list[Any]) -> list[Outcome]:

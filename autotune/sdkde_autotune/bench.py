@@ -25,7 +25,7 @@ __all__ = ["Bench", "interpreted"]
 STRETCH, PLACES = 64, 8
 
 #: Rows and columns of the problem on which an interpreted configuration is checked: neither is whole tiles.
-SMALL = 100, 301
+SMALL = 70, 201
 
 #: Bytes overwritten between timings to empty the cache: more than any card's cache holds.
 FLUSHED = 256 << 20
