@@ -234,9 +234,8 @@ def test_an_unknown_sampler_is_named(store):
 # --- the order ----------------------------------------------------------------------------------------------------
 
 
-def test_the_default_then_what_is_given_then_neighbours_then_the_papers(store):
+def test_the_default_then_neighbours_then_the_papers(store):
     near, far, elsewhere = ALL[50], ALL[60], ALL[70]
-    stranger = {**ALL[80], "block_k": 3}
     for other, config in (
         (task(n=65536), near),
         (task(n=262144), far),
@@ -247,16 +246,24 @@ def test_the_default_then_what_is_given_then_neighbours_then_the_papers(store):
         store.add(key, config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
         store.settle(key)
     runner = Played()
+    search(TASK, Hills(), runner, store, trials=12)
+    assert runner.ran[:6] == [Hills.start, near, far, elsewhere, ALL[90], PAPER]
+
+
+def test_neighbours_that_do_not_fit_are_left_out_and_what_they_lack_is_the_defaults(store):
     too_large = {"block_m": 256, "block_n": 1024, "num_warps": 8, "num_stages": 3}
-    given = [ALL[40], too_large, stranger, {"block_m": 48}, {"block_m": 128}]
-    search(TASK, Hills(), runner, store, trials=12, first=given)
-    completed = {**Hills.start, "block_m": 128}
-    assert runner.ran[:8] == [Hills.start, ALL[40], completed, near, far, elsewhere, ALL[90], PAPER]
+    for i, config in enumerate((too_large, {**ALL[80], "block_k": 3}, {"block_m": 48}, {"block_m": 128})):
+        key = Key.of(*_parts(task(n=2 ** (16 + i))))
+        store.add(key, config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
+        store.settle(key)
+    runner = Played()
+    search(TASK, Hills(), runner, store, trials=4)
+    assert runner.ran[:3] == [Hills.start, {**Hills.start, "block_m": 128}, PAPER]
 
 
 def test_nothing_is_run_twice_and_invalid_ones_never(store):
     runner = Played()
-    result = search(TASK, Hills(), runner, store, trials=150, first=[Hills.start, BEST, BEST])
+    result = search(TASK, Hills(), runner, store, trials=150)
     names = [json.dumps(config, sort_keys=True) for config in runner.ran]
     assert len(names) == len(set(names)) == result.tried == 150
     assert all(Hills().limit("sum", config, None, "") is None for config in runner.ran)

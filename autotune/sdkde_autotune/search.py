@@ -133,13 +133,12 @@ def search(
     trials: int | None = 60,
     budget: float | None = None,
     seed: int = 0,
-    first: Iterable[Config] = (),
     progress: Callable[[int, int, float], None] = lambda known, expected, best: None,
 ) -> Result:
     """Try configurations of one kernel for one problem, store every outcome, and settle which is best.
 
-    The default is tried first, then ``first``, winners of neighbouring problems and the paper's configuration, then the
-    sampler's proposals. A configuration whose parameters exceed the card's limits is never run, and none is run twice:
+    The default is tried first, then winners of neighbouring problems and the paper's configuration, then the sampler's
+    proposals. A configuration whose parameters exceed the card's limits is never run, and none is run twice:
     the sampler is told the stored outcomes of the same source code. So an interrupted search resumes. Finalists are
     timed again in turns, and the fastest of them wins.
 
@@ -151,8 +150,6 @@ def search(
         Number of outcomes at the end, replayed ones included; None: one for every configuration.
     budget : float, optional
         Seconds after which no further candidate is run.
-    first : iterable of mapping
-        Configurations to try early, unless they are not in the space. Missing parameters are taken from the default.
     progress : callable
         ``progress(known, expected, best)`` after every outcome; ``best`` in milliseconds, inf without any.
     """
@@ -164,7 +161,7 @@ def search(
 
     early = [default] if _fits(task, space, default) else []
     if sampler != "priced":
-        early += _inside([*first, *_earlier(before), *_neighbours(store, key), PAPER], task, space, default)
+        early += _inside([*_earlier(before), *_neighbours(store, key), PAPER], task, space, default)
     queue = [name for name in dict.fromkeys(map(canonical, early)) if name not in known]
     proposals = _Proposals(sampler, task, space, seed)
     expected = len({*map(canonical, early), *proposals.left, *known})
@@ -210,7 +207,7 @@ def _fits(task: Task, space: Space, config: Config) -> bool:
 
 
 def _inside(configs: Iterable[Config], task: Task, space: Space, default: Config) -> list[dict[str, Any]]:
-    """Return the configurations that are in the space and can run."""
+    """Return the configurations that are in the space and can run; what they lack is taken from the default."""
     parameters = space.parameters(task.query.kernel)
     known = [{**default, **config} for config in configs if config.keys() <= parameters.keys()]
     inside = (c for c in known if all(c[name] in values for name, values in parameters.items()))
