@@ -230,7 +230,7 @@ def about(kind: str) -> dict[str, Any]:
     versions = {p: v for p in ("sdkde-core", "numba", "torch", "triton", "finufft", "jax") if (v := version(p))}
     on = hardware.cpu()
     found = machine() | {"priced by": f"{on.name}, {on.source}", "versions": versions}
-    return found | ({"gpus": list(hardware.local_gpus())} if kind == "cuda" else {})
+    return found | ({"gpus": [gpu.name for gpu in hardware.visible_gpus()]} if kind == "cuda" else {})
 
 
 def version(package: str) -> str:

@@ -77,7 +77,7 @@ def main() -> None:
     core = json.loads(options.core.read_text()) if options.core else None
     processor = cards.Processor(**{k: v for k, v in core.items() if k != "numpy"}) if core else None
     hardware._measured_core = functools.cache(lambda: processor)
-    hardware.local_gpus = lambda root="": (options.gpu,) * bool(options.gpu)
+    hardware.visible_gpus = lambda root="": (hardware.ListedGPU(options.gpu, ""),) * bool(options.gpu)
     execute.select.choose = _ask
     saved = json.loads(options.record.read_text())
     found = [judged(record, saved["startups"], not options.gpu) for record in saved["records"]]

@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def card() -> cards.GPU:
-    found = cards.gpu(hardware.local_gpus()[0])
+    found = hardware.card(DEVICE)
     assert found is not None, "a GPU that nobody knows"
     return found
 
@@ -200,18 +200,16 @@ def _recorded(runner: MeasuringRunner, store: Store, task: Task, space: tuning.S
     known = [dict(trial.config) for trial in store.trials(key)]
     left = [config for config in candidates(task, space) if config not in known]
     random.Random(0).shuffle(left)
+    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
     runner.prepare(task, left)
-    try:
-        for config in left:
-            outcome = runner.run(task, config, best)
-            best = min(best, outcome.median)
-            store.add(key, config, outcome, "measured", runner.provenance(task))
-        rest = [c for c in whole(task, space) if c not in left and c not in known] if key.backend == "triton" else []
-        runner.prepare(task, rest)
-        for config, outcome in zip(rest, _pruned(runner, task, space, rest) if rest else ()):
-            store.add(key, config, outcome, "measured", runner.provenance(task))
-    finally:
-        store.settle(key, dict(space.default(task.query.kernel, task.problem, task.query.architecture)))
+    for config in left:
+        outcome = runner.run(task, config, best)
+        best = min(best, outcome.median)
+        store.add(key, config, outcome, "measured", runner.provenance(task), is_default=config == default)
+    rest = [c for c in whole(task, space) if c not in left and c not in known] if key.backend == "triton" else []
+    runner.prepare(task, rest)
+    for config, outcome in zip(rest, _pruned(runner, task, space, rest) if rest else ()):
+        store.add(key, config, outcome, "measured", runner.provenance(task))
     seconds = time.monotonic() - start
     print(key.kernel, key.reduction, key.precision, key.dimension, key.n_octave, len(left), best, f"{seconds:.0f} s")
 
@@ -287,8 +285,7 @@ def judge(file: Path, write: Path | None) -> None:
     if write:
         for row in kept:
             row |= {"phases": {}, "provenance": {}}
-        winners = [{**row, "provenance": {}} for row in dump["best"]]
-        write.write_text(json.dumps({**dump, "trial": kept, "best": winners, "calibration": []}) + "\n")
+        write.write_text(json.dumps({**dump, "trial": kept, "calibration": []}) + "\n")
 
 
 def _named(key: Key) -> cards.GPU:

@@ -23,12 +23,16 @@ def cache_folder() -> Path:
 
     Raises
     ------
-    RuntimeError
+    FileNotFoundError
         The user has no home.
     """
     import platformdirs  # takes milliseconds, and most calls keep nothing
 
-    return platformdirs.user_cache_path("sdkde", appauthor=False, opinion=False)
+    with suppress(RuntimeError):
+        found = platformdirs.user_cache_path("sdkde", appauthor=False, opinion=False)
+        if found.is_absolute():  # older versions return "~/.cache" as it stands
+            return found
+    raise FileNotFoundError("the user has no home to keep files in: set HOME, or XDG_CACHE_HOME")
 
 
 @contextmanager

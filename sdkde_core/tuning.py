@@ -130,7 +130,8 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     query : Query
     problem : Problem
     accept : callable, optional
-        ``accept(config)``: whether the kernel can be launched so. If not, the next best configuration is tried.
+        ``accept(config)``: whether the kernel can be launched so. If not, the next best configuration is tried. It may
+        have been tuned for other sizes, for other features, or in nearby dimensions.
 
     Returns
     -------

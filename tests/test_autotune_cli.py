@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import types
@@ -17,7 +18,7 @@ pytest.importorskip("click_default_group")
 
 import test_autotune_search
 from click.testing import CliRunner
-from sdkde_autotune import cli, lookup, provenance
+from sdkde_autotune import cli, lookup, options, provenance
 from sdkde_autotune.cli import main
 from sdkde_autotune.key import Key
 from sdkde_autotune.problems import problems, tunables
@@ -25,7 +26,8 @@ from sdkde_autotune.runner import Outcome
 from sdkde_autotune.store import Store
 from test_autotune_search import ALL, BEST, HILLS, PAPER, Played, ms
 
-from sdkde_core.choice import cards, hardware, registry
+from sdkde_core.choice import cards, driver, hardware, registry
+from sdkde_core.choice.calibration import machine_of
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
@@ -40,6 +42,7 @@ STRANGER = BackendInfo(
 )
 PLAIN = BackendInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
 compiled = test_autotune_search.compiled  # a fixture
+T1200 = driver.CudaDevice("NVIDIA T1200", "GPU-0", 16, 1_425_000, 5_001_000, 128, 7, 5)
 ONE = ("--reduction", "log_sum", "--dim", "16")
 
 
@@ -52,15 +55,19 @@ def _place(tmp_path, monkeypatch):
     monkeypatch.setenv("SDKDE_DB", str(tmp_path / "tuning.sqlite"))
     monkeypatch.chdir(tmp_path)
     listed_cards(monkeypatch)
-    for forget in (lookup.forget, provenance.current.cache_clear):  # versions of backends that only these tests have
+    for forget in (lookup.forget, provenance._version.cache_clear):  # versions of backends that only these tests have
         forget()
     yield
-    for forget in (lookup.forget, provenance.current.cache_clear):
+    for forget in (lookup.forget, provenance._version.cache_clear):
         forget()
 
 
 def listed_cards(monkeypatch, *names):
-    monkeypatch.setattr(hardware, "local_gpus", lambda: names)
+    """Those that are here, which CUDA says nothing of; as :data:`T1200` does, that it is one."""
+    gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}") for i, name in enumerate(names))
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    said = tuple(T1200 if name == T1200.name else T1200._replace(name=name, major=5) for name in names)
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: said)
 
 
 @pytest.fixture
@@ -153,7 +160,7 @@ def test_a_strange_word():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--gpu", "gtx9000"), r"no GPU is known as 'gtx9000'; pass one of a6000 \(RTX A6000\), a100 .*b200"),
+        (("--gpu", "gtx9000"), r"no GPU is known as 'gtx9000'; pass auto, or one of v100, .*a100, .*b200, .*"),
         (("--gpu", "auto"), "no NVIDIA GPU is visible here; name one to predict for, such as --gpu a6000"),
         (("tune",), "no NVIDIA GPU is visible here"),
         (("--gpu", "a6000", "--reduction", "sum"), "'sum' is not one of"),
@@ -294,6 +301,68 @@ def test_several_matches_take_the_first_aloud(worker, monkeypatch):
 def test_a_card_here_that_nobody_knows(monkeypatch):
     listed_cards(monkeypatch, "NVIDIA GeForce GT 710")
     assert "'NVIDIA GeForce GT 710'" in refused("--gpu", "auto")
+    assert "older than compute capability 7.0" in refused("verify")
+
+
+def test_a_card_here_that_nobody_listed_is_tuned(worker, monkeypatch, tmp_path):
+    listed_cards(monkeypatch, "NVIDIA RTX A6000", "NVIDIA T1200")
+    for name in ("nvidia t1200", "T1200"):
+        result = run("--gpu", name, *ONE, "--trials", "3")
+        assert "for T1200 in" in result.stdout
+        assert worker[-1].made_with[0] == "cuda:1"
+    with Store(tmp_path / "tuning.sqlite") as store:
+        (best,) = store.best()
+    assert (best.key.gpu, best.key.architecture) == ("T1200", "sm_75")
+    assert "T1200" in run("show", "--gpu", "t1200").stdout
+    assert "for T1200 in" in run("--gpu", "t1200", *ONE, "--sampler", "priced", "--trials", "5").stdout
+    listed_cards(monkeypatch, "NVIDIA T1200")
+    assert "for T1200 in" in run("--gpu", "AUTO", *ONE, "--trials", "3").stdout
+    listed_cards(monkeypatch)
+    assert "did you mean 't4'" not in refused("--gpu", "T1200")  # what is nowhere is not known
+
+
+def test_a_card_here_that_nobody_listed_is_calibrated(monkeypatch):
+    listed_cards(monkeypatch, "NVIDIA T1200")
+    assert ("stranger", "cuda:0") in [(info.name, device) for info, device in options.places([], [])]
+    assert machine_of(hardware.processor("cuda:0")) == "T1200"
+    listed_cards(monkeypatch, "NVIDIA GeForce GT 710")
+    assert {device for _, device in options.places([], [])} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("A6000", "RTX A6000"),
+        ("rtx 3090", "GeForce RTX 3090"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB SXM"),
+        ("Tesla T4", "T4"),
+        ("rtx-4090", "GeForce RTX 4090"),
+    ],
+)
+def test_cards_are_named_as_people_do(name, card):
+    assert f"no {card} here" in run("--gpu", name, *ONE, "--dry-run").stderr
+
+
+def test_the_page_names_every_card():
+    (row,) = re.findall(r"^\| `--gpu` .* do not count:(.*)", PAGE, re.M)
+    assert {cards.gpu(name) and cards.gpu(name).name for name in re.findall("`(.*?)`", row)} == {
+        c.name for c in cards.GPUS
+    }
+
+
+def test_names_that_are_no_cards():
+    assert "did you mean 'a6000'?" in refused("--gpu", "a600")
+    assert "did you mean 'rtx3090'?" in refused("--gpu", "rtx3099")
+    assert "'a6000 h100' names 2 GPUs; pass one, such as a6000" in refused("--gpu", "a6000 h100")
+    assert "names 3 GPUs" in refused("--gpu", "a6000,h100,t4")
+
+
+def test_a_backend_that_cannot_run_on_a_card_is_not_tuned_for_it(monkeypatch):
+    def limit(self, kernel, config, problem, architecture):
+        return "needs compute capability 8.0" if architecture == "sm_75" else None
+
+    monkeypatch.setattr(type(HILLS), "limit", limit)
+    assert "nothing to tune: stranger: needs compute capability 8.0" in refused("--gpu", "t4", *ONE)
 
 
 def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):
@@ -302,7 +371,7 @@ def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     result = run("--dim", "16,64", "--budget", "10s")
     assert re.search("the budget is spent: [1-5] of 6 problems were not begun", result.stderr)
-    assert "best configuration" in result.stdout
+    assert "best ms" in result.stdout
 
 
 @pytest.mark.slow
@@ -421,6 +490,86 @@ def test_show(tuned):
     assert len(json.loads(run("show", "--trials", "--json").stdout)) == 60
 
 
+def foreign(path):
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE bookmarks (url)")
+    connection.close()
+
+
+@pytest.mark.filterwarnings("default::sdkde_core.SdkdeWarning")
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda path: path.write_text("my novel, chapter one\n" * 99),
+            "is no database of the tuner, and is left alone",
+        ),
+        (lambda path: path.write_bytes(os.urandom(5000)), "is no database of the tuner, and is left alone"),
+        (foreign, "another program's SQLite file"),
+        (os.mkfifo, "is no regular file"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_neither_moved_nor_changed(make, told, tmp_path, monkeypatch, untold):
+    path = tmp_path / "folder" / "novel"
+    path.parent.mkdir()
+    make(path)
+    before = path.stat()
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
+    for words in (
+        ("show",),
+        ("show", "--trials", "--json"),
+        ("export", "out.json"),
+        ("plot",),
+        ("verify",),
+        (*ONE, "--trials", "1"),
+    ):
+        assert told in refused(*words, "--db", path)
+    told = run("explain", *ONE, "--db", path)
+    assert re.search(r"^Warning: .*novel is not used: .*$", told.stderr, re.M)
+    assert "heuristic" in told.stdout
+    assert [*path.parent.iterdir()] == [path]
+    assert (path.stat().st_ino, path.stat().st_mtime_ns, path.stat().st_size) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_size,
+    )
+
+
+def test_reading_writes_nothing(tuned, tmp_path, monkeypatch):
+    db = tmp_path / "tuning.sqlite"
+    Path(f"{db}.lock").unlink()
+    db.chmod(0o444)
+    before = db.read_bytes()
+    for words in ("show",), ("show", "--trials"), ("export", "-"), ("export", "--winners", "-"), ("simulate", db):
+        run(*words, *("--repeats", 1, "--trials", 5) * (words[0] == "simulate"))
+    assert "exact" in run("explain", "--gpu", "a6000", *ONE).stdout
+    assert db.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tuning.sqlite"]
+
+
+def test_dimensions_are_listed_as_they_were_asked_for(compiled):
+    run("--gpu", "a6000", "--reduction", "log_sum", "--dim", "2", "--trials", "3")
+    assert re.search(r"log_sum +fast +2 +2\^15", run("show").stdout)
+    assert len(run("show", "--dim", "2").stdout.splitlines()) == 2
+    assert run("show", "--dim", "16").stdout == "nothing matches\n"
+    (row,) = json.loads(run("show", "--json").stdout)
+    assert (row["d"], row["dimension"]) == (2, 16)
+    assert "predicted" in run("explain", "--gpu", "a6000", "--reduction", "log_sum", "--dim", "5").stdout
+
+
+def test_without_a_home_one_line_says_so(monkeypatch, tmp_path):
+    def nobody(uid):
+        raise KeyError(uid)
+
+    for name in "SDKDE_DB", "HOME", "XDG_CACHE_HOME":
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    for words in ("show",), ("export", "x.json"), ("plot",), ("--gpu", "a6000", *ONE):
+        assert "no home" in refused(*words)
+    assert "heuristic" in run("explain", "--gpu", "a6000", *ONE).stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_show_without_a_file(tmp_path):
     assert "nothing is tuned yet" in run("show").stdout
     assert json.loads(run("show", "--json").stdout) == []
@@ -454,7 +603,6 @@ def test_explain_says_what_has_changed(tmp_path):
     key = Key.of(tunable.task.query, tunable.task.problem)
     with Store(tmp_path / "there.sqlite") as store:
         store.add(key, BEST, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {"source": "a", "triton": "2.0"})
-        store.settle(key)
     output = run("explain", "--gpu", "a6000", *ONE, "--db", "there.sqlite").stdout
     assert re.search(r"provenance .*under other versions; .*triton 2.0, now ", output)
     assert "there" not in os.environ["SDKDE_DB"]
@@ -472,6 +620,11 @@ def test_export_and_import(tuned, tmp_path):
     assert "60 new rows" in run("import", "out.json", "--db", "new.sqlite").stdout
     assert " 0 new rows" in run("import", "out.json", "--db", "new.sqlite").stdout
     assert "60 new rows" in run("import", "tuning.sqlite", "--db", "newer.sqlite").stdout
+    assert "winners.json: 4 trials, 2 winners" in run("export", "--winners", "winners.json").stderr
+    assert "4 new rows" in run("import", "winners.json", "--db", "winners.sqlite").stdout
+    mine, theirs = (json.loads(run("show", "--json", *words).stdout) for words in ((), ("--db", "winners.sqlite")))
+    assert [{**row, "source": "measured"} for row in theirs] == mine
+    assert None not in [row["default_ms"] for row in mine]
     output = run("show", "--db", "new.sqlite").stdout
     assert output.count("imported") == 2
     before = Path("tuning.sqlite").read_bytes()
@@ -505,13 +658,12 @@ def test_plot(tuned, tmp_path):
     picture = (tmp_path / "sdkde-tuning.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 20_000
-    line = run("plot", "--reduction", "mean", "-x", "num_warps", "-y", "num_stages", "-o", "a/b.png").stdout
+    line = run("plot", "--reduction", "mean", "-o", "a/b.png").stdout
     assert "match" not in line
     assert (tmp_path / "a" / "b.png").exists()
     assert refused("plot", "-o", "x.xyz").startswith("Error: x.xyz: unknown extension '.xyz'")
     run("plot", "-o", "picture")
     assert Path("picture").read_bytes().startswith(b"\x89PNG")
-    assert "'colour' is no parameter" in refused("plot", "-x", "colour")
     assert "nothing that was tried matches" in refused("plot", "--gpu", "h100")
 
 
@@ -561,7 +713,6 @@ def test_verify_measures_winners_again(worker, tmp_path, monkeypatch):
     key = before.key._replace(config_version=99)
     with Store(db) as store:
         store.add(key, before.config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
-        store.settle(key)
     assert "stored for version" in run("verify", "--db", db, "--backend", "stranger").output
 
 

@@ -244,7 +244,6 @@ def test_the_default_then_neighbours_then_the_papers(store):
     ):
         key = Key.of(*_parts(other))
         store.add(key, config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
-        store.settle(key)
     runner = Played()
     search(TASK, Hills(), runner, store, trials=12)
     assert runner.ran[:6] == [Hills.start, near, far, elsewhere, ALL[90], PAPER]
@@ -255,7 +254,6 @@ def test_neighbours_that_do_not_fit_are_left_out_and_what_they_lack_is_the_defau
     for i, config in enumerate((too_large, {**ALL[80], "block_k": 3}, {"block_m": 48}, {"block_m": 128})):
         key = Key.of(*_parts(task(n=2 ** (16 + i))))
         store.add(key, config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
-        store.settle(key)
     runner = Played()
     search(TASK, Hills(), runner, store, trials=4)
     assert runner.ran[:3] == [Hills.start, {**Hills.start, "block_m": 128}, PAPER]
@@ -344,7 +342,7 @@ def test_predictions_are_not_measurements(store):
     assert store.best()[0].source == "measured"
 
 
-def test_ctrl_c_keeps_everything_and_settles(store):
+def test_ctrl_c_keeps_everything(store):
     count = itertools.count()
 
     def interrupted(config):

@@ -175,7 +175,7 @@ def test_rates_of_the_cpu_that_are_whole_are_used_and_missing_ones_are_no_news(c
     assert hardware.cpu().name.startswith("a CPU")
 
 
-@pytest.mark.parametrize("value", ["'many'", "x'00ff'", "9e999"])
+@pytest.mark.parametrize("value", ["'many'", "x'00ff'", "9e999", "-1e9", "1e9", "CAST(x'ff' AS TEXT)"])
 def test_damaged_values_of_the_database_are_told_once_and_the_others_used(tmp_path, monkeypatch, untold, value):
     store = pytest.importorskip("sdkde_autotune.store")
     from sdkde_autotune import lookup
@@ -200,9 +200,16 @@ def test_damaged_values_of_the_database_are_told_once_and_the_others_used(tmp_pa
         lookup.forget()
 
 
-def test_a_start_up_that_is_no_time_is_none():
-    for value in (math.nan, math.inf, -1.0):
-        assert Calibration.of({"startup": value}) == Calibration()
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e9, 1e9, "many", None, 10**400])
+def test_a_value_that_is_none_spoils_itself_only(value):
+    found = Calibration.of({"startup": value, "overhead": 0.5, "mean fast 4": value, "mean fast 16": 2.0})
+    assert found == Calibration.of({"overhead": 0.5, "mean fast 16": 2.0})
+    assert found.overhead == 0.5
+
+
+@pytest.mark.parametrize("d", ["0", "9" * 5000, "²", "-3"])
+def test_a_factor_of_no_dimension_is_left_out(d):
+    assert Calibration.of({f"mean fast {d}": 2.0}) == Calibration()
 
 
 def test_the_command_end_to_end(tmp_path, monkeypatch):

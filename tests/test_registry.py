@@ -1,5 +1,6 @@
 """Plugins through the one door: found, refused, shadowed, broken, and chosen."""
 
+import importlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from plugins import installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
-from sdkde_core.choice import hardware, judge, registry, select
+from sdkde_core.choice import driver, hardware, judge, registry, select
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems, reference
 
@@ -270,7 +271,8 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
     """A plugin for GPUs only: where there is none, it is no backend that can. If it is named, it is asked."""
     source = good("card", "card", factory="Elsewhere", more="arrays='numpy',").replace('("cpu",)', '("cuda",)')
     install("card", "card", source)
-    monkeypatch.setattr(hardware, "visible_gpus", lambda *root: (hardware.ListedGPU("of no table", "GPU-1"),) * cards)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("of no table", "GPU-1"),) * cards)
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: None)
     explained = sdkde_core.explain(X)
     (mine,) = (c for c in explained.candidates if c.name == "card")
     assert (mine.ok, mine.device) == (bool(cards), "cuda:0")
@@ -285,9 +287,74 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
         sdkde_core.estimate(X, backend="card")
 
 
+def test_a_card_that_nobody_listed_is_priced(monkeypatch):
+    """So the fastest is taken, not the first of the alphabet, and host data may go there."""
+    name = "NVIDIA GeForce RTX 3080 Ti"
+    said = driver.CudaDevice(name, "GPU-1", 80, 1_665_000, 9_501_000, 384, 8, 6)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: (said,))
+    infos = [importlib.import_module(f"sdkde_{module}").INFO for module in ("keops.info", "triton.info", "torch.info")]
+    problem = Problem(Reduction.LOG_SUM, 4096, 32768, 16, precision="fast", device="cuda:0", extent=10.0)
+    found = [judge.judge(info, [problem], "cuda:0", None) for info in infos]
+    assert all(0 < c.seconds < 1 for c in found)
+    assert select._sorted(found, "cuda:0")[0].name == "triton"
+    assert select._devices(infos[2], None, "cpu") == ["cpu", "cuda:0"]
+
+
+@pytest.mark.parametrize("device", ["xpu:0", "mps", "cuda:0"])
+def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monkeypatch, device):
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("NVIDIA of no table", "GPU-1"),))
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: None)
+    kind = device.partition(":")[0]
+
+    def record(name, operations, startup):
+        info = BackendInfo(name, (1, 0), "x:y", (kind,), ("high",), deterministic=True, startup_seconds=startup)
+        info = replace(info, supports=lambda p: Support(True, "yes"), work=lambda p, c: Work(scalar_flops=operations))
+        return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
+
+    records = (record("ample", 1e13, 0.0), record("brisk", 1e12, 900.0), record("chary", 1e14, 0.0))
+    monkeypatch.setattr(registry, "records", lambda: records)
+    problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
+    ranked = select.rank([problem], data_device=device)
+    assert [c.name for c in ranked] == ["brisk", "ample", "chary"]
+    for c in ranked:
+        assert (c.seconds, c.pass_seconds) == (None, ())  # nothing is predicted
+        assert 0 < c.plain_seconds < 60
+        assert "ranked as if it were a plain GPU" in c.reason
+    assert [c.name for c in select.rank([problem], device=kind)] == ["ample", "chary", "brisk"]  # start-up counts
+    both = replace(records[0].info, devices=("cpu", kind))
+    monkeypatch.setattr(registry, "records", lambda: (replace(records[0], info=both),))
+    ranked = select.rank([problem])
+    assert [c.device for c in ranked] == (["cpu", device] if kind == "cuda" else ["cpu"])
+    assert ranked[0].seconds > 100  # host data stay where prices are known
+
+
+def test_cuda_is_not_asked_about_a_card_that_cannot_be_the_choice(monkeypatch):
+    """To ask takes some tenths of a second and wakes a card, each process anew."""
+    name, asked = "NVIDIA GeForce RTX 4060 Laptop GPU", []
+    said = driver.CudaDevice(name, "GPU-1", 24, 2_370_000, 8_001_000, 128, 8, 9)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: (asked.append(1), (said,))[1])
+
+    def record(name, devices, startup):
+        info = BackendInfo(name, (1, 0), "sdkde_numpy.backend:NumpyBackend", devices, ("high",), deterministic=True)
+        info = replace(info, startup_seconds=startup, work=lambda p, config: Work(scalar_flops=100.0 * p.pairs))
+        return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
+
+    records = (record("card", ("cpu", "cuda"), 50.0), record("quick", ("cpu",), 0.0))
+    monkeypatch.setattr(registry, "records", lambda: records)
+    small, large = (Problem(Reduction.LOG_SUM, n, n, 2) for n in (1000, 1_000_000))
+    chosen = select.choose([small])
+    assert (chosen.name, chosen.device) == ("quick", "cpu")
+    assert not asked
+    first = select.rank([large])[0]
+    assert (first.name, first.device) == ("card", "cuda:0")
+    assert asked
+
+
 def test_devices_in_question(monkeypatch):
     known = {"cpu", "cuda:0"}
-    monkeypatch.setattr(select, "processor", lambda place: place if place in known else None)
+    monkeypatch.setattr(select, "gpu_name", lambda place: "a card" if place in known else None)
     info = BackendInfo("gpu", (1, 0), "x:y", ("cuda",), ("high",), supports=lambda p: Support(True, "yes"))
     both = BackendInfo("both", (1, 0), "x:y", ("cpu", "cuda"), ("high",))
     assert select._devices(info, None, "cpu") == ["cuda:0"]

@@ -157,6 +157,15 @@ def test_defaults_fit_every_architecture(kernel, pieces, columns, capability):
     assert list(space.candidates(kernel, columns, capability, pieces))
 
 
+def test_nothing_is_tuned_for_cards_that_it_does_not_run_on():
+    given = problem("mean")
+    (kernel, *_) = tunables.SPACE.kernels(given)
+    for architecture, runs in (("sm_70", False), ("sm_75", False), ("sm_80", True), ("sm_121", True)):
+        reason = tunables.SPACE.limit(kernel, tunables.SPACE.default(kernel, given, architecture), given, architecture)
+        assert (reason is None) is runs, architecture
+        assert runs or "needs compute capability 8.0" in reason
+
+
 @pytest.mark.parametrize(
     "config", [{"block_m": 64}, {"block_m": 60, "block_n": 64, "num_warps": 4, "num_stages": 2}, {"colour": 1}]
 )

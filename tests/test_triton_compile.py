@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
 from sdkde_triton import bounds, space, tunables
 from sdkde_triton.bounds import merges, packed_dimensions
@@ -127,7 +128,8 @@ def test_direct(d, arithmetic, reduction, capability):
 def _shipped():
     """The winners of all tables that ship with sdkde, for this backend."""
     for path in sorted(TABLES.glob("*.json")):
-        for row in json.loads(path.read_text())["best"]:
+        for best in records.winners(map(records.trial_of, json.loads(path.read_text())["trial"])):
+            row = {**best.key._asdict(), "config": best.config, "source": best.source, "provenance": best.provenance}
             if row["backend"] == "triton":
                 yield pytest.param(
                     row, id=f"{path.stem}-{row['kernel']}-{row['precision']}-{row['dimension']}-{row['n_octave']}"

@@ -1,6 +1,7 @@
 """The look-up of tuned configurations: the ladder, bad files, and what it costs."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -16,15 +17,17 @@ import pytest
 pytest.importorskip("sqlite_utils")
 pytest.importorskip("filelock")
 
-from sdkde_autotune import lookup, provenance, schema
-from sdkde_autotune.key import Key
+from sdkde_autotune import lookup, provenance, records, schema
+from sdkde_autotune.key import FAMILY, Key
 from sdkde_autotune.runner import Outcome
 from sdkde_autotune.store import Store
 
+import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Query
 
+VERSION = provenance._version
 QUERY = Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86")
 PROBLEM = Problem(Reduction.MEAN, 2**12, 2**15, 16, "float32", "fast", "cuda:0")
 KEY = Key.of(QUERY, PROBLEM)
@@ -37,7 +40,7 @@ def path(tmp_path, monkeypatch, untold):
     path = tmp_path / "home" / "tuning.sqlite"
     path.parent.mkdir()
     monkeypatch.setenv("SDKDE_DB", str(path))
-    monkeypatch.setattr(lookup, "current", lambda backend: NOW)
+    monkeypatch.setattr(provenance, "_version", lambda name, backend: NOW[name])
     monkeypatch.setattr(lookup, "TABLES", tmp_path / "tables")
     lookup.forget()
     yield path
@@ -50,7 +53,16 @@ def fill(path, *rows):
         for name, changes, source, versions in rows:
             key = KEY._replace(**changes)
             store.add(key, {"name": name}, Outcome("ok", (1.0, 1.0, 1.0)), source, {**NOW, **versions})
-            store.settle(key)
+
+
+def _trial(**changes):
+    key = KEY._replace(**changes)
+    config = {"name": f"{key.n_octave} {key.m_octave} {key.dimension}"}
+    outcome = Outcome("ok", (1.0, 1.0, 1.0))
+    return records.row_of(records.Trial(key, config, outcome, "measured", NOW, records.now()))
+
+
+ASKED = " AND ".join(f"{name} = ?" for name in Key._fields[:6])
 
 
 def ask(accept=None, query=QUERY, problem=PROBLEM):
@@ -83,6 +95,14 @@ A40 = {"gpu": "A40"}  # of the A6000's architecture
         ("predicted", ({}, "predicted", {})),
         ("predicted", ({"m_octave": 10}, "predicted", {})),
         (None, (A100, "measured", {})),
+        ("near", ({"dimension": 20}, "measured", {})),
+        ("near", ({"dimension": 12, "n_octave": 18}, "imported", {})),
+        ("near", ({"requires": "weights"}, "measured", {})),
+        ("exact", ({"d": 13}, "measured", {})),  # padded alike
+        ("architecture", ({**A40, "dimension": 21}, "measured", {})),
+        ("predicted", ({"requires": "weights"}, "predicted", {})),
+        (None, ({"dimension": 11}, "measured", {})),
+        (None, ({"dimension": 22}, "measured", {})),
         (None, ({"n_octave": 19}, "measured", {})),
         (None, ({"m_octave": 8}, "measured", {})),
         (None, (A40, "predicted", {})),
@@ -97,23 +117,23 @@ def test_every_rung(path, rung, row):
 def test_what_is_not_accepted_moves_down_the_ladder(path, tmp_path):
     with Store(tmp_path / "shipped.sqlite") as store:
         store.add(KEY, {"name": "shipped"}, Outcome("ok", (1.0, 1.0, 1.0)), "measured", NOW)
-        store.settle(KEY)
         lookup.TABLES.mkdir()
-        (lookup.TABLES / "a6000.json").write_text(json.dumps(store.dump()))
+        (lookup.TABLES / "a6000.json").write_text(json.dumps(store.dump(only_winners=True)))
     fill(
         path,
         ("predicted", {"m_octave": 13}, "predicted", {}),
         ("architecture", A40, "measured", {}),
         ("sizes", {"m_octave": 11}, "measured", {}),
+        ("near", {"dimension": 20, "d": 20}, "measured", {}),
         ("exact", {}, "measured", {}),
     )
     refused = []
-    for rung in ("exact", "sizes", "architecture", "shipped", "predicted"):
+    for rung in ("exact", "shipped", "sizes", "near", "architecture", "predicted"):
         assert ask(lambda config: config["name"] not in refused) == (rung, rung)
         refused.append(rung)
     assert ask(lambda config: False) is None
     assert ask() == ("exact", "exact")  # nothing of that is remembered
-    assert [rung for _, rung in lookup.candidates(QUERY, PROBLEM)] == refused
+    assert [found.rung for found in lookup.candidates(QUERY, PROBLEM)] == refused
 
 
 def test_a_configuration_that_failed_to_launch_is_passed_over(path, monkeypatch):
@@ -138,7 +158,7 @@ def test_what_else_the_tuner_noted_is_not_compared(path):
     assert ask() == ("x", "exact")
 
 
-@pytest.mark.parametrize("column", Key._fields[:9])
+@pytest.mark.parametrize("column", FAMILY)
 def test_another_family_never_answers(path, column):
     other = {str: "other", int: 7}[type(getattr(KEY, column))]
     fill(path, ("x", {column: other}, "measured", {}), ("x", {column: other}, "predicted", {}))
@@ -152,7 +172,7 @@ def test_the_nearest_sizes_answer(path):
         ("near", {"n_octave": 16, "m_octave": 11}, "measured", {}),
         ("uneven", {"n_octave": 17}, "measured", {}),
     )
-    assert [config["name"] for config, _ in lookup.candidates(QUERY, PROBLEM)] == ["near", "uneven", "far"]
+    assert [found.config["name"] for found in lookup.candidates(QUERY, PROBLEM)] == ["near", "uneven", "far"]
 
 
 def test_ties_are_settled_alike_in_any_order(tmp_path, monkeypatch):
@@ -161,7 +181,7 @@ def test_ties_are_settled_alike_in_any_order(tmp_path, monkeypatch):
     for i in range(4):
         monkeypatch.setenv("SDKDE_DB", str(tmp_path / f"{i}.sqlite"))
         fill(tmp_path / f"{i}.sqlite", *rows[i:], *rows[:i])
-        answers.add(tuple(config["name"] for config, _ in lookup.candidates(QUERY, PROBLEM)))
+        answers.add(tuple(found.config["name"] for found in lookup.candidates(QUERY, PROBLEM)))
     assert len(answers) == 1
 
 
@@ -177,14 +197,39 @@ def test_a_measured_neighbour_beats_a_prediction_for_the_very_key(path):
     assert ask() == ("far", "architecture")
 
 
-def test_requires_and_octaves(path):
-    fill(path, ("x", {"requires": "exclude_self,weights"}, "measured", {}))
-    assert ask() is None
-    asked = replace(PROBLEM, requires=frozenset({"weights", "exclude_self"}))
-    assert ask(problem=asked) == ("x", "exact")
-    assert ask(problem=replace(asked, n=2**15 + 2**13, m=3500)) == ("x", "exact")  # rounded
-    assert ask(problem=replace(asked, n=2**16)) == ("x", "sizes")
-    assert ask(problem=replace(asked, m=0)) is None
+def test_octaves(path):
+    fill(path, ("x", {}, "measured", {}))
+    assert ask(problem=replace(PROBLEM, n=2**15 + 2**13, m=3500)) == ("x", "exact")  # rounded
+    assert ask(problem=replace(PROBLEM, n=2**16)) == ("x", "sizes")
+    assert ask(problem=replace(PROBLEM, m=0)) is None
+
+
+def test_features_are_matched_first_and_a_plain_configuration_serves_too(path):
+    fill(
+        path,
+        ("plain", {}, "measured", {}),
+        ("weights", {"requires": "weights", "n_octave": 17}, "measured", {}),
+        ("both", {"requires": "exclude_self,weights"}, "measured", {}),
+    )
+    for requires, name, rung in (
+        ((), "plain", "exact"),
+        (("weights",), "weights", "sizes"),
+        (("weights", "exclude_self"), "both", "exact"),
+        (("exclude_self",), "plain", "near"),
+    ):
+        assert ask(problem=replace(PROBLEM, requires=frozenset(requires))) == (name, rung)
+    assert ask(lambda config: config["name"] == "plain", problem=replace(PROBLEM, requires=frozenset({"weights"}))) == (
+        "plain",
+        "near",
+    )
+
+
+def test_nearby_dimensions_serve_each_other_the_nearest_first(path):
+    """What numba-cuda, which pads nothing, tuned at d = 7 serves d = 8."""
+    for d in 7, 10:
+        fill(path, (f"{d}", {"d": d, "dimension": d}, "measured", {}))
+    for d, expected in ((7, ("7", "exact")), (8, ("7", "near")), (9, ("10", "near")), (5, None), (14, None)):
+        assert ask(query=replace(QUERY, dimension=d), problem=replace(PROBLEM, d=d)) == expected
 
 
 # --- shipped tables -----------------------------------------------------------------------------------------------
@@ -192,24 +237,38 @@ def test_requires_and_octaves(path):
 
 def ship(name, *rows):
     lookup.TABLES.mkdir(exist_ok=True)
-    best = [
-        {**KEY._replace(**changes)._asdict(), "config": {"name": row}, "ms": 1, "source": source, "provenance": {}}
+    tried = {"status": "ok", "q20": 1, "q50": 1, "q80": 1, "phases": {}, "provenance": {}, "created": "2026-01-01"}
+    trials = [
+        {**KEY._replace(**changes)._asdict(), **tried, "config": {"name": row}, "source": source}
         for row, changes, source in rows
     ]
-    (lookup.TABLES / name).write_text(json.dumps({"best": best}))
+    (lookup.TABLES / name).write_text(json.dumps({"trial": trials}))
 
 
-def test_shipped_tables_answer_by_card_then_architecture_then_size():
+def test_shipped_tables_answer_as_if_measured_here():
     ship("b.json", ("kin", A40, "measured"), ("other", A100, "measured"), ("far", {"n_octave": 19}, "measured"))
-    ship("a.json", ("card", {"n_octave": 12}, "measured"), ("guess", {}, "predicted"))
-    found = [(config["name"], rung) for config, rung in lookup.candidates(QUERY, PROBLEM)]
-    assert found == [("card", "shipped"), ("kin", "shipped"), ("guess", "predicted")]
+    ship("a.json", ("size", {"n_octave": 12}, "measured"), ("guess", {"m_octave": 13}, "predicted"))
+    ship("c.json", ("card", {}, "measured"))
+    found = [(found.config["name"], found.rung) for found in lookup.candidates(QUERY, PROBLEM)]
+    assert found == [("card", "shipped"), ("size", "sizes"), ("kin", "architecture"), ("guess", "predicted")]
+
+
+def test_a_shipped_row_for_the_very_problem_outranks_a_measured_one_of_another_size(path):
+    ship("a.json", ("shipped", {}, "measured"), ("shipped far", {"m_octave": 11}, "measured"))
+    fill(path, ("other size", {"m_octave": 11}, "measured", {}))
+    assert [found.config["name"] for found in lookup.candidates(QUERY, PROBLEM)] == [
+        "shipped",
+        "other size",  # of two for one problem what was measured here
+        "shipped far",
+    ]
+    fill(path, ("mine", {}, "measured", {"driver": "other"}))
+    assert ask() == ("mine", "provenance")
 
 
 def test_a_broken_shipped_table_does_not_hide_the_others(recwarn):
     ship("b.json", ("x", {}, "measured"))
     (lookup.TABLES / "a.json").write_text("{")
-    (lookup.TABLES / "c.json").write_text('{"best": [{"backend": "triton"}]}')
+    (lookup.TABLES / "c.json").write_text('{"trial": [{"backend": "triton"}]}')
     for _ in range(2):
         assert ask() == ("x", "shipped")
         lookup.forget()
@@ -223,7 +282,7 @@ def test_a_broken_shipped_table_does_not_hide_the_others(recwarn):
 def test_a_row_without_a_configuration_is_passed_over(path, config, recwarn):
     fill(path, ("bad", {}, "measured", {}), ("good", {"m_octave": 11}, "measured", {}))
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE best SET config = ? WHERE m_octave = 12", [config])
+        connection.execute("UPDATE trial SET config = ? WHERE m_octave = 12", [config])
         connection.commit()
     for _ in range(2):
         assert ask() == ("good", "sizes")
@@ -232,12 +291,16 @@ def test_a_row_without_a_configuration_is_passed_over(path, config, recwarn):
 
 
 def test_rows_with_odd_columns_are_passed_over(path, recwarn):
-    fill(path, ("good", {}, "measured", {}), ("bad", {"m_octave": 11}, "measured", {}))
+    fill(path, *[(f"{m}", {"m_octave": m}, "measured", {}) for m in range(10, 16)])
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE best SET n_octave = 'many', provenance = 'x' WHERE m_octave = 11")
-        connection.execute("UPDATE best SET provenance = '[1' WHERE m_octave = 12")
-        connection.commit()
-    assert ask() == ("good", "provenance")
+        connection.execute("UPDATE trial SET provenance = '[1' WHERE m_octave = 12")
+        connection.execute("UPDATE trial SET created = 'the end of time' WHERE m_octave = 13")
+        connection.execute("UPDATE trial SET q20 = 'quick', q80 = x'00' WHERE m_octave = 11")
+        for m, ms in (14, "-1e9"), (15, "1e-300"), (15, "9e999"), (15, "'1'"), (15, "NULL"):
+            connection.execute(f"UPDATE trial SET q50 = {ms} WHERE m_octave = {m}")
+            connection.commit()
+            lookup.forget()
+            assert ask() == ("10", "sizes")
     assert len(warnings(recwarn)) == 1
 
 
@@ -257,10 +320,10 @@ def test_an_accept_that_raises_refuses(path, recwarn):
 def test_never_raises_whatever_happens(path, recwarn, monkeypatch):
     fill(path, ("x", {}, "measured", {}))
 
-    def current(backend):
+    def version(name, backend):
         raise OSError("no")
 
-    monkeypatch.setattr(lookup, "current", current)
+    monkeypatch.setattr(provenance, "_version", version)
     assert ask() is None
     assert ask() is None
     assert len(warnings(recwarn)) == 1
@@ -300,7 +363,7 @@ def rotten(path):
 def foreign(path):
     path.unlink()
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE best (bookmark)")
+        connection.execute("CREATE TABLE trial (bookmark)")
         connection.commit()
 
 
@@ -341,8 +404,8 @@ BAD = {
     "foreign": foreign,
     "foreign id": edit("PRAGMA application_id = 1"),
     "newer": edit(f"PRAGMA user_version = {len(schema.MIGRATIONS) + 1}"),
-    "no table": edit("DROP TABLE best"),
-    "no column": edit("ALTER TABLE best DROP COLUMN provenance"),
+    "no table": edit("DROP TABLE trial"),
+    "no column": edit("ALTER TABLE trial DROP COLUMN phases"),
     "directory": directory,
     "fifo": fifo,
     "-wal without -shm": without_shm,
@@ -425,9 +488,9 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     ("statements", "readable"),
     [
-        (["BEGIN EXCLUSIVE", "DELETE FROM best"], True),  # readers of a WAL do not wait
-        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM best WHERE 0", "DELETE FROM best"], False),
-        (["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM best"], False),
+        (["BEGIN EXCLUSIVE", "DELETE FROM trial"], True),  # readers of a WAL do not wait
+        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "DELETE FROM trial"], False),
+        (["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
     ],
 )
 def test_a_locked_file(path, recwarn, statements, readable, other, opened):
@@ -451,7 +514,6 @@ from sdkde_autotune.store import Store, Outcome, Key
 store = Store()
 key = Key(*eval(sys.argv[1]))
 store.add(key, {"name": "x"}, Outcome("ok", (1., 1., 1.)), "measured", eval(sys.argv[2]))
-store.settle(key)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -494,17 +556,15 @@ def test_a_reader_here_leaves_the_locks_of_a_writer_here_alone(path):
     """POSIX locks are lost when any descriptor of the file is closed: then the last of others would drop the -wal."""
     fill(path, ("x", {}, "measured", {}))
     with Store(path) as store:
-        store.settle(KEY)
         lookup.forget()
         assert ask() == ("x", "exact")
         store._db.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         lookup.forget()
         assert ask() == ("x", "exact")  # now from the file alone
-        code = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM best').fetchall()"
+        code = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM trial').fetchall()"
         subprocess.run([sys.executable, "-c", code, path], check=True)
         assert Path(f"{path}-wal").exists()
         store.add(KEY, {"name": "y"}, Outcome("ok", (0.5, 0.5, 0.5)), "measured", NOW)
-        store.settle(KEY)
     assert ask() == ("y", "exact")
 
 
@@ -519,8 +579,8 @@ folder = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 for name in "open", "closed":
-    print(lookup.read(folder / "open", lambda c: c.execute("SELECT count(*) FROM best").fetchone()) if name == "open"
-          else os.environ.update(SDKDE_DB=str(folder / name)) or lookup._stored(lookup._select))
+    os.environ["SDKDE_DB"] = str(folder / name)
+    print(len(lookup._stored(lookup._Memory(), lambda c: c.execute("SELECT * FROM trial").fetchall())))
 """
     import tempfile  # pytest's folders cannot be entered by others
 
@@ -533,7 +593,7 @@ for name in "open", "closed":
         found = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True)
         folder.chmod(0o755)
         assert sorted(p.name for p in folder.iterdir()) == ["closed", "open"]
-    assert found.stdout.splitlines() == ["(1,)", "[]"]
+    assert found.stdout.splitlines() == ["1", "0"]
     assert "SdkdeWarning" in found.stderr
     assert "closed is not used" in found.stderr
 
@@ -549,14 +609,22 @@ def test_where_the_database_is(monkeypatch, tmp_path):
     assert lookup.database() == tmp_path / "sdkde" / "tuning.sqlite"
 
 
-def test_no_home_is_no_reason_to_fail(monkeypatch, recwarn):
-    def nowhere():
-        raise RuntimeError("Could not determine home directory.")
+def test_no_home_is_no_reason_to_fail(monkeypatch, recwarn, tmp_path):
+    def nobody(uid):
+        raise KeyError(uid)
 
-    monkeypatch.delenv("SDKDE_DB")
-    monkeypatch.setattr(lookup, "cache_folder", nowhere)
+    for name in "SDKDE_DB", "HOME", "XDG_CACHE_HOME":
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FileNotFoundError, match="the user has no home"):
+        lookup.database()
     assert ask() is None
+    assert lookup.calibration("numpy", "here") == {}
+    assert sdkde_core.estimate([0.0, 1.0, 3.0], [1.0]).shape == (1,)
     assert not warnings(recwarn)  # nothing that was kept is passed over
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_home_that_is_not_there_is_told(monkeypatch, recwarn):
@@ -564,6 +632,7 @@ def test_a_home_that_is_not_there_is_told(monkeypatch, recwarn):
     assert ask() is None
     (warning,) = warnings(recwarn)
     assert "SDKDE_DB is '~nobody-of-that-name/x.sqlite'" in warning
+    assert sdkde_core.estimate([0.0, 1.0, 3.0], [1.0]).shape == (1,)
 
 
 def test_read_once_until_told_to_forget(path, tmp_path, monkeypatch):
@@ -571,7 +640,7 @@ def test_read_once_until_told_to_forget(path, tmp_path, monkeypatch):
     assert ask() == ("x", "exact")
     path.unlink()
     assert ask() == ("x", "exact")
-    assert ask(problem=replace(PROBLEM, m=2**11)) == ("x", "sizes")
+    assert ask(problem=replace(PROBLEM, m=2**11)) is None  # another question
     fill(tmp_path / "other.sqlite", ("y", {}, "measured", {}))  # the tuner forgets by itself
     assert ask() is None
     monkeypatch.setenv("SDKDE_DB", str(tmp_path / "other.sqlite"))
@@ -598,7 +667,8 @@ def test_threads(path):
     assert set(found) == {("x", "exact"), ("x", "sizes")}
 
 
-def test_without_what_only_the_tuner_needs(path):
+def test_without_what_only_the_tuner_needs(path, monkeypatch):
+    monkeypatch.setattr(provenance, "_version", VERSION)
     fill(path, ("x", {}, "measured", provenance.current("triton")))
     code = """
 import sys
@@ -629,17 +699,30 @@ def test_a_file_is_read_once(path, opened):
         assert len(opened) == 1
 
 
+def test_a_cold_look_up_reads_what_is_near_only(path, monkeypatch):
+    """Of a thousand winners: the primary key finds their rows, and few are parsed."""
+    with Store(path) as store:
+        for n, m, d in itertools.product(range(6, 16), range(3, 13), range(7, 17)):
+            store._insert("trial", [_trial(n_octave=n, m_octave=m, dimension=d, d=d)])
+        plan = store._db.execute("EXPLAIN QUERY PLAN " + schema.winning(2, ASKED), tuple(KEY[:6])).fetchall()
+    found = [row[-1] for row in plan if "SEARCH trial" in row[-1]]
+    assert "INDEX sqlite_autoindex_trial_1 (backend=? AND kernel=? AND config_version=? AND reduction=?" in found[0]
+    parsed = []
+    monkeypatch.setattr(lookup, "trial_of", lambda row: parsed.append(row) or records.trial_of(row))
+    assert ask() == ("15 12 16", "exact")
+    assert len(parsed) == lookup.NEAREST
+
+
 # --- provenance ---------------------------------------------------------------------------------------------------
 
 
 def test_provenance_of_what_is_here(monkeypatch):
+    monkeypatch.setattr(provenance, "_version", VERSION)
     found = provenance.current("numpy")
-    assert found is provenance.current("numpy")
-    assert set(found) <= set(provenance.NAMES)
-    assert {"source", "cuda", "driver"} <= set(found)
+    assert set(found) == set(provenance.NAMES)
     assert all(isinstance(value, str) for value in found.values())
-    assert provenance.same(found, found)
-    assert not provenance.same({**found, "source": ""}, found)
+    assert provenance.same(found, "numpy")
+    assert not provenance.same({**found, "source": ""}, "numpy")
     assert provenance.current("no such backend")["source"] == ""
 
 
@@ -655,11 +738,11 @@ def test_provenance_changes_with_the_source_and_imports_nothing(tmp_path, monkey
     assert set(provenance._files("single")) == {"single.py"}
     assert provenance._files("nowhere.at.all") == {}
 
-    class Record:
-        class info:
-            implementation = "stranger.kernels.backend:Backend"
+    class Point:
+        implementation = "stranger.kernels.backend:Backend"
+        load = classmethod(lambda cls: cls)
 
-    monkeypatch.setattr(provenance.registry, "find", lambda name: Record)
+    monkeypatch.setattr(provenance.importlib.metadata, "entry_points", lambda **how: [Point])
     before = provenance._source("stranger")
     assert before == provenance._source("stranger")
     (package / "backend.py").write_text("x = 2")
@@ -675,4 +758,4 @@ def test_cuda_is_read_without_importing_torch(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert provenance._cuda() == "12.8"
     (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = None\nhip = '6'\n")
-    assert provenance._quietly(provenance._cuda) == ""
+    assert provenance._cuda() is None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from statistics import mean
@@ -16,7 +15,7 @@ import click
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
 from sdkde_core.choice.calibration import machine_of, tuning_is_off
-from sdkde_core.cli.console import Argument, Choice, json_option
+from sdkde_core.cli.console import Argument, Choice, json_option, table
 from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.plugin import did_you_mean, write_atomically
 
@@ -148,7 +147,8 @@ def tune(
         trials = TRIALS
     if dry_run:
         rows = report.plan(tasks, trials)
-        click.echo(json.dumps(rows, indent=2) if as_json else report.plan_table(rows))
+        columns = ("configurations", "can_run", "would_try")
+        click.echo(json.dumps(rows, indent=2) if as_json else report.listing(rows, *columns))
         return
     results: list[Result] = []
     start, stopped, jobs = time.monotonic(), "", jobs or hardware.cpu_threads()
@@ -174,11 +174,16 @@ def tune(
     except KeyboardInterrupt:
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
     source, where = "measured" if device else "predicted", db or lookup.database()
+    rows = [report.result_row(result) for result in results]
     if as_json:
         told = {"gpu": card.name, "source": source, "db": str(where)}
-        click.echo(json.dumps({**told, "tasks": [report.result_row(result) for result in results]}, indent=2))
+        click.echo(json.dumps({**told, "tasks": rows}, indent=2))
     elif results:
-        click.echo(report.summary(results))
+        click.echo(report.listing(rows, "default_ms", "ms", "config", "tried", "replayed", "rejected"))
+        for row in rows:
+            if row["config"] is None:
+                why = row["reason"] or "nothing can"
+                click.echo(f"{row['kernel']}, d {row['d']}: nothing ran; most often: {why}")
         click.echo(f"{source} for {card.name} in {time.monotonic() - start:.0f} s; kept in {where}")
     if stopped:
         click.echo(stopped, err=True)
@@ -203,12 +208,13 @@ def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any
     card, device = options.card_here(filters["gpu"] or "auto")
     if device is None:
         raise ValueError(f"there is no {card.name} here; winners are measured again where they run")
-    wanted = {**options.columns({**filters, "gpu": card.name}), "source": ("measured", "imported", "predicted")}
+    wanted, where = options.columns({**filters, "gpu": card.name}), options.there(db)
     rows: list[Any] = []
-    with closing(_runner(device, jobs or hardware.cpu_threads())) as runner, _store(options.there(db)) as store:
+    with closing(_runner(device, jobs or hardware.cpu_threads())) as runner, _store(where) as store:
         rows.extend(measured_again(store.best(**wanted), runner, store))
     held = all(isinstance(row, tuple) or row.holds for row in rows)
-    _table_or(report.verdict_table, rows)
+    columns = ("stored_ms", "now_ms", "default_ms", "verdict", "config")
+    click.echo(report.listing(map(report.verdict_row, rows), *columns) if rows else "nothing matches")
     ctx.exit(0 if held else 1)
 
 
@@ -245,7 +251,8 @@ def calibrate(backend: tuple[str, ...], device: tuple[str, ...], db: Path | None
     if as_json:
         click.echo(json.dumps([done._asdict() for done in found], indent=2))
     else:
-        click.echo(report.calibration_table(found))
+        headings = ("backend", "device", "start-up s", "pass ms", "factors", "median", "")
+        click.echo(table([headings, *map(report.calibrated_row, found)]))
         click.echo(f"kept in {db or lookup.database()}")
 
 
@@ -258,18 +265,21 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
     from . import report
 
-    wanted, where = options.columns(filters), db or lookup.database()
+    where = db or lookup.database()
     if not where.exists():
         click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
         return
-    with _store(db) as store:
-        if as_json:
-            dump = store.dump(**wanted)
-            click.echo(json.dumps(dump["trial" if trials else "best"], indent=2))
-        elif trials:
-            _table_or(report.trial_table, store.all_trials(**wanted))
+    with _store(where, write=False) as store:
+        if trials:
+            rows = store.dump(**options.columns(filters))["trial"]
+            columns = ("status", "q50", "source", "created", "config", "error")
         else:
-            _table_or(report.winner_table, store.best(**wanted))
+            rows = list(map(report.best_row, store.best(**options.columns(filters))))
+            columns = ("default_ms", "ms", "noise", "source", "created", "config")
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        click.echo(report.listing(rows, "gpu", *columns) if rows else "nothing matches")
 
 
 @main.command()
@@ -278,38 +288,43 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 @json_option
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration each kernel of a problem gets, and why."""
-    from . import records, report
+    from . import report
 
     card, device = options.card_here(gpu)
     tasks = tunables(options.problems_of(what, device), card, what["backend"])
     if tuning_is_off():
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
-    with _reading(db) as where:
-        winners = records.read_dump(where).get("best", ()) if where.exists() else ()
-        found = [report.explanation(tunable, winners) for tunable in tasks]
-    click.echo(json.dumps(found, indent=2) if as_json else report.explanation_table(found))
+    rows = [report.explained(tunable, db) for tunable in tasks]
+    click.echo(json.dumps(rows, indent=2) if as_json else report.listing(rows, "rung", "config", "why"))
+    for row in rows if not as_json else ():
+        for over in row["passed_over"]:
+            config = report.config_text(over["config"])
+            click.echo(f"{row['kernel']}, d {row['d']}: not {over['rung']} ({config}): {over['why']}")
 
 
 @main.command()
 @click.argument("file", cls=Argument, help="Where to write JSON; - is standard output.")
-@click.option("--winners", is_flag=True, help="Without trials and calibration, as the tables that ship with sdkde are.")
+@click.option(
+    "--winners",
+    is_flag=True,
+    help="Only the winners and the defaults, as in the tables that ship with sdkde; no calibration.",
+)
 @options.filter_options
 @options.db_option
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write trials, winners and calibration as JSON, to be imported elsewhere."""
     database = options.there(db)
     options.another_file("FILE", file, database)
-    with _store(database) as store:
-        dump = store.dump(**options.columns(filters))
-    if winners:
-        dump |= {"trial": [], "calibration": []}
+    wanted = options.columns(filters)
+    with _store(database, write=False) as store:
+        dump, best = store.dump(only_winners=winners, **wanted), store.best(**wanted)
     text = json.dumps(dump, indent=1)
     if file == "-":
         click.echo(text)
         return
     with write_atomically(file) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-    click.echo(f"{file}: {len(dump['trial'])} trials, {len(dump['best'])} winners", err=True)
+    click.echo(f"{file}: {len(dump['trial'])} trials, {len(best)} winners", err=True)
 
 
 @main.command("import")
@@ -356,13 +371,12 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
             found.append({**key._asdict(), **told, "mean_loss": mean(losses), "worst_loss": max(losses)})
     if not found:
         raise ValueError(f"no configuration in {file} ran: there is nothing to search again; pass another file")
-    click.echo(json.dumps(found, indent=2) if as_json else report.simulation_table(found))
+    columns = ("recorded", "sampler", "trials", "repeats", "mean_loss", "worst_loss")
+    click.echo(json.dumps(found, indent=2) if as_json else report.listing(found, *columns))
 
 
 @main.command()
 @options.filter_options
-@click.option("-x", "x", metavar="PARAMETER", help="Parameter across. Default: the one with the most values.")
-@click.option("-y", "y", metavar="PARAMETER", help="Parameter upwards. Default: the one with the next most values.")
 @click.option(
     "-o",
     "--output",
@@ -372,8 +386,8 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
     help="Where to write the picture.",
 )
 @options.db_option
-def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters: Any) -> None:
-    """Plot one problem's search: best times over two parameters, and times in the order of the search.
+def plot(output: Path, db: Path | None, **filters: Any) -> None:
+    """Plot one problem's search: times over each parameter, coloured in the order of the search.
 
     If several problems match, the one with the most trials is plotted.
     """
@@ -381,7 +395,7 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
 
     database = options.there(db)
     options.another_file("--output", output, database)
-    with _store(database) as store:
+    with _store(database, write=False) as store:
         trials = store.all_trials(**options.columns(filters))
     by_search: dict[Any, list[Any]] = {}
     for trial in trials:
@@ -389,36 +403,19 @@ def plot(x: str | None, y: str | None, output: Path, db: Path | None, **filters:
     if not by_search:
         raise ValueError("nothing that was tried matches these filters; `sdkde-autotune show --trials` lists what was")
     (key, source), chosen = max(by_search.items(), key=lambda item: len(item[1]))
-    report.plot(chosen, output, x, y)
+    report.plot(chosen, output)
     rest = f", the largest of {len(by_search)} searches that match" if len(by_search) > 1 else ""
-    what = f"{key.kernel}, {key.reduction}, d {key.dimension}, {key.gpu}, {source}"
+    what = f"{key.kernel}, {key.reduction}, d {key.d}, {key.gpu}, {source}"
     click.echo(f"{output}: {len(chosen)} configurations of {what}{rest}")
 
 
 # --- resources -------------------------------------------------------------------------------------------------------
 
 
-def _store(path: Path | None) -> Store:
+def _store(path: Path | None, write: bool = True) -> Store:
     from .store import Store  # sqlite-utils takes a while to import
 
-    return Store(path)
-
-
-@contextmanager
-def _reading(db: Path | None) -> Iterator[Path]:
-    """Let look-ups read the database ``db``, if it is given; yield the path of the one that they read."""
-    before = os.environ.get("SDKDE_DB")
-    if db is not None:
-        os.environ["SDKDE_DB"] = str(db)
-    lookup.forget()
-    try:
-        yield lookup.database()
-    finally:
-        if db is not None:
-            os.environ.pop("SDKDE_DB")
-            if before is not None:
-                os.environ["SDKDE_DB"] = before
-        lookup.forget()
+    return Store(path, write=write)
 
 
 def _runner(device: str, jobs: int) -> MeasuringRunner:
@@ -440,7 +437,3 @@ def _progress(label: str) -> Iterator[Callable[[int, int, float], None]]:
             bar.set_postfix_str(f"best {best:.4g} ms")
 
         yield advance
-
-
-def _table_or(draw: Callable[[Any], str], rows: Sequence[Any]) -> None:
-    click.echo(draw(rows) if rows else "nothing matches")

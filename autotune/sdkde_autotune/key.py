@@ -14,22 +14,7 @@ __all__ = ["Key", "canonical", "octave"]
 
 
 class Key(NamedTuple):
-    """The problem, kernel and card that a configuration was tuned for. Versions of software are in its provenance.
-
-    Parameters
-    ----------
-    backend, kernel : str
-    config_version : int
-    reduction, precision, dtype : str
-    requires : str
-        The problem's features: sorted names, separated by commas.
-    deterministic : int
-    dimension : int
-        The dimension as the kernel pads it.
-    n_octave, m_octave : int
-        log2 of the number of columns and of rows, rounded.
-    gpu, architecture : str
-    """
+    """The problem, kernel and card that a configuration was tuned for. Versions of software are in its provenance."""
 
     backend: str
     kernel: str
@@ -37,47 +22,55 @@ class Key(NamedTuple):
     reduction: str
     precision: str
     dtype: str
-    requires: str
+    requires: str  # the problem's features: sorted names, separated by commas
     deterministic: int
-    dimension: int
-    n_octave: int
-    m_octave: int
+    d: int  # the problem's dimension
+    dimension: int  # as the kernel pads it, by which configurations are found
+    n_octave: int  # log2 of the number of columns, rounded
+    m_octave: int  # and of rows
     gpu: str
     architecture: str
 
     @classmethod
     def of(cls, query: Query, problem: Problem) -> Key:
         """Return the key of a problem."""
-        return cls(
-            query.backend,
-            query.kernel,
-            query.config_version,
-            str(problem.reduction),
-            problem.precision,
-            problem.dtype,
-            ",".join(sorted(problem.requires)),
-            int(problem.deterministic),
-            query.dimension,
-            octave(problem.n),
-            octave(problem.m),
-            query.gpu,
-            query.architecture,
-        )
+        kind = str(problem.reduction), problem.precision, problem.dtype, ",".join(sorted(problem.requires))
+        size = problem.d, query.dimension, octave(problem.n), octave(problem.m)
+        kernel = query.backend, query.kernel, query.config_version
+        return cls(*kernel, *kind, int(problem.deterministic), *size, query.gpu, query.architecture)
 
     @property
     def family(self) -> tuple[object, ...]:
-        """The key without sizes, card and architecture. A configuration can serve other problems of its family only."""
-        return self[:9]
+        """The columns of :data:`FAMILY`. A configuration can serve other problems of its family only."""
+        return tuple(getattr(self, name) for name in FAMILY)
 
     @property
     def query(self) -> Query:
         """The query that it was made of."""
         return Query(self.backend, self.kernel, self.config_version, self.dimension, self.gpu, self.architecture)
 
-    def distance(self, other: Key) -> tuple[Any, ...]:
-        """Return how far another key of the family is: another card, another architecture, octaves in n and m."""
-        octaves = abs(self.n_octave - other.n_octave) + abs(self.m_octave - other.m_octave)
-        return self.gpu != other.gpu, self.architecture != other.architecture, octaves
+    @property
+    def features(self) -> frozenset[str]:
+        """The problem's features."""
+        return frozenset(filter(None, self.requires.split(",")))
+
+    def distance(self, other: Key) -> tuple[float, ...]:
+        """Return how far another key of the family is: another card, other features, dimensions, octaves in n and m."""
+        dimensions = abs(math.log2(self.dimension / other.dimension))
+        octaves = abs(self.n_octave - other.n_octave), abs(self.m_octave - other.m_octave)
+        card = self.gpu != other.gpu, self.architecture != other.architecture
+        return (
+            *card,
+            len(self.features ^ other.features),
+            dimensions,
+            sum(octaves),
+            max(octaves),
+            abs(self.d - other.d),
+        )
+
+
+#: The columns in which a configuration's key and that of the problem it serves agree.
+FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype", "deterministic")
 
 
 def octave(count: int) -> int:

@@ -1,18 +1,21 @@
 """Looks up stored launch configurations for backends: the entry point of group ``sdkde.tuning``.
 
-Imports the standard library only, never writes, and reads the database once per process. How closely a configuration
-was tuned for the problem is its rung, the best first:
+Imports the standard library only, never writes, and reads the database once for each question of a process. How closely
+a configuration was tuned for the problem is its rung, the best first:
 
 ================  ==================================================================================================
-``exact``         the same key, found under the same versions
-``provenance``    the same key, found under other versions of the software
-``sizes``         the same card, the nearest sizes: n and m each at most 3 octaves off
-``architecture``  another card of the same architecture, the nearest sizes
-``shipped``       a table that comes with sdkde: the same card, then its architecture, the nearest sizes
-``predicted``     the cost model's choice for the card, not measured, the nearest sizes
+``exact``         here, for this problem, under the same versions
+``provenance``    here, for this problem, under other versions of the software
+``shipped``       for this problem, in a table that comes with sdkde
+``sizes``         on the same card for other sizes: n and m each at most 3 octaves off
+``near``          on the same card with other features (weights, leave-one-out), or in dimensions at most a third off
+``architecture``  on another card of the same architecture
+``predicted``     the cost model's choice for the card, not measured
 ================  ==================================================================================================
 
-A configuration that the backend does not accept (it exceeds the card, it failed to launch) is skipped.
+On a rung the nearest comes first: features, then the dimension, then sizes; of equally near ones what was measured here
+under the same versions. A configuration that the backend does not accept (it exceeds the card, it failed to launch) is
+skipped.
 """
 
 from __future__ import annotations
@@ -23,26 +26,31 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from sdkde_core.choice.calibration import implausible
 from sdkde_core.plugin import cache_folder, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
-from .key import Key, octave
-from .provenance import current, same
-from .schema import Refused, begun
+from .key import FAMILY, Key, octave
+from .provenance import same
+from .records import Best, Row, Trial, trial_of, winners
+from .schema import Refused, begun, winning
 
-__all__ = ["RUNGS", "calibration", "candidates", "database", "forget", "lookup", "read"]
+__all__ = ["RUNGS", "Found", "calibration", "candidates", "database", "forget", "lookup", "read"]
 
 #: From the most to the least trusted; see the module's docstring.
-RUNGS = ("exact", "provenance", "sizes", "architecture", "shipped", "predicted")
+RUNGS = ("exact", "provenance", "shipped", "sizes", "near", "architecture", "predicted")
 
-#: A configuration serves problems whose sizes differ by at most so many octaves.
-OCTAVES = 3
+#: A configuration serves problems whose sizes differ by at most so many octaves, and dimensions by a factor.
+OCTAVES, DIMENSIONS = 3, 4 / 3
+
+#: At most so many stored rows are looked at for a question.
+NEAREST = 64
 
 #: Tables that come with sdkde, written by ``sdkde-autotune export --winners``.
 TABLES = Path(__file__).parent / "tables"
@@ -54,29 +62,25 @@ TIMEOUT_SECONDS = 0.2
 ATTEMPTS = 6
 
 _T = TypeVar("_T")
-_COLUMNS = (*Key._fields, "config", "source", "provenance")
 
 
-class _Row(NamedTuple):
-    """A row of table ``best``; its JSON columns are parsed when they are needed."""
+class Found(NamedTuple):
+    """A configuration that can serve a problem, its rung, the winner that it comes from, and whether that shipped."""
 
-    key: Key
-    config: Any
-    source: str
-    provenance: Any
+    config: Config
+    rung: str
+    best: Best
     shipped: bool
-
-
-_Rows = dict[tuple[object, ...], list[_Row]]  # by family
 
 
 class _Memory:
     """What this process has read. Threads may read the same at once; as they find the same, there is no lock."""
 
     def __init__(self) -> None:
-        self.rows: dict[str | None, _Rows] = {}  # by SDKDE_DB
-        self.answers: dict[tuple[Any, ...], list[tuple[Config, str]]] = {}
+        self.answers: dict[tuple[Any, ...], list[Found]] = {}
+        self.shipped: dict[tuple[object, ...], list[Row]] | None = None  # by family
         self.calibration: dict[str | None, dict[tuple[str, str], dict[str, float]]] = {}  # by SDKDE_DB
+        self.unread: set[str | None] = set()  # values of SDKDE_DB whose file cannot be read
 
 
 _memory = _Memory()
@@ -97,35 +101,26 @@ def lookup(
     memory = _memory
     try:
         # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
-        asked = (
-            query,
-            problem.reduction,
-            problem.precision,
-            problem.dtype,
-            problem.requires,
-            problem.deterministic,
-            octave(problem.n),
-            octave(problem.m),
-            os.environ.get("SDKDE_DB"),
-        )
-        found = memory.answers.get(asked)
-        if found is None:
-            found = memory.answers[asked] = _ranked(memory, query, problem)
+        kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.deterministic, problem.d
+        asked = query, *kind, octave(problem.n), octave(problem.m), os.environ.get("SDKDE_DB")
+        answers = memory.answers.get(asked)
+        if answers is None:
+            answers = memory.answers[asked] = _ranked(memory, Key.of(query, problem))
     except Exception as error:  # an estimate must not fail because of its tuning
         _warn(f"the tuning of {query.kernel}", repr(error))
         return None
-    for config, rung in found:
+    for found in answers:
         try:
-            if accept is None or accept(config):
-                return dict(config), rung
+            if accept is None or accept(found.config):
+                return dict(found.config), found.rung
         except Exception as error:
-            _warn(f"{query.kernel}, rung {rung}, {dict(config)},", repr(error))
+            _warn(f"{query.kernel}, rung {found.rung}, {dict(found.config)},", repr(error))
     return None
 
 
-def candidates(query: Query, problem: Problem) -> list[tuple[Config, str]]:
-    """Return every configuration that can serve a problem, each with its rung, the most trusted first."""
-    return _ranked(_memory, query, problem)
+def candidates(query: Query, problem: Problem, path: Path | None = None) -> list[Found]:
+    """Return every configuration that can serve a problem, the most trusted first; of the database ``path``."""
+    return _ranked(_Memory(), Key.of(query, problem), path)
 
 
 def calibration(backend: str, machine: str) -> Mapping[str, float]:
@@ -133,58 +128,54 @@ def calibration(backend: str, machine: str) -> Mapping[str, float]:
     memory, named = _memory, os.environ.get("SDKDE_DB")
     if named not in memory.calibration:
         found: dict[tuple[str, str], dict[str, float]] = {}
-        for of_machine, of_backend, name, value in _stored(_select_calibration):
-            if isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault((of_machine, of_backend), {})[name] = float(value)
+        for of_machine, of_backend, name, value in _stored(memory, _select_calibration):
+            reason = implausible(name, value)
+            if reason:
+                _warn(f"{name!r} in the calibration of {of_backend}", reason)
             else:
-                _warn(f"{name!r} in the calibration of {of_backend}", f"it is {value!r}, which is no number")
+                found.setdefault((of_machine, of_backend), {})[name] = float(value)
         memory.calibration[named] = found
     return memory.calibration[named].get((machine, backend), {})
 
 
-def _ranked(memory: _Memory, query: Query, problem: Problem) -> list[tuple[Config, str]]:
-    key = Key.of(query, problem)
-    rows = _rows(memory).get(key.family, ())
-    now = current(query.backend) if rows else {}
+def _ranked(memory: _Memory, key: Key, path: Path | None = None) -> list[Found]:
+    near = [(best, False) for best in winners(_sound(_stored(memory, lambda db: _select(db, key), path), key))]
+    near += [(best, True) for best in winners(_sound(_shipped(memory).get(key.family, ()), key))]
     ranked = []
-    for row in rows:
-        off = abs(row.key.n_octave - key.n_octave), abs(row.key.m_octave - key.m_octave)
-        config, versions = _parsed(row.config), _parsed(row.provenance)
-        if max(off) > OCTAVES:
-            continue
-        if not _plain(config):
-            _warn(f"a configuration of {query.kernel}", f"it is {str(row.config)[:80]!r}, not values by name")
-            continue
-        fresh = same(versions, now)
-        rung = _rung(row, key, fresh)
+    for best, shipped in near:
+        fresh, distance = same(best.provenance, key.backend), key.distance(best.key)
+        rung = _rung(best, distance, fresh, shipped)
         if rung is not None:
-            other_card = row.key.gpu != key.gpu
-            order = (
-                RUNGS.index(rung),
-                row.shipped,
-                other_card,
-                sum(off),
-                max(off),
-                not fresh,
-                str(row.key),
-                str(row.config),
-            )
-            ranked.append((order, config, rung))
-    ranked.sort(key=lambda item: item[0])
-    return [(config, rung) for _, config, rung in ranked]
+            order = (RUNGS.index(rung), distance, shipped, not fresh, best.key, str(best.config))
+            ranked.append((order, Found(best.config, rung, best, shipped)))
+    return [found for _, found in sorted(ranked, key=lambda item: item[0])]
 
 
-def _rung(row: _Row, key: Key, fresh: bool) -> str | None:
-    if row.key.architecture != key.architecture:
+def _rung(best: Best, distance: tuple[float, ...], fresh: bool, shipped: bool) -> str | None:
+    """Return how closely a winner was tuned for a problem of its family; None if it cannot serve it."""
+    card, architecture, features, dimensions, _, octaves, _ = distance
+    if architecture or octaves > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9:
         return None
-    here = row.key.gpu == key.gpu
-    if row.source == "predicted":
-        return "predicted" if here else None
-    if row.shipped:
+    if best.source == "predicted":
+        return None if card else "predicted"
+    if card:
+        return "architecture"
+    if features or dimensions:
+        return "near"
+    if octaves:
+        return "sizes"
+    if shipped:
         return "shipped"
-    if row.key == key:
-        return "exact" if fresh else "provenance"
-    return "sizes" if here else "architecture"
+    return "exact" if fresh else "provenance"
+
+
+def _sound(rows: Iterable[Row], key: Key) -> Iterator[Trial]:
+    """Yield the trials of another key's neighbourhood; what is damaged is told once and passed over."""
+    for row in rows:
+        try:
+            yield trial_of(row)
+        except ValueError as error:
+            _warn(f"a winner of {key.kernel}", str(error))
 
 
 def forget() -> None:
@@ -200,71 +191,69 @@ def database() -> Path:
     ------
     ValueError
         ``SDKDE_DB`` is below a home that is not there.
-    RuntimeError
+    FileNotFoundError
         The user has no home.
     """
     named = os.environ.get("SDKDE_DB")
-    if named:
-        try:
-            return Path(named).expanduser()
-        except RuntimeError as error:
-            raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
-    return cache_folder() / "tuning.sqlite"
+    if not named:
+        return cache_folder() / "tuning.sqlite"
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _rows(memory: _Memory) -> _Rows:
-    """Return all winners by family, of the user's database and the shipped tables; both are read once."""
+def _stored(memory: _Memory, select: Callable[[sqlite3.Connection], list[_T]], path: Path | None = None) -> list[_T]:
+    """Return rows of a database, by default the user's; none, and a warning, if it cannot be read."""
     named = os.environ.get("SDKDE_DB")
-    if named not in memory.rows:
-        rows: _Rows = {}
-        for found in (*_stored(_select), *_shipped()):
-            if type(found.key.n_octave) is type(found.key.m_octave) is int:
-                rows.setdefault(found.key.family, []).append(found)
-            else:
-                _warn(f"a winner of {found.key.kernel}", "its sizes are no integers")
-        memory.rows[named] = rows
-    return memory.rows[named]
-
-
-def _stored(select: Callable[[sqlite3.Connection], list[_T]]) -> list[_T]:
-    """Return rows of the user's database; none, and a warning, if it cannot be read."""
-    path: Path | str = "the tuner's database"
+    if named in memory.unread:
+        return []
     try:
         try:
-            path = database()
-        except RuntimeError:  # without a home nobody has kept anything
+            path = path or database()
+        except FileNotFoundError:  # without a home nobody has kept anything
             return []
         return read(path, select) or []
     except Exception as error:
-        _warn(str(path), str(error))
+        memory.unread.add(named)
+        _warn(str(path or "the tuner's database"), str(error))
         return []
 
 
-def _row(values: Sequence[Any], shipped: bool) -> _Row:
-    config, source, provenance = values[-3:]
-    return _Row(Key._make(values[:-3]), config, source, provenance, shipped)
-
-
-def _select(connection: sqlite3.Connection) -> list[_Row]:
-    return [_row(values, False) for values in connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM best")]
+def _select(connection: sqlite3.Connection, key: Key) -> list[Row]:
+    """Return the winners that may serve a problem, and their defaults: at most NEAREST rows."""
+    where = " AND ".join(f"{name} = ?" for name in (*FAMILY, "architecture"))
+    where += " AND n_octave BETWEEN ? AND ? AND m_octave BETWEEN ? AND ? AND dimension BETWEEN ? AND ?"
+    n, m = ((size - OCTAVES, size + OCTAVES) for size in (key.n_octave, key.m_octave))
+    dimensions = math.ceil(key.dimension / DIMENSIONS), math.floor(key.dimension * DIMENSIONS)
+    apart = ("requires", "d", "dimension", "n_octave", "m_octave", "gpu")
+    query = f"""{winning(begun(connection), where, apart)}
+        ORDER BY source = 'predicted', gpu <> ?, requires <> ?, abs(dimension - ?),
+            abs(n_octave - ?) + abs(m_octave - ?), rowid LIMIT {NEAREST}"""
+    near = key.gpu, key.requires, key.dimension, key.n_octave, key.m_octave
+    connection.row_factory = sqlite3.Row
+    return list(map(dict, connection.execute(query, (*key.family, key.architecture, *n, *m, *dimensions, *near))))
 
 
 def _select_calibration(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    connection.text_factory = lambda text: text.decode(errors="replace")  # a bad name spoils itself only
     return connection.execute("SELECT machine, backend, name, value FROM calibration").fetchall()
 
 
-def _shipped() -> list[_Row]:
-    rows: list[_Row] = []
-    for path in sorted(TABLES.glob("*.json")):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))["best"]
-            rows += [_row([row[name] for name in _COLUMNS], True) for row in found]
-        except Exception as error:
-            _warn(str(path), f"{type(error).__name__}: {error}")
-    return rows
+def _shipped(memory: _Memory) -> dict[tuple[object, ...], list[Row]]:
+    if memory.shipped is None:
+        rows: dict[tuple[object, ...], list[Row]] = {}
+        for path in sorted(TABLES.glob("*.json")):
+            try:
+                for row in json.loads(path.read_text(encoding="utf-8"))["trial"]:
+                    rows.setdefault(tuple(row[name] for name in FAMILY), []).append(row)
+            except Exception as error:
+                _warn(str(path), f"{type(error).__name__}: {error}")
+        memory.shipped = rows
+    return memory.shipped
 
 
 def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
@@ -286,7 +275,7 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
         before = _stamp(path)
         if before is None:
             return None
-        at_rest = not any(before.unwritten)
+        at_rest = not any(before[2:])
         uri = f"{path.as_uri()}?mode=ro&{'immutable' if at_rest else 'readonly_shm'}=1"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_SECONDS)) as connection:
@@ -302,16 +291,8 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
     return found
 
 
-class _Stamp(NamedTuple):
-    """A database's modification time and size, and the sizes of its -wal and -journal."""
-
-    changed: int
-    size: int
-    unwritten: tuple[int, ...]
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    """Return the stamp of a database; None if there is none, or it is empty."""
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Return a database's time and size, and the sizes of its -wal and -journal; None if it is absent or empty."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -319,26 +300,11 @@ def _stamp(path: Path) -> _Stamp | None:
     if not stat.S_ISREG(found.st_mode):
         kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
         raise Refused(f"it is {kind}; name another with --db or SDKDE_DB")
-    beside = []
-    for suffix in ("-wal", "-journal"):
-        try:
-            beside.append(os.stat(f"{path}{suffix}").st_size)
-        except OSError:
-            beside.append(0)
-    return _Stamp(found.st_mtime_ns, found.st_size, tuple(beside)) if found.st_size else None
-
-
-def _parsed(value: Any) -> Mapping[str, Any]:
-    """Return the JSON object in a column; an empty mapping if it holds none."""
-    try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _plain(config: Mapping[str, Any]) -> bool:
-    return bool(config) and all(isinstance(value, (str, int, float)) for value in config.values())
+    unwritten = []
+    for suffix in "-wal", "-journal":
+        with suppress(OSError):
+            unwritten.append(os.stat(f"{path}{suffix}").st_size)
+    return (found.st_mtime_ns, found.st_size, *unwritten) if found.st_size else None
 
 
 def _warn(path: str, reason: str) -> None:

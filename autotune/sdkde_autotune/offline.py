@@ -147,15 +147,14 @@ def _chosen(plan: _Plan, store: Store, compilers: Compilers, interpreters: Pool 
             compilers.begin(task, ahead)
         name = canonical(config)
         known[name] = _outcome(plan, config, compilers, interpreters if name != plan.default else None)
-        store.add(plan.key, config, known[name], "predicted", plan.provenance)
+        store.add(plan.key, config, known[name], "predicted", plan.provenance, is_default=name == plan.default)
         if known[name].status == "ok":
             break
     tried, usual = len(known) - replayed, plan.prices.get(plan.default)
     if usual is not None and plan.default not in known:  # for comparison: it was not compiled
         known[plan.default] = Outcome("ok", (usual,) * 3)
-        store.add(plan.key, json.loads(plan.default), known[plan.default], "predicted", plan.provenance)
-    if tried:
-        store.settle(plan.key, json.loads(plan.default))
+        default = json.loads(plan.default)
+        store.add(plan.key, default, known[plan.default], "predicted", plan.provenance, is_default=True)
     return Result.of(task, plan.key, known, plan.default, tried, replayed, time.monotonic() - start)
 
 

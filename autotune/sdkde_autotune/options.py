@@ -100,7 +100,7 @@ filter_options = together(
     click.option("--backend", help="Only results of this backend."),
     click.option("--kernel", help="Only results of this kernel."),
     several("--reduction", REDUCTIONS, metavar="NAMES", help="Only results of these reductions."),
-    several("--dim", POSITIVE, metavar="D", help="Only results of these dimensions, as the kernel pads them."),
+    several("--dim", POSITIVE, metavar="D", help="Only results of these dimensions."),
     several("--precision", Choice(PRECISIONS), metavar="PRECISIONS", help="Only results of these precisions."),
     several("--source", Choice(SOURCES), metavar="NAMES", help=f"Only results that were {', '.join(SOURCES)}."),
 )
@@ -109,15 +109,22 @@ filter_options = together(
 # --- what their values stand for -------------------------------------------------------------------------------------
 
 
+def _first(here: Sequence[GPU | None]) -> GPU:
+    if not here:
+        raise ValueError("no NVIDIA GPU is visible here; name one to predict for, such as --gpu a6000")
+    if here[0] is None:
+        raise ValueError(
+            f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as CUDA does not answer, or the card is "
+            "older than compute capability 7.0; name one to predict for, such as --gpu a6000"
+        )
+    return here[0]
+
+
 def card_here(name: str) -> tuple[GPU, str | None]:
     """Return the GPU that is named, and its device; None if it is not here."""
-    here = hardware.local_gpus()
-    if name == "auto":
-        if not here:
-            raise ValueError("no NVIDIA GPU is visible here; name one to predict for, such as --gpu a6000")
-        name = here[0]
-    card = card_named(name)
-    matches = [i for i, found in enumerate(here) if cards.gpu(found) is card]
+    here = hardware.local_cards()
+    card = _first(here) if name.lower() == "auto" else card_named(name)
+    matches = [i for i, found in enumerate(here) if found is not None and found.name == card.name]
     if len(matches) > 1:
         click.echo(f"{len(matches)} GPUs here are {card.name}: taking the first, cuda:{matches[0]}", err=True)
     return card, f"cuda:{matches[0]}" if matches else None
@@ -148,16 +155,16 @@ def whole_grid(what: Mapping[str, Any], device: str | None) -> list[Problem]:
 
 def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the filters by the names of the store's columns."""
-    names = {"dim": "dimension"}
-    wanted = {names.get(name, name): value for name, value in filters.items() if value}
+    wanted = {{"dim": "d"}.get(name, name): value for name, value in filters.items() if value}
     if "gpu" in wanted:
-        wanted["gpu"] = cards.card_name(wanted["gpu"])
+        card = hardware.card_called(wanted["gpu"])
+        wanted["gpu"] = card.name if card else cards.card_name(wanted["gpu"])
     return wanted
 
 
 def places(backends: Sequence[str], devices: Sequence[str]) -> list[tuple[BackendInfo, str]]:
     """Return each backend with each device that it runs on, if the device is here and its rates are known."""
-    here = ["cpu"] + ["cuda:0"] * bool(hardware.local_gpus())
+    here = ["cpu"] + ["cuda:0"] * bool(hardware.visible_gpus())
     for device in devices:
         if hardware.processor(device) is None:
             raise ValueError(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sdkde_core.choice import registry
+from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.cards import GPU, GPUS, gpu
 from sdkde_core.choice.cost import predict
 from sdkde_core.plugin import did_you_mean
@@ -44,13 +45,16 @@ def card_named(name: str) -> GPU:
     Raises
     ------
     ValueError
-        No GPU is known by that name.
+        No GPU is known by that name, or it has several names.
     """
-    card = gpu(name)
+    card = hardware.card_called(name)
     if card is None:
-        known = ", ".join(f"{card.aliases[0]} ({card.name})" for card in GPUS)
-        hint = did_you_mean(name, (alias for card in GPUS for alias in card.aliases))
-        raise ValueError(f"no GPU is known as {name!r}; pass one of {known}{hint}")
+        several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
+        if len(several) > 1:
+            raise ValueError(f"{name!r} names {len(several)} GPUs; pass one, such as {several[0].aliases[0]}")
+        hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
+        known = ", ".join(card.aliases[0] for card in GPUS)
+        raise ValueError(f"no GPU is known as {name!r}; pass auto, or one of {known}{hint}")
     return card
 
 
@@ -90,8 +94,8 @@ def problems(
 
 def task_of(key: Key) -> Task:
     """Return a task that has the key, if this version of the tuner makes one of it."""
-    sizes, features = ((2**key.n_octave,), (2**key.m_octave,)), filter(None, key.requires.split(","))
-    (problem,) = problems((key.reduction,), (key.dimension,), *sizes, (key.precision,), features)
+    sizes = (2**key.n_octave,), (2**key.m_octave,)
+    (problem,) = problems((key.reduction,), (key.d,), *sizes, (key.precision,), key.features)
     return Task(key.query, problem)
 
 
@@ -151,9 +155,15 @@ def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None, v
                 elif space.kernels(problem) not in kernels:
                     kernels.add(space.kernels(problem))
                     for kernel in space.kernels(problem):
+                        default = space.default(kernel, problem, card.architecture)
+                        reason = space.limit(kernel, default, problem, card.architecture)
+                        if reason:  # it cannot run there at all
+                            refusals.append(f"{info.name}: {reason}")
+                            continue
                         dimension = space.dimension(kernel, problem)
                         query = Query(info.name, kernel, space.config_version, dimension, card.name, card.architecture)
-                        found.setdefault(Key.of(query, problem), Tunable(Task(query, problem), space))
+                        key = Key.of(query, problem)._replace(d=dimension)  # of dimensions padded alike the first
+                        found.setdefault(key, Tunable(Task(query, problem), space))
     if not found:
         names = ", ".join(info.name for info in named if info.tuning)
         why = "; ".join(dict.fromkeys(refusals)) if names else "no installed backend can be tuned"

@@ -6,7 +6,6 @@ A result of other versions is still used, but only if there is none of the prese
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import re
@@ -15,41 +14,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import sdkde_core
 from sdkde_core.choice import hardware, registry
 
 __all__ = ["NAMES", "clocks", "current", "same"]
 
 #: The entries that are compared; a result may have more.
-NAMES = ("source", "sdkde", "triton", "torch", "cuda", "driver")
+NAMES = ("sdkde", "cuda", "triton", "torch", "source", "driver")
+
+
+def current(backend: str) -> dict[str, str]:
+    """Return the versions that a backend runs under in this process. Never raises; each is asked once.
+
+    ``source`` is a hash of the backend's Python files, ``cuda`` is what PyTorch was built with. Empty: not found.
+    """
+    return {name: _version(name, backend) for name in NAMES}
+
+
+def same(stored: Mapping[str, Any], backend: str) -> bool:
+    """Whether a stored result is of the present versions; what takes long to find out is asked last."""
+    return all(stored.get(name, "") == _version(name, backend) for name in NAMES)
 
 
 @functools.cache
-def current(backend: str) -> Mapping[str, str]:
-    """Return the versions that a backend runs under in this process. Never raises; asked once per backend.
-
-    Parameters
-    ----------
-    backend : str
-        As the registry knows it.
-
-    Returns
-    -------
-    mapping of str to str
-        ``source``, a hash of the backend's Python files; the versions of ``sdkde``, ``triton`` and ``torch`` that are
-        installed; ``cuda``, with which PyTorch was built; ``driver``. Empty strings: not found.
-    """
-    asked = {"source": lambda: _source(backend), "cuda": _cuda, "driver": hardware.driver_version}
-    found = {name: _quietly(ask) for name, ask in asked.items()}
-    for name, distribution in (("sdkde", "sdkde-core"), ("triton", "triton"), ("torch", "torch")):
-        version = _quietly(lambda distribution=distribution: importlib.metadata.version(distribution))
-        if version:
-            found[name] = version
-    return found
-
-
-def same(stored: Mapping[str, Any], now: Mapping[str, str]) -> bool:
-    """Whether a stored result is of these versions."""
-    return all(stored.get(name) == now.get(name) for name in NAMES)
+def _version(name: str, backend: str) -> str:
+    try:
+        if name == "sdkde":
+            return sdkde_core.__version__
+        if name in ("triton", "torch"):
+            return importlib.metadata.version(name)
+        if name == "source":
+            return _source(backend)
+        return _cuda() or "" if name == "cuda" else hardware.driver_version()
+    except Exception:  # looking for a package may run its code, which may raise anything
+        return ""
 
 
 def clocks(device: str) -> dict[str, Any]:
@@ -70,22 +68,17 @@ def clocks(device: str) -> dict[str, Any]:
     return hardware.ask_nvml(ask, {})
 
 
-def _quietly(ask: Any) -> str:
-    try:
-        return str(ask() or "")
-    except Exception:  # looking for a package may run its code, which may raise anything
-        return ""
-
-
 def _source(backend: str) -> str:
-    record = registry.find(backend)
-    if record is None or record.info is None:
-        return ""
-    files = _files(record.info.implementation.partition(":")[0])
-    digest = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16] if files else ""
+    import hashlib  # takes milliseconds
+
+    # Not from the registry, which loads every plugin.
+    for point in importlib.metadata.entry_points(group=registry.GROUP, name=backend):
+        files = _files(point.load().implementation.partition(":")[0])
+        digest = hashlib.sha256()
+        for name, path in sorted(files.items()):
+            digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+        return digest.hexdigest()[:16] if files else ""
+    return ""
 
 
 def _files(module: str) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdkde_core.choice.cards import gpu
+from sdkde_core.choice.hardware import card_called
 from sdkde_core.tuning import Config, Space
 
 from .key import Key, canonical
@@ -135,7 +135,7 @@ def search(
     seed: int = 0,
     progress: Callable[[int, int, float], None] = lambda known, expected, best: None,
 ) -> Result:
-    """Try configurations of one kernel for one problem, store every outcome, and settle which is best.
+    """Try configurations of one kernel for one problem, and store every outcome.
 
     The default is tried first, then winners of neighbouring problems and the paper's configuration, then the sampler's
     proposals. A configuration whose parameters exceed the card's limits is never run, and none is run twice:
@@ -171,34 +171,32 @@ def search(
 
     def learn(name: str, outcome: Outcome) -> None:
         known[name] = outcome
-        store.add(key, json.loads(name), outcome, "measured", runner.provenance(task))
+        provenance, usual = runner.provenance(task), name == canonical(default)
+        store.add(key, json.loads(name), outcome, "measured", provenance, is_default=usual)
 
     def spent() -> bool:
         return budget is not None and len(known) > replayed and time.monotonic() - start >= budget
 
-    try:
-        while len(known) < expected and not spent():
-            batch = (queue or proposals.ask())[: expected - len(known)]
-            queue = []
-            if not batch:
-                break
-            runner.prepare(task, [json.loads(name) for name in batch])
-            for name in itertools.takewhile(lambda name: not spent(), batch):
-                best = min((outcome.median for outcome in known.values()), default=float("inf"))
-                learn(name, runner.run(task, json.loads(name), best))
-                proposals.tell(name, known[name])
-                progress(len(known), expected, min(best, known[name].median))
-        tried = len(known) - replayed
-        final = _finalists(known, canonical(default))
-        if len(final) > 1 and (tried or not any(FINALS in known[name].phases for name in final)):
-            began = time.monotonic()
-            outcomes = runner.finals(task, [json.loads(name) for name in final])
-            share = (time.monotonic() - began) / len(final)
-            if any(outcome.status == "ok" for outcome in outcomes):  # else one crashed all, and it is not known which
-                for name, outcome in zip(final, outcomes):
-                    learn(name, replace(outcome, phases={**known[name].phases, **outcome.phases, FINALS: share}))
-    finally:
-        store.settle(key, default)
+    while len(known) < expected and not spent():
+        batch = (queue or proposals.ask())[: expected - len(known)]
+        queue = []
+        if not batch:
+            break
+        runner.prepare(task, [json.loads(name) for name in batch])
+        for name in itertools.takewhile(lambda name: not spent(), batch):
+            best = min((outcome.median for outcome in known.values()), default=float("inf"))
+            learn(name, runner.run(task, json.loads(name), best))
+            proposals.tell(name, known[name])
+            progress(len(known), expected, min(best, known[name].median))
+    tried = len(known) - replayed
+    final = _finalists(known, canonical(default))
+    if len(final) > 1 and (tried or not any(FINALS in known[name].phases for name in final)):
+        began = time.monotonic()
+        outcomes = runner.finals(task, [json.loads(name) for name in final])
+        share = (time.monotonic() - began) / len(final)
+        if any(outcome.status == "ok" for outcome in outcomes):  # else one crashed all, and it is not known which
+            for name, outcome in zip(final, outcomes):
+                learn(name, replace(outcome, phases={**known[name].phases, **outcome.phases, FINALS: share}))
     return Result.of(task, key, known, canonical(default), tried, replayed, time.monotonic() - start)
 
 
@@ -246,7 +244,7 @@ class _Proposals:
     def __init__(self, sampler: str, task: Task, space: Space, seed: int) -> None:
         if sampler not in SAMPLERS:
             raise ValueError(f"sampler is {sampler!r}; pass one of {', '.join(SAMPLERS)}")
-        order, card = candidates(task, space), gpu(task.query.gpu)
+        order, card = candidates(task, space), card_called(task.query.gpu)
         if sampler in ("tpe", "random"):
             order = [order[i] for i in np.random.default_rng(seed).permutation(len(order))]
         if sampler in ("tpe", "priced") and card is not None:

@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from sdkde_core.choice.cards import GPU, gpu
+from sdkde_core.choice.cards import GPU
+from sdkde_core.choice.hardware import card_called
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config
 
@@ -53,7 +54,7 @@ def simulate(
 
     replay: Any = SimpleNamespace(prepare=nothing, run=run, provenance=lambda task: {})
     replay.finals = lambda task, configs: [run(task, config, 0.0) for config in configs]
-    forgetful: Any = SimpleNamespace(add=nothing, settle=nothing, trials=nothing, best=nothing)
+    forgetful: Any = SimpleNamespace(add=nothing, trials=nothing, best=nothing)
     spanned: Any = space  # has what a search needs
     result = search(task, spanned, replay, forgetful, sampler=sampler, trials=trials, seed=seed)
     return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
@@ -76,7 +77,7 @@ def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpac
 
 def _prices(task: Task, records: Sequence[Record]) -> dict[str, float]:
     """Return what the backend's cost model says; nothing if the backend is not here, or has no such kernel."""
-    card = gpu(task.query.gpu)
+    card = card_called(task.query.gpu)
     with suppress(ValueError):
         if card is not None:
             space, kernel = space_for(task), task.query.kernel

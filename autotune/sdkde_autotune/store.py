@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import filelock
 from sqlite_utils import Database
 
+from sdkde_core import __version__
+from sdkde_core.choice.calibration import implausible
 from sdkde_core.plugin import warn_once
 from sdkde_core.tuning import Config
 
-from . import lookup, records, schema
+from . import lookup, schema
 from .key import Key
-from .records import Best, StoreError, Trial
+from .records import KEY, Best, StoreError, Trial, now, row_of, trial_of, utc, values_of, winners
 from .runner import SOURCES, STATUSES, Outcome
 
 __all__ = ["Best", "Store", "StoreError", "Trial"]
@@ -27,6 +31,7 @@ __all__ = ["Best", "Store", "StoreError", "Trial"]
 #: How long to wait for other processes that write or open the database.
 BUSY_SECONDS = 30.0
 
+_FORMAT = "sdkde-tuning"
 _ANOTHER = "name another file with --db or SDKDE_DB"
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
@@ -35,23 +40,26 @@ _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM
 class Store:
     """One SQLite database. Several processes may have it open; every write is committed at once.
 
-    A corrupt one is moved aside, with a warning, and a new one is made.
+    A corrupt one that is to be written is moved aside, with a warning, and a new one is made.
 
     Parameters
     ----------
     path : path, optional
         Default: :func:`sdkde_autotune.lookup.database`.
+    write : bool
+        False: what is in the database now is copied into memory, and no file is made, moved or changed.
 
     Raises
     ------
     StoreError
-        Another program or a newer sdkde wrote the file, it is locked, or it cannot be written. All methods raise so.
+        It is no database of the tuner, a newer sdkde wrote it, it is locked, or it cannot be read or written. All
+        methods raise so.
     """
 
-    def __init__(self, path: Path | str | None = None) -> None:
+    def __init__(self, path: Path | str | None = None, *, write: bool = True) -> None:
         self.path = Path(path) if path is not None else lookup.database()
-        with _explained(self.path):
-            self._db = _open(self.path)
+        with _explained(self.path, "written" if write else "read"):
+            self._db = _open(self.path) if write else _copy(self.path)
 
     def __enter__(self) -> Store:
         return self
@@ -63,134 +71,133 @@ class Store:
         """Close the database."""
         self._db.conn.close()
 
-    # --- trials ---------------------------------------------------------------------------------------------------
+    # --- trials and winners ---------------------------------------------------------------------------------------
 
-    def add(self, key: Key, config: Config, outcome: Outcome, source: str, provenance: Mapping[str, Any]) -> None:
+    def add(
+        self,
+        key: Key,
+        config: Config,
+        outcome: Outcome,
+        source: str,
+        provenance: Mapping[str, Any],
+        *,
+        is_default: bool = False,
+    ) -> None:
         """Store a trial; one with the same key, configuration and source is replaced."""
         if source not in SOURCES or outcome.status not in STATUSES:
             raise ValueError(f"source is {source!r} and status {outcome.status!r}; pass of {SOURCES} and {STATUSES}")
+        row = row_of(Trial(key, config, outcome, source, provenance, now(), is_default))
         with self._transaction():
-            self._insert(
-                "trial", [records.row_of_trial(Trial(key, config, outcome, source, provenance, records.now()))]
-            )
+            self._insert("trial", [row])
 
     def trials(self, key: Key) -> list[Trial]:
         """Return the trials of a key, by time."""
         return self.all_trials(**key._asdict())
 
     def all_trials(self, **filters: Any) -> list[Trial]:
-        """Return trials, by time.
+        """Return trials, by time; filters are by column a value, several, or None for any."""
+        return self._sound(self._rows("trial", filters, "created, rowid"))
 
-        Parameters
-        ----------
-        **filters
-            By column (those of the key, ``source``, ``status``) a value, several, or None for any.
-        """
-        with _explained(self.path):
-            return [records.trial_of(row) for row in records.select(self._db, "trial", filters)]
-
-    # --- winners --------------------------------------------------------------------------------------------------
-
-    def settle(self, key: Key, default: Config | None = None) -> None:
-        """Derive the winner of a key from its trials; there is none if none ran.
-
-        Of a configuration's trials the measured one counts, else the imported, else the predicted one. The fastest
-        configuration that ran wins. A predicted one wins only if no other was measured or imported.
-
-        Parameters
-        ----------
-        key : Key
-        default : mapping, optional
-            The default configuration; None: the one that was given before.
-        """
-        with self._transaction():
-            self._settle(key, default)
-        lookup.forget()
-
-    def _settle(self, key: Key, default: Config | None) -> None:
-        before = next(iter(records.select(self._db, "best", key._asdict())), None)
-        if default is None and before is not None and before["default_config"]:
-            default = json.loads(before["default_config"])
-        first = records.winner(
-            [records.trial_of(row) for row in records.select(self._db, "trial", key._asdict())], default
-        )
-        if first is not None:
-            self._insert("best", [records.row_of_best(first)])
-        elif before is not None:
-            self._db.table("best").delete(tuple(key))
-
-    def best(self, **filters: Any) -> list[Best]:
+    def best(self, *, source: Any = None, **filters: Any) -> list[Best]:
         """Return winners, by key; filters as in :meth:`all_trials`."""
-        with _explained(self.path):
-            return [records.best_of(row) for row in records.select(self._db, "best", filters)]
+        found = winners(self._winning(filters))
+        return [best for best in found if source is None or best.source in _several(source)]
 
     # --- calibration ----------------------------------------------------------------------------------------------
 
     def calibrate(self, machine: str, backend: str, values: Mapping[str, float]) -> None:
         """Store a backend's calibration on a machine, by name."""
-        now = records.now()
-        found = [
-            {"machine": machine, "backend": backend, "name": name, "value": float(value), "created": now}
-            for name, value in values.items()
-        ]
+        place = {"machine": machine, "backend": backend, "created": now()}
         with self._transaction():
-            self._insert("calibration", found)
-
-    def calibration(self, machine: str, backend: str) -> dict[str, float]:
-        """Return a backend's calibration on a machine, by name."""
-        with _explained(self.path):
-            found = records.select(self._db, "calibration", {"machine": machine, "backend": backend})
-            return {row["name"]: row["value"] for row in found}
+            self._insert("calibration", [{**place, "name": name, "value": float(values[name])} for name in values])
 
     # --- exchange -------------------------------------------------------------------------------------------------
 
-    def dump(self, **filters: Any) -> dict[str, Any]:
-        """Return trials and winners as values for JSON; without filters the calibration too."""
-        with _explained(self.path):
-            return records.dump(self._db, filters)
+    def dump(self, *, only_winners: bool = False, **filters: Any) -> dict[str, Any]:
+        """Return trials as values for JSON, filtered as by :meth:`all_trials`; without filters the calibration too.
+
+        ``only_winners``: of each key the winner and the default only, and no calibration.
+        """
+        if only_winners:
+            wanted = {best.key for best in self.best(**filters)}
+            trials = [trial for trial in self._winning({**filters, "source": None}) if trial.key in wanted]
+        else:
+            trials = self.all_trials(**filters)
+        whole = not only_winners and all(wanted is None for wanted in filters.values())
+        calibration = self._rows("calibration", {}) if whole else []
+        return {
+            "format": _FORMAT,
+            "schema": len(schema.MIGRATIONS),
+            "sdkde": __version__,
+            "created": now(),
+            "trial": list(map(values_of, trials)),
+            "calibration": [row for row in calibration if not implausible(row["name"], row["value"])],
+        }
 
     def load(self, dump: Mapping[str, Any] | Path | str) -> int:
-        """Add the results in a dump; return how many rows are new.
+        """Add what :meth:`dump` returned, a JSON file has, or another database; return how many rows are new.
 
         The source of trials becomes ``"imported"``, unless they were predicted. Of two for a configuration the later
         one is kept.
-
-        Parameters
-        ----------
-        dump : mapping or path
-            From :meth:`dump`; a JSON file with that; or another database, which is only read.
         """
-        given = dump if isinstance(dump, Mapping) else records.read_dump(Path(dump))
-        name = "the import" if isinstance(dump, Mapping) else str(dump)
-        trials, calibration, defaults = records.checked(given, name)
+        given = dump if isinstance(dump, Mapping) else _read(Path(dump))
+        trials, calibration = _checked(given, "the import" if isinstance(dump, Mapping) else str(dump))
         with self._transaction():
             here: dict[Any, dict[str, str]] = {}
-            for row in records.select(self._db, "trial", {}):
-                here.setdefault((records.key_of(row), row["config"]), {})[row["source"]] = row["created"]
+            for row in self._rows("trial", {}):
+                known = here.setdefault(_named(row, *KEY, "config"), {})
+                known[row["source"]] = row["created"] if row["created"] <= _latest() else ""
             fresh: dict[Any, dict[str, Any]] = {}
             for row in sorted(trials, key=lambda row: row["created"]):
                 row["source"] = "predicted" if row["source"] == "predicted" else "imported"
-                known = here.get((records.key_of(row), row["config"]), {})
+                known = here.get(_named(row, *KEY, "config"), {})
                 # Equal times: it was exported from here.
                 if row["created"] not in known.values() and row["created"] > known.get(row["source"], ""):
-                    fresh[(records.key_of(row), row["config"], row["source"])] = row
-            mine = {records.calibrated(row): row["created"] for row in records.select(self._db, "calibration", {})}
-            calibration = [row for row in calibration if row["created"] > mine.get(records.calibrated(row), "")]
+                    fresh[_named(row, *KEY, "config", "source")] = row
+            mine = {_named(row, *_CALIBRATED): row["created"] for row in self._rows("calibration", {})}
+            later = [row for row in calibration if row["created"] > mine.get(_named(row, *_CALIBRATED), "")]
             self._insert("trial", list(fresh.values()))
-            self._insert("calibration", calibration)
-            told = {records.key_of(row) for row in records.select(self._db, "best", {}) if row["default_config"]}
-            for key in dict.fromkeys(map(records.key_of, trials)):
-                self._settle(key, None if key in told else defaults.get(key))
-        lookup.forget()
-        return len(fresh) + len(calibration)
+            self._insert("calibration", later)
+        return len(fresh) + len(later)
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _rows(self, table: str, filters: Mapping[str, Any], order: str | None = None) -> list[dict[str, Any]]:
+        where, values = self._where(table, filters)
+        with _explained(self.path, "read"):
+            return list(self._db.table(table).rows_where(where or None, values, order_by=order))
+
+    def _winning(self, filters: Mapping[str, Any]) -> list[Trial]:
+        """Return of each key the trials among which the winner is."""
+        where, values = self._where("trial", filters)
+        with _explained(self.path, "read"):
+            return self._sound(self._db.query(schema.winning(len(schema.MIGRATIONS), where or "1"), values))
+
+    def _where(self, table: str, filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
+        """Return the condition that columns have the values in ``filters``, or one of several, and its arguments."""
+        columns = list(self._db.table(table).columns_dict)
+        wanted = {name: _several(values) for name, values in filters.items() if values is not None}
+        for name in filters:
+            if name not in columns:
+                raise StoreError(f"{name!r} is no column of {table}; there are {', '.join(columns)}")
+        parts = [f"[{name}] IN ({', '.join('?' * len(values))})" for name, values in wanted.items()]
+        return " AND ".join(parts), [value for values in wanted.values() for value in values]
+
+    def _sound(self, rows: Iterable[Mapping[str, Any]]) -> list[Trial]:
+        """Return rows as trials; one that is damaged is told once and passed over."""
+        found = []
+        for row in rows:
+            try:
+                found.append(trial_of(row))
+            except ValueError as error:
+                warn_once(f"a trial in {self.path} is passed over: {error}")
+        return found
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Commit all or nothing. The write lock is taken first: SQLite does not wait for it once we have read."""
         connection = self._db.conn
-        with _explained(self.path):
+        with _explained(self.path, "written"):
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 yield
@@ -198,53 +205,165 @@ class Store:
             except BaseException:
                 connection.rollback()
                 raise
+        lookup.forget()
 
-    def _insert(self, table: str, found: Sequence[Mapping[str, Any]]) -> None:
+    def _insert(self, table: str, found: list[dict[str, Any]]) -> None:
         if found:
             self._db.table(table).insert_all(found, replace=True)
+
+
+def _latest() -> str:
+    """Return the latest time that a clock may have shown: a later one would win over all that comes."""
+    return (datetime.now(UTC) + timedelta(days=1)).isoformat()
+
+
+def _several(values: Any) -> list[Any]:
+    return [values] if isinstance(values, (str, int, float)) else list(values)
+
+
+def _named(row: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
+    return tuple(row[name] for name in names)
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> Any:
+    """Return the dump in a JSON file, or the dump of another database."""
+    try:
+        path.stat()
+        with Store(path, write=False) as other:
+            return other.dump()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    except StoreError as error:
+        if _code(error.__cause__) != sqlite3.SQLITE_NOTADB:
+            raise
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is neither a database nor JSON ({error})") from error
+
+
+def _checked(given: Any, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a dump's trials and calibration as rows.
+
+    Raises
+    ------
+    StoreError
+        It is not a dump, or one of a newer sdkde, or a row holds what cannot be.
+    """
+    if not isinstance(given, Mapping) or given.get("format") != _FORMAT:
+        raise StoreError(f"{name} is no export of the tuner; pass what `sdkde-autotune export` wrote, or a database")
+    version = given.get("schema", 1)
+    if not isinstance(version, int) or version > len(schema.MIGRATIONS):
+        raise StoreError(f"{name} was written by a newer sdkde (schema {version!r:.20}); update sdkde")
+    found: dict[str, list[dict[str, Any]]] = {}
+    for table, check in ("trial", lambda row: row_of(trial_of(row))), ("calibration", _calibration):
+        rows, found[table] = given.get(table, []), []
+        if not isinstance(rows, list):
+            raise StoreError(f"{name} has no list of rows as {table!r}; pass what `sdkde-autotune export` wrote")
+        for number, row in enumerate(rows, 1):
+            try:
+                checked = check(row)
+                checked["created"] = utc(checked["created"])
+                if checked["created"] > _latest():
+                    raise ValueError(f"created is {checked['created']}, which is yet to come")
+            except ValueError as error:
+                raise StoreError(
+                    f"{name}, row {number} of {table!r}, is not imported, nor is the rest: {error}"
+                ) from error
+            found[table].append(checked)
+    return found["trial"], found["calibration"]
+
+
+_CALIBRATED = ("machine", "backend", "name")
+
+
+def _calibration(row: Any) -> dict[str, Any]:
+    names = (*_CALIBRATED, "value", "created")
+    if not isinstance(row, Mapping) or not all(name in row for name in names):
+        raise ValueError(f"a row has {', '.join(names)}")
+    if not all(isinstance(row[name], str) and row[name].isprintable() for name in _CALIBRATED):
+        raise ValueError(f"{', '.join(_CALIBRATED)} are names")
+    if reason := implausible(row["name"], row["value"]):
+        raise ValueError(f"{row['name']!r} of {row['backend']}: {reason}")
+    return {**{name: row[name] for name in names}, "value": float(row["value"])}
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, what: str) -> Iterator[None]:
     """Turn an error into a StoreError that says which file, why, and what to do."""
     try:
         yield
     except sqlite3.ProgrammingError:  # a bug
         raise
     except (filelock.Timeout, sqlite3.Error, OSError, schema.Refused) as error:
-        raise StoreError(_why(path, error)) from error
+        raise StoreError(_why(path, error, what)) from error
 
 
-def _why(path: Path, error: Exception) -> str:
+def _why(path: Path, error: Exception, what: str) -> str:
     code = _code(error)
     if isinstance(error, schema.Refused):
         return f"{path} is not used: {error}"
     if isinstance(error, filelock.Timeout) or code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"{path} is locked by another process; wait for it or end it, or {_ANOTHER}"
+    if code in _CORRUPT and not _ours(path):
+        return f"{path} is no database of the tuner, and is left alone; {_ANOTHER}"
     if code in _CORRUPT:
         return f"{path} is corrupt ({error}); run the tuner again, which moves it aside, or {_ANOTHER}"
     if isinstance(error, OSError) or code in _DENIED:
-        return f"{path} cannot be written ({getattr(error, 'strerror', None) or error}); make it so, or {_ANOTHER}"
+        return f"{path} cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {_ANOTHER}"
     return f"{path} cannot be used ({error}); {_ANOTHER}"
 
 
-def _code(error: Exception) -> int:
+def _code(error: BaseException | None) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _ours(path: Path) -> bool:
+    """Whether a file begins as the tuner's do."""
+    with suppress(OSError), path.open("rb") as file:
+        header = file.read(72)
+        return (header[:16], header[68:]) == schema.HEADER
+    return False
+
+
+def _copy(path: Path) -> Database:
+    """Copy a database into memory, and migrate it there; it is not there: an empty one."""
+    memory = sqlite3.connect(":memory:")
+    try:
+        lookup.read(path, lambda connection: connection.backup(memory))
+    except sqlite3.OperationalError:
+        if not Path(f"{path}-wal").exists() or Path(f"{path}-shm").exists():
+            raise
+        with TemporaryDirectory() as folder:  # to read a -wal SQLite makes a -shm beside it
+            for suffix in "", "-wal":
+                shutil.copyfile(f"{path}{suffix}", f"{folder}/x{suffix}")
+            with closing(sqlite3.connect(f"{folder}/x")) as connection:
+                schema.begun(connection)
+                connection.backup(memory)
+    db = Database(memory)
+    schema.migrate(db)
+    return db
 
 
 def _open(path: Path) -> Database:
     """Open, create or migrate, in one process at a time: others would find the file locked, or half made."""
-    with suppress(sqlite3.Error, OSError):
-        lookup.read(path, lambda connection: None)  # a file that is not ours is refused, untouched
+    try:
+        lookup.read(path, lambda connection: None)
+    except (sqlite3.Error, OSError) as error:
+        if _code(error) in _CORRUPT and not _ours(path):
+            raise  # not even a lock is put beside a file that is not ours
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{path}.lock", timeout=BUSY_SECONDS):
         try:
             return _connect(path)
         except sqlite3.DatabaseError as error:
-            if _code(error) not in _CORRUPT:
+            if _code(error) not in _CORRUPT or not _ours(path):
                 raise
             aside = _move_aside(path)
             warn_once(f"{path} is corrupt ({error}): it was moved to {aside}, and a new one made")

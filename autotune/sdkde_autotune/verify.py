@@ -10,9 +10,8 @@ from sdkde_core.tuning import Space
 from .key import Key
 from .offline import space_for
 from .problems import task_of
-from .records import Best
 from .runner import FINALS, MARGIN, Outcome, Task
-from .store import Store
+from .store import Best, Store
 from .worker import MeasuringRunner
 
 __all__ = ["Verdict", "verify"]
@@ -80,7 +79,7 @@ def verify(stored: Iterable[Best], runner: MeasuringRunner, store: Store) -> Ite
             phases = {**outcomes[i].phases, **outcome.phases, FINALS: 0.0}
             outcomes[i] = Outcome(outcome.status, outcome.ms, outcome.error, phases)
         for config, outcome in zip(configs, outcomes):
-            store.add(best.key, config, outcome, "measured", runner.provenance(task))
-        store.settle(best.key, default)
+            usual = config == default
+            store.add(best.key, config, outcome, "measured", runner.provenance(task), is_default=usual)
         after = next(iter(store.best(**best.key._asdict())), None)
         yield Verdict(best, after, outcomes[0], outcomes[configs.index(default)])

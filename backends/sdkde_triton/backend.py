@@ -27,7 +27,7 @@ from .bounds import (
 )
 from .grid import slab_rows
 from .launch import Packed, Weights
-from .space import COLUMN_PADDING, STORED_ROWS
+from .space import COLUMN_PADDING, LEAST_CAPABILITY, STORED_ROWS
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TritonBackend:
             return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
         major, minor = torch.cuda.get_device_capability(index)
         name = torch.cuda.get_device_name(index)
-        if major < 8:
+        if 10 * major + minor < LEAST_CAPABILITY:
             return Support(False, f"{name} has compute capability {major}.{minor}; the kernels need 8.0")
         return Support(True, f"{name}, compute capability {major}.{minor}")
 

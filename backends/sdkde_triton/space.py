@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "KERNELS",
+    "LEAST_CAPABILITY",
     "SPACE",
     "Config",
     "block_k",
@@ -40,6 +41,9 @@ SPACE: Mapping[str, tuple[int, ...]] = {
     "num_warps": (4, 8),
     "num_stages": (1, 2, 3, 4),
 }
+
+#: Ten times the compute capability that the kernels need: Tensor Cores that take asynchronous copies.
+LEAST_CAPABILITY = 80
 
 #: Shared memory that one program can have, by compute capability, in bytes (CUDA C++ Programming Guide, technical
 #: specifications per compute capability).
@@ -134,7 +138,7 @@ def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, cap
 
 def shared_limit(capability: int) -> int:
     """Return the shared memory that one program can have, in bytes."""
-    return SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, 80))]
+    return SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, LEAST_CAPABILITY))]
 
 
 def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int = 2) -> bool:

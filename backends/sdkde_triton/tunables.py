@@ -19,6 +19,7 @@ from sdkde_core.tuning import Compiled, Config
 
 from . import bounds, space
 from .bounds import FULL, LONG, MOST_FUSED, PAIRED, SHORT
+from .space import LEAST_CAPABILITY
 
 __all__ = [
     "CONFIG_VERSION",
@@ -124,6 +125,8 @@ class TritonSpace:
             given = space.Config.of(config)
         except ValueError as error:
             return str(error)
+        if capability(architecture) < LEAST_CAPABILITY:
+            return f"needs compute capability 8.0, {architecture} has less"
         launch = _find(kernel, problem)
         if space.fits(launch.base, given, launch.columns, capability(architecture), launch.pieces):
             return None

@@ -17,7 +17,16 @@ from ..messages import did_you_mean, warn_once
 from ..protocol import Problem
 from .cards import Processor
 
-__all__ = ["GROUP", "Calibration", "calibration_of", "ignored", "load_lookup", "machine_of", "tuning_is_off"]
+__all__ = [
+    "GROUP",
+    "Calibration",
+    "calibration_of",
+    "ignored",
+    "implausible",
+    "load_lookup",
+    "machine_of",
+    "tuning_is_off",
+]
 
 GROUP = "sdkde.calibration"
 
@@ -44,15 +53,16 @@ class Calibration:
     def of(cls, values: Mapping[str, float]) -> Calibration:
         """Make one of stored values: ``startup``, ``overhead``, and the factor ``"mean fast 16"`` for d = 16.
 
-        Unknown names are skipped, and so are values that no measurement gives: zero, negative, infinite or NaN.
+        Unknown names are skipped, and so are values that no measurement gives, see :func:`implausible`.
         """
+        values = {name: value for name, value in values.items() if not implausible(name, value)}
         factors: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for name, value in values.items():
             words = name.split(" ")
-            if len(words) == 3 and words[2].isdecimal() and int(words[2]) and 0 < value < math.inf:
-                factors.setdefault((words[0], words[1]), []).append((math.log2(int(words[2])), math.log(value)))
+            if len(words) == 3 and words[2].isdecimal() and 0 < float(words[2]) < math.inf:
+                factors.setdefault((words[0], words[1]), []).append((math.log2(float(words[2])), math.log(value)))
         found = {key: tuple(sorted(points)) for key, points in factors.items()}
-        times = {name: values[name] for name in ("startup", "overhead") if 0 <= values.get(name, math.nan) < math.inf}
+        times = {name: values[name] for name in ("startup", "overhead") if name in values}
         return cls(**times, factors=found)
 
     def factor(self, problem: Problem) -> float:
@@ -76,6 +86,19 @@ class Calibration:
 
 _NOTHING = Calibration()
 
+#: The least and the greatest that a measurement gives: seconds; and measured over predicted times.
+_PLAUSIBLE = {"startup": (0.0, 3600.0), "overhead": (0.0, 60.0)}
+_FACTORS = 1e-4, 1e4
+
+
+def implausible(name: str, value: object) -> str:
+    """Return why a stored value is none that a measurement gives; empty if it may be one."""
+    if not isinstance(name, str) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        return "it is no finite number by name"
+    least, most = _PLAUSIBLE.get(name, _FACTORS if " " in name else (-math.inf, math.inf))
+    return "" if least <= value <= most else f"it is {value:g}, and a measurement gives {least:g} to {most:g}"
+
+
 #: Values of ``SDKDE_TUNING``, in lower case.
 _ON, _OFF = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
 
@@ -85,8 +108,10 @@ def machine_of(on: Processor) -> str:
     return on.name if on.threads == 1 and on.overlaps else f"{platform.node() or 'host'}: {on.name}"
 
 
-def calibration_of(backend: str, on: Processor) -> Calibration:
-    """Return a backend's calibration on a processor; an empty one if none was measured or ``SDKDE_TUNING`` is ``off``.
+def calibration_of(backend: str, on: Processor | str) -> Calibration:
+    """Return a backend's calibration on a processor, or on the card of that name.
+
+    An empty one if none was measured or ``SDKDE_TUNING`` is ``off``.
 
     The answer comes from the first entry point of group ``sdkde.calibration``, a callable
     ``calibration(backend, machine)`` that returns values by name. Never measures. A failure is told once.
@@ -102,7 +127,7 @@ def calibration_of(backend: str, on: Processor) -> Calibration:
     if lookup is None:
         return _NOTHING
     try:
-        return _parsed(frozenset(lookup(backend, machine_of(on)).items()))
+        return _parsed(frozenset(lookup(backend, on if isinstance(on, str) else machine_of(on)).items()))
     except Exception as error:
         warn_once(f"the calibration of {backend} is not used: {error!r}", f"calibration of {backend}")
         return _NOTHING

@@ -1,4 +1,4 @@
-"""Peak rates of GPUs by their data sheets, with the sources; the GPUs need not be here.
+"""GPUs and their peak rates: by compute capability for any card, refined by the data sheets of those in the table.
 
 Rates are kept per multiprocessor and clock, so that every figure of a card refers to one clock: data sheets mix them
 (the H100's 989 TFLOP/s in fp16 are quoted at 1.83 GHz, its 66.9 in fp32 at 1.98).
@@ -6,11 +6,13 @@ Rates are kept per multiprocessor and clock, so that every figure of a card refe
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["GPU", "GPUS", "Processor", "card_name", "gpu"]
+__all__ = ["ARCHITECTURES", "GPU", "GPUS", "PLAIN", "Processor", "Rates", "card_name", "derived", "gpu", "same_name"]
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,14 @@ class Processor:
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU by its data sheet; dense rates, without sparsity, sums in fp32.
+    """A GPU; dense rates, without sparsity, sums in fp32.
 
     Parameters
     ----------
     name : str
-        As the driver writes it, without the vendor.
+        As the driver writes it, without the vendor; with the variant where the driver leaves that out (``"H100 SXM"``).
     aliases : tuple of str
-        Short names for the command line.
+        Short names for the command line, and what else the driver writes.
     architecture : str
         ``"sm_86"``.
     sms : int
@@ -66,7 +68,7 @@ class GPU:
     clock_ghz : float
         Boost clock.
     matrix : mapping of str to int
-        Floating-point operations per clock and multiprocessor in Tensor Cores, by dtype.
+        Floating-point operations per clock and multiprocessor in Tensor Cores, by dtype; without what they do not have.
     scalar, exps : int
         fp32 operations (a fused multiply-add is two) and exponentials per clock and multiprocessor.
     bandwidth, transfer : float
@@ -86,6 +88,11 @@ class GPU:
     scalar: int = 256
     exps: int = 16
 
+    @functools.cached_property
+    def processor(self) -> Processor:
+        """Its rates at the boost clock."""
+        return self.at()
+
     def at(self, clock_ghz: float | None = None) -> Processor:
         """Return its rates at a clock, by default the boost clock."""
         clocks = self.sms * 1e9 * (clock_ghz or self.clock_ghz)
@@ -101,104 +108,186 @@ class GPU:
         )
 
 
-_EXPS = "exps: CUDA C++ Programming Guide, arithmetic instructions"
+# --- by compute capability -------------------------------------------------------------------------------------------
 
+
+class Rates(NamedTuple):
+    """What a multiprocessor does in a clock, and how fast its card's bus is.
+
+    Parameters
+    ----------
+    float16, tf32, float64 : int
+        Operations in matrix products with sums in fp32 (float64: in fp64), where a fused multiply-add is two; 0: it has
+        no such product.
+    scalar, exps : int
+        fp32 operations, and exponentials.
+    transfer : float
+        Bytes per second to the host: 0.8 of PCIe 3.0, 4.0 or 5.0 with 16 lanes.
+    """
+
+    float16: int
+    tf32: int
+    float64: int
+    scalar: int
+    exps: int
+    transfer: float
+
+
+#: By ten times the compute capability. fp32, fp64 and exponentials: CUDA C++ Programming Guide, throughput of native
+#: arithmetic instructions. Tensor Cores: the whitepapers of V100, Turing, A100, GA102, Ada, H100 and RTX Blackwell, the
+#: Jetson AGX Xavier and Orin technical briefs (7.2, 8.7), the HGX B200 data sheet, and for 10.3, with its few fp64
+#: units and twice the exponentials, NVIDIA's "Inside NVIDIA Blackwell Ultra".
+ARCHITECTURES: Mapping[int, Rates] = {
+    70: Rates(1024, 0, 64, 128, 16, 12.5e9),
+    72: Rates(1024, 0, 64, 128, 16, 12.5e9),
+    75: Rates(1024, 0, 4, 128, 16, 12.5e9),
+    80: Rates(2048, 1024, 128, 128, 16, 25e9),
+    86: Rates(1024, 512, 4, 256, 16, 25e9),
+    87: Rates(2048, 1024, 4, 256, 16, 25e9),
+    89: Rates(1024, 512, 4, 256, 16, 25e9),
+    90: Rates(4096, 2048, 256, 256, 16, 50e9),
+    100: Rates(8192, 4096, 128, 256, 16, 50e9),
+    103: Rates(8192, 4096, 4, 256, 32, 50e9),
+    120: Rates(1024, 512, 4, 256, 16, 50e9),
+}
+
+#: Bytes per second and multiprocessor of memory that the driver does not describe, which is the host's (Jetson, GB10):
+#: GB10 has 5.7e9, Orin 12.8e9.
+SHARED_MEMORY = 8e9
+
+
+def _made(
+    name: str,
+    aliases: tuple[str, ...],
+    capability: int,
+    sms: int,
+    clock_ghz: float,
+    bandwidth: float,
+    source: str,
+    *,
+    halved: bool = False,
+    transfer: float = 0.0,
+) -> GPU:
+    """A GPU with the rates of its compute capability; ``halved``: its Tensor Cores sum in fp32 at half their rate."""
+    rates = ARCHITECTURES[max(known for known in ARCHITECTURES if known <= capability)]
+    part = 2 if halved else 1
+    matrix = {"float16": rates.float16 // part, "float64": rates.float64}
+    if rates.tf32:  # and bfloat16, which came with it
+        matrix |= {"bfloat16": rates.float16 // part, "tf32": rates.tf32 // part}
+    return GPU(
+        name,
+        aliases,
+        f"sm_{capability}",
+        sms,
+        clock_ghz,
+        matrix,
+        bandwidth,
+        transfer or rates.transfer,
+        source,
+        rates.scalar,
+        rates.exps,
+    )
+
+
+def derived(name: str, capability: int, sms: int, clock_ghz: float, bandwidth: float = 0.0) -> GPU | None:
+    """Return a GPU with the rates that follow from what CUDA says of it; None where they do not.
+
+    Parameters
+    ----------
+    name : str
+        The driver's. A GeForce card's Tensor Cores sum in fp32 at half their rate.
+    capability : int
+        Ten times the compute capability. None below 70; what is newer than all in :data:`ARCHITECTURES` counts as the
+        newest there.
+    sms : int
+        Multiprocessors.
+    clock_ghz : float
+        What CUDA gives as the clock rate: a data sheet's boost clock.
+    bandwidth : float
+        Bytes per second of its memory; 0: not known.
+    """
+    if capability < min(ARCHITECTURES) or sms < 1 or not clock_ghz > 0:
+        return None
+    bandwidth = bandwidth or SHARED_MEMORY * sms
+    told = f"{sms} multiprocessors at {clock_ghz:.4g} GHz, {bandwidth / 1e9:.4g} GB/s"
+    source = f"CUDA: {told}; rates by compute capability"
+    return _made(card_name(name), (), capability, sms, clock_ghz, bandwidth, source, halved="geforce" in name.lower())
+
+
+#: A GPU of no particular kind, to rank backends on devices whose rates nobody knows.
+PLAIN = _made("a plain GPU", (), 86, 40, 1.5, 400e9, "made up").at()
+
+
+# --- by data sheet ---------------------------------------------------------------------------------------------------
+
+_V100, _TURING = "NVIDIA V100 data sheet", "NVIDIA Turing GPU architecture whitepaper, appendix A"
+_A100, _GA102 = "NVIDIA A100 data sheet", "NVIDIA Ampere GA102 whitepaper, table 2"
+_ADA, _H100 = "NVIDIA Ada GPU architecture whitepaper, appendix A", "NVIDIA H100 data sheet (fp16 quoted at 1.83 GHz)"
+_RTX_6000 = "NVIDIA RTX 6000 Ada Generation data sheet"
+_B200 = "NVIDIA HGX B200 data sheet (2.25 PFLOP/s fp16 dense, at which the clock is taken)"
+_RTX_50 = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A"
+
+#: The cards that are known without being here: multiprocessors, boost clock, bandwidth. Of a name that several variants
+#: share, such as a100, the first alias is the variant in most servers.
 GPUS = (
-    GPU(
-        "RTX A6000",
-        ("a6000",),
-        "sm_86",
-        84,
-        1.80,
-        {"float16": 1024, "bfloat16": 1024, "tf32": 512, "float64": 4},
-        768e9,
-        25e9,
-        f"NVIDIA RTX A6000 data sheet; NVIDIA Ampere GA102 whitepaper, table 2; {_EXPS}",
-    ),
-    GPU(
-        "A100 80GB SXM",
-        ("a100",),
-        "sm_80",
-        108,
-        1.41,
-        {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "float64": 128},
-        2039e9,
-        25e9,
-        f"NVIDIA A100 data sheet; NVIDIA A100 whitepaper, table 1; {_EXPS}",
-        scalar=128,
-    ),
-    GPU(
-        "H100 SXM",
-        ("h100",),
-        "sm_90",
-        132,
-        1.98,
-        {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float64": 256},
-        3350e9,
-        50e9,
-        f"NVIDIA H100 data sheet (fp16 quoted at 1.83 GHz); NVIDIA H100 whitepaper; {_EXPS}",
-    ),
-    GPU(
-        "H200 SXM",
-        ("h200",),
-        "sm_90",
-        132,
-        1.98,
-        {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float64": 256},
-        4800e9,
-        50e9,
-        f"NVIDIA H200 data sheet (fp16 quoted at 1.83 GHz); {_EXPS}",
-    ),
-    GPU(
-        "L40S",
-        ("l40s",),
-        "sm_89",
-        142,
-        2.52,
-        {"float16": 1024, "bfloat16": 1024, "tf32": 512, "float64": 4},
-        864e9,
-        25e9,
-        f"NVIDIA L40S data sheet; NVIDIA Ada GPU architecture whitepaper; {_EXPS}",
-    ),
-    GPU(
-        "GeForce RTX 4090",
-        ("rtx4090", "4090"),
-        "sm_89",
-        128,
-        2.52,
-        {"float16": 512, "bfloat16": 512, "tf32": 256, "float64": 4},
-        1008e9,
-        25e9,
-        f"NVIDIA Ada GPU architecture whitepaper, appendix A (sums in fp32 at half the L40S's rate); {_EXPS}",
-    ),
-    GPU(
-        "B200",
-        ("b200",),
-        "sm_100",
-        148,
-        1.85,
-        {"float16": 8192, "bfloat16": 8192, "tf32": 4096, "float64": 128},
-        8000e9,
-        50e9,
-        f"NVIDIA HGX B200 data sheet (2.25 PFLOP/s fp16 dense, at which the clock is taken); {_EXPS}",
-    ),
+    _made("V100 SXM2", ("v100", "V100-SXM2-16GB", "V100-SXM2-32GB"), 70, 80, 1.53, 900e9, _V100),
+    _made("V100 PCIe", ("v100-pcie", "V100-PCIE-16GB", "V100-PCIE-32GB"), 70, 80, 1.38, 900e9, _V100),
+    _made("T4", ("t4",), 75, 40, 1.59, 320e9, "NVIDIA T4 data sheet"),
+    _made("GeForce RTX 2080 Ti", ("rtx2080ti", "2080ti"), 75, 68, 1.545, 616e9, _TURING, halved=True),
+    _made("A100 80GB SXM", ("a100", "a100-80gb", "A100-SXM4-80GB"), 80, 108, 1.41, 2039e9, _A100),
+    _made("A100 80GB PCIe", ("a100-80gb-pcie", "A100-PCIE-80GB"), 80, 108, 1.41, 1935e9, _A100),
+    _made("A100 40GB SXM", ("a100-40gb", "A100-SXM4-40GB"), 80, 108, 1.41, 1555e9, _A100),
+    _made("A100 40GB PCIe", ("a100-40gb-pcie", "A100-PCIE-40GB"), 80, 108, 1.41, 1555e9, _A100),
+    _made("A30", ("a30",), 80, 56, 1.44, 933e9, "NVIDIA A30 data sheet"),
+    _made("A10", ("a10",), 86, 72, 1.695, 600e9, "NVIDIA A10 data sheet"),
+    _made("A10G", ("a10g",), 86, 80, 1.71, 600e9, "NVIDIA A10G data sheet (70 TFLOP/s in fp16)", halved=True),
+    _made("A40", ("a40",), 86, 84, 1.74, 696e9, "NVIDIA A40 data sheet"),
+    _made("RTX A6000", ("a6000",), 86, 84, 1.80, 768e9, f"NVIDIA RTX A6000 data sheet; {_GA102}"),
+    _made("RTX A5000", ("a5000",), 86, 64, 1.695, 768e9, "NVIDIA RTX A5000 data sheet"),
+    _made("RTX A4000", ("a4000",), 86, 48, 1.56, 448e9, "NVIDIA RTX A4000 data sheet"),
+    _made("GeForce RTX 3090", ("rtx3090", "3090"), 86, 82, 1.695, 936e9, _GA102, halved=True),
+    _made("GeForce RTX 3080", ("rtx3080", "3080"), 86, 68, 1.71, 760e9, f"{_GA102}; with 10 GB", halved=True),
+    _made("L4", ("l4",), 89, 58, 2.04, 300e9, "NVIDIA L4 data sheet"),
+    _made("L40", ("l40",), 89, 142, 2.49, 864e9, "NVIDIA L40 data sheet (181 TFLOP/s in fp16)", halved=True),
+    _made("L40S", ("l40s",), 89, 142, 2.52, 864e9, "NVIDIA L40S data sheet"),
+    _made("RTX 6000 Ada Generation", ("rtx6000ada", "6000ada"), 89, 142, 2.505, 960e9, _RTX_6000),
+    _made("GeForce RTX 4090", ("rtx4090", "4090"), 89, 128, 2.52, 1008e9, _ADA, halved=True),
+    _made("GeForce RTX 4080", ("rtx4080", "4080"), 89, 76, 2.505, 717e9, _ADA, halved=True),
+    _made("H100 SXM", ("h100", "H100 80GB HBM3"), 90, 132, 1.98, 3350e9, f"{_H100}; NVIDIA H100 whitepaper"),
+    _made("H100 PCIe", ("h100-pcie",), 90, 114, 1.755, 2039e9, "NVIDIA H100 data sheet (fp16 quoted at 1.62 GHz)"),
+    _made("H100 NVL", ("h100-nvl",), 90, 132, 1.785, 3938e9, "NVIDIA H100 NVL data sheet (fp16 quoted at 1.545 GHz)"),
+    _made("GH200", ("gh200", "GH200 480GB"), 90, 132, 1.98, 4000e9, "NVIDIA GH200 data sheet", transfer=360e9),
+    _made("H200 SXM", ("h200", "H200"), 90, 132, 1.98, 4800e9, "NVIDIA H200 data sheet (fp16 quoted at 1.83 GHz)"),
+    _made("H200 NVL", ("h200-nvl",), 90, 132, 1.785, 4800e9, "NVIDIA H200 NVL data sheet (fp16 quoted at 1.545 GHz)"),
+    _made("B200", ("b200",), 100, 148, 1.85, 8000e9, _B200),
+    _made("GeForce RTX 5090", ("rtx5090", "5090"), 120, 170, 2.407, 1792e9, _RTX_50, halved=True),
+    _made("GeForce RTX 5080", ("rtx5080", "5080"), 120, 84, 2.617, 960e9, _RTX_50, halved=True),
 )
 
-#: Words that tell a variant from the card of the same name: it has fewer multiprocessors, or other clocks.
-_VARIANTS = {"pcie", "nvl", "laptop", "max", "d", "ada", "mig"}
+#: Words that a name may have or lack.
+_NOISE = {"nvidia", "geforce", "tesla", "generation", "gpu"}
 
 
+def _plain(name: str) -> str:
+    return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in _NOISE)
+
+
+_BY_NAME = {_plain(name): card for card in GPUS for name in (card.name, *card.aliases)}
+
+
+@functools.cache
 def gpu(name: str) -> GPU | None:
-    """Return the GPU with that alias, or that the driver names so; None if it is not in :data:`GPUS`.
+    """Return the GPU of :data:`GPUS` with that name, which may be an alias or the driver's; None if there is none.
 
-    ``"a6000"`` is the RTX A6000, never the RTX 6000 Ada Generation. Variants of a card under its name (PCIe, laptop)
-    have other rates and are not known.
+    Neither case, spaces and dashes nor the vendor count, all else does: a variant under a card's name (PCIe, laptop, a
+    MIG slice) has other rates. ``"a6000"`` is the RTX A6000, never the RTX 6000 Ada Generation.
     """
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    if words & _VARIANTS:
-        return None
-    joined = re.sub(r"[^a-z0-9]+", "", name.lower())
-    return next((card for card in GPUS if words & set(card.aliases) or joined in card.aliases), None)
+    return _BY_NAME.get(_plain(name))
+
+
+def same_name(one: str, other: str) -> bool:
+    """Whether two names, of which none need be in :data:`GPUS`, differ in what does not count for :func:`gpu` only."""
+    return _plain(one) == _plain(other)
 
 
 def card_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The hardware that is here: the CPU with its rates, and the GPUs that the driver lists."""
+"""The hardware that is here, with its rates: the CPU, and CUDA's devices."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
 from ..fresh import run_python
 from ..messages import warn_once
 from ..storage import cache_folder, write_atomically
-from .cards import Processor, gpu
+from .cards import GPU, Processor, card_name, derived, gpu, same_name
+from .driver import CudaDevice, ListedGPU, ask_nvml, cuda_devices, driver_version, visible_gpus
 
 __all__ = [
     "ListedGPU",
     "ask_nvml",
+    "card",
+    "card_called",
     "cpu",
     "cpu_cache_file",
     "cpu_threads",
     "driver_version",
+    "gpu_name",
     "is_here",
-    "local_gpus",
+    "local_cards",
     "measure_cpu",
     "processor",
     "speedup",
     "visible_gpus",
 ]
-
-_T = TypeVar("_T")
-
-#: Where the Linux driver publishes what it knows.
-PROC = Path("/proc/driver/nvidia")
 
 
 def cpu_threads() -> int:
@@ -181,103 +180,61 @@ def _kept_core(text: str) -> Processor | None:
     return core
 
 
-class ListedGPU(NamedTuple):
-    """A GPU by the driver's name for it, and its UUID."""
-
-    name: str
-    uuid: str
-
-
-def local_gpus(root: Path = PROC) -> tuple[str, ...]:
-    """Return the driver's names of the NVIDIA GPUs that this process may use; see :func:`visible_gpus`."""
-    return tuple(gpu.name for gpu in visible_gpus(root))
-
-
-def visible_gpus(root: Path = PROC) -> tuple[ListedGPU, ...]:
-    """Return the NVIDIA GPUs that this process may use, ``cuda:0`` first; empty where none is listed.
-
-    Of those that the driver lists, ``CUDA_VISIBLE_DEVICES`` names the ones that count, and their order, as CUDA has it:
-    by number or by the beginning of a UUID, up to the first that is not listed (a MIG slice never is). The driver lists
-    by PCI bus. CUDA numbers so with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; its default is the fastest first, then by bus,
-    which differs where the cards do.
-    """
-    gpus, chosen = _listed_gpus(root), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return gpus
-    visible: list[ListedGPU] = []
-    for word in map(str.strip, chosen.split(",")):
-        if word.isdecimal():
-            found = gpus[int(word) :][:1]
-        else:
-            found = tuple(gpu for gpu in gpus if word and gpu.uuid.startswith(word))
-        if len(found) != 1 or found[0] in visible:
-            break
-        visible += found
-    return tuple(visible)
-
-
-@functools.cache
-def _listed_gpus(root: Path) -> tuple[ListedGPU, ...]:
-    """What the Linux driver publishes as text, in a millisecond; elsewhere (Windows, WSL) NVML knows.
-
-    NVML takes 130 ms in a fresh process beside an H100, and wakes cards that sleep.
-    """
-    gpus = []
-    for path in sorted(root.glob("gpus/*/information")):
-        text = path.read_text()
-        name, uuid = (re.search(rf"^{field}:\s*(.+?)\s*$", text, re.MULTILINE) for field in ("Model", "GPU UUID"))
-        gpus.append(ListedGPU(name[1] if name else "unknown", uuid[1] if uuid else path.parent.name))
-    return tuple(gpus) or ask_nvml(_gpus_of_nvml, ())
-
-
-def _gpus_of_nvml(nvml: Any) -> tuple[ListedGPU, ...]:
-    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    return tuple(ListedGPU(nvml.nvmlDeviceGetName(gpu), nvml.nvmlDeviceGetUUID(gpu)) for gpu in handles)
-
-
-@functools.cache
-def driver_version(root: Path = PROC) -> str:
-    """Return the version of NVIDIA's driver; empty where there is none."""
-    try:
-        found = re.search(r"\b\d+(\.\d+)+\b", (root / "version").read_text().partition("\n")[0])
-    except OSError:
-        return ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "")
-    return found[0] if found else ""
-
-
-def ask_nvml(question: Callable[[Any], _T], default: _T) -> _T:
-    """Return ``question(pynvml)``, or the default: without nvidia-ml-py, without a driver, or where NVML fails."""
-    try:
-        import pynvml
-    except ImportError:
-        return default
-    try:
-        pynvml.nvmlInit()
-        try:
-            return question(pynvml)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return default
-
-
 def is_here(device: str) -> bool:
     """Whether a device is here, as far as that is known without a library of its own: of CUDA devices it is."""
-    kind, _, index = device.partition(":")
-    return kind != "cuda" or int(index or 0) < len(visible_gpus())
+    return not device.startswith("cuda") or gpu_name(device) is not None
 
 
 def processor(device: str) -> Processor | None:
     """Return the rates for ``"cpu"`` or ``"cuda:i"``; None where they are not known."""
     if device == "cpu":
         return cpu()
-    kind, _, index = device.partition(":")
-    names = local_gpus() if kind == "cuda" else ()
-    number = int(index or 0)
-    return _card(names[number]) if number < len(names) else None
+    found = card(device)
+    return None if found is None else found.processor
+
+
+def card(device: str) -> GPU | None:
+    """Return the card that ``"cuda:i"`` is; None where it is not here, or its rates are not known.
+
+    By its name in the table of data sheets, else by what CUDA says of it.
+    """
+    kind, number = _parsed(device)
+    gpus = visible_gpus() if kind == "cuda" else ()
+    if number >= len(gpus):
+        return None
+    known = gpu(gpus[number].name)
+    if known is not None:
+        return known
+    devices = cuda_devices() or ()
+    return _derived(devices[number]) if number < len(devices) else None
 
 
 @functools.cache
-def _card(name: str) -> Processor | None:
-    card = gpu(name)
-    return None if card is None else card.at()
+def _derived(device: CudaDevice) -> GPU | None:
+    capability = 10 * device.major + device.minor
+    return derived(device.name, capability, device.sms, device.clock_khz / 1e6, device.bandwidth)
+
+
+def gpu_name(device: str) -> str | None:
+    """Return the name of the card that ``"cuda:i"`` is, as the cost model has it; None where it is not here.
+
+    Unlike :func:`card` it never asks CUDA, which takes time and wakes a card that sleeps.
+    """
+    kind, number = _parsed(device)
+    gpus = visible_gpus() if kind == "cuda" else ()
+    return card_name(gpus[number].name) if number < len(gpus) else None
+
+
+def local_cards() -> tuple[GPU | None, ...]:
+    """Return the cards of all CUDA devices that this process may use, ``cuda:0`` first; see :func:`card`."""
+    return tuple(card(f"cuda:{i}") for i in range(len(visible_gpus())))
+
+
+def card_called(name: str) -> GPU | None:
+    """Return the card that a user names: one of the table of data sheets, else one that is here."""
+    return gpu(name) or next((c for c in local_cards() if c is not None and same_name(c.name, name)), None)
+
+
+def _parsed(device: str) -> tuple[str, int]:
+    kind, _, number = device.partition(":")
+    return kind, int(number or 0)

@@ -12,7 +12,8 @@ from ..engine.outliers import within_limit
 from ..protocol import BackendInfo, Problem, Support
 from . import cost
 from .calibration import calibration_of
-from .hardware import Processor, processor
+from .cards import PLAIN
+from .hardware import Processor, gpu_name, processor
 
 __all__ = ["Candidate", "Share", "as_support", "ask", "judge", "startup_seconds"]
 
@@ -39,6 +40,9 @@ class Candidate:
         Starting and compiling, added to ``seconds`` when ranking: as if nothing were imported or compiled yet, so that
         the choice does not depend on what is.
     chosen : bool
+    plain_seconds : float or None
+        Where nobody knows the device's rates: what ``seconds`` would be on a plain GPU. No prediction: it ranks those
+        whose ``seconds`` are None.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Candidate:
     startup_seconds: float = 0.0
     pass_seconds: tuple[float, ...] = ()
     chosen: bool = False
+    plain_seconds: float | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -61,7 +66,9 @@ def startup_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
 
     Infinite where the plugin gives no number of seconds for compiling.
     """
-    on = processor(problems[0].device)
+    device = problems[0].device
+    # By its name, so that CUDA is not asked for the rates of an unlisted card.
+    on = gpu_name(device) or processor(device)
     measured = calibration_of(info.name, on).startup if on is not None else None
     compiling, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
     if failure or not compiling >= 0.0:  # NaN too
@@ -75,6 +82,7 @@ def judge(
     device = problems[0].device
 
     on = processor(device) if priced else None
+    rates = on or (PLAIN if priced else None)
     measured = calibration_of(info.name, on) if on is not None else None
     startup = startup_seconds(info, problems) if priced else info.startup_seconds
 
@@ -83,7 +91,7 @@ def judge(
 
     reasons: list[tuple[str, str]] = []
     passes: list[float | None] = []
-    transfer = transfer_seconds(problems, data_device, on)
+    transfer = transfer_seconds(problems, data_device, rates)
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
     for step, problem in enumerate(problems):
         if problem.precision not in info.precisions:
@@ -104,7 +112,7 @@ def judge(
             reasons.append((problem.reduction, support.reason))
             if asked is not one and far:
                 apart.append((far, asked.extent))
-            predicted, failure = ask(_seconds, info, one, asked, far, on)
+            predicted, failure = ask(_seconds, info, one, asked, far, rates)
             if failure:
                 return no(f"broken: its work fails on this problem: {failure}")
             if predicted is not None and not predicted >= 0.0:
@@ -120,11 +128,13 @@ def judge(
     if measured:
         notes.append("priced as measured on this machine")
     if priced and on is None:
-        notes.append(f"no {device} found whose rates are known")
+        notes.append(f"no {device} found whose rates are known: ranked as if it were a plain GPU")
     reason = "; ".join(dict.fromkeys(notes))
     if transfer is None or len(known) < len(passes):
         return Candidate(info.name, device, True, reason, None, startup)
     total = transfer + sum(known)
+    if on is None:
+        return Candidate(info.name, device, True, reason, None, startup, plain_seconds=total)
     return Candidate(info.name, device, True, reason, total, startup, known)
 
 

@@ -14,7 +14,7 @@ from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem
 from . import registry, started
 from .calibration import tuning_is_off
-from .hardware import cpu_threads, is_here, processor
+from .hardware import cpu_threads, gpu_name, is_here
 from .judge import Candidate, Share, judge, startup_seconds
 
 __all__ = ["Choice", "choose", "named_backend", "parse_device", "rank"]
@@ -66,7 +66,7 @@ def rank(
     data on a device                                 plugins that work on that device first, by predicted time;
                                                      start-up does not count, as such data are used more than once
     data on the host                                 by predicted time plus start-up, compiling and transfers
-    no predicted time                                last; ties by name
+    no predicted time                                last; by what it would be on a plain GPU, then by name
     ===============================================  ====================================================
 
     Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
@@ -242,7 +242,8 @@ def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
     def order(c: Candidate) -> tuple[Any, ...]:
         leaves_device = data_device != "cpu" and c.device != data_device
         seconds = c.total_seconds if data_device == "cpu" or c.seconds is None else c.seconds
-        return (not c.ok, leaves_device, seconds, c.name, c.device)
+        plain = math.inf if c.plain_seconds is None else c.plain_seconds + c.startup_seconds * (data_device == "cpu")
+        return (not c.ok, leaves_device, seconds, plain, c.name, c.device)
 
     return sorted(candidates, key=order)
 
@@ -256,9 +257,10 @@ def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[st
         if kind != "cpu" and not number:
             wanted = [data_device if data_device.partition(":")[0] == kind else f"{kind}:0"]
     elif data_device == "cpu":
-        # For data on the host a plugin's other devices count if their rates are known, or if it has no CPU at all.
+        # For data on the host a plugin's other devices count if the driver lists them, or if it has no CPU at all.
+        # A card's rates are asked for when it is priced, which it is not where a CPU is done before it has started.
         there = [f"{kind}:0" for kind in kinds]
-        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or processor(p) is not None)]
+        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or gpu_name(p) is not None)]
     else:  # data on a device do not leave it for a backend that can work there
         wanted = [data_device] if data_device.partition(":")[0] in kinds else ["cpu"]
     return [place for place in wanted if place.partition(":")[0] in info.devices]

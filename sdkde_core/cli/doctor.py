@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..choice import cards, hardware, registry
+from ..choice import hardware, registry
 from ..choice.judge import as_support, ask
 from ..protocol import BackendInfo, Support
 
@@ -81,8 +81,10 @@ def _gpus() -> list[tuple[str, str]]:
     rows = []
     for i, (name, uuid) in enumerate(hardware.visible_gpus()):
         memory = hardware.ask_nvml(partial(_memory, uuid), "memory not known: pip install nvidia-ml-py")
-        known = "rates known" if cards.gpu(name) else "rates not known: no predicted times"
-        rows.append((f"cuda:{i}", f"{name}, driver {hardware.driver_version()}, {memory}, {known}"))
+        card = hardware.card(f"cuda:{i}")
+        known = f"rates: {card.source}" if card else "rates not known: no predicted times"
+        rows.append((f"cuda:{i}", f"{name}, driver {hardware.driver_version()}, {memory}"))
+        rows.append(("", known))
     return rows or [("gpu", "none found")]
 
 
