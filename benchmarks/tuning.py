@@ -3,7 +3,8 @@
     python benchmarks/tuning.py compare                  # on a GPU: tuned, default and the paper's configuration
     python benchmarks/tuning.py record --db space.sqlite # on a GPU: whole spaces, what is pruned included
     python benchmarks/tuning.py judge space.json         # anywhere: of such a record, after `sdkde-autotune export`
-    sdkde-autotune simulate benchmarks/recorded/h200.json
+    python benchmarks/tuning.py predict benchmarks/recorded/h200.json  # anywhere: predictions against what was measured
+    python benchmarks/tuning.py samplers benchmarks/recorded/h200.json # anywhere: the rows of docs/search.md
 
 ``compare`` checks every configuration against float64 before it is timed; times are in turns, 25 rounds, CUDA graphs,
 caches flushed, with the 20 % and 80 % quantiles. ``judge --write FILE`` keeps what ``simulate`` needs: the
@@ -16,18 +17,23 @@ import argparse
 import itertools
 import json
 import math
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean, geometric_mean
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from sdkde_autotune.key import Key
-from sdkde_autotune.problems import Tunable, problems, tunables
+from sdkde_autotune import offline
+from sdkde_autotune.key import Key, canonical
+from sdkde_autotune.problems import Tunable, problems, task_of, tunables
 from sdkde_autotune.provenance import clocks
 from sdkde_autotune.runner import Outcome, Task
 from sdkde_autotune.search import PAPER, candidates
-from sdkde_autotune.simulate import task_of
+from sdkde_autotune.simulate import recorded, simulate
 from sdkde_autotune.store import Store
 from sdkde_autotune.worker import ROUNDS, MeasuringRunner, quantiles
 
@@ -38,12 +44,23 @@ from sdkde_core.protocol import Reduction
 DEVICE, PATIENCE = "cuda:0", 60.0
 
 #: Problems whose whole spaces are recorded: reductions, dimensions, training points, precision.
-RECORDED = [
-    (("mean",), (2, 16, 64), (32768,), ("fast",)),
-    (("mean",), (16,), (32768,), ("high",)),
-    (("log_sum",), (16, 64), (32768,), ("fast",)),
-    (("laplace",), (32,), (32768,), ("fast",)),
-]
+RECORDED = {
+    "triton": [
+        (("mean",), (2, 16, 64), (32768,), ("fast",)),
+        (("mean",), (16,), (32768,), ("high",)),
+        (("log_sum",), (16, 64), (32768,), ("fast",)),
+        (("laplace",), (32,), (32768,), ("fast",)),
+    ],
+    "numba-cuda": [
+        (("log_sum",), (128,), (32768,), ("high",)),
+        (("mean",), (128,), (32768,), ("fast",)),
+        (("mean",), (16,), (32768,), ("fast",)),
+        (("log_sum",), (2,), (32768,), ("fast",)),
+    ],
+}
+
+#: Of what ``samplers`` compares: samplers, numbers of trials, searches of those that draw at random.
+SAMPLERS, TRIALS, REPEATS = ("priced", "random", "tpe"), (16, 60), 20
 
 
 def main() -> None:
@@ -59,12 +76,16 @@ def main() -> None:
         pruned_parser.add_argument(name)
     record_parser = commands.add_parser("record")
     record_parser.add_argument("--db", type=Path, required=True)
+    record_parser.add_argument("--backend", choices=RECORDED, default="triton")
     record_parser.add_argument("--jobs", type=int, default=hardware.cpu_threads())
     judge_parser = commands.add_parser("judge")
     judge_parser.add_argument("file", type=Path)
     judge_parser.add_argument("--write", type=Path)
+    for name in ("predict", "samplers"):
+        commands.add_parser(name).add_argument("files", type=Path, nargs="+")
     arguments = vars(parser.parse_args())
     calls = {"compare": compare, "paper": paper, "record": record, "pruned": pruned, "judge": judge}
+    calls |= {"predict": predict, "samplers": samplers}
     calls[arguments.pop("command")](**arguments)
 
 
@@ -157,36 +178,47 @@ def whole(task: Task, space: tuning.Space) -> Iterator[dict[str, Any]]:
         yield dict(zip(parameters, values))
 
 
-def record(db: Path, jobs: int) -> None:
-    """Run everything, what the parameters alone rule out included."""
+def record(db: Path, backend: str, jobs: int) -> None:
+    """Run everything; of Triton what the parameters alone rule out, too. What is in the file is not run again.
+
+    In random order, so that of a search that was stopped a fair sample is there.
+    """
     runner = MeasuringRunner(DEVICE, jobs)
     try:
         with Store(db) as store:
-            for what in RECORDED:
-                for task, space in tunables(problems(*what[:3], (), what[3]), card()):
-                    every = list(whole(task, space))
-                    runner.prepare(task, every)
-                    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
-                    key, best = Key.of(task.query, task.problem), math.inf
-                    left = candidates(task, space)
-                    for config in left:
-                        outcome = runner.run(task, config, best)
-                        best = min(best, outcome.median)
-                        usual = config == default
-                        store.add(key, config, outcome, runner.source, runner.provenance(task), is_default=usual)
-                    rest = [config for config in every if config not in left]
-                    for config, outcome in zip(rest, _pruned(runner, task, space, rest)):
-                        store.add(key, config, outcome, runner.source, runner.provenance(task))
-                    print(key.kernel, key.reduction, key.precision, key.dimension, key.n_octave, len(every), best)
+            for reductions, dims, sizes, precisions in RECORDED[backend]:
+                for task, space in tunables(problems(reductions, dims, sizes, (), precisions), card(), backend):
+                    _recorded(runner, store, task, space)
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from there")
     finally:
         runner.close()
+
+
+def _recorded(runner: MeasuringRunner, store: Store, task: Task, space: tuning.Space) -> None:
+    key, best, start = Key.of(task.query, task.problem), math.inf, time.monotonic()
+    known = [dict(trial.config) for trial in store.trials(key)]
+    left = [config for config in candidates(task, space) if config not in known]
+    random.Random(0).shuffle(left)
+    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
+    runner.prepare(task, left)
+    for config in left:
+        outcome = runner.run(task, config, best)
+        best = min(best, outcome.median)
+        store.add(key, config, outcome, "measured", runner.provenance(task), is_default=config == default)
+    rest = [c for c in whole(task, space) if c not in left and c not in known] if key.backend == "triton" else []
+    runner.prepare(task, rest)
+    for config, outcome in zip(rest, _pruned(runner, task, space, rest) if rest else ()):
+        store.add(key, config, outcome, "measured", runner.provenance(task))
+    seconds = time.monotonic() - start
+    print(key.kernel, key.reduction, key.precision, key.dimension, key.n_octave, len(left), best, f"{seconds:.0f} s")
 
 
 def _pruned(runner: MeasuringRunner, task: Task, space: tuning.Space, configs: list[Any]) -> list[Outcome]:
     """What pruned configurations take, if the card runs them at all: in a process without the limits."""
     problem, able, outcomes = task.problem, [], {}
     for i, config in enumerate(configs):
-        compiled = runner._compilers.result(task, config)
+        compiled = runner._compilers.resources(task, config)
         if isinstance(compiled, Outcome):
             outcomes[i] = compiled
         elif compiled[0].shared > 232448:
@@ -231,7 +263,8 @@ def judge(file: Path, write: Path | None) -> None:
         "kernel       reduction precision d    n     all pruned  of these ran  best ms  best pruned  rank corr. best 16"
     )
     for key, rows in by_key.items():
-        task, space = _task(key)
+        task = task_of(key)
+        space = offline.space_for(task)
         left = {json.dumps(config, sort_keys=True) for config in candidates(task, space)}
         ours = [row for row in rows if json.dumps(_config(row), sort_keys=True) in left]
         pruned = [row for row in rows if json.dumps(_config(row), sort_keys=True) not in left]
@@ -255,20 +288,43 @@ def judge(file: Path, write: Path | None) -> None:
         write.write_text(json.dumps({**dump, "trial": kept, "calibration": []}) + "\n")
 
 
-def _task(key: Key) -> tuple[Task, tuning.Space]:
-    """A problem of the tuner's that has this key."""
-    n, m = 2**key.n_octave, 2**key.m_octave
-    for d in dict.fromkeys((key.dimension, 2, *range(1, 17))):
-        for task, space in tunables(problems((key.reduction,), (d,), (n,), (m,), (key.precision,)), _named(key)):
-            if Key.of(task.query, task.problem)._replace(d=key.d) == key:
-                return task, space
-    return task_of(key), space
-
-
 def _named(key: Key) -> cards.GPU:
     found = cards.gpu(key.gpu)
     assert found is not None
     return found
+
+
+def predict(files: list[Path]) -> None:
+    """Print what predictions would take, of what was measured: without the margin, with it, and the default."""
+    print("kernel       reduction precision d     default  predicted  with margin   over the best")
+    means: dict[str, list[float]] = {}
+    for key, records, task, space in (found for file in files for found in recorded(file)):
+        times = {canonical(config): ms for config, ms in records}
+        best, ratios = min(times.values()), {"default": times[canonical(space.start)]}
+        for name, margin in (("predicted", 0.0), ("with margin", offline.MARGIN)):
+            offline.MARGIN, before = margin, offline.MARGIN
+            with TemporaryDirectory() as folder, Store(Path(folder) / "one.sqlite") as store:
+                asked = [(task, offline.space_for(task))]
+                (result,) = offline.predict(asked, _named(key), store, check=False)
+            offline.MARGIN = before
+            ratios[name] = times[canonical(result.best or {})]
+        for name, ms in ratios.items():
+            means.setdefault(name, []).append(ms / best)
+        cells = "".join(f"{ms / best:11.3f}" for ms in ratios.values())
+        print(f"{key.kernel:13}{key.reduction:10}{key.precision:6}{key.dimension:<5}{cells}", flush=True)
+    print("geometric means " + ", ".join(f"{name} {geometric_mean(x):.3f}" for name, x in means.items()))
+
+
+def samplers(files: list[Path]) -> None:
+    """Print a row of docs/search.md for each recorded space: the mean and the worst loss of each sampler."""
+    for key, records, task, space in (found for file in files for found in recorded(file)):
+        cells = []
+        for trials, sampler in itertools.product(TRIALS, SAMPLERS):
+            seeds = range(1 if sampler == "priced" else REPEATS)
+            losses = [100 * simulate(records, task, space, sampler, trials, seed) for seed in seeds]
+            cells.append(f"{fmean(losses):.1f}" if len(losses) == 1 else f"{fmean(losses):.1f}, {max(losses):.1f}")
+        what = f"{key.backend} {key.kernel}, {key.reduction}, d = {key.dimension}, {key.precision}"
+        print(f"| {what} | {len(records)} | {' | '.join(cells)} |", flush=True)
 
 
 def _config(row: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -102,6 +102,9 @@ class Space(TypingProtocol):
         Exception
             Whatever the compiler raises.
         """
+
+    def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
+        """Return what the compiled code follows from, besides the architecture: of equal ones one is compiled."""
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         """Return why a compiled kernel must not run (it spills, needs too much shared memory); None if it may."""

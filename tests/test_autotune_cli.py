@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ import pytest
 pytest.importorskip("optuna")
 pytest.importorskip("click_default_group")
 
+import test_autotune_search
 from click.testing import CliRunner
-from sdkde_autotune import lookup, options, provenance
+from sdkde_autotune import cli, lookup, options, provenance
 from sdkde_autotune.cli import main
 from sdkde_autotune.key import Key
 from sdkde_autotune.problems import problems, tunables
@@ -39,6 +41,7 @@ STRANGER = BackendInfo(
     tuning="test_autotune_search:HILLS",
 )
 PLAIN = BackendInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
+compiled = test_autotune_search.compiled  # a fixture
 T1200 = driver.CudaDevice("NVIDIA T1200", "GPU-0", 16, 1_425_000, 5_001_000, 128, 7, 5)
 ONE = ("--reduction", "log_sum", "--dim", "16")
 
@@ -68,13 +71,22 @@ def listed_cards(monkeypatch, *names):
 
 
 @pytest.fixture
-def offline(monkeypatch):
-    return _runners(monkeypatch, "offline", "OfflineRunner", "predicted")
-
-
-@pytest.fixture
 def worker(monkeypatch):
-    return _runners(monkeypatch, "worker", "MeasuringRunner", "measured")
+    """Stand in for the module with the runner that measures; returns the runners that are made of it."""
+    made = Made()
+
+    def make(*arguments):
+        runner = Played(made.answer, made.again)
+        runner.made_with = arguments
+        runner.provenance = lambda task: dict(provenance.current(task.query.backend))
+        made.append(runner)
+        return runner
+
+    fake = types.ModuleType("sdkde_autotune.worker")
+    fake.__spec__ = types.SimpleNamespace()
+    fake.MeasuringRunner = make
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    return made
 
 
 class Made(list):
@@ -82,24 +94,6 @@ class Made(list):
 
     answer = None
     again = None
-
-
-def _runners(monkeypatch, module, name, source):
-    """Stand in for a module with a runner; returns those that are made of it."""
-    made = Made()
-
-    def make(*arguments, **named):
-        runner = Played(made.answer, made.again, source=source)
-        runner.made_with = (*arguments, *named.values())
-        runner.provenance = lambda task: dict(provenance.current(task.query.backend))
-        made.append(runner)
-        return runner
-
-    fake = types.ModuleType(f"sdkde_autotune.{module}")
-    fake.__spec__ = types.SimpleNamespace()
-    setattr(fake, name, make)
-    monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    return made
 
 
 def run(*arguments, code=0):
@@ -142,7 +136,10 @@ def test_every_command_and_option_has_help_and_is_documented(name):
 
 def test_the_page_is_short_and_names_no_option_that_is_not_there():
     assert len(PAGE.splitlines()) < 130
-    known = {o for c in main.commands.values() for p in c.params for o in p.opts} | {"--help", "--version"}
+    known = {o for c in main.commands.values() for p in c.params for o in (*p.opts, *p.secondary_opts)} | {
+        "--help",
+        "--version",
+    }
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
 
 
@@ -190,7 +187,7 @@ def test_errors_are_one_line(arguments, told):
     assert re.search(told, refused(*arguments))
 
 
-def test_a_file_that_is_not_ours_is_refused_in_one_line(offline, tmp_path):
+def test_a_file_that_is_not_ours_is_refused_in_one_line(compiled, tmp_path):
     (tmp_path / "tuning.sqlite").mkdir()
     assert "directory" in refused("--gpu", "a6000", *ONE)
     (tmp_path / "text.json").write_text("[1, 2]")
@@ -221,7 +218,7 @@ def test_a_key_is_tuned_once():
     assert {key.architecture for key in keys} == {"sm_86"}
 
 
-def test_commas_and_repetition_are_the_same(offline):
+def test_commas_and_repetition_are_the_same(compiled):
     one = run("--gpu", "a6000", "--dry-run", "--reduction", "log_sum,mean", "--dim", "2,64", "--json").stdout
     assert one == run(
         *("--gpu", "a6000", "--dry-run", "--reduction", "log_sum", "--reduction", "mean"),
@@ -230,11 +227,11 @@ def test_commas_and_repetition_are_the_same(offline):
     assert len(json.loads(one)) == 4
 
 
-def test_a_dry_run_does_nothing(offline, tmp_path):
+def test_a_dry_run_does_nothing(compiled, tmp_path):
     result = run("--gpu", "a6000", "--dry-run")
     assert "configurations  can run  would try" in result.output
     assert re.search(r"stranger +sum +log_sum +fast +16 +2\^15 +2\^12 +420 +217 +16", result.output)
-    assert not offline
+    assert not compiled
     assert not list(tmp_path.iterdir())
     (row, *_) = json.loads(run("tune", "--gpu", "a6000", "--dry-run", "--json", "--trials", "999").stdout)
     assert (row["configurations"], row["can_run"], row["would_try"]) == (420, 217, 217)
@@ -243,14 +240,12 @@ def test_a_dry_run_does_nothing(offline, tmp_path):
 # --- tuning ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_that_gpu_the_best_priced_are_compiled_and_kept_as_predicted(offline, tmp_path):
+def test_without_that_gpu_the_best_priced_is_compiled_and_kept_as_predicted(compiled, tmp_path):
     result = run("--gpu", "a6000", *ONE)
     told = "no RTX A6000 here: nothing is measured; ranking by the cost model and compiling for sm_86"
     assert result.stderr.splitlines() == [told]
-    (runner,) = offline
-    assert runner.made_with == (cards.gpu("a6000"), hardware.cpu_threads())
-    assert len(runner.ran) == 17
-    assert re.search(r"log_sum +fast +16 .*block_m=.* 17 +0 +0$", result.stdout, re.M)
+    assert len(compiled) == 1
+    assert re.search(r"log_sum +fast +16 .*block_m=.* 1 +0 +0$", result.stdout, re.M)
     assert result.stdout.splitlines()[-1].startswith("predicted for RTX A6000 in ")
     with Store(tmp_path / "tuning.sqlite") as store:
         assert {trial.source for trial in store.all_trials()} == {"predicted"}
@@ -258,11 +253,11 @@ def test_without_that_gpu_the_best_priced_are_compiled_and_kept_as_predicted(off
         assert best.default_config == HILLS.start
     again = json.loads(run("--gpu", "A6000", *ONE, "--json", "--jobs", "3").stdout)
     assert (again["gpu"], again["source"]) == ("RTX A6000", "predicted")
-    assert (again["tasks"][0]["tried"], again["tasks"][0]["replayed"]) == (0, 17)
-    assert offline[1].made_with[1] == 3
+    assert (again["tasks"][0]["tried"], again["tasks"][0]["replayed"]) == (0, 2)
+    assert len(compiled) == 1
 
 
-def test_another_card_than_the_one_here_is_predicted(offline, monkeypatch):
+def test_another_card_than_the_one_here_is_predicted(compiled, monkeypatch):
     listed_cards(monkeypatch, "NVIDIA H100 80GB HBM3")
     result = run("--gpu", "a6000", *ONE)
     assert "no RTX A6000 here" in result.stderr
@@ -389,9 +384,11 @@ def test_where_nothing_is_named_a_grid_is_tuned_the_most_valuable_first(worker, 
     assert [(t["reduction"], t["dimension"], t["n_octave"]) for t in tasks[:3]] == [
         ("mean", 16, 15),
         ("log_sum", 16, 15),
-        ("laplace", 16, 15),
+        ("mean", 64, 15),
     ]
-    sizes = [t["n_octave"] for t in tasks]
+    laplace = [t["reduction"] == "laplace" for t in tasks]
+    assert laplace == sorted(laplace)
+    sizes = [t["n_octave"] for t in tasks if t["reduction"] != "laplace"]
     assert sizes == sorted(sizes, key=(15, 17, 13, 20).index)
     assert all(t["tried"] == 60 for t in tasks[:-1])  # no share of a budget: what they need
     assert "the budget is spent" in told.stderr
@@ -426,25 +423,44 @@ def test_ctrl_c_keeps_what_was_tried(worker, monkeypatch, tmp_path):
     assert [task["tried"] for task in told["tasks"]] == [0, 50, 60]
 
 
-def test_when_nothing_runs_the_reason_is_told(offline):
-    offline.answer = lambda config: Outcome("compile_error", error="spills 512 bytes")
+def test_when_nothing_runs_the_reason_is_told(compiled, monkeypatch):
+    monkeypatch.setattr(type(HILLS), "too_much", lambda *arguments: "spills 512 bytes")
     result = run("--gpu", "a6000", *ONE)
     assert "sum, d 16: nothing ran; most often: spills 512 bytes" in result.stdout
 
 
-def test_progress_shows_on_a_terminal_only(offline, monkeypatch):
-    from sdkde_autotune import terminal
+def test_weights_and_leave_one_out(worker, monkeypatch):
+    """Backends that take them; the default grid has them where other kernels run them."""
+    monkeypatch.setattr(type(HILLS), "kernels", lambda self, p: ("weighted",) if "weights" in p.requires else ("sum",))
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
+    assert "stranger: does not take weights" in refused(*ONE, "--weights", "--dry-run")
+    able = replace(STRANGER, features=frozenset({"weights", "exclude_self"}))
+    record = registry.Record("stranger", "ok", "installed", "x", "1", "x:INFO", able)
+    monkeypatch.setattr(registry, "records", lambda: (record,))
+    for option, feature in (("--weights", "weights"), ("--leave-one-out", "exclude_self")):
+        (row,) = json.loads(run(*ONE, option, "--dry-run", "--json").stdout)
+        assert (row["requires"], row["m_octave"]) == (feature, 12 if option == "--weights" else 15)
+    rows = json.loads(run("--dry-run", "--json").stdout)
+    assert {(row["kernel"], row["requires"]) for row in rows} == {("sum", ""), ("weighted", "weights")}
+    assert {row["n_octave"] for row in rows if row["requires"]} == {15}
+    plain = [not row["requires"] for row in rows]
+    assert plain == sorted(plain, reverse=True)  # the odd ones last
 
-    with terminal.progress("x") as advance:
-        assert advance is None
-    shown = types.SimpleNamespace(isatty=lambda: True, text="", flush=lambda: None)
-    shown.write = lambda text: setattr(shown, "text", shown.text + text)
-    monkeypatch.setattr(sys, "stderr", shown)
-    with terminal.progress("1/3 sum d=16") as advance:
-        advance(3, 16, 1.23456)
-    assert "1/3 sum d=16" in shown.text
-    assert "3/16" in shown.text
-    assert "best 1.235 ms" in shown.text
+
+def test_progress_shows_on_a_terminal_only(worker, monkeypatch):
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
+    for terminal in (False, True):
+        shown = types.SimpleNamespace(isatty=lambda there=terminal: there, text="", flush=lambda: None)
+        shown.write = lambda text, shown=shown: setattr(shown, "text", shown.text + text)
+        monkeypatch.setattr(sys, "stderr", shown)
+        with cli._progress("1/3 sum d=16") as advance:
+            advance(3, 16, 1.23456)
+        if terminal:
+            assert "1/3 sum d=16" in shown.text
+            assert "3/16" in shown.text
+            assert "best 1.235 ms" in shown.text
+        else:
+            assert shown.text == ""
 
 
 # --- what is known ---------------------------------------------------------------------------------------------------
@@ -531,7 +547,7 @@ def test_reading_writes_nothing(tuned, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tuning.sqlite"]
 
 
-def test_dimensions_are_listed_as_they_were_asked_for(offline):
+def test_dimensions_are_listed_as_they_were_asked_for(compiled):
     run("--gpu", "a6000", "--reduction", "log_sum", "--dim", "2", "--trials", "3")
     assert re.search(r"log_sum +fast +2 +2\^15", run("show").stdout)
     assert len(run("show", "--dim", "2").stdout.splitlines()) == 2

@@ -8,20 +8,24 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import dataclass, field
+import types
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from sdkde_autotune import lookup  # noqa: E402
-from sdkde_autotune.key import Key  # noqa: E402
+from sdkde_autotune import lookup, offline, processes, worker  # noqa: E402
+from sdkde_autotune.key import Key, canonical  # noqa: E402
+from sdkde_autotune.problems import problems, task_of  # noqa: E402
 from sdkde_autotune.runner import Outcome, Task  # noqa: E402
 from sdkde_autotune.search import PAPER, candidates, search, size  # noqa: E402
-from sdkde_autotune.simulate import RecordedSpace, simulate, task_of  # noqa: E402
+from sdkde_autotune.simulate import RecordedSpace, simulate  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
 
+from sdkde_core.choice import cards, registry  # noqa: E402
 from sdkde_core.protocol import Problem, Reduction  # noqa: E402
 from sdkde_core.tuning import Compiled, Query  # noqa: E402
 
@@ -62,6 +66,9 @@ class Hills:
     def compile(self, kernel, config, problem, architecture):
         return Compiled(64, 1024, 0)
 
+    def code(self, kernel, config, problem):
+        return kernel, tuple(config.values())
+
     def too_much(self, compiled, architecture):
         return None
 
@@ -83,7 +90,6 @@ class Played:
     answer: object = None
     again: object = None  # what finals give
     drift: float = 1.0
-    source: str = "measured"
     version: str = "a"
     ran: list = field(default_factory=list)
     told: list = field(default_factory=list)
@@ -126,6 +132,31 @@ RECORDS = [(config, ms(config)) for config in ALL]
 
 
 @pytest.fixture
+def compiled(monkeypatch):
+    """What compiles, in order, in this process and at once; nothing is interpreted."""
+    asked = []
+
+    def submit(self, name, work, *arguments):
+        if name not in self.begun:
+            self.begun[name] = Future()
+            try:
+                self.begun[name].set_result(work(*arguments))
+            except Exception as error:
+                self.begun[name].set_exception(error)
+        return self.begun[name]
+
+    def compile_(self, kernel, config, problem, architecture):
+        asked.append(dict(config))
+        return Compiled(64, 1024, 0)
+
+    monkeypatch.setattr(processes.Pool, "submit", submit)
+    monkeypatch.setattr(offline, "space_for", lambda task: HILLS)
+    monkeypatch.setattr(offline, "_interpreted", lambda task, config: None)
+    monkeypatch.setattr(Hills, "compile", compile_)
+    return asked
+
+
+@pytest.fixture
 def store(tmp_path):
     with Store(tmp_path / "tuning.sqlite") as opened:
         yield opened
@@ -164,6 +195,11 @@ def test_samplers_come_near_the_optimum(sampler, mean, worst):
 
 def test_a_replayed_grid_loses_nothing():
     assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start), "grid", None) == 0
+    with pytest.raises(ValueError, match="not known without backend stranger"):
+        simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start), "priced")
+    prices = {canonical(config): ms for config, ms in RECORDS}
+    assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start, prices), "priced", 2) == 0
+    assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start, prices), "tpe", 4) == 0
     with pytest.raises(ValueError, match="nothing to compare"):
         simulate([(BEST, float("inf"))], TASK, RecordedSpace(RECORDS, BEST))
 
@@ -198,9 +234,8 @@ def test_an_unknown_sampler_is_named(store):
 # --- the order ----------------------------------------------------------------------------------------------------
 
 
-def test_the_default_then_what_is_given_then_neighbours_then_the_papers(store):
+def test_the_default_then_neighbours_then_the_papers(store):
     near, far, elsewhere = ALL[50], ALL[60], ALL[70]
-    stranger = {**ALL[80], "block_k": 3}
     for other, config in (
         (task(n=65536), near),
         (task(n=262144), far),
@@ -210,16 +245,23 @@ def test_the_default_then_what_is_given_then_neighbours_then_the_papers(store):
         key = Key.of(*_parts(other))
         store.add(key, config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
     runner = Played()
+    search(TASK, Hills(), runner, store, trials=12)
+    assert runner.ran[:6] == [Hills.start, near, far, elsewhere, ALL[90], PAPER]
+
+
+def test_neighbours_that_do_not_fit_are_left_out_and_what_they_lack_is_the_defaults(store):
     too_large = {"block_m": 256, "block_n": 1024, "num_warps": 8, "num_stages": 3}
-    given = [ALL[40], too_large, stranger, {"block_m": 48}, {"block_m": 128}]
-    search(TASK, Hills(), runner, store, trials=12, first=given)
-    completed = {**Hills.start, "block_m": 128}
-    assert runner.ran[:8] == [Hills.start, ALL[40], completed, near, far, elsewhere, ALL[90], PAPER]
+    for i, config in enumerate((too_large, {**ALL[80], "block_k": 3}, {"block_m": 48}, {"block_m": 128})):
+        key = Key.of(*_parts(task(n=2 ** (16 + i))))
+        store.add(key, config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
+    runner = Played()
+    search(TASK, Hills(), runner, store, trials=4)
+    assert runner.ran[:3] == [Hills.start, {**Hills.start, "block_m": 128}, PAPER]
 
 
 def test_nothing_is_run_twice_and_invalid_ones_never(store):
     runner = Played()
-    result = search(TASK, Hills(), runner, store, trials=150, first=[Hills.start, BEST, BEST])
+    result = search(TASK, Hills(), runner, store, trials=150)
     names = [json.dumps(config, sort_keys=True) for config in runner.ran]
     assert len(names) == len(set(names)) == result.tried == 150
     assert all(Hills().limit("sum", config, None, "") is None for config in runner.ran)
@@ -249,14 +291,13 @@ def test_the_best_priced_come_first(store):
             assert card.name == "RTX A6000"
             return ms(config)
 
-    runner = Played(source="predicted")
-    result = search(TASK, Priced(), runner, store, sampler="priced", trials=16)
+    runner = Played()
+    result = search(TASK, Priced(), runner, store, sampler="priced", trials=17)
     assert runner.ran[0] == Hills.start
     assert runner.ran[1:] == sorted(ALL, key=ms)[:16]  # neither neighbours nor the paper's
-    assert not runner.final  # a prediction does not drift
     assert result.tried == 17
-    again = Played(source="predicted")
-    assert search(TASK, Priced(), again, store, sampler="priced", trials=16).replayed == 17
+    again = Played()
+    assert search(TASK, Priced(), again, store, sampler="priced", trials=17).replayed == 17
     assert not again.ran
 
 
@@ -294,7 +335,8 @@ def test_other_code_is_measured_anew_and_the_earlier_finalists_with_it(store):
 
 
 def test_predictions_are_not_measurements(store):
-    search(TASK, Hills(), Played(source="predicted"), store, trials=20)
+    for config in ALL[:20]:
+        store.add(KEY, config, Outcome("ok", (0.1,) * 3), "predicted", {"source": "a"})
     runner = Played()
     assert search(TASK, Hills(), runner, store, trials=20).tried == 20
     assert store.best()[0].source == "measured"
@@ -356,6 +398,206 @@ def test_a_killed_process_loses_the_trial_in_flight_only(tmp_path):
         assert not {json.dumps(config, sort_keys=True) for config in runner.ran} & set(kept)
 
 
+# --- predictions --------------------------------------------------------------------------------------------------
+
+CARD = cards.gpu("a6000")
+PRICED = sorted(ALL, key=lambda config: HILLS.seconds("sum", config, None, CARD))
+
+
+def predicted(store, *tasks, **options):
+    return list(offline.predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
+
+
+def test_the_best_priced_that_compiles_is_the_prediction(store, compiled):
+    (result,) = predicted(store)
+    assert compiled == PRICED[:1] == [result.best]
+    assert (result.tried, result.replayed) == (1, 0)
+    (best,) = store.best()
+    assert (best.config, best.source) == (result.best, "predicted")
+    assert best.default_ms == pytest.approx(1e3 * HILLS.seconds("sum", HILLS.start, None, CARD))
+    compiled.clear()
+    (again,) = predicted(store)
+    assert (again.tried, again.replayed, again.best, compiled) == (0, 2, result.best, [])
+
+
+def test_what_spills_fails_or_is_wrong_is_passed_over(store, compiled, monkeypatch):
+    def compile_(self, kernel, config, problem, architecture):
+        compiled.append(dict(config))
+        if config == PRICED[0]:
+            raise RuntimeError("out of registers")
+        return Compiled(64, 1024, 512 if config == PRICED[1] else 0)
+
+    monkeypatch.setattr(Hills, "compile", compile_)
+    monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills" if found.spills else None)
+    monkeypatch.setattr(offline, "_interpreted", lambda task, config: 7.0 if config == PRICED[2] else 0.5)
+    (result,) = predicted(store)
+    assert result.best == PRICED[3]
+    assert dict(result.counts) == {"compile_error": 2, "wrong": 1, "ok": 2}
+    errors = [trial.outcome.error for trial in store.trials(KEY) if trial.outcome.status != "ok"]
+    assert sorted(errors) == [
+        "RuntimeError: out of registers",
+        "spills",
+        "the worst row is off by 7 of the tolerance, as interpreted",
+    ]
+    assert predicted(store, task(n=65536), check=False)[0].best == PRICED[2]
+
+
+def test_where_nothing_compiles_no_more_than_the_trials_are_compiled(store, compiled, monkeypatch):
+    monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills")
+    (result,) = predicted(store, trials=5)
+    assert result.best is None
+    assert len(store.trials(KEY)) == 5
+    assert result.reason == "spills"
+    assert HILLS.start in compiled
+
+
+def test_the_default_is_kept_unless_a_prediction_is_faster_by_the_margin(store, compiled, monkeypatch):
+    """A candidate 4 % faster by the cost model is not worth it, one 6 % faster is."""
+    for faster, expected in ((0.96, HILLS.start), (0.94, BEST)):
+        prices = {json.dumps(HILLS.start): 1.0, json.dumps(BEST): faster}
+        monkeypatch.setattr(Hills, "seconds", lambda self, k, config, p, c, at=prices: at.get(json.dumps(config), 2.0))
+        assert predicted(store, task(n=2**20 if faster > 0.95 else 2**10))[0].best == expected
+        assert compiled.pop() == expected
+
+
+def test_problems_that_share_a_kernel_have_it_compiled_once(store, compiled, monkeypatch):
+    """Candidates whose prices differ by less than the margin are alike: the one that another size has is taken."""
+    first, second = PRICED[:2]
+
+    def seconds(self, kernel, config, problem, card):
+        near = {json.dumps(first): 1.0, json.dumps(second): 1.03}
+        if problem.n > 32768:
+            near = {json.dumps(first): 1.03, json.dumps(second): 1.0}
+        return near.get(json.dumps(config), 2.0)
+
+    monkeypatch.setattr(Hills, "seconds", seconds)
+    results = predicted(store, *(task(n=2**n) for n in (15, 16, 17)))
+    assert [result.best for result in results] == [first] * 3
+    assert compiled == [first]
+
+
+def test_a_budget_ends_predictions(store, compiled):
+    assert predicted(store, budget=0.0) == []
+
+
+def test_weights_and_leave_one_out_are_problems_of_their_own():
+    (plain,) = problems(["log_sum"], [16])
+    (weighted,) = problems(["log_sum"], [16], requires=["weights"])
+    (left_out,) = problems(["log_sum"], [16], requires=["exclude_self"])
+    assert (weighted.requires, weighted.m, weighted.same) == ({"weights"}, plain.m, False)
+    assert (left_out.requires, left_out.m, left_out.same) == ({"exclude_self"}, left_out.n, True)
+    for problem in (plain, weighted, left_out):
+        key = Key.of(TASK.query, problem)
+        assert Key.of(*task_of(key)) == key
+
+
+@pytest.mark.parametrize("path", sorted(lookup.TABLES.glob("*.json")), ids=lambda path: path.stem)
+def test_what_ships_is_what_the_tuner_would_search(path):
+    """Of every backend: the keys are those of its problems, and the configurations can run."""
+    dump = json.loads(path.read_text())
+    rows = dump.get("best") or dump["trial"]
+    assert rows
+    for row in rows:
+        key = Key._make(row[name] for name in Key._fields)
+        record = registry.find(key.backend)
+        if record is not None and record.ok:
+            found = task_of(key)
+            space = offline.space_for(found)
+            assert key.kernel in space.kernels(found.problem)
+            assert Key.of(*_parts(found)) == key
+            assert space.limit(key.kernel, row["config"], found.problem, key.architecture) is None
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
+    """Whatever of them is left would hold the standard output, and `communicate` would wait for it."""
+    script = """if True:
+        import subprocess, sys
+        from sdkde_autotune.processes import Pool
+
+        pool = Pool(2)
+        try:
+            for i in range(2):
+                pool.submit(i, subprocess.run, ["sh", "-c", "echo >> begun; sleep 600"])
+            pool.result(0, None)
+        finally:
+            pool.close()
+        """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, cwd=tmp_path, **options)
+    try:
+        log, deadline = tmp_path / "begun", time.monotonic() + 60
+        while not (log.exists() and len(log.read_text()) == 2) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == (b"", None)
+        assert process.returncode != 0
+    finally:
+        process.kill()
+
+
+def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monkeypatch):
+    class Bench:
+        made: ClassVar = []
+
+        def __init__(self, task, device):
+            self.task = task
+            self.made.append(device)
+            if task.problem.n == 1:
+                raise MemoryError("too many points")
+
+        def check(self, config):
+            if config["num_warps"] == 2:
+                raise RuntimeError("illegal access")
+            return 3.0 if config["num_warps"] == 4 else 0.5
+
+        def time(self, config):
+            return 2.0
+
+        def memory(self, error):
+            return False
+
+        def lost(self, error):
+            return True
+
+    closed = []
+    monkeypatch.setitem(sys.modules, "sdkde_autotune.bench", types.SimpleNamespace(Bench=Bench))
+    monkeypatch.setattr(worker, "space_for", lambda task: HILLS)
+    monkeypatch.setattr(worker, "_bench", None)
+    runner = worker.MeasuringRunner("cuda:0")
+    monkeypatch.setattr(runner._worker, "close", lambda: closed.append(1))
+    outcomes = [runner.run(TASK, {**BEST, "num_warps": warps}, 1.0) for warps in (8, 4, 2)]
+    assert [outcome.status for outcome in outcomes] == ["ok", "wrong", "crash"]
+    assert outcomes[0].ms == (2.0, 2.0, 2.0)
+    assert {"compile", "check", "time"} == outcomes[0].phases.keys()
+    assert len(Bench.made) == len(closed) == 1
+    assert [outcome.status for outcome in runner.finals(task(n=65536), [BEST, Hills.start])] == ["ok", "ok"]
+    (outcome,) = runner.finals(task(n=1), [BEST])
+    assert (outcome.status, outcome.error) == ("crash", "MemoryError: too many points")
+    assert len(Bench.made) == 3
+    runner._compilers.close()
+
+
+@pytest.mark.slow
+def test_a_prediction_is_interpreted(monkeypatch):
+    """Triton's kernel, as a configuration cuts it, against the reference; a kernel that is wrong is told."""
+    pytest.importorskip("triton")
+    (given,) = problems(["mean"], [17], precisions=["high"])
+    query = Query("triton", "mean_full", 1, 32, "RTX A6000", "sm_86")
+    pool = processes.Pool(1, interpret=True)
+    config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
+    try:
+        assert 0 < pool.result("right", offline._interpreted, Task(query, given), config) < 1
+        assert pool.result("numba", offline._interpreted, Task(replace(query, backend="numba-cuda"), given), {}) is None
+    finally:
+        pool.close()
+
+
 # --- what candidates do -------------------------------------------------------------------------------------------
 
 
@@ -414,7 +656,7 @@ def test_a_space_that_is_mostly_invalid(sampler, store):
     assert 3 <= len(left) <= 12
     runner = Played()
     result = search(TASK, space, runner, store, sampler=sampler, trials=100)
-    assert sorted(map(json.dumps, runner.ran)) == sorted(map(json.dumps, left))
+    assert sorted(map(canonical, runner.ran)) == sorted(map(canonical, left))
     assert result.best == min(left, key=ms)
 
 

@@ -1,6 +1,7 @@
 """What the Triton backend decides on the host: formulas, grids, splits, launch parameters."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -260,6 +261,16 @@ def test_what_can_be_tuned_is_what_runs(reduction, precision, d, same, monkeypat
     backend.reduce(given, None if same else x, backend.prepare(given, Columns(x, log_weights)))
     space = tunables.SPACE
     assert asked == {k: (space.dimension(k, given), space.default(k, given, "sm_90")) for k in space.kernels(given)}
+
+
+def test_problems_share_code_where_their_constants_are_equal():
+    space = tunables.SPACE
+    given = problem(Reduction.LOG_SUM, m=30, n=30, d=20, precision="fast", extent=6.0)
+    config = space.default("log_sum", given, "sm_90")
+    same = [given, replace(given, m=9, n=900), replace(given, d=31)]
+    assert len({space.code("log_sum", config, each) for each in same}) == 1
+    other = [replace(given, d=32), replace(given, requires=frozenset({"weights"})), replace(given, reduction="laplace")]
+    assert len({space.code("log_sum", config, each) for each in (given, *other)}) == 4
 
 
 @pytest.mark.parametrize("d", [1, 2, 8, 16, 100, 784])

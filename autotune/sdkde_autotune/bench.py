@@ -1,4 +1,4 @@
-"""One problem on a card: its data, its float64 reference, and the time of a backend's reduction by configuration."""
+"""One problem: its data, its float64 reference, and a backend's error and time by configuration."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from sdkde_core.choice import registry
-from sdkde_core.engine.merge import each
-from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
+from sdkde_core.engine.exact import reduce_exact
+from sdkde_core.engine.merge import concatenate, each
+from sdkde_core.plugin import reduce_pass
+from sdkde_core.protocol import BackendInfo, Columns, Problem
+from sdkde_core.testing.problems import Case, Truth, errors, make
 from sdkde_core.tuning import Config, using
 
 from .runner import Task
 
-__all__ = ["Bench"]
+__all__ = ["Bench", "interpreted"]
 
-#: Number of rows that are compared with the reference, evenly spaced.
-CHECKED = 512
+#: Rows that are compared with the reference: stretches of so many, at so many places.
+STRETCH, PLACES = 64, 8
+
+#: Rows and columns of the problem on which an interpreted configuration is checked: neither is whole tiles.
+SMALL = 70, 201
 
 #: Bytes overwritten between timings to empty the cache: more than any card's cache holds.
 FLUSHED = 256 << 20
@@ -32,21 +39,16 @@ class Bench:
         torch.cuda.set_device(self.device)
         # A state's buffers belong to the stream of its first use, and a CUDA graph may wait for no other stream.
         torch.cuda.set_stream(torch.cuda.Stream(self.device))
-        given = task.problem
-        points, queries = _data(given, self.device)
-        extent = float(max(x.norm(dim=1).max() for x in (points, queries)))
-        self.problem = replace(given, device=device, extent=extent)
-        log_weights = torch.full((given.n,), -math.log(given.n), dtype=torch.float64, device=self.device)
-        if "weights" in given.requires:
-            log_weights = torch.log_softmax(torch.rand_like(log_weights), 0)
-        self.columns, self.queries = Columns(points, log_weights), None if given.same else queries
-        record = registry.find(task.query.backend)
-        assert record is not None and record.info is not None
-        self.backend = record.info.load()
+        self.problem, case = _case(replace(task.problem, device=device))
+        points, queries, log_weights = (
+            torch.as_tensor(x, device=self.device) for x in (case.points, case.queries, case.log_weights)
+        )
+        self.columns, self.queries = Columns(points, log_weights), None if self.problem.same else queries
+        self.backend = _info(task).load()
         self.state = self.backend.prepare(self.problem, self.columns)
-        rows = points if given.same else queries
-        self.some = torch.linspace(0, len(rows) - 1, min(CHECKED, len(rows)), device=self.device).long()
-        self.want = _reference(self.problem, self.columns, rows, self.some)
+        rows = points if self.problem.same else queries
+        self.some = _stretches(len(rows))
+        self.want = reference(self.problem, rows, self.columns, self.some)
         self.scratch = torch.empty(FLUSHED, dtype=torch.uint8, device=self.device)
         self.graphs: dict[Any, Any] = {}
 
@@ -54,23 +56,9 @@ class Bench:
         """Return the worst row's error over its tolerance; the output's memory was filled with NaN before."""
         poison = torch.full((FLUSHED // 8,), math.nan, dtype=torch.float64, device=self.device)
         del poison  # the reduction's next allocation reuses this memory
-        got = each(self._reduce(config), lambda x: x[self.some])
-        tolerance, want = TOLERANCES[self.problem.precision], self.want
-
-        def over(error: Any, reduction: Reduction) -> float:
-            ratio = error / tolerance[reduction].at(want["log"])
-            return float(torch.where(ratio.isnan(), torch.inf, ratio).max())
-
-        if self.problem.reduction is Reduction.LAPLACE:
-            signed = got.sign * torch.exp(got.log_magnitude - want["log"])
-            return max(
-                over((got.log_sum - want["log"]).abs(), Reduction.LAPLACE),
-                over((signed - want["signed"]).abs(), Reduction.LAPLACE),
-            )
-        worst = over((got.log_sum - want["log"]).abs(), Reduction.LOG_SUM)
-        if got.shift is not None:
-            worst = max(worst, over((got.shift - want["shift"]).norm(dim=1), Reduction.MEAN))
-        return worst
+        got = self._reduce(config)
+        some = concatenate([each(got, lambda x: x[part].cpu().numpy()) for part in self.some])  # noqa: B023
+        return float(errors(self.problem, some, self.want).max())
 
     def time(self, config: Config) -> float:
         """Return the milliseconds of one reduction by CUDA events: a CUDA graph, replayed with empty caches."""
@@ -115,39 +103,50 @@ class Bench:
         return self.graphs[key]
 
 
-def _data(problem: Problem, device: torch.device) -> tuple[Any, Any]:
-    """Draw points and queries from a mixture of normals, scaled to the problem's extent."""
-    generator = torch.Generator(device).manual_seed(problem.n * 31 + problem.m * 7 + problem.d)
+def interpreted(task: Task, config: Config) -> float | None:
+    """Return the worst row's error over its tolerance of a small problem; None if it cannot run in this process."""
+    info, given = _info(task), task.problem
+    m, n = (SMALL[1], SMALL[1]) if given.same else SMALL
+    problem, case = _case(replace(given, m=m, n=n, device="cpu"))
+    if not (info.supports(problem).ok and info.load().probe("cpu").ok):
+        return None
+    points, queries, log_weights = (torch.from_numpy(x) for x in (case.points, case.queries, case.log_weights))
+    rows, columns = points if given.same else queries, Columns(points, log_weights)
+    try:
+        with using({task.query.kernel: config}):
+            got = reduce_pass(info.load(), info, problem, columns, None if given.same else queries)
+    except ValueError:  # what stands in for a card takes less than the card does
+        return None
+    want = reference(problem, rows, columns, [slice(None)])
+    return float(errors(problem, each(got, lambda x: x.numpy()), want).max())
 
-    def draw(count: int, centres: Any) -> Any:
-        options: dict[str, Any] = {"dtype": torch.float64, "device": device, "generator": generator}
-        which = torch.randint(0, len(centres), (count,), device=device, generator=generator)
-        return centres[which] + torch.randn(count, problem.d, **options)
 
-    centres = 2.0 * torch.randn(8, problem.d, dtype=torch.float64, device=device, generator=generator)
-    points, queries = draw(problem.n, centres), draw(problem.m, centres)
-    scale = problem.extent / max(float(x.norm(dim=1).max()) for x in (points, queries)) if problem.extent else 1.0
-    return points * scale, queries * scale
+def reference(problem: Problem, rows: Any, columns: Columns, some: list[slice]) -> Truth:
+    """Sum direct differences in float64, for some of the rows."""
+    found = concatenate([reduce_exact(problem, rows[part], columns, part.start or 0) for part in some])
+    host = each(found, lambda x: x.cpu().numpy())
+    signed: Any = None if host.sign is None else host.sign * np.exp(host.log_magnitude - host.log_sum)
+    return Truth(host.log_sum, host.shift, signed, host.log_sum)
 
 
-def _reference(problem: Problem, columns: Columns, rows: Any, some: Any) -> dict[str, Any]:
-    """Sum direct differences in float64, for the rows ``some``."""
-    points, found = columns.points, []
-    height = max(1, (1 << 28) // (8 * len(points) * problem.d))
-    for which in some.split(height):
-        apart = points[None] - rows[which][:, None]
-        exponent = -0.5 * apart.square().sum(2)
-        terms = exponent + columns.log_weights
-        if "exclude_self" in problem.requires:
-            terms[torch.arange(len(which), device=which.device), which] = -math.inf
-        log = torch.logsumexp(terms, 1)
-        share = torch.exp(terms - log[:, None])
-        if problem.reduction is Reduction.MEAN:
-            found.append((log, torch.einsum("rn,rnd->rd", share, apart)))
-            continue
-        half = 1.0 + 0.5 * problem.d
-        plus, signed = (share * (half - exponent)).sum(1), (share * (half + exponent)).sum(1)
-        laplace = problem.reduction is Reduction.LAPLACE
-        found.append((log + plus.log() if laplace else log, signed / plus))
-    log, other = (torch.cat(parts) for parts in zip(*found))
-    return {"log": log, "shift" if problem.reduction is Reduction.MEAN else "signed": other}
+def _stretches(m: int) -> list[slice]:
+    """Return parts of m rows, evenly spaced, that do not overlap."""
+    starts = range(0, m, STRETCH)
+    some = {starts[i] for i in np.linspace(0, len(starts) - 1, PLACES).round().astype(int)}
+    return [slice(start, min(start + STRETCH, m)) for start in sorted(some)]
+
+
+def _case(problem: Problem) -> tuple[Problem, Case]:
+    """Draw points and queries from a mixture of normals, scaled to the problem's extent; return it with theirs."""
+    case = make("mixture", problem.n, problem.m, problem.d, problem.extent or 10.0)
+    if "weights" in problem.requires:
+        weights = np.random.default_rng(problem.n).random(problem.n) + 0.01
+        case = replace(case, log_weights=np.log(weights / weights.sum()))
+    extent = max(float(np.linalg.norm(x, axis=1).max()) for x in (case.points, case.queries))
+    return replace(problem, extent=extent), case
+
+
+def _info(task: Task) -> BackendInfo:
+    record = registry.find(task.query.backend)
+    assert record is not None and record.info is not None
+    return record.info

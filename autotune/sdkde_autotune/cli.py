@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -13,32 +15,39 @@ import click
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
 from sdkde_core.choice.calibration import machine_of, tuning_is_off
-from sdkde_core.choice.cards import GPU
 from sdkde_core.cli.console import Argument, Choice, json_option, table
 from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.plugin import did_you_mean, write_atomically
 
-from . import lookup, options, terminal
+from . import lookup, options, provenance
 from .problems import by_value, tunables
-from .runner import Runner
 from .search import SAMPLERS, Result
+from .search import tune as search_all
 
 if TYPE_CHECKING:
     from .store import Store
+    from .worker import MeasuringRunner
 
 try:
     from click_default_group import DefaultGroup
+    from tqdm import tqdm
 except ImportError:
     click.echo("Error: the tuner needs more packages: pip install 'sdkde-core[autotune]'", err=True)
     raise SystemExit(2) from None
 
 __all__ = ["main"]
 
-#: Configurations to try for each problem: when measuring, and when predicting.
+#: Configurations to try for each problem when measuring, and to compile for each at most when predicting.
 TRIALS, PREDICTED = 60, 16
 
-#: Seconds for a run whose command names no problem: when measuring, and when predicting.
-BUDGET, PREDICTED_BUDGET = 600.0, 60.0
+#: Seconds for a run whose command names no problem.
+BUDGET = 600.0
+
+#: Of progress: it shows on a terminal only.
+_BAR: dict[str, Any] = {"leave": False, "unit": "", "disable": None}
+
+#: Percent of its time that a card is busy before we use it, from which times are unreliable.
+BUSY = 5
 
 
 class _Commands(OneLine, DefaultGroup):
@@ -75,12 +84,12 @@ def main(ctx: click.Context) -> None:
 @click.option(
     "--trials",
     type=options.POSITIVE,
-    help=f"Configurations to try for each problem. Default: {TRIALS}; with grid all; without the GPU {PREDICTED}.",
+    help=f"Configurations to try for a problem. Default: {TRIALS}; with grid all; without the GPU at most {PREDICTED}.",
 )
 @click.option(
     "--budget",
     type=options.Duration(),
-    help="Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m, without the GPU 1m.",
+    help="Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m.",
 )
 @click.option(
     "--sampler",
@@ -91,6 +100,12 @@ def main(ctx: click.Context) -> None:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampler's random numbers.")
 @click.option("--jobs", type=options.POSITIVE, help="Compilers side by side. Default: one per core.")
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Without the GPU: check what is chosen on a small problem, where its kernels can be interpreted.",
+)
 @options.db_option
 @click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing.")
 @json_option
@@ -103,6 +118,7 @@ def tune(
     sampler: str,
     seed: int,
     jobs: int | None,
+    check: bool,
     db: Path | None,
     dry_run: bool,
     as_json: bool,
@@ -110,21 +126,21 @@ def tune(
 ) -> None:
     """Search launch configurations for a GPU, and store the best.
 
-    If the GPU is here, configurations are measured on it. If not, they are ranked by the cost model, those with the
-    shortest predicted times are compiled for its architecture, and the result is stored as predicted.
+    If the GPU is here, configurations are measured on it. If not, they are ranked by the cost model, the first that
+    compiles cleanly for its architecture is taken, and the result is stored as predicted.
 
     After Ctrl-C nothing tried is lost: the same command goes on where it ended.
     """
     from . import report
-    from .tune import tune as search_all
 
     card, device = options.card_here(gpu)
     grid = options.whole_grid(what, device)
-    tasks = by_value(tunables(grid or options.problems_of(what, device), card, what["backend"]))
+    wanted = tunables(grid or options.problems_of(what, device), card, what["backend"], varied=bool(grid))
+    tasks = by_value(wanted, card)
     if grid and budget is None:
-        budget = PREDICTED_BUDGET if device is None else BUDGET
+        budget = BUDGET
     if device is None:
-        sampler, trials = "priced", trials or PREDICTED
+        trials = trials or PREDICTED
         doing = f"ranking by the cost model and compiling for {card.architecture}"
         click.echo(f"no {card.name} here: nothing is measured; {doing}", err=True)
     elif trials is None and sampler != "grid":
@@ -134,35 +150,33 @@ def tune(
         columns = ("configurations", "can_run", "would_try")
         click.echo(json.dumps(rows, indent=2) if as_json else report.listing(rows, *columns))
         return
-    terminal.warn_if_busy(device)
-    runner = _runner(card, device, jobs or hardware.cpu_threads())
     results: list[Result] = []
-    start = time.monotonic()
-    stopped = ""
+    start, stopped, jobs = time.monotonic(), "", jobs or hardware.cpu_threads()
     try:
-        with _store(db) as store:
-            searches = search_all(
-                tasks,
-                runner,
-                store,
-                budget=budget,
-                shared=not grid,
-                progress=terminal.progress,
-                sampler=sampler,
-                trials=trials,
-                seed=seed,
-            )
+        with _store(db) as store, ExitStack() as ending:
+            searches: Iterator[Result]
+            if device is None:
+                from .offline import predict
+
+                searches = predict(
+                    tasks, card, store, jobs=jobs, trials=trials or PREDICTED, check=check, budget=budget
+                )
+                ending.enter_context(closing(searches))
+                searches = tqdm(searches, total=len(tasks), **_BAR)
+            else:
+                runner = ending.enter_context(closing(_runner(device, jobs)))
+                how: dict[str, Any] = {"sampler": sampler, "trials": trials, "seed": seed, "progress": _progress}
+                searches = search_all(tasks, runner, store, budget=budget, shared=not grid, **how)
             for found in searches:  # one by one, so that after Ctrl-C the finished ones are reported
                 results.append(found)
         if len(results) < len(tasks):
             stopped = f"the budget is spent: {len(tasks) - len(results)} of {len(tasks)} problems were not begun"
     except KeyboardInterrupt:
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
-    finally:
-        runner.close()
-    where, rows = db or lookup.database(), [report.result_row(result) for result in results]
+    source, where = "measured" if device else "predicted", db or lookup.database()
+    rows = [report.result_row(result) for result in results]
     if as_json:
-        told = {"gpu": card.name, "source": runner.source, "db": str(where)}
+        told = {"gpu": card.name, "source": source, "db": str(where)}
         click.echo(json.dumps({**told, "tasks": rows}, indent=2))
     elif results:
         click.echo(report.listing(rows, "default_ms", "ms", "config", "tried", "replayed", "rejected"))
@@ -170,8 +184,7 @@ def tune(
             if row["config"] is None:
                 why = row["reason"] or "nothing can"
                 click.echo(f"{row['kernel']}, d {row['d']}: nothing ran; most often: {why}")
-        seconds = time.monotonic() - start
-        click.echo(f"{runner.source} for {card.name} in {seconds:.0f} s; kept in {where}")
+        click.echo(f"{source} for {card.name} in {time.monotonic() - start:.0f} s; kept in {where}")
     if stopped:
         click.echo(stopped, err=True)
     if stopped.startswith("stopped"):
@@ -196,17 +209,10 @@ def verify(ctx: click.Context, jobs: int | None, db: Path | None, **filters: Any
     if device is None:
         raise ValueError(f"there is no {card.name} here; winners are measured again where they run")
     wanted, where = options.columns({**filters, "gpu": card.name}), options.there(db)
-    terminal.warn_if_busy(device)
-    runner = _runner(card, device, jobs or hardware.cpu_threads())
     rows: list[Any] = []
-    held = True
-    try:
-        with _store(where) as store:
-            for found in measured_again(store.best(**wanted), runner, store):
-                rows.append(found)
-                held &= isinstance(found, tuple) or found.holds
-    finally:
-        runner.close()
+    with closing(_runner(device, jobs or hardware.cpu_threads())) as runner, _store(where) as store:
+        rows.extend(measured_again(store.best(**wanted), runner, store))
+    held = all(isinstance(row, tuple) or row.holds for row in rows)
     columns = ("stored_ms", "now_ms", "default_ms", "verdict", "config")
     click.echo(report.listing(map(report.verdict_row, rows), *columns) if rows else "nothing matches")
     ctx.exit(0 if held else 1)
@@ -233,9 +239,9 @@ def calibrate(backend: tuple[str, ...], device: tuple[str, ...], db: Path | None
     todo = options.places(backend, device)
     found = []
     try:
-        with _store(db) as store, terminal.status_line() as show:
+        with _store(db) as store, tqdm(**{**_BAR, "bar_format": "{desc}"}) as line:
             for info, place in todo:
-                done = measured(info, place, show)
+                done = measured(info, place, line.set_description_str)
                 on = hardware.processor(place)
                 if done.values and on is not None:
                     store.calibrate(machine_of(on), info.name, done.values)
@@ -334,7 +340,7 @@ def import_(file: str, db: Path | None) -> None:
 
 @main.command()
 @click.argument("file", cls=Argument, help="A file that export wrote, or a database.")
-@options.several("--sampler", Choice(SAMPLERS[:3]), metavar="NAMES", help="tpe, random, grid. Default: tpe,random.")
+@options.several("--sampler", Choice(SAMPLERS), metavar="NAMES", help=f"{', '.join(SAMPLERS)}. Default: all but grid.")
 @click.option(
     "--trials", type=options.POSITIVE, default=TRIALS, show_default=True, help="Configurations that a search tries."
 )
@@ -359,7 +365,7 @@ def simulate(file: str, sampler: tuple[str, ...], trials: int, repeats: int, as_
         raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or a database")
     found = []
     for key, records, task, space in recorded(Path(file)):
-        for name in sampler or ("tpe", "random"):
+        for name in sampler or ("tpe", "random", *(["priced"] if space.prices else [])):
             losses = [replay(records, task, space, name, trials, seed) for seed in range(repeats)]
             told = {"recorded": len(records), "sampler": name, "trials": trials, "repeats": repeats}
             found.append({**key._asdict(), **told, "mean_loss": mean(losses), "worst_loss": max(losses)})
@@ -412,11 +418,22 @@ def _store(path: Path | None, write: bool = True) -> Store:
     return Store(path, write=write)
 
 
-def _runner(card: GPU, device: str | None, jobs: int) -> Runner:
-    if device is None:
-        from .offline import OfflineRunner
-
-        return OfflineRunner(card, jobs)
+def _runner(device: str, jobs: int) -> MeasuringRunner:
     from .worker import MeasuringRunner
 
+    load = provenance.clocks(device).get("load_percent", 0)
+    if load >= BUSY:
+        click.echo(f"{device} is busy ({load:.0f} % of its time): times measured meanwhile are unreliable", err=True)
     return MeasuringRunner(device, jobs)
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int, float], None]]:
+    """Yield what draws a bar with the best time so far."""
+    with tqdm(desc=label, **_BAR) as bar:
+
+        def advance(known: int, expected: int, best: float) -> None:
+            bar.total, bar.n = expected, known
+            bar.set_postfix_str(f"best {best:.4g} ms")
+
+        yield advance

@@ -92,6 +92,8 @@ problem_options = together(
         metavar="PRECISIONS",
         help=f"{', '.join(PRECISIONS)}, likewise. Default: fast.",
     ),
+    click.option("--weights", is_flag=True, help="Of training points whose weights differ."),
+    click.option("--leave-one-out", is_flag=True, help="Of training points, each of which its own density leaves out."),
 )
 filter_options = together(
     click.option("--gpu", metavar="NAME", help="Only results of this GPU."),
@@ -128,23 +130,27 @@ def card_here(name: str) -> tuple[GPU, str | None]:
     return card, f"cuda:{matches[0]}" if matches else None
 
 
+_SETS = {
+    "reduction": "reductions",
+    "dim": "dims",
+    "n_train": "n_train",
+    "n_query": "n_query",
+    "precision": "precisions",
+}
+_FEATURES = {"weights": "weights", "leave_one_out": "exclude_self"}
+
+
 def problems_of(what: Mapping[str, Any], device: str | None) -> list[Problem]:
     """Return the problems that the options describe."""
-    names = {
-        "reduction": "reductions",
-        "dim": "dims",
-        "n_train": "n_train",
-        "n_query": "n_query",
-        "precision": "precisions",
-    }
-    given = {names[name]: values for name, values in what.items() if name in names and values}
-    return problems(**given, device=device or "cuda:0")
+    given = {_SETS[name]: values for name, values in what.items() if name in _SETS and values}
+    features = [feature for name, feature in _FEATURES.items() if what[name]]
+    return problems(**given, requires=features, device=device or "cuda:0")
 
 
 def whole_grid(what: Mapping[str, Any], device: str | None) -> list[Problem]:
     """Return the problems of :data:`~sdkde_autotune.problems.GRID` if no option describes a problem; otherwise none."""
-    names = ("reduction", "dim", "n_train", "n_query", "precision")
-    return [] if any(what[name] for name in names) else problems(**GRID, device=device or "cuda:0")
+    named = any(what[name] for name in (*_SETS, *_FEATURES))
+    return [] if named else problems(**GRID, device=device or "cuda:0")
 
 
 def columns(filters: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.cards import GPU, GPUS, gpu
+from sdkde_core.choice.cost import predict
 from sdkde_core.plugin import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
 from sdkde_core.tuning import Query, Space, space_of
@@ -17,10 +20,10 @@ from sdkde_core.tuning import Query, Space, space_of
 from .key import Key, octave
 from .runner import Task
 
-__all__ = ["GRID", "Tunable", "by_value", "card_named", "problems", "tunables"]
+__all__ = ["GRID", "Tunable", "by_value", "card_named", "problems", "task_of", "tunables"]
 
 #: What is tuned if no problem is named, the most valuable first: the most common precisions and dimensions; sizes that
-#: serve most others, as each serves those within three octaves; the reductions of SD-KDE.
+#: serve most others, as each serves those within three octaves. See :func:`by_value`.
 GRID: dict[str, tuple[Any, ...]] = {
     "n_train": (32768, 131072, 8192, 1048576),
     "precisions": ("fast", "high"),
@@ -61,22 +64,17 @@ def problems(
     n_train: Iterable[int] = (32768,),
     n_query: Sequence[int] = (),
     precisions: Iterable[str] = ("fast",),
+    requires: Iterable[str] = (),
     device: str = "cuda:0",
 ) -> list[Problem]:
     """Return the cross product of the arguments as typical problems; sizes become the nearest powers of two.
 
-    Parameters
-    ----------
-    reductions : iterable of str
-    dims, n_train : iterable of int
-    n_query : sequence of int
-        Empty: an eighth of the training points. The queries of MEAN are always the training points.
-    precisions : iterable of str
-    device : str
+    Queries are by default an eighth of the training points; those of MEAN and of ``"exclude_self"`` always the training
+    points. ``requires`` has features: ``"weights"``, ``"exclude_self"``.
     """
-    found = []
+    found, features = [], frozenset(requires)
     for reduction, d, n, precision in itertools.product(map(Reduction, reductions), dims, n_train, precisions):
-        same = reduction is Reduction.MEAN
+        same = reduction is Reduction.MEAN or "exclude_self" in features
         for m in (n,) if same else n_query or (max(1, n // 8),):
             problem = Problem(
                 reduction=reduction,
@@ -87,35 +85,52 @@ def problems(
                 precision=precision,
                 device=device,
                 same=same,
+                requires=features,
                 extent=1.2 * math.sqrt(d) + 6,  # normal samples under Silverman's bandwidth, tails included
             )
             found.append(problem)
     return list(dict.fromkeys(found))
 
 
-def by_value(found: Iterable[Tunable]) -> list[Tunable]:
-    """Sort by the order of values in :data:`GRID`: by size first, by reduction last."""
+def task_of(key: Key) -> Task:
+    """Return a task that has the key, if this version of the tuner makes one of it."""
+    sizes = (2**key.n_octave,), (2**key.m_octave,)
+    (problem,) = problems((key.reduction,), (key.d,), *sizes, (key.precision,), key.features)
+    return Task(key.query, problem)
+
+
+def by_value(found: Sequence[Tunable], card: GPU) -> list[Tunable]:
+    """Sort by what calls run most: plain problems, SD-KDE's reductions before Laplace's, the faster backend first.
+
+    Then by the order of values in :data:`GRID`: by size first, by reduction last.
+    """
+    backends = {tunable.task.query.backend for tunable in found}
+    infos = [record.info for record in registry.records() if record.name in backends and record.info]
+
+    @functools.cache
+    def ranks(problem: Problem) -> list[str]:
+        seconds = {info.name: predict(info, problem, card.at()) for info in infos}
+        return sorted(backends, key=lambda name: (seconds.get(name) or math.inf, name))
 
     def place(values: Sequence[Any], value: Any) -> int:
         return values.index(value) if value in values else len(values)
 
-    def worth(tunable: Tunable) -> tuple[int, ...]:
-        problem = tunable.task.problem
+    def worth(tunable: Tunable) -> tuple[Any, ...]:
+        query, problem = tunable.task.query, tunable.task.problem
+        faster = ranks(problem).index(query.backend)
         each = (problem.n, problem.precision, problem.d, problem.reduction)
-        return tuple(place(values, value) for values, value in zip(GRID.values(), each))
+        in_grid = (place(values, value) for values, value in zip(GRID.values(), each))
+        return bool(problem.requires), problem.reduction is Reduction.LAPLACE, faster, *in_grid
 
     return sorted(found, key=worth)
 
 
-def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -> list[Tunable]:
+def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None, varied: bool = False) -> list[Tunable]:
     """Return the kernels to tune for the problems on a card, one per key.
 
-    Parameters
-    ----------
-    wanted : iterable of Problem
-    card : GPU
-    backend : str, optional
-        None: every installed backend that can be tuned.
+    Without a backend's name every installed one that can be tuned is. If ``varied``, problems with weights and
+    leave-one-out are tuned too where a backend runs other kernels for them: of the first size of :data:`GRID`, which
+    serves most others.
 
     Raises
     ------
@@ -131,26 +146,34 @@ def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None) -
         space = space_of(info)
         if space is None:
             continue
-        for problem in wanted:
-            reason = _refusal(info, problem)
-            if reason:
-                refusals.append(f"{info.name}: {reason}")
-                continue
-            for kernel in space.kernels(problem):
-                default = space.default(kernel, problem, card.architecture)
-                reason = space.limit(kernel, default, problem, card.architecture)
-                if reason:  # it cannot run there at all
+        for plain in wanted:
+            kernels: set[tuple[str, ...]] = set()
+            for problem in (plain, *(_variations(plain) if varied and plain.n == GRID["n_train"][0] else ())):
+                reason = _refusal(info, problem)
+                if reason:
                     refusals.append(f"{info.name}: {reason}")
-                    continue
-                dimension = space.dimension(kernel, problem)
-                query = Query(info.name, kernel, space.config_version, dimension, card.name, card.architecture)
-                key = Key.of(query, problem)._replace(d=dimension)  # of dimensions that are padded alike the first
-                found.setdefault(key, Tunable(Task(query, problem), space))
+                elif space.kernels(problem) not in kernels:
+                    kernels.add(space.kernels(problem))
+                    for kernel in space.kernels(problem):
+                        default = space.default(kernel, problem, card.architecture)
+                        reason = space.limit(kernel, default, problem, card.architecture)
+                        if reason:  # it cannot run there at all
+                            refusals.append(f"{info.name}: {reason}")
+                            continue
+                        dimension = space.dimension(kernel, problem)
+                        query = Query(info.name, kernel, space.config_version, dimension, card.name, card.architecture)
+                        key = Key.of(query, problem)._replace(d=dimension)  # of dimensions padded alike the first
+                        found.setdefault(key, Tunable(Task(query, problem), space))
     if not found:
         names = ", ".join(info.name for info in named if info.tuning)
         why = "; ".join(dict.fromkeys(refusals)) if names else "no installed backend can be tuned"
         raise ValueError(f"nothing to tune: {why or f'{names} has no kernels for these problems'}")
     return list(found.values())
+
+
+def _variations(problem: Problem) -> Iterator[Problem]:
+    yield replace(problem, requires=frozenset({"weights"}))
+    yield replace(problem, requires=frozenset({"exclude_self"}), m=problem.n, same=True)
 
 
 def _named(name: str) -> BackendInfo:
@@ -167,10 +190,12 @@ def _named(name: str) -> BackendInfo:
 
 
 def _refusal(info: BackendInfo, problem: Problem) -> str | None:
-    kind = problem.device.partition(":")[0]
+    kind, missing = problem.device.partition(":")[0], problem.requires - info.features
     if kind not in info.devices:
         return f"does not run on {kind}"
     if problem.precision not in info.precisions:
         return f"has no precision {problem.precision}"
+    if missing:
+        return f"does not take {', '.join(sorted(missing))}"
     support = info.supports(problem)
     return None if support.ok else support.reason

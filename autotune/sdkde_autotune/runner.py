@@ -1,16 +1,15 @@
-"""What a search asks for and gets: tasks, outcomes, and the runner that tries candidates."""
+"""What a search asks for and gets: tasks and outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-from typing import Protocol as TypingProtocol
+from typing import NamedTuple
 
 from sdkde_core.protocol import Problem
-from sdkde_core.tuning import Config, Query
+from sdkde_core.tuning import Query
 
-__all__ = ["FINALS", "MARGIN", "SOURCES", "STATUSES", "Outcome", "Runner", "Task", "fastest"]
+__all__ = ["FINALS", "MARGIN", "SOURCES", "STATUSES", "Outcome", "Task", "fastest"]
 
 #: Statuses of a candidate: it ran; it cannot be launched; it did not compile, or spills; it took too long; memory ran
 #: out; its process died; its results were wrong.
@@ -26,8 +25,7 @@ FINALS = "finals"
 MARGIN = 0.01
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One kernel to tune for one problem, whose sizes are powers of two."""
 
     query: Query
@@ -73,25 +71,3 @@ def fastest(outcomes: Mapping[str, Outcome], default: str | None) -> str | None:
     if best is not None and default in final and final[best].median >= (1 - MARGIN) * final[default].median:
         return default
     return best
-
-
-class Runner(TypingProtocol):
-    """Tries candidates. A failing candidate is an outcome, never an exception; KeyboardInterrupt is raised."""
-
-    #: ``"measured"`` or ``"predicted"``.
-    source: str
-
-    def prepare(self, task: Task, configs: Sequence[Config]) -> None:
-        """Start to compile the candidates that will probably be run next; may do nothing."""
-
-    def run(self, task: Task, config: Config, best: float) -> Outcome:
-        """Compile, check and time a candidate. One much slower than ``best`` (milliseconds) may be stopped early."""
-
-    def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
-        """Time the finalists again, in turns, so that a drifting clock affects all alike; return them in order."""
-
-    def provenance(self, task: Task) -> dict[str, Any]:
-        """Return what is stored with its results, see :mod:`sdkde_autotune.provenance`."""
-
-    def close(self) -> None:
-        """Stop its processes, if there are any."""

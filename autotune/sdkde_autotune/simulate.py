@@ -4,55 +4,59 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from sdkde_core.choice.cards import GPU
-from sdkde_core.protocol import Problem, Reduction
-from sdkde_core.tuning import Compiled, Config, Space
+from sdkde_core.choice.hardware import card_called
+from sdkde_core.protocol import Problem
+from sdkde_core.tuning import Config
 
 from .key import Key, canonical
+from .offline import space_for
+from .problems import task_of
 from .runner import Outcome, Task
 from .search import search
 from .store import Store
 
-__all__ = ["Record", "RecordedSpace", "recorded", "simulate", "task_of"]
+__all__ = ["Record", "RecordedSpace", "recorded", "simulate"]
 
 #: A configuration and its milliseconds; inf if it did not run.
 Record = tuple[Config, float]
 
 
 def simulate(
-    records: Sequence[Record], task: Task, space: Space, sampler: str = "tpe", trials: int = 60, seed: int = 0
+    records: Sequence[Record],
+    task: Task,
+    space: RecordedSpace,
+    sampler: str = "tpe",
+    trials: int | None = 60,
+    seed: int = 0,
 ) -> float:
-    """Search recorded times, and return by which fraction the result is slower than the best recorded one.
-
-    Parameters
-    ----------
-    records : sequence of (mapping, float)
-    task : Task
-    space : Space
-        Usually :class:`RecordedSpace`.
-    sampler : str
-    trials, seed : int
-
-    Returns
-    -------
-    float
-        0 if the best was found; inf if no configuration that runs was found.
-
-    Raises
-    ------
-    ValueError
-        No recorded configuration ran.
-    """
+    """Search recorded times, and return by which fraction the result is slower than the best recorded one."""
+    if sampler == "priced" and not space.prices:
+        raise ValueError(f"what {task.query.kernel} should cost is not known without backend {task.query.backend}")
     fastest = min((ms for _, ms in records), default=float("inf"))
     if fastest == float("inf"):
         raise ValueError("no recorded configuration ran; there is nothing to compare with")
-    replay = _Replay({canonical(config): ms for config, ms in records})
-    result = search(task, space, replay, _Forgetful(), sampler=sampler, trials=trials, seed=seed)
+    times = {canonical(config): ms for config, ms in records}
+
+    def run(task: Task, config: Config, best: float) -> Outcome:
+        ms = times[canonical(config)]
+        return Outcome("ok", (ms, ms, ms)) if ms < float("inf") else Outcome("crash", error="did not run")
+
+    def nothing(*arguments: Any, **filters: Any) -> tuple[()]:
+        return ()
+
+    replay: Any = SimpleNamespace(prepare=nothing, run=run, provenance=lambda task: {})
+    replay.finals = lambda task, configs: [run(task, config, 0.0) for config in configs]
+    forgetful: Any = SimpleNamespace(add=nothing, trials=nothing, best=nothing)
+    spanned: Any = space  # has what a search needs
+    result = search(task, spanned, replay, forgetful, sampler=sampler, trials=trials, seed=seed)
     return (result.outcome.median if result.outcome else float("inf")) / fastest - 1
 
 
@@ -67,50 +71,31 @@ def recorded(path: Path) -> Iterator[tuple[Key, list[Record], Task, RecordedSpac
         names = row.config.keys()
         records = [(trial.config, trial.outcome.median) for trial in measured if trial.config.keys() == names]
         default = next((config for config, _ in records if config == row.default_config), records[0][0])
-        yield row.key, records, task_of(row.key), RecordedSpace(records, default)
+        task = task_of(row.key)
+        yield row.key, records, task, RecordedSpace(records, default, _prices(task, records))
 
 
-def task_of(key: Key) -> Task:
-    """Return a task that has the key."""
-    problem = Problem(
-        Reduction(key.reduction),
-        2**key.m_octave,
-        2**key.n_octave,
-        key.d,
-        key.dtype,
-        key.precision,
-        "cuda:0",
-        requires=key.features,
-        deterministic=bool(key.deterministic),
-    )
-    return Task(key.query, problem)
+def _prices(task: Task, records: Sequence[Record]) -> dict[str, float]:
+    """Return what the backend's cost model says; nothing if the backend is not here, or has no such kernel."""
+    card = card_called(task.query.gpu)
+    with suppress(ValueError):
+        if card is not None:
+            space, kernel = space_for(task), task.query.kernel
+            return {canonical(config): space.seconds(kernel, config, task.problem, card) for config, _ in records}
+    return {}
 
 
 @dataclass(frozen=True)
 class RecordedSpace:
-    """The search space that records span; a configuration that was not recorded cannot run.
-
-    Parameters
-    ----------
-    records : sequence of (mapping, float)
-        Configurations with the same parameters, and their milliseconds.
-    start : mapping
-        The default configuration.
-    """
+    """What a search needs of the space that records span; a configuration that was not recorded cannot run."""
 
     records: Sequence[Record]
-    start: Config
-    config_version: int = 1
+    start: Config  # the default
+    prices: Mapping[str, float] = field(default_factory=dict)  # seconds by the cost model, if it is here
     _names: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_names", frozenset(canonical(config) for config, _ in self.records))
-
-    def kernels(self, problem: Problem) -> tuple[str, ...]:
-        return ()
-
-    def dimension(self, kernel: str, problem: Problem) -> int:
-        return problem.d
 
     def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
         values: dict[str, dict[str, Any]] = {}
@@ -126,56 +111,10 @@ class RecordedSpace:
         return None if canonical(config) in self._names else "not recorded"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        raise ValueError("a record has no cost model")
-
-    def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        raise ValueError("a record cannot be compiled")
-
-    def too_much(self, compiled: Compiled, architecture: str) -> str | None:
-        return None
+        return self.prices.get(canonical(config), 0.0)
 
 
 def _order(value: Any) -> tuple[bool, Any]:
     """Return a sorting key: numbers by size, then others by their text."""
     number = isinstance(value, int | float)
     return not number, value if number else json.dumps(value)
-
-
-class _Replay:
-    """A runner whose outcomes are recorded times."""
-
-    source = "measured"
-
-    def __init__(self, times: Mapping[str, float]) -> None:
-        self._times = times
-
-    def prepare(self, task: Task, configs: Sequence[Config]) -> None:
-        pass
-
-    def run(self, task: Task, config: Config, best: float) -> Outcome:
-        ms = self._times.get(canonical(config))
-        if ms is None:
-            return Outcome("invalid", error="not recorded")
-        return Outcome("ok", (ms, ms, ms)) if ms < float("inf") else Outcome("crash", error="did not run")
-
-    def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
-        return [self.run(task, config, 0.0) for config in configs]
-
-    def provenance(self, task: Task) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
-class _Forgetful:
-    """A store that keeps nothing."""
-
-    def add(self, *args: Any, **how: Any) -> None:
-        pass
-
-    def trials(self, key: Key) -> Sequence[Any]:
-        return ()
-
-    def best(self, **filters: Any) -> Sequence[Any]:
-        return ()

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sdkde_core.choice import registry
-from sdkde_core.tuning import Space, space_of
+from sdkde_core.tuning import Space
 
 from .key import Key
-from .problems import problems
-from .runner import FINALS, MARGIN, Outcome, Runner, Task
+from .offline import space_for
+from .problems import task_of
+from .runner import FINALS, MARGIN, Outcome, Task
 from .store import Best, Store
+from .worker import MeasuringRunner
 
 __all__ = ["Verdict", "verify"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A stored winner, measured again.
-
-    Parameters
-    ----------
-    before, after : Best or None
-        The key's winner before and now; None if none runs any more.
-    now : Outcome
-        Of the stored winner, measured now.
-    default : Outcome
-        Of the default configuration, measured with it.
-    """
+    """A stored winner, measured again, and the default, measured with it."""
 
     before: Best
-    after: Best | None
+    after: Best | None  # None: nothing runs any more
     now: Outcome
     default: Outcome
 
@@ -51,40 +42,27 @@ class Verdict:
         return "the default is as fast now" if best else "another is faster now"
 
 
-def _task_of(key: Key) -> tuple[Task, Space]:
-    """Return a task that has this key, and its search space.
-
-    Raises
-    ------
-    ValueError
-        The backend is not here, has another version of its parameters, or has no such kernel.
-    """
-    record = registry.find(key.backend)
-    space = space_of(record.info) if record is not None and record.ok and record.info is not None else None
-    if space is None:
-        raise ValueError(f"backend {key.backend!r} is not here, or has nothing to tune")
+def _task(key: Key) -> tuple[Task, Space]:
+    """Return a task that has this key, and its search space; ValueError if there is none here."""
+    task = task_of(key)
+    space = space_for(task)
     if space.config_version != key.config_version:
         raise ValueError(
             f"stored for version {key.config_version} of its parameters; the present is {space.config_version}"
         )
-    n, m = 2**key.n_octave, 2**key.m_octave
-    (problem,) = problems((key.reduction,), (key.d,), (n,), (m,), (key.precision,))
-    problem = replace(problem, requires=key.features)
-    if key.kernel not in space.kernels(problem) or Key.of(key.query, problem) != key:
+    if key.kernel not in space.kernels(task.problem) or Key.of(task.query, task.problem) != key:
         raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
-    return Task(key.query, problem), space
+    return task, space
 
 
-def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:
+def verify(stored: Iterable[Best], runner: MeasuringRunner, store: Store) -> Iterator[Verdict | tuple[Best, str]]:
     """Measure winners again, in turns with the default and the other finalists, and store who wins now.
 
-    Yields
-    ------
-    Verdict, or the winner and why it cannot be measured
+    Of a winner that cannot be measured it yields why.
     """
     for best in stored:
         try:
-            task, space = _task_of(best.key)
+            task, space = _task(best.key)
         except ValueError as error:
             yield best, str(error)
             continue
@@ -102,6 +80,6 @@ def verify(stored: Iterable[Best], runner: Runner, store: Store) -> Iterator[Ver
             outcomes[i] = Outcome(outcome.status, outcome.ms, outcome.error, phases)
         for config, outcome in zip(configs, outcomes):
             usual = config == default
-            store.add(best.key, config, outcome, runner.source, runner.provenance(task), is_default=usual)
+            store.add(best.key, config, outcome, "measured", runner.provenance(task), is_default=usual)
         after = next(iter(store.best(**best.key._asdict())), None)
         yield Verdict(best, after, outcomes[0], outcomes[configs.index(default)])

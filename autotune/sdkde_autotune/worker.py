@@ -8,21 +8,20 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sdkde_core.plugin import spawning
 from sdkde_core.tuning import Config
 
-from .offline import Compilers, first_line, space_for
+from .offline import Compilers, space_for
+from .processes import Pool, first_line
 from .provenance import clocks, current
 from .runner import Outcome, Task
 
 __all__ = ["MeasuringRunner"]
 
 #: Seconds after which a worker is killed that does not answer; for its first answer it imports PyTorch and makes data.
-PATIENCE, FIRST = 60.0, 180.0
+PATIENCE = 180.0
 
 #: A candidate is timed TIMES times, but only EARLY times if it is HOPELESS times slower than the best.
 TIMES, EARLY, HOPELESS = 21, 5, 1.5
@@ -32,44 +31,33 @@ ROUNDS = 25
 
 
 class MeasuringRunner:
-    """A :class:`~sdkde_autotune.runner.Runner` for a card that is here.
-
-    Parameters
-    ----------
-    device : str
-        ``"cuda:0"``.
-    jobs : int
-        Number of compiler processes.
-    """
-
-    source = "measured"
+    """Tries candidates on a card that is here. A failing one is an outcome, never an exception."""
 
     def __init__(self, device: str = "cuda:0", jobs: int = 1) -> None:
         self.device, self._compilers = device, Compilers(jobs)
-        self._process: Any = None
-        self._pipe: Connection | None = None
+        self._worker = Pool(1, patience=PATIENCE, failure="crash")
         self._clocks: dict[str, Any] = {}
 
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
-        """Start to compile the candidates."""
+        """Start to compile the candidates that will be run next."""
         for config in configs:
-            self._compilers.submit(task, config)
+            self._compilers.begin(task, config)
 
     def run(self, task: Task, config: Config, best: float) -> Outcome:
-        """Compile, check and time a candidate."""
-        compiled = self._compilers.result(task, config)
+        """Compile, check and time a candidate. One much slower than ``best`` (milliseconds) is stopped early."""
+        compiled = self._compilers.resources(task, config)
         if isinstance(compiled, Outcome):
             return compiled
         resources, seconds = compiled
         reason = space_for(task).too_much(resources._replace(spills=0), task.query.architecture)
         if reason:  # spilling is no reason here: the kernel may still be fast
             return Outcome("compile_error", error=reason, phases={"compile": seconds})
-        (outcome,) = self._ask("run", task, [dict(config)], best)
+        (outcome,) = self._ask(_run, task, [dict(config)], best)
         return Outcome(outcome.status, outcome.ms, outcome.error, {"compile": seconds, **outcome.phases})
 
     def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
-        """Time the finalists again, in turns."""
-        return self._ask("finals", task, [dict(c) for c in configs], math.inf)
+        """Time finalists again, in turns, so that a drifting clock affects all alike; return them in order."""
+        return self._ask(_finals, task, [dict(c) for c in configs], math.inf)
 
     def provenance(self, task: Task) -> dict[str, Any]:
         """Return versions, and the card's clock and load after the last measurement."""
@@ -78,75 +66,40 @@ class MeasuringRunner:
     def close(self) -> None:
         """Stop the compilers and the worker."""
         self._compilers.close()
-        self._stop()
+        self._worker.close()
 
-    def _ask(self, what: str, task: Task, configs: list[Config], best: float) -> list[Outcome]:
-        started = self._process is None
-        if self._process is None:
-            with spawning() as method:
-                self._pipe, theirs = method.Pipe()
-                self._process = method.Process(target=_serve, args=(theirs, self.device), daemon=True)
-                self._process.start()
-            theirs.close()
-        assert self._pipe is not None
-        patience = (FIRST if started else PATIENCE) * (1 if what == "run" else len(configs))
-        try:
-            self._pipe.send((what, task, configs, best))
-            if not self._pipe.poll(patience):
-                self._stop()
-                return [Outcome("timeout", error=f"no answer within {patience:g} s")] * len(configs)
-            outcomes, fatal, self._clocks = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(5)
-            code = self._process.exitcode
-            self._stop()
-            return [Outcome("crash", error=f"the measuring process ended with status {code}")] * len(configs)
-        except KeyboardInterrupt:
-            self._stop()
-            raise
+    def _ask(self, what: Callable[..., Any], task: Task, configs: list[Config], best: float) -> list[Outcome]:
+        self._worker.begun.clear()  # nothing is to be remembered
+        found = self._worker.result("measured", _measure, what, self.device, task, configs, best)
+        if isinstance(found, Outcome):
+            self._worker.close()
+            return [found] * len(configs)
+        outcomes, fatal, self._clocks = found
         if fatal:
-            self._stop()
+            self._worker.close()
         answers: list[Outcome] = outcomes
         return answers
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
 
 
 # --- in the worker process ------------------------------------------------------------------------------------------
 
-
-def _serve(pipe: Connection, device: str) -> None:
-    """Answer requests until the parent closes the pipe; Ctrl-C is left to the parent."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    bench: Any = None
-    while True:
-        try:
-            what, task, configs, best = pipe.recv()
-        except EOFError:
-            return
-        from .bench import Bench  # imports PyTorch
-
-        if bench is None or bench.task.problem != task.problem or bench.task.query.backend != task.query.backend:
-            bench = None  # free its memory first
-            bench = Bench(task, device)
-        bench.task = task
-        if what == "run":
-            outcomes, fatal = _run(bench, configs[0], best)
-        else:
-            outcomes, fatal = _finals(bench, configs)
-        pipe.send((outcomes, fatal, clocks(device)))
+_bench: Any = None
 
 
-def _run(bench: Any, config: Config, best: float) -> tuple[list[Outcome], bool]:
-    start = time.perf_counter()
+def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Config], best: float) -> Any:
+    """Return outcomes, whether the process is of no more use, and the card's clocks; keeps the problem's data."""
+    from .bench import Bench  # imports PyTorch
+
+    global _bench
+    if _bench is None or _bench.task.problem != task.problem or _bench.task.query.backend != task.query.backend:
+        _bench = None  # free its memory first
+        _bench = Bench(task, device)
+    _bench.task = task
+    return (*what(_bench, configs, best), clocks(device))
+
+
+def _run(bench: Any, configs: list[Config], best: float) -> tuple[list[Outcome], bool]:
+    (config,), start = configs, time.perf_counter()
     try:
         worst = bench.check(config)
         checked = time.perf_counter()
@@ -165,7 +118,7 @@ def _run(bench: Any, config: Config, best: float) -> tuple[list[Outcome], bool]:
         return [_failed(bench, error)], bench.lost(error)
 
 
-def _finals(bench: Any, configs: list[Config]) -> tuple[list[Outcome], bool]:
+def _finals(bench: Any, configs: list[Config], best: float) -> tuple[list[Outcome], bool]:
     times: list[list[float]] = [[] for _ in configs]
     try:
         for _ in range(ROUNDS):

@@ -158,7 +158,8 @@ def reduction(shape: Shape) -> Any:
 
     Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) of columns that have them,
     ``results`` (parts, results, m), zeros, m, padded, own, how many columns a part has, and how many are summed in
-    float32. It closes over numbers alone, by which Numba's cache tells kernels apart.
+    float32. Its name tells it apart in Numba's cache, where kernels of one name share a file: of processes that compile
+    at once only one would leave its kernel there, and the limit on registers is no part of the code.
     """
     depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude = shape
     width, many, unrolled = shape.width, shape.results, shape.unrolled
@@ -300,4 +301,5 @@ def reduction(shape: Shape) -> Any:
                     for k in range(depth):
                         means[r, k] = real(0.0)
 
+    kernel.__qualname__ = "kernel_" + "_".join(str(x if isinstance(x, str) else int(x)) for x in shape)
     return kernel
