@@ -383,6 +383,9 @@ class BackendInfo:
     capturable : bool
         Without weights, LOG_SUM, LAPLACE, and MEAN of the points themselves only enqueue work on the current CUDA
         stream, once they have run: nothing is read back. The core may then record repeated calls as a CUDA graph.
+    gives_up : bool
+        Raises :class:`NotWorthIt` where ``Problem.worth`` is a number that it finds itself beyond. Of others the core
+        does not find out what they are worth, and ``Problem.worth`` is None.
     tuning : str
         ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
     supports : callable
@@ -421,6 +424,7 @@ class BackendInfo:
     capturable: bool = False
     tuning: str = ""
     compile_seconds: Callable[[Problem], float] = _no_seconds
+    gives_up: bool = False
 
     def __post_init__(self) -> None:
         for name in ("name", "implementation", "install", "arrays", "tuning"):
@@ -438,7 +442,7 @@ class BackendInfo:
         self._require("protocol", version and all(type(x) is int for x in self.protocol), "(major, minor)")
         strings = isinstance(self.features, frozenset) and all(isinstance(x, str) for x in self.features)
         self._require("features", strings, "a frozenset of strings")
-        for name in ("deterministic", "capturable"):
+        for name in ("deterministic", "capturable", "gives_up"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         for name in ("supports", "extent_limit", "work", "compile_seconds"):
             value = getattr(self, name)

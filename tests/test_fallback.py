@@ -41,7 +41,7 @@ SOURCE = """
     INFO = BackendInfo(
         name="weak", protocol=(1, 0), implementation="plugin_weak:make", devices=("cpu",),
         precisions=("fast", "high", "float64"), features=frozenset(["weights"]), deterministic=True,
-        install="pip install weak==2", {info}
+        install="pip install weak==2", gives_up=True, {info}
     )
 """
 

@@ -212,7 +212,8 @@ def simple(device, monkeypatch):
         device.log.append("ordinary")
         choice = SimpleNamespace(info=None)
         data = SimpleNamespace(dtype="float64")
-        plan = SimpleNamespace(extent=rounded(float(x.max())), choice=choice, problems=(), bandwidth=None, data=data)
+        extent = rounded(float(x.max()))
+        plan = SimpleNamespace(extent=extent, choice=choice, problems=(), bandwidth=None, data=data, looked=False)
         replay.record(key, x, None, plan, lambda sums: 2.0 * sums)
         return 2.0 * x.sum(dim=0)
 

@@ -231,14 +231,16 @@ def _foremost(
     if len(asked) < 2:
         return [judge(info, there, data_device, share, None, replays) for info, there in asked]
     found: list[Candidate] = []
-    least = math.inf
+    first, least, rivals = asked[0][0], math.inf, False
     starts: list[tuple[StartUp, BackendInfo, tuple[Problem, ...]]] = [(start_up(*a, calls), *a) for a in asked]
     for startup, info, there in sorted(starts, key=lambda s: s[0].counted):
-        if startup.counted > least and sum(c.ok for c in found) > 1:  # a second one says what the first is worth
+        if startup.counted > least and (rivals or not first.gives_up):  # a second one says what the first is worth
             break  # so is that of those after it
         found.append(judge(info, there, data_device, share, startup, replays))
         if found[-1].ok:
-            least = min(least, found[-1].total_seconds)
+            rivals = least < math.inf
+            if found[-1].total_seconds < least:
+                first, least = info, found[-1].total_seconds
     return _sorted(found, data_device)
 
 
@@ -258,7 +260,7 @@ def _start(
         return None
     _logger.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
     final = tuple(_settle(c, candidate, tried) for c in candidates)
-    worth = None if reason == "named" else _worth(final)
+    worth = _worth(final) if info.gives_up and reason != "named" else None
     return Choice(info, candidate.device, implementation, final, reason, calls, worth)
 
 
