@@ -56,7 +56,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         passes, columns = passes + 2.0 * (kind == "split"), columns + (3.0 * d + 5.0 if kind == "split" else d + 2.0)
     width = 1.0 if dtype == "float32" else 2.0
     tiles = -(-problem.n // CHUNK) * max(1.0, problem.m / 256.0 if problem.device == "cpu" else problem.m / 16384.0)
-    operations = 6.0 + 2.75 * d * (kind == "direct")  # of a tile
+    operations = 6.0 + (2.75 if problem.device == "cpu" else 6.5) * d * (kind == "direct")  # of a tile
     read = 16.0 * (problem.m + problem.n) * (d + 2)
     on_cpu = problem.device == "cpu"
     # Where the bandwidth is small most rows have a small sum: on a GPU these are summed again, as differences.

@@ -24,7 +24,7 @@ Share = Callable[[int, float], float]
 #: are in loops. The command line makes one.
 CALLS, DEVICE_CALLS = 10, 10_000
 
-#: Seconds that an estimate of CUDA tensors takes besides its passes, ordinarily and replayed, and what share of its
+#: Seconds that an estimate on a GPU takes besides its passes, ordinarily and replayed, and what share of its
 #: time a launch still takes in a replay. Ordinarily it is the host's time for validation, whitening and some twenty
 #: small kernels; replayed, a copy each way and the same kernels in two graphs. Measured on an H200 and its host with
 #: benchmarks/overheads.py: 0.48 to 0.69 ms, 0.09, and 4 to 8 %.
@@ -199,7 +199,8 @@ def judge(
     reason = "; ".join(dict.fromkeys(notes))
     if transfer is None or len(known) < len(passes):
         return Candidate(info.name, device, True, reason, None, *startup)
-    host = 0.0 if not data_device.startswith("cuda") else REPLAY_SECONDS if replayed else CALL_SECONDS
+    on_gpu = "cuda" in (data_device.partition(":")[0], device.partition(":")[0])
+    host = (REPLAY_SECONDS if replayed else CALL_SECONDS) if on_gpu else 0.0
     total = transfer + host + sum(known)
     if on is None:
         return Candidate(info.name, device, True, reason, None, *startup, plain_seconds=total)
