@@ -153,6 +153,25 @@ def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_se
     assert [p.extent for p in asked][:: len(asked) - 1] == [30.0, problem.extent]
 
 
+@pytest.mark.parametrize(("same", "extent", "asked_for"), [(True, 40.0, 40.0), (False, 40.0, 30.0), (True, 60.0, 30.0)])
+def test_points_among_themselves_have_a_limit_of_their_own(same, extent, asked_for):
+    """Where the rows are the points a formula may hold farther out: none of them is an outlier up to there."""
+    case = make("mixture", 70, 20, 3, 5.0)
+    case = replace(case, points=case.points * (extent / np.sqrt((case.points**2).sum(axis=1)).max()))
+    info = replace(INFO, extent_limit=lambda problem: 50.0 if problem.same else 30.0)
+    problem, asked = case.problem(Reduction.MEAN, "float64", same=same), []
+
+    class Asked(NumpyBackend):
+        def reduce(self, problem, queries, state, own_offset=0):
+            asked.append(problem.extent)
+            return super().reduce(problem, queries, state, own_offset)
+
+    columns = Columns(case.points, case.log_weights)
+    got = pack(Asked(), info, problem, columns).reduce(None if same else case.queries)[0]
+    assert errors(problem, got, truth(case, same=same)).max() < 1
+    assert min(asked) == pytest.approx(asked_for, rel=1e-12)
+
+
 def test_the_backend_is_asked_for_no_more_than_matters():
     """Far rows over all columns; far columns for near rows only where they may add something."""
     rng = np.random.default_rng(1)

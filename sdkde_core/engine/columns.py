@@ -137,6 +137,7 @@ class PackedColumns:
         n = self._columns.points.shape[0]
         self._problem = replace(problem, n=n, same=False) if problem.same or problem.n != n else problem
         self._limit = info.extent_limit(self._problem) if splits else math.inf
+        self._own_limit = info.extent_limit(replace(self._problem, same=True)) if splits else math.inf
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
         self._lock = new_lock()
         self._far: Outliers | None = None
@@ -169,6 +170,9 @@ class PackedColumns:
         """
         same, rows = queries is None, self._points if queries is None else queries
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
+        points = same and self._kept is None  # the rows are the columns, which a backend may use
+        if points and max(extent, self._problem.extent) <= self._own_limit:
+            return self._sum([self._packed("all", self._backend, self._stepped(extent))], None, own_offset), 0
         far, m_far = None, 0
         if extent > self._limit:
             far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
@@ -177,7 +181,6 @@ class PackedColumns:
         apart = 0 if whole else max(m_far, self._n_far) if same else m_far + self._n_far
         if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
             return self._without_own(rows, own_offset, far, extent, whole), apart
-        points = same and self._kept is None  # the rows are the columns, which a backend may use
         if whole or not apart:
             packed = self._packed("all", self._backend, self._stepped(extent) if whole else self._limit)
             return self._sum([packed], None if points else rows, own_offset), apart
