@@ -57,14 +57,14 @@ def ranked(case: Case, cpu_alone: bool, way: str, replays: bool) -> list[Candida
         return select.rank(select.at(problems, where), **how)
 
 
+def measured(candidate: dict[str, Any]) -> bool:
+    return candidate["outcome"] == "measured"
+
+
 def judged(record: Record, startups: dict[str, float], cpu_alone: bool, way: str) -> tuple[float, str]:
     """Time of what is taken now over the fastest of the record (inf: it was not measured), and both in words."""
     case = Case(**record["case"])
-    took = {
-        label(c): c["seconds"] + counted(c, case.place, startups, way)
-        for c in record["candidates"]
-        if c["outcome"] == "measured"
-    }
+    took = {label(c): c["seconds"] + counted(c, case.place, startups, way) for c in record["candidates"] if measured(c)}
     known = {label(c) for c in record["candidates"]}
     replays = "picks" in record  # older ones have times of calls that were not replayed
     able = [c for c in ranked(case, cpu_alone, way, replays) if c.ok and c.seconds is not None]
@@ -89,7 +89,9 @@ def main() -> None:
     execute.select.choose = _ask
     saved = json.loads(options.record.read_text())
     for way, text in WAYS.items():
-        those = [r for r in saved["records"] if way in WAYS_OF[r["case"]["place"]]]
+        those = [
+            r for r in saved["records"] if way in WAYS_OF[r["case"]["place"]] and any(map(measured, r["candidates"]))
+        ]
         found = [judged(record, saved["startups"], not options.gpu, way) for record in those]
         good, bad = sum(r <= 1.1 for r, _ in found), sum(r > 2 for r, _ in found)
         print(f"{text}: within 1.1 times the fastest in {good / len(found):.1%}, beyond 2 times in {bad}")

@@ -16,7 +16,7 @@ messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's li
 fresh processes    :func:`run_python`, :func:`spawning`: with nothing imported from the working directory
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`, :class:`PerStream`
 prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`work_seconds`,
-                   :func:`typical_extent`, :class:`GPU`, :func:`card_name`
+                   :func:`typical_extent`, :func:`beyond_cache`, :class:`GPU`, :func:`card_name`
 =================  ===================================================================================================
 """
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from .arrays import c_order, to_host
 from .choice.cards import GPU, Processor, card_name
-from .choice.cost import typical_extent, work_seconds
+from .choice.cost import beyond_cache, typical_extent, work_seconds
 from .choice.hardware import cpu_threads, processor, speedup
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, in_slabs, memory_errors, on_device
@@ -43,6 +43,7 @@ __all__ = [
     "PerStream",
     "Processor",
     "Unforkable",
+    "beyond_cache",
     "c_order",
     "cache_folder",
     "card_name",

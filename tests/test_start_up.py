@@ -297,7 +297,7 @@ def test_a_backend_named_in_the_environment_is_warmed_up_alone(plugins, monkeypa
 
 def test_data_on_the_host_go_to_a_card_once_it_is_warm(card):
     """They stayed on the CPU at up to 79 times the time."""
-    problems = [replace(PROBLEM, m=4096, n=32768, d=16, extent=15.0)]
+    problems = [replace(PROBLEM, m=2048, n=16384, d=16, extent=15.0)]
     assert select.rank(problems)[0].device == "cpu"
     assert cards.gpu("NVIDIA H200") is not None
     for record in registry.records():

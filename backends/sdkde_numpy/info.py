@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.plugin import cpu_threads, speedup
+from sdkde_core.plugin import beyond_cache, cpu_threads, speedup
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import double_limit, extent_limit, single_limit, takes_split
@@ -58,14 +58,14 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
     mean = problem.reduction is Reduction.MEAN
     formula = _formula(problem)
-    passes = scales * (8.0 if problem.reduction is Reduction.LAPLACE else 7.0)  # maximum, subtraction, clamp, sum
+    passes = scales * (11.0 if problem.reduction is Reduction.LAPLACE else 10.0)  # maximum, subtraction, clamp, sum
     columns = scales * (d if mean else 0)  # of all matrix products
     if formula.startswith("expanded"):
         columns += d + 2
     elif formula.startswith("split"):
-        passes, columns = passes + 6.0, columns + 3 * d + 4
+        passes, columns = passes + 8.0, columns + 3 * d + 4
     else:
-        passes, columns = passes + (7.0 if mean else 4.0) * d, columns - (d if mean else 0)
+        passes, columns = passes + (7.0 if mean else 4.0) * d * beyond_cache(d), columns - (d if mean else 0)
     dtype = formula.rpartition(" ")[2]
     double = 1.0 if dtype == "float32" else 2.0
     idle = speedup(cpu_threads()) / speedup(default_threads())  # cores that NumPy leaves alone

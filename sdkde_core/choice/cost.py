@@ -12,6 +12,7 @@ from .hardware import speedup
 __all__ = [
     "PaperModel",
     "PaperPass",
+    "beyond_cache",
     "exact_work",
     "intensity",
     "paper_model",
@@ -46,10 +47,15 @@ def plain_work(problem: Problem) -> Work:
     )
 
 
+def beyond_cache(d: int) -> float:
+    """What an operation on differences in memory costs in many dimensions, in those in few: tiles leave the cache."""
+    return min(4.0, max(1.0, d / 80.0))
+
+
 def exact_work(problem: Problem) -> Work:
     """Return the Work of the core's exact path: differences in memory, one thread."""
     pairs, scales = float(problem.pairs), max(1, len(problem.scales))
-    passes = 12.0 if problem.reduction is Reduction.MEAN else 8.0
+    passes = (12.0 if problem.reduction is Reduction.MEAN else 8.0) * beyond_cache(problem.d)
     return Work(scalar_flops=2.0 * passes * problem.d * scales * pairs, exps=2.0 * scales * pairs, parallel=False)
 
 

@@ -63,10 +63,10 @@ def cpu_threads() -> int:
 #: Rates of one core, for a CPU that has not been measured: a server core with AVX2, running NumPy on tiles in cache.
 NOMINAL_CORE = Processor(
     name="CPU core, nominal",
-    matrix_flops={"float64": 25e9, "float32": 50e9},
-    scalar_flops=6e9,
-    exps=1.6e9,
-    bandwidth=10e9,
+    matrix_flops={"float64": 21e9, "float32": 42e9},
+    scalar_flops=4e9,
+    exps=1.1e9,
+    bandwidth=8e9,
     launch_seconds=1e-5,
     overlaps=False,
     source="nominal; `sdkde doctor --measure` measures this one",
