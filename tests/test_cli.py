@@ -617,8 +617,8 @@ def test_explain_from_shapes_and_files():
     text = sdkde("explain", "100000x16", "200x16", "--method", "kde").output
     assert "200 × 100000, d = 16" in text
     assert "chosen: numpy on cpu" in text
-    told = json.loads(sdkde("explain", "1000", "--json").output)
-    library = json.loads(json.dumps(sdkde_core.explain((1000,)).to_dict()))
+    told = json.loads(sdkde("explain", "100", "--json").output)
+    library = json.loads(json.dumps(sdkde_core.explain((100,)).to_dict()))
     differ = {"calls", "candidates"}  # how start-up counts
     assert {k: v for k, v in told.items() if k not in differ} == {k: v for k, v in library.items() if k not in differ}
     train, query = save("x.npz", X), save("y.csv", Y)
