@@ -151,6 +151,13 @@ def test_at_one_extent_clusters_are_dearer_than_points_apart():
 # --- equal points are summed once -----------------------------------------------------------------------------------
 
 
+def test_neighbourhoods_of_columns_whose_weights_all_underflow():
+    points = np.random.default_rng(0).normal(size=(8, 3))
+    problem = Problem(Reduction.MEAN, 8, 8, 3, requires=frozenset({"weights"}), extent=3.0)
+    found = around(problem, points, points, np.full(8, -2000.0), merges=True)
+    assert np.isfinite(found.neighbours).all() and (found.sums == 0).all()
+
+
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("reduction", list(Reduction))
 def test_equal_points_are_summed_once_and_right(d, reduction):

@@ -57,7 +57,7 @@ def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, me
     found, each, group = _standing_for(columns, problem.n, merges)
     share, own = problem.n / len(columns), float(np.exp(log_weights.mean()))
     weights = share * np.bincount(group, np.exp(log_weights))
-    spread = float(weights.max()) / max(float(weights.min()), 1e-300)
+    spread = max(1.0, float(weights.max()) / max(float(weights.min()), 1e-300))  # all may underflow
     thin = -(-len(found) // int(min(COLUMNS[1], max(COLUMNS[0], problem.pairs / ONE_IN / ROWS))))
     single = np.flatnonzero(each > 1.0)  # only of these some are left out
     taken = np.concatenate([np.flatnonzero(each <= 1.0), single[thin // 2 :: thin]])
