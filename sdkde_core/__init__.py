@@ -7,7 +7,7 @@ Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:
 import logging
 
 from .api import backends, debias, estimate, explain, grad_log_density, prepare, release_replays, warm_up
-from .estimator.bandwidth import Bandwidth
+from .bandwidth.matrix import Bandwidth
 from .estimator.prepared import Prepared
 from .messages import SdkdeWarning
 from .protocol import BackendUnavailable

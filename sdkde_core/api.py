@@ -8,10 +8,11 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from .arrays import Argument, Origin
+from .bandwidth.matrix import Bandwidth
+from .bandwidth.rules import RULES, resolve
 from .choice import registry, select
 from .choice.cost import typical_extent
 from .estimator import autograd, graphs, warming
-from .estimator.bandwidth import Bandwidth
 from .estimator.density import density
 from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fallback import with_fallback
@@ -20,7 +21,6 @@ from .estimator.plan import Plan, plan
 from .estimator.prepared import Prepared
 from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
-from .estimator.rules import RULES, resolve
 from .protocol import Partial
 
 __all__ = [

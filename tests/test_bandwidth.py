@@ -8,11 +8,11 @@ from scipy import stats
 
 import sdkde_core
 from sdkde_core.arrays import ingest
+from sdkde_core.bandwidth import precise
+from sdkde_core.bandwidth.matrix import Bandwidth
+from sdkde_core.bandwidth.rules import RULES, _Sample, resolve
 from sdkde_core.engine.outliers import radii
-from sdkde_core.estimator import precise
-from sdkde_core.estimator.bandwidth import Bandwidth
 from sdkde_core.estimator.plan import measure
-from sdkde_core.estimator.rules import RULES, _Sample, resolve
 from sdkde_core.testing import reference
 
 

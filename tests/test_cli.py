@@ -21,13 +21,13 @@ from pairwise import cases
 
 import sdkde_core
 from sdkde_core.arrays import ingest
+from sdkde_core.bandwidth.rules import resolve
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.driver import CudaDevice
 from sdkde_core.cli import files
 from sdkde_core.cli import streaming as stream
 from sdkde_core.cli.main import main
 from sdkde_core.engine import columns
-from sdkde_core.estimator.rules import resolve
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 from sdkde_core.testing import reference
 

@@ -254,11 +254,11 @@ def test_where_the_result_would_be_no_tensor():
         assert isinstance(sdkde_core.estimate(x, y.numpy()), np.ndarray)
 
 
-@pytest.mark.parametrize("rule", sdkde_core.estimator.rules.RULES)
+@pytest.mark.parametrize("rule", sdkde_core.bandwidth.rules.RULES)
 def test_a_rule_is_a_constant(rule):
     x, y, w, _ = inputs(2, 30, 6)
     with torch.no_grad():
-        h = sdkde_core.estimator.rules.resolve(rule, x.numpy(), torch.log(w / w.sum()).numpy())
+        h = sdkde_core.bandwidth.rules.resolve(rule, x.numpy(), torch.log(w / w.sum()).numpy())
     got = sdkde_core.estimate(x, y, weights=w, bandwidth=rule, precision="float64")
     same_derivatives(got, textbook(x, y, w, torch.tensor(h.matrix), "sdkde"), (x, y, w), rtol=1e-7)
     fixed = sdkde_core.estimate(x, y, weights=w, bandwidth=h, precision="float64")

@@ -57,9 +57,10 @@ ROOMS = {
     "choice": {"messages", "protocol", "fresh", "storage", "engine"},
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
-    "estimator": {"messages", "protocol", "arrays", "engine", "choice"},
-    "api": {"protocol", "arrays", "choice", "estimator"},
-    "cli": {"messages", "protocol", "storage", "arrays", "choice", "estimator", "api"},
+    "bandwidth": {"messages", "arrays"},
+    "estimator": {"messages", "protocol", "arrays", "engine", "choice", "bandwidth"},
+    "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
+    "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
 

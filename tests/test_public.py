@@ -13,7 +13,7 @@ import torch
 from pairwise import cases
 
 import sdkde_core
-from sdkde_core.estimator.rules import RULES
+from sdkde_core.bandwidth.rules import RULES
 
 RNG = np.random.default_rng(0)
 X, Y, W = torch.tensor(RNG.normal(size=(60, 3))), torch.tensor(RNG.normal(size=(20, 3))), torch.tensor(RNG.random(60))

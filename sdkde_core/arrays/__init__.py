@@ -2,6 +2,7 @@
 
 from .arguments import Argument, Data, Query, check_names, columns_are_points, ingest, ingest_query
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
+from .quiet import quiet
 
 __all__ = [
     "Argument",
@@ -18,5 +19,6 @@ __all__ = [
     "ingest",
     "ingest_query",
     "is_attached",
+    "quiet",
     "to_host",
 ]

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..api import debias, estimate, explain
+from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
-from ..estimator.rules import resolve
 from ..storage import write_atomically
 from .files import FileError, no_folder
 

@@ -15,9 +15,9 @@ import click
 import numpy as np
 
 from .. import __version__, api
+from ..bandwidth.rules import RULES
 from ..choice import hardware, registry
 from ..estimator.request import METHODS, Goal, Request
-from ..estimator.rules import RULES
 from ..messages import did_you_mean
 from ..protocol import PRECISIONS
 from .console import Argument, Choice, Group, json_option, table, together

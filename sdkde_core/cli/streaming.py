@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from ..api import debias, estimate, explained, prepared
 from ..arrays import ingest
+from ..bandwidth.rules import resolve
 from ..choice.hardware import cpu_threads
 from ..estimator.explanation import Explanation
 from ..estimator.fitted import Progress
 from ..estimator.prepared import Prepared
 from ..estimator.request import Goal, Request
-from ..estimator.rules import resolve
 from ..protocol import BackendUnavailable
 from .files import NUMBERS, ROWS, Source, check_order
 

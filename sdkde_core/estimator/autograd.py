@@ -19,8 +19,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from ..arrays import Data, convert, detached, grad_enabled, is_attached
+from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
-from .bandwidth import Bandwidth
 from .plan import Plan, plan_data, read
 from .plan import plan as plan_detached
 from .request import Request

@@ -11,7 +11,8 @@ import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from ..arrays import Origin, Query, convert, detached, ingest_query, to_host
+from ..arrays import Origin, Query, convert, detached, ingest_query, quiet, to_host
+from ..bandwidth.matrix import Bandwidth
 from ..choice import select
 from ..engine.columns import PackedColumns, ScaleByScale, pack
 from ..engine.failures import BackendFailed, GaveUp
@@ -19,10 +20,8 @@ from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
-from .bandwidth import Bandwidth
 from .fallback import set_aside, without
 from .plan import Plan, read_extent
-from .public import quiet
 from .request import Request
 from .resolution import REACH, check_resolution
 

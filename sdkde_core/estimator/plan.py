@@ -15,13 +15,13 @@ from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
 from ..arrays import Data, Query, convert, detached, ingest, to_host
+from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.rules import resolve
 from ..choice import select
 from ..engine.outliers import count, outlier_share, radii
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
-from .bandwidth import Bandwidth
 from .request import Request
 from .resolution import CLEAR, clearest_centre
-from .rules import resolve
 from .sample import Sampler
 
 __all__ = ["Measured", "Plan", "measure", "plan", "plan_data", "read", "read_extent", "rounded"]

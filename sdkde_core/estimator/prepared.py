@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Query
+from ..bandwidth.matrix import Bandwidth
 from ..protocol import Reduction
-from .bandwidth import Bandwidth
 from .density import density
 from .fitted import Fitted
 from .public import public

@@ -15,9 +15,9 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from ..arrays import detached, to_host
+from ..bandwidth.matrix import Bandwidth
 from ..engine.outliers import radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
-from .bandwidth import Bandwidth
 
 __all__ = ["CLEAR", "REACH", "check_resolution", "clearest_centre"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..arrays import columns_are_points, to_host
 from ..messages import did_you_mean
-from .bandwidth import Bandwidth, like
+from .matrix import Bandwidth, like
 
 __all__ = ["FULL_RULES", "RULES", "resolve"]
 

@@ -17,9 +17,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import Argument, c_order, detached, is_attached, to_host
+from ..arrays import Argument, c_order, detached, is_attached, quiet, to_host
 from .precise import Inverse, inverse_of, shifted_product
-from .public import quiet
 
 __all__ = ["Bandwidth", "like"]
 

@@ -1,0 +1,1 @@
+"""Bandwidths: the matrix and its maps, the rules, and what chooses one from the data."""
