@@ -68,7 +68,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         passes, columns = passes + (7.0 if mean else 4.0) * d * beyond_cache(d), columns - (d if mean else 0)
     dtype = formula.rpartition(" ")[2]
     double = 1.0 if dtype == "float32" else 2.0
-    idle = speedup(cpu_threads()) / speedup(default_threads())  # cores that NumPy leaves alone
+    threads = cpu_threads()
+    idle = speedup(threads) / speedup(min(threads, MOST_THREADS))  # cores that NumPy leaves alone
     return Work(
         matrix_flops={dtype: idle * 2.0 * columns * pairs},
         scalar_flops=idle * double * passes * pairs,
