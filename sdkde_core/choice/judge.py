@@ -243,16 +243,17 @@ def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on
     """Predicted time of a problem of which the backend is ``asked`` some and a share of the pairs, ``far``, is apart.
 
     These are summed by the backend if it can, else exactly. Near rows over far columns and far rows are calls of their
-    own.
+    own, and far rows take all columns, packed for their extent.
     """
     near = cost.predict(info, asked, on)
     if near is None or on is None or asked is problem:
         return near
     beyond = cost.predict(info, problem, on) if info.supports(problem).ok else None
+    begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
+    packed = begun if beyond is None else cost.predict(info, replace(problem, m=1), on) or 0.0
     if beyond is None:
         beyond = cost.work_seconds(cost.exact_work(problem), on)
-    begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
-    return (1.0 - far) * near + far * beyond + 2.0 * begun * (far > 0.0)
+    return (1.0 - far) * near + far * beyond + (begun + packed) * (far > 0.0)
 
 
 def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:
