@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 import threading
 from dataclasses import replace
 
@@ -85,6 +86,33 @@ def test_who_starts_later_than_another_ends_is_not_asked(plugins):
     plugins(ONE, late)
     assert select.choose([PROBLEM]).name == "one" and not asked
     assert select.choose([PROBLEM], explained=True).name == "one" and asked
+
+
+def test_the_processor_is_asked_for_once_for_all_plugins(plugins, monkeypatch):
+    asked = []
+    monkeypatch.setattr(judge, "processor", lambda device: (asked.append(device), hardware.NOMINAL_CORE)[1])
+    plugins(ONE, *(info(f"late {i}", 0.1, 20.0) for i in range(9)))
+    assert select.choose([PROBLEM]).name == "one"
+    assert len(asked) == 2  # and for the price of the one that is judged
+
+
+def test_a_small_call_is_mostly_sums(monkeypatch):
+    """It made 1,185 calls of Python functions when each plugin asked for what all share; 918 suffice."""
+    monkeypatch.delenv("SDKDE_CHECK", raising=False)  # looks at more
+    calls, x = [0], X[:, :1]
+    for _ in range(2):  # what is kept is kept
+        sdkde_core.estimate(x, bandwidth=0.5)
+
+    def count(frame, event, argument):
+        calls[0] += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        sdkde_core.estimate(x, bandwidth=0.5)
+    finally:
+        sys.setprofile(before)
+    assert calls[0] < 1000
 
 
 def test_a_number_that_compiling_does_not_take_is_never_spread(plugins):

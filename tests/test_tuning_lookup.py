@@ -682,7 +682,7 @@ from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query
 problem = Problem("mean", 2**12, 2**15, 16, "float32", "fast", "cuda:0")
 print(lookup(Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86"), problem, None))
-print({"torch", "triton"} & set(sys.modules))
+print({"torch", "triton", "hashlib"} & set(sys.modules))  # milliseconds, for versions
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "({'name': 'x'}, 'exact')\nset()\n"
@@ -750,12 +750,17 @@ def test_provenance_changes_with_the_source_and_imports_nothing(tmp_path, monkey
     assert not {"stranger", "single"} & set(sys.modules)
 
 
-def test_cuda_is_read_without_importing_torch(tmp_path, monkeypatch):
+def test_versions_are_read_without_importing_torch(tmp_path, monkeypatch):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('imported')")
     (tmp_path / "torch" / "version.py").write_text("__version__ = '2.9'\ncuda: Optional[str] = '12.8'\nhip = None\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert provenance._cuda() == "12.8"
-    (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = None\nhip = '6'\n")
-    assert provenance._cuda() is None
+    assert VERSION.__wrapped__("cuda", "") == "12.8"
+    assert VERSION.__wrapped__("torch", "") == "2.9"
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.9+rocm6'\ncuda: Optional[str] = None\nhip = '6'\n")
+    assert VERSION.__wrapped__("cuda", "") == ""
+    assert VERSION.__wrapped__("torch", "") == "2.9"
+    (tmp_path / "torch" / "version.py").unlink()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.8'\nraise ImportError('imported')")
+    assert VERSION.__wrapped__("torch", "") == "2.8"

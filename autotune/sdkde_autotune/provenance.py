@@ -9,8 +9,8 @@ import functools
 import importlib.metadata
 import importlib.util
 import re
-import sys
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ def _version(name: str, backend: str) -> str:
         if name == "sdkde":
             return sdkde_core.__version__
         if name in ("triton", "torch"):
-            return importlib.metadata.version(name)
+            return _constant(name, "__version__").partition("+")[0]  # after it PyTorch names its CUDA, an entry below
         if name == "source":
             return _source(backend)
-        return _cuda() or "" if name == "cuda" else hardware.driver_version()
+        return _constant("torch", "cuda") if name == "cuda" else hardware.driver_version()
     except Exception:  # looking for a package may run its code, which may raise anything
         return ""
 
@@ -69,16 +69,19 @@ def clocks(device: str) -> dict[str, Any]:
 
 
 def _source(backend: str) -> str:
-    import hashlib  # takes milliseconds
+    point = next(_points(backend), None)
+    files = _files(point.load().implementation.partition(":")[0]) if point else {}
+    found = 0  # hashlib takes 5 ms to load, and nobody wants to deceive us
+    for name, path in sorted(files.items()):
+        found = zlib.crc32(f"{name}\0".encode() + path.read_bytes() + b"\0", found)
+    return f"{found:08x}" if files else ""
 
-    # Not from the registry, which loads every plugin.
-    for point in importlib.metadata.entry_points(group=registry.GROUP, name=backend):
-        files = _files(point.load().implementation.partition(":")[0])
-        digest = hashlib.sha256()
-        for name, path in sorted(files.items()):
-            digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-        return digest.hexdigest()[:16] if files else ""
-    return ""
+
+def _points(backend: str) -> Iterator[importlib.metadata.EntryPoint]:
+    """Yield a backend's entry points, sdkde's own first, as the registry has them, which loads every plugin."""
+    for own in importlib.metadata.Distribution.discover(name="sdkde-core"):
+        yield from own.entry_points.select(group=registry.GROUP, name=backend)
+    yield from importlib.metadata.entry_points(group=registry.GROUP, name=backend)  # takes 3 ms more
 
 
 def _files(module: str) -> dict[str, Path]:
@@ -95,13 +98,19 @@ def _files(module: str) -> dict[str, Path]:
     return {f"{top}.py": Path(spec.origin)} if spec.origin and not rest else {}
 
 
-def _cuda() -> str | None:
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        return torch.version.cuda
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    text = Path(spec.origin).with_name("version.py").read_text()  # to import torch takes seconds
-    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    return found and found[1]
+#: Constants of a module that are texts.
+_TEXTS = re.compile(r"^(\w+)[^=\n]*=\s*['\"]([^'\"\n]+)", re.MULTILINE)
+
+
+def _constant(package: str, name: str) -> str:
+    """Return a text in a package's version.py, else in its __init__.py; empty if there is none.
+
+    To import PyTorch takes seconds, and to look through all that is installed for a version milliseconds.
+    """
+    spec = importlib.util.find_spec(package)
+    for path in (Path(spec.origin).with_name("version.py"), Path(spec.origin)) if spec and spec.origin else ():
+        if path.exists():
+            found = dict(_TEXTS.findall(path.read_text(encoding="utf-8")))
+            if name in found:
+                return found[name]
+    return ""

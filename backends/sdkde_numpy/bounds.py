@@ -13,6 +13,7 @@ times that of scale 1; the smallest factor decides.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
@@ -76,11 +77,15 @@ def double_limit(problem: Problem) -> float:
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
-    ratio = BUDGET * _strictest(problem) / exponent_error("float64", problem.d, 1.0)
-    limit = _smallest_scale(problem) * math.sqrt(ratio)
-    if problem.reduction is Reduction.MEAN:
-        limit = min(limit, _smallest_scale(problem) * ratio ** (1 / 3), product_shift_limit(problem))  # δ R ≤ budget
-    return limit
+    return _smallest_scale(problem) * _double_limit(problem.reduction is Reduction.MEAN, problem.precision, problem.d)
+
+
+@functools.cache  # asked for ten times in every call
+def _double_limit(mean: bool, precision: str, d: int) -> float:
+    """:func:`double_limit` at scale 1."""
+    ratio = BUDGET * _strictest(mean, precision) / exponent_error("float64", d, 1.0)
+    # δ R ≤ budget
+    return min(math.sqrt(ratio), ratio ** (1 / 3), _product_shift_limit(precision)) if mean else math.sqrt(ratio)
 
 
 def split_limit(problem: Problem) -> float:
@@ -90,7 +95,8 @@ def split_limit(problem: Problem) -> float:
     rounding left, with one factor below 2⁻²⁶ R each. The bound taken is 4 ε √d R² 2⁻²⁵.
     """
     per_square = 4.0 * UNIT_ROUNDOFF["float64"] * math.sqrt(problem.d) * 2.0**-25
-    return _smallest_scale(problem) * math.sqrt(BUDGET * _strictest(problem) / per_square)
+    strictest = _strictest(problem.reduction is Reduction.MEAN, problem.precision)
+    return _smallest_scale(problem) * math.sqrt(BUDGET * strictest / per_square)
 
 
 def takes_split(problem: Problem) -> bool:
@@ -100,14 +106,17 @@ def takes_split(problem: Problem) -> bool:
 
 def product_shift_limit(problem: Problem) -> float:
     """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift: it rounds numbers of size R, 8 ε R at most."""
-    tolerance = _smallest_scale(problem) * TOLERANCES[problem.precision][Reduction.MEAN].absolute
-    return 0.1 * tolerance / (8.0 * UNIT_ROUNDOFF["float64"])
+    return _smallest_scale(problem) * _product_shift_limit(problem.precision)
 
 
-def _strictest(problem: Problem) -> float:
-    tolerance = TOLERANCES[problem.precision]
+def _product_shift_limit(precision: str) -> float:
+    return 0.1 * TOLERANCES[precision][Reduction.MEAN].absolute / (8.0 * UNIT_ROUNDOFF["float64"])
+
+
+def _strictest(mean: bool, precision: str) -> float:
+    tolerance = TOLERANCES[precision]
     absolute = tolerance[Reduction.LOG_SUM].absolute
-    return min(absolute, tolerance[Reduction.MEAN].absolute) if problem.reduction is Reduction.MEAN else absolute
+    return min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
 
 
 def _smallest_scale(problem: Problem) -> float:

@@ -38,8 +38,8 @@ class Formula(Protocol):
         ``own`` are indices of entries to leave out, as −inf.
         """
 
-    def displacement(self, rows: Any, phi: Array, start: int, stop: int) -> Array:
-        """Return Σ_j φ_ij (u_j − u_i), (b, d)."""
+    def displacement(self, rows: Any, phi: Array, total: Array, start: int, stop: int) -> Array:
+        """Return Σ_j φ_ij (u_j − u_i), (b, d); total is Σ_j φ_ij."""
 
 
 def choose(problem: Problem, points: Array, log_weight_span: float) -> Formula:
@@ -76,8 +76,8 @@ class Expanded:
             out[own] = -np.inf
         return base
 
-    def displacement(self, rows: Any, phi: Array, start: int, stop: int) -> Array:
-        return _product_displacement(rows[0], self.points[start:stop], phi)
+    def displacement(self, rows: Any, phi: Array, total: Array, start: int, stop: int) -> Array:
+        return _product_displacement(rows[0], self.points[start:stop], phi, total)
 
 
 class Split:
@@ -122,9 +122,10 @@ class Split:
         np.add(out, product(fine, self.fine[start:stop].T), out=out)
         return base
 
-    def displacement(self, rows: Any, phi: Array, start: int, stop: int) -> Array:
-        by = _product_displacement if self.shift_by_product else _direct_displacement
-        return by(rows[0], self.points[start:stop], phi)
+    def displacement(self, rows: Any, phi: Array, total: Array, start: int, stop: int) -> Array:
+        if self.shift_by_product:
+            return _product_displacement(rows[0], self.points[start:stop], phi, total)
+        return _direct_displacement(rows[0], self.points[start:stop], phi)
 
     def _split(self, u: Array) -> tuple[Array, Array]:
         coarse = np.rint(u / self.grid) * self.grid
@@ -160,12 +161,12 @@ class Direct:
             out[own] = -np.inf
         return np.zeros(len(out))
 
-    def displacement(self, rows: Any, phi: Array, start: int, stop: int) -> Array:
+    def displacement(self, rows: Any, phi: Array, total: Array, start: int, stop: int) -> Array:
         return _direct_displacement(rows, self.points[start:stop], phi)
 
 
-def _product_displacement(queries: Array, points: Array, phi: Array) -> Array:
-    return product(phi, points) - phi.sum(axis=1)[:, None] * queries
+def _product_displacement(queries: Array, points: Array, phi: Array, total: Array) -> Array:
+    return product(phi, points) - total[:, None] * queries
 
 
 def _direct_displacement(queries: Array, points: Array, phi: Array) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 from sdkde_core.plugin import beyond_cache, cpu_threads, speedup
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import double_limit, extent_limit, single_limit, takes_split
+from .bounds import double_limit, extent_limit, product_shift_limit, single_limit, takes_split
 
 __all__ = ["INFO", "MOST_THREADS", "default_threads"]
 
@@ -58,22 +58,26 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
     mean = problem.reduction is Reduction.MEAN
     formula = _formula(problem)
-    passes = scales * (11.0 if problem.reduction is Reduction.LAPLACE else 10.0)  # maximum, subtraction, clamp, sum
-    columns = scales * (d if mean else 0)  # of all matrix products
+    # Maximum, subtraction, clamp, sum. LAPLACE keeps exponents beside terms and multiplies them: tiles leave the cache.
+    passes = scales * (15.0 if problem.reduction is Reduction.LAPLACE else 10.0)
+    columns, packing = scales * (d if mean else 0), 32.0  # of all matrix products; read, and written packed, with gaps
     if formula.startswith("expanded"):
         columns += d + 2
     elif formula.startswith("split"):
-        passes, columns = passes + 8.0, columns + 3 * d + 4
+        passes, columns, packing = passes + 8.0, columns + 3 * d + 4, 128.0  # written thrice, to memory not used before
+        if mean and problem.extent > product_shift_limit(problem):
+            passes, columns = passes + scales * 3.0 * d * beyond_cache(d), columns - scales * d
     else:
         passes, columns = passes + (7.0 if mean else 4.0) * d * beyond_cache(d), columns - (d if mean else 0)
     dtype = formula.rpartition(" ")[2]
     double = 1.0 if dtype == "float32" else 2.0
-    idle = speedup(cpu_threads()) / speedup(default_threads())  # cores that NumPy leaves alone
+    threads = cpu_threads()
+    idle = speedup(threads) / speedup(min(threads, MOST_THREADS))  # cores that NumPy leaves alone
     return Work(
         matrix_flops={dtype: idle * 2.0 * columns * pairs},
         scalar_flops=idle * double * passes * pairs,
         exps=idle * (1.0 if dtype == "float32" else _double_exp()) * scales * pairs,
-        bytes=32.0 * (problem.m + problem.n) * (d + 2),  # read, and written packed, with gaps
+        bytes=packing * (problem.m + problem.n) * (d + 2),
         launches=40 + 5 * (-(-problem.m // 256)),
     )
 

@@ -55,7 +55,7 @@ class Sums:
         phi: Array,
         log_weights: Array | None,
         own: tuple[Array, Array] | None,
-        displacement: Callable[[Array], Array],
+        displacement: Callable[[Array, Array], Array],
     ) -> None:
         """Add a tile.
 
@@ -70,7 +70,7 @@ class Sums:
         own : pair of index arrays, optional
             Entries left out.
         displacement : callable
-            φ → Σ φ (u_j − u_i).
+            φ, Σ φ → Σ φ (u_j − u_i).
         """
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
@@ -88,7 +88,7 @@ class Sums:
             if log_weights is not None:
                 self.exponent -= dots(phi, log_weights)
         if self.shift is not None:
-            self.shift += displacement(phi)
+            self.shift += displacement(phi, total)
 
     def join(self, other: Sums) -> None:
         """Add the sums of the same rows over other columns."""
@@ -167,8 +167,8 @@ def reduce_block(
         base = formula.exponents(rows, left, right, exponents, own)
         weights = None if log_weights is None else log_weights[left:right]
 
-        def displacement(phi: Array, left: int = left, right: int = right) -> Array:
-            return formula.displacement(rows, phi, left, right)
+        def displacement(phi: Array, total: Array, left: int = left, right: int = right) -> Array:
+            return formula.displacement(rows, phi, total, left, right)
 
         if not problem.scales:
             sums[0].add(exponents, base, phi, weights, own, displacement)

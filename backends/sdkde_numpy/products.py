@@ -35,6 +35,9 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """Return the product of a (m, k) and b (k, n), of one dtype; ``out`` is (m, n) with rows in one piece."""
     (m, k), n = a.shape, b.shape[1]
     out = np.empty((m, n), a.dtype) if out is None else out
+    if k * m * n <= PIECE and (min(m, n) > 1 or k * max(m, n) <= MATRIX):  # one piece
+        np.matmul(a, b, out=out)
+        return out
     depth = -(-k // -(-k // max(DEPTH, MATRIX // n)))
     height = min(ROWS, MATRIX // depth)
     width = min(MATRIX, PIECE // height) // depth

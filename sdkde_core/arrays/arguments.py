@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -162,9 +162,7 @@ class Data:
     def check_finite(self) -> None:
         """Look for NaN and inf where that is still to be done; ValueError names the first."""
         if self.unchecked:
-            _check_finite("train", self.train)
-            if self.query is not None:
-                _check_finite("query", self.query)
+            _check_points(self.train, self.query)
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point, by its number among those of train and query: its argument, its number there, its values."""
@@ -208,19 +206,19 @@ def ingest(
         on_device = [a.origin for a in (x, q) if a is not None and not a.origin.on_host]
         place = on_device[0] if on_device and has_float64(on_device[0]) else Origin()
     points = _columns(x.at(place))
-    data = Data(
+    rows = None if q is None else _columns(q.at(place)) if q.shape[0] else points[:0, :]
+    look = check_finite and place.xp is None
+    if look:
+        _check_points(points, rows)
+    return Data(
         train=points,
-        query=None if q is None else _columns(q.at(place)) if q.shape[0] else points[:0, :],
-        log_weights=None,
+        query=rows,
+        log_weights=None if w is None else _log_weights(w.at(place)),
         dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
         origin=(q or x).origin,
-        unchecked=check_finite,
+        unchecked=check_finite and not look,
         names=x.names,
     )
-    if place.xp is None:
-        data.check_finite()
-        data = replace(data, unchecked=False)
-    return data if w is None else replace(data, log_weights=_log_weights(w.at(place)))
 
 
 @dataclass(frozen=True)
@@ -338,6 +336,12 @@ def _check_query(q: Argument, n: int, d: int) -> None:
 def _check_axes(a: Argument) -> None:
     if len(a.shape) not in (1, 2):
         raise ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or (points,) in one dimension")
+
+
+def _check_points(train: Any, query: Any) -> None:
+    _check_finite("train", train)
+    if query is not None:
+        _check_finite("query", query)
 
 
 def _check_finite(name: str, x: Any) -> None:

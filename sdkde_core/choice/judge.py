@@ -11,11 +11,22 @@ from ..engine.columns import PROVIDED, per_scale
 from ..engine.outliers import within_limit
 from ..protocol import BackendInfo, Problem, Support
 from . import cost, registry
-from .calibration import calibration_of
+from .calibration import calibration_of, machine_of
 from .cards import PLAIN
 from .hardware import Processor, gpu_name, processor
 
-__all__ = ["Candidate", "Share", "StartUp", "as_support", "ask", "calls_of", "judge", "only_enqueues", "start_up"]
+__all__ = [
+    "Candidate",
+    "Share",
+    "StartUp",
+    "as_support",
+    "ask",
+    "calls_of",
+    "judge",
+    "machine",
+    "only_enqueues",
+    "start_up",
+]
 
 #: ``share(step, limit)``: the share of a pass's pairs that have a point farther than ``limit`` from the origin.
 Share = Callable[[int, float], float]
@@ -87,16 +98,27 @@ def calls_of(calls: int | None, data_device: str) -> int:
     return CALLS if data_device == "cpu" else DEVICE_CALLS
 
 
-def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> StartUp:
+def machine(device: str) -> str | None:
+    """Return the name by which measurements on a device are kept; None where it is not here.
+
+    A card's own, so that CUDA is not asked for the rates of an unlisted one.
+    """
+    name = gpu_name(device)
+    if name is None and (on := processor(device)) is not None:
+        name = machine_of(on)
+    return name
+
+
+def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int, on: str | None = None) -> StartUp:
     """Return what a backend's start costs: as measured on this machine, else as declared, and compiling.
 
     One of ``calls`` calls counts so much less of it, and nothing of what :func:`sdkde_core.warm_up` has done. Nothing
     else that is imported or compiled already matters, so that the choice does not depend on the calls before. Infinite
-    where the plugin gives no number of seconds for compiling.
+    where the plugin gives no number of seconds for compiling. ``on``: :func:`machine` of their device, where the caller
+    has it.
     """
     device = problems[0].device
-    # By its name, so that CUDA is not asked for the rates of an unlisted card.
-    on = gpu_name(device) or processor(device)
+    on = on or machine(device)
     measured = calibration_of(info.name, on).startup if on is not None else None
     compiling = compile_seconds(info, problems)
     starting = info.startup_seconds if measured is None else measured
@@ -107,6 +129,8 @@ def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> Star
 
 def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
     """Return what a backend says that compiling for the problems takes; inf where that is no number of seconds."""
+    if info.compile_seconds is BackendInfo.compile_seconds:  # the default: compiles nothing
+        return 0.0
     seconds, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
     return seconds if not failure and seconds >= 0.0 else math.inf  # not NaN
 
@@ -141,7 +165,7 @@ def judge(
     device, priced = problems[0].device, startup is not None
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
-    measured = calibration_of(info.name, on) if on is not None else None
+    measured = calibration_of(info.name, on) or None if on is not None else None
     rates = on or (PLAIN if priced else None)
     replayed = replays and device == data_device and only_enqueues(info, problems)
     if replayed and rates is not None:  # most of a launch, and what a pass takes besides, is the host's
@@ -219,16 +243,17 @@ def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on
     """Predicted time of a problem of which the backend is ``asked`` some and a share of the pairs, ``far``, is apart.
 
     These are summed by the backend if it can, else exactly. Near rows over far columns and far rows are calls of their
-    own.
+    own, and far rows take all columns, packed for their extent.
     """
     near = cost.predict(info, asked, on)
     if near is None or on is None or asked is problem:
         return near
     beyond = cost.predict(info, problem, on) if info.supports(problem).ok else None
+    begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
+    packed = begun if beyond is None else cost.predict(info, replace(problem, m=1), on) or 0.0
     if beyond is None:
         beyond = cost.work_seconds(cost.exact_work(problem), on)
-    begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
-    return (1.0 - far) * near + far * beyond + 2.0 * begun * (far > 0.0)
+    return (1.0 - far) * near + far * beyond + (begun + packed) * (far > 0.0)
 
 
 def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:

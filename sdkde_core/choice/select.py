@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..messages import did_you_mean
-from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem
+from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
 from . import registry, started
 from .calibration import switched_off, tuning_is_off
 from .hardware import cpu_threads, gpu_name, is_here
-from .judge import Candidate, Share, StartUp, calls_of, judge, start_up
+from .judge import Candidate, Share, calls_of, judge, machine, start_up
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
@@ -48,7 +48,7 @@ class Choice:
 
     def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
         """Return the passes as the backend is asked them."""
-        return tuple(replace(p, device=self.device, sample=None, worth=self.worth) for p in problems)
+        return tuple(with_fields(p, device=self.device, sample=None, worth=self.worth) for p in problems)
 
 
 def parse_device(device: str | None) -> str | None:
@@ -227,16 +227,17 @@ def _foremost(
     ]
     if data_device != "cpu":
         places = [p for p in places if p[1] == data_device] or places
-    asked = [(info, at(problems, place)) for info, place in places]
-    if len(asked) < 2:
-        return [judge(info, there, data_device, share, None, replays) for info, there in asked]
+    there = {place: at(problems, place) for _, place in places}  # what all plugins on a device share is asked once
+    if len(places) < 2:
+        return [judge(info, there[place], data_device, share, None, replays) for info, place in places]
     found: list[Candidate] = []
-    first, least, rivals = asked[0][0], math.inf, False
-    starts: list[tuple[StartUp, BackendInfo, tuple[Problem, ...]]] = [(start_up(*a, calls), *a) for a in asked]
-    for startup, info, there in sorted(starts, key=lambda s: s[0].counted):
+    first, least, rivals = places[0][0], math.inf, False
+    machines = {place: machine(place) for place in there}
+    starts = [(start_up(info, there[place], calls, machines[place]), info, there[place]) for info, place in places]
+    for startup, info, posed in sorted(starts, key=lambda s: s[0].counted):
         if startup.counted > least and (rivals or not first.gives_up):  # a second one says what the first is worth
             break  # so is that of those after it
-        found.append(judge(info, there, data_device, share, startup, replays))
+        found.append(judge(info, posed, data_device, share, startup, replays))
         if found[-1].ok:
             rivals = least < math.inf
             if found[-1].total_seconds < least:
@@ -309,6 +310,8 @@ def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
 def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[str]:
     """Where a plugin is to be considered, of the devices in question."""
     kinds = [kind for kind in info.devices if kind != "cpu"]
+    if device is None and not kinds:
+        return ["cpu"]
     if device is not None:
         kind, _, number = device.partition(":")
         wanted = [device]
@@ -326,7 +329,7 @@ def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[st
 
 def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
     """The passes, to run on ``device``."""
-    return tuple(p if p.device == device else replace(p, device=device) for p in problems)
+    return tuple(p if p.device == device else with_fields(p, device=device) for p in problems)
 
 
 def require_known(name: str, told: str) -> None:

@@ -10,6 +10,7 @@ and the derivative by a weight of zero is not zero.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from dataclasses import replace
@@ -19,7 +20,16 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
 from ..arrays import to_host
-from ..protocol import Backend, BackendInfo, BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem
+from ..protocol import (
+    Backend,
+    BackendInfo,
+    BackendUnavailable,
+    Columns,
+    DeviceOutOfMemory,
+    Partial,
+    Problem,
+    with_fields,
+)
 from .exact import Exact
 from .failures import call, checked, read_only, unchanged
 from .forks import new_lock
@@ -79,7 +89,7 @@ def per_scale(info: BackendInfo, problem: Problem) -> tuple[Problem, ...]:
 def _at(problem: Problem, scale: float) -> Problem:
     """Return the problem in bandwidths of one scale; a sample is in those of scale 1."""
     features = problem.requires - {"multi_scale"}
-    return replace(problem, requires=features, scales=(), extent=problem.extent / scale, sample=None)
+    return with_fields(problem, requires=features, scales=(), extent=problem.extent / scale, sample=None)
 
 
 def _of_rows(problem: Problem, m: int, same: bool) -> Problem:
@@ -87,7 +97,7 @@ def _of_rows(problem: Problem, m: int, same: bool) -> Problem:
     worth = problem.worth
     if worth is not None:
         worth = max(min(worth, GRACE), worth * m / max(1, problem.m))
-    return replace(problem, m=m, same=same, worth=worth)
+    return with_fields(problem, m=m, same=same, worth=worth)
 
 
 class _Packed(NamedTuple):
@@ -135,9 +145,8 @@ class PackedColumns:
             if kept.shape[0] < carries.shape[0]:
                 self._kept, self._columns = kept, take_columns(columns, kept)
         n = self._columns.points.shape[0]
-        self._problem = replace(problem, n=n, same=False) if problem.same or problem.n != n else problem
+        self._problem = with_fields(problem, n=n, same=False) if problem.same or problem.n != n else problem
         self._limit = info.extent_limit(self._problem) if splits else math.inf
-        self._own_limit = info.extent_limit(replace(self._problem, same=True)) if splits else math.inf
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
         self._lock = new_lock()
         self._far: Outliers | None = None
@@ -193,6 +202,13 @@ class PackedColumns:
         blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
         return undo(concatenate(blocks), order), apart
 
+    @functools.cached_property
+    def _own_limit(self) -> float:
+        """The limit where the rows are the columns."""
+        if "grad" in self._problem.requires:
+            return math.inf
+        return self._info.extent_limit(with_fields(self._problem, same=True))
+
     def _count(self, far: Any) -> int:
         """How many rows a mask has; the first time the columns' outliers are found, and all numbers read at once."""
         counts = [] if far is None else [count(far)]
@@ -241,7 +257,7 @@ class PackedColumns:
         return wider if self._info.supports(self._up_to(wider)).ok else extent
 
     def _up_to(self, extent: float) -> Problem:
-        return replace(self._problem, extent=extent)
+        return with_fields(self._problem, extent=extent)
 
     def _packed(self, which: Which, backend: Backend, extent: float) -> _Packed:
         with self._lock:
@@ -262,12 +278,12 @@ class PackedColumns:
     def _pack(self, columns: Columns, backend: Backend, extent: float) -> _Packed:
         problem, n = self._problem, columns.points.shape[0]
         if (n, extent) != (problem.n, problem.extent):
-            problem = replace(problem, n=n, extent=extent)
+            problem = with_fields(problem, n=n, extent=extent)
         if backend is self._backend and (self._shared or extent > self._problem.extent):
             support = self._info.supports(problem)
             if not support.ok:
                 raise BackendUnavailable(f"backend {self._info.name!r} cannot do this: {support.reason}")
-        columns = replace(columns, points=read_only(columns.points), log_weights=read_only(columns.log_weights))
+        columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
         with unchanged(self._info, problem.device, columns.points, columns.log_weights):
             state = call(self._info, problem, backend.prepare, columns)
         return _Packed(backend, problem, columns, state)

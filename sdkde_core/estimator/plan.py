@@ -7,7 +7,7 @@ whether all of them are finite shows in it, and it bounds every pass.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -150,18 +150,17 @@ def plan_data(
     m = expected if rows is None else data.m
     weighted = data.log_weights is not None
     requires = frozenset(["weights"] * weighted + ["grad"] * grad)
-    problems = request.problems(m, n, data.d, extent, requires, data.dtype, data.device)
+    samples = {"train": Sampler(points, points, log_weights)}
+    samples["query"] = samples["train"] if rows is None else Sampler(points, rows, log_weights)
+    priced = explained or select.named_backend(request.backend) == "auto"  # otherwise no price is asked for
+    asked = m, n, data.d, extent, requires, data.dtype, data.device
+    problems = request.problems(*asked, samples if priced else None)
 
     def share(step: int, limit: float) -> float:
         return outlier_share(point_radii if request.passes[step].rows == "train" else row_radii, point_radii, limit)
 
-    by_rows = {"train": Sampler(points, points, log_weights)}
-    by_rows["query"] = by_rows["train"] if rows is None else Sampler(points, rows, log_weights)
-    asked = problems
-    if explained or select.named_backend(request.backend) == "auto":  # otherwise no price is asked for
-        asked = tuple(replace(p, sample=by_rows[step.rows]) for step, p in zip(request.passes, problems))
     choice = select.choose(
-        asked,
+        problems,
         backend=request.backend,
         device=request.device,
         data_device=data.device,
@@ -172,7 +171,7 @@ def plan_data(
         explained=explained,
         without=request.without,
     )
-    looked = bool(request.without) or any(sampler.taken for sampler in by_rows.values())
+    looked = bool(request.without) or any(sampler.taken for sampler in samples.values())
     library, place = choice.info.arrays, choice.device
     if xp.__name__ != f"array_api_compat.{library}" or data.device != place:
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)

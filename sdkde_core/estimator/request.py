@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
 from ..messages import did_you_mean
-from ..protocol import PRECISIONS, Problem, Reduction
+from ..protocol import PRECISIONS, Problem, Reduction, Sample
 
 __all__ = ["METHODS", "NEGATIVE", "Goal", "Options", "Pass", "Request", "takes_options"]
 
@@ -143,7 +143,15 @@ class Request:
         return ("high" if dtype == "float64" else "fast") if self.precision == "auto" else self.precision
 
     def problems(
-        self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
+        self,
+        m: int | None,
+        n: int,
+        d: int,
+        extent: float,
+        requires: frozenset[str],
+        dtype: str,
+        device: str,
+        samples: Mapping[str, Callable[[], Sample]] | None = None,
     ) -> tuple[Problem, ...]:
         """Describe each pass.
 
@@ -158,6 +166,8 @@ class Request:
             In bandwidths, over train and query.
         requires : frozenset of str
         dtype, device : str
+        samples : mapping, optional
+            By what a pass's rows are, ``"train"`` and ``"query"``.
         """
         moved, result = False, []
         for step in self.passes:
@@ -175,6 +185,7 @@ class Request:
                     requires=requires,
                     deterministic=self.deterministic,
                     extent=extent,
+                    sample=samples[step.rows] if samples else None,
                 )
             )
             moved = moved or step.moves
