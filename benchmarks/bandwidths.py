@@ -2,9 +2,15 @@
 
     python benchmarks/bandwidths.py run --seed 1 --save FILE.jsonl [--group report|develop|real] [--rules auto,lscv,…]
         [--dims 1,2] [--sizes 200,2000,16000] [--draws 20] [--device cpu|cuda] [--jobs N] [--seconds S]
-    python benchmarks/bandwidths.py tables FILE.jsonl … [--markdown] [--plot FILE.png]
-    python benchmarks/bandwidths.py times --save FILE.jsonl [--device cpu|cuda]
-    python benchmarks/bandwidths.py convergence --seed 1 --save FILE.jsonl [--plot FILE.png]
+    python benchmarks/bandwidths.py times --save TIMES.jsonl [--rules …] [--device cpu|cuda]
+    python benchmarks/bandwidths.py tables FILE.jsonl TIMES.jsonl … [--markdown]
+    python benchmarks/bandwidths.py plot FILE.jsonl … --to FILE.png [--rules auto,normal-reference]
+
+The error against n, with fitted slopes:
+
+    python benchmarks/bandwidths.py run --seed 1 --save SLOPES.jsonl --densities normal,normal-2 --methods kde,sdkde
+        --rules auto --sizes 250,1000,4000,16000,64000 --draws 40
+    python benchmarks/bandwidths.py convergence SLOPES.jsonl --to FILE.png
 
 A draw is n samples of a density. For each method, every rule chooses its bandwidth, and the best multiple of σ₁ per
 column (min(std, IQR/1.34)) is searched with the density known. Errors are over those of KDE with Silverman's rule on
@@ -27,6 +33,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 import zlib
@@ -39,6 +46,8 @@ from typing import Any
 
 import numpy as np
 from bandwidth_data import REAL, split
+from bandwidth_peers import peers
+from bandwidth_plots import convergence, plot_errors
 from bandwidth_report import print_tables, read_lines
 from densities import DEVELOP, REPORT, named
 from density_errors import HELD_OUT, HeldOut, errors_of
@@ -50,7 +59,6 @@ METHODS = ("kde", "sdkde", "laplace")
 SIZES = (200, 2000, 16000)
 SEARCH = {1: (0.01, 3.0), 2: (0.03, 3.0)}  # multiples of σ₁ between which the best is looked for
 COARSE, FINER = 22, 3  # multiples at first, and halvings of their distance
-GRID_SEARCH = 2000, 3  # samples and draws at most for scikit-learn's: 15 s a draw with 2000, minutes beyond
 
 Array = NDArray[Any]
 
@@ -144,42 +152,6 @@ def there(samples: Array, device: str) -> Any:
     return torch.as_tensor(samples, device=device)
 
 
-def peers(samples: Array, index: int) -> dict[str, tuple[Any, float]]:
-    """Other libraries' bandwidths for KDE, by those that are installed, and the seconds that each takes.
-
-    A number or a matrix, as :meth:`Bandwidth.of` takes them. scikit-learn's is one number for all columns: the best of
-    25 by five folds.
-    """
-    n, d = samples.shape
-
-    def scipy() -> Any:
-        from scipy.stats import gaussian_kde
-
-        return gaussian_kde(samples.T).covariance
-
-    def sklearn() -> Any:
-        from sklearn.model_selection import GridSearchCV
-        from sklearn.neighbors import KernelDensity
-
-        grid = {"bandwidth": samples.std(0).mean() * np.geomspace(0.03, 2, 25)}
-        return GridSearchCV(KernelDensity(), grid, cv=5).fit(samples).best_params_["bandwidth"]
-
-    def kdepy() -> Any:
-        from KDEpy.bw_selection import improved_sheather_jones
-
-        return improved_sheather_jones(samples)
-
-    found: dict[str, tuple[Any, float]] = {}
-    asked = {"scipy": n > d, "sklearn": n <= GRID_SEARCH[0] and index < GRID_SEARCH[1], "kdepy": d == 1}
-    for call in (scipy, sklearn, kdepy):
-        if not asked[call.__name__]:
-            continue
-        start = time.perf_counter()
-        with contextlib.suppress(ImportError, ValueError, np.linalg.LinAlgError):  # not installed, not for these data
-            found[call.__name__] = call(), time.perf_counter() - start
-    return found
-
-
 # The run
 
 
@@ -265,6 +237,50 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+# What choosing takes
+
+
+def times(arguments: argparse.Namespace) -> None:
+    """Time every rule, and SD-KDE with as many queries as samples: medians, all cores, nothing else running."""
+    import sdkde_core
+
+    def median(call: Callable[[], Any]) -> float:
+        call()  # compiles
+        return statistics.median(seconds(call) for _ in range(arguments.repeat))
+
+    def seconds(call: Callable[[], Any]) -> float:
+        wait_for(device)
+        start = time.perf_counter()
+        call()
+        wait_for(device)
+        return time.perf_counter() - start
+
+    device = arguments.device
+    append(arguments.save, {"how": {"device": device, "repeat": arguments.repeat}, "machine": machine(arguments)})
+    sdkde_core.warm_up(device)
+    for d, n in itertools.product(arguments.dims, arguments.sizes):
+        x = there(named(f"mixture-{d}" if d > 1 else "trimodal").sample(np.random.default_rng(n), n), device)
+        h = choose(x, "kde", "silverman")
+        line: dict[str, Any] = {"d": d, "n": n, "where": machine(arguments)["card"] or f"{cores()} cores"}
+        line["backend"] = sdkde_core.explain(x, x, bandwidth=h, device=device).backend
+        line["floor"] = 0.5 if device == "cpu" else 0.02
+        line["estimate"] = median(lambda x=x, h=h: sdkde_core.estimate(x, bandwidth=h, device=device))
+        line["choose"] = {method: {} for method in arguments.methods}
+        for method, rule in itertools.product(arguments.methods, arguments.rules):
+            with contextlib.suppress(ValueError):  # not for this method
+                line["choose"][method][rule] = median(lambda x=x, m=method, r=rule: choose(x, m, r))
+        append(arguments.save, {"times": line})
+    print_tables(read_lines([arguments.save]))
+
+
+def wait_for(device: str) -> None:
+    """Until the card has done what was asked of it."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 # The command line
 
 
@@ -293,7 +309,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="run | tables | times | convergence")
+    commands = parser.add_subparsers(required=True, metavar="run | times | tables | plot | convergence")
     command = commands.add_parser("run", help="take draws")
     command.set_defaults(call=run)
     command.add_argument("--group", type=words, default=("report", "real"), help="report, develop, real")
@@ -308,9 +324,33 @@ def main() -> None:
     command.add_argument("--device", default="cpu")
     command.add_argument("--jobs", type=int, default=cores())
     command.add_argument("--seconds", type=float, default=math.inf)
+    command = commands.add_parser("times", help="time every rule")
+    command.set_defaults(call=times, jobs=1)
+    command.add_argument("--dims", type=numbers, default=(1, 2, 5, 16))
+    command.add_argument("--sizes", type=numbers, default=SIZES)
+    command.add_argument("--methods", type=words, default=METHODS)
+    command.add_argument("--rules", type=words, default=None, help="default: all that the package has")
+    command.add_argument("--repeat", type=int, default=5)
+    command.add_argument("--save", type=Path, required=True, metavar="FILE.jsonl")
+    command.add_argument("--device", default="cpu")
     command = commands.add_parser("tables", help="print what was recorded")
     command.set_defaults(call=lambda arguments: print_tables(read_lines(arguments.files), arguments.markdown))
     command.add_argument("files", type=Path, nargs="+", metavar="FILE.jsonl")
+    command.add_argument("--markdown", action="store_true")
+    command = commands.add_parser("plot", help="draw the errors of every density")
+    command.set_defaults(call=lambda arguments: plot_errors(read_lines(arguments.files), arguments.to, arguments.rules))
+    command.add_argument("files", type=Path, nargs="+", metavar="FILE.jsonl")
+    command.add_argument("--rules", type=words, default=("auto",), help="five at most")
+    command.add_argument("--to", type=Path, required=True, metavar="FILE.png")
+    command = commands.add_parser("convergence", help="fit the slopes of the error against n, and draw them")
+    command.set_defaults(
+        call=lambda arguments: convergence(
+            read_lines(arguments.files), arguments.to, arguments.rule, arguments.markdown
+        )
+    )
+    command.add_argument("files", type=Path, nargs="+", metavar="FILE.jsonl")
+    command.add_argument("--rule", default="auto", help="beside the best h")
+    command.add_argument("--to", type=Path, metavar="FILE.png")
     command.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
     if getattr(arguments, "rules", ()) is None:
