@@ -64,7 +64,7 @@ def _panel(axes: Any, study: Study, n: int, names: Sequence[str], rules: Sequenc
             values = [study.ratio(name, n, method, rule) for name in names]
             values.append(geometric(values))
             size = 90 if rule == "best" else 26
-            axes.scatter(values, places, size, COLOURS[method], marker, label=f"{method}, {rule}", zorder=2)
+            axes.scatter(values, places, size, COLOURS[method], marker=marker, label=f"{method}, {rule}", zorder=2)
     axes.axvline(1, color="#2b2d42", lw=0.8, zorder=1)
     axes.axhline(len(names) - 0.5, color="#cccccc", lw=0.8, zorder=1)
     axes.set(xscale="log", yticks=range(len(rows)), yticklabels=rows)

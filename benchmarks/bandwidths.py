@@ -174,6 +174,8 @@ def run(arguments: argparse.Namespace) -> None:
     how = {name: getattr(arguments, name) for name in ("seed", "methods", "rules", "device")}
     how = json.loads(json.dumps(how))  # as it is read back
     before = read_lines([path]) if path.exists() else []
+    if before and not path.read_text(encoding="utf-8").endswith("\n"):  # a line was cut off
+        path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     if settings := [line["how"] for line in before if "how" in line]:
         if settings[-1] != how:
             raise SystemExit(f"{path} was begun with {settings[-1]}, not {how}: name another file")

@@ -63,7 +63,7 @@ class Grid:
 
     @classmethod
     def of(cls, density: Density) -> Grid:
-        many = density.sample(np.random.default_rng(0), 400_000)
+        many = density.sample(np.random.default_rng(0), 100_000)
         axes = [_axis(column, AXIS[density.d]) for column in many.T]
         points = np.stack([a.ravel() for a in np.meshgrid(*axes, indexing="ij")], axis=1)
         weights = functools.reduce(np.multiply.outer, [np.gradient(axis) for axis in axes]).ravel()
@@ -158,11 +158,11 @@ def _laplace_square(x: Any, bandwidth: Bandwidth) -> float:
     return total / n**2 * math.exp(bandwidth.scaled(math.sqrt(2)).log_constant)
 
 
-def _negative(x: Any, bandwidth: Bandwidth, options: dict[str, Any], count: int = 8192, wider: float = 1.25) -> float:
-    """The mass below zero, by samples of a wider KDE."""
-    rng, samples = np.random.default_rng(0), _host(x)
-    wide = bandwidth.scaled(wider)
-    y = samples[rng.integers(0, len(samples), count)] + wide.stretch(rng.normal(size=(count, samples.shape[1])))
+def _negative(x: Any, bandwidth: Bandwidth, options: dict[str, Any], count: int = 8192) -> float:
+    """The mass below zero, by samples of a KDE wide enough to reach where a kernel is negative, r² > d + 2."""
+    rng, samples, d = np.random.default_rng(0), _host(x), bandwidth.d
+    wide = bandwidth.scaled(math.sqrt((d + 4) / d))
+    y = samples[rng.integers(0, len(samples), count)] + wide.stretch(rng.normal(size=(count, d)))
     queries = _like(y, x)
     values = _host(sdkde_core.estimate(x, queries, method="laplace", bandwidth=bandwidth, **options))
     drawn = _host(sdkde_core.estimate(x, queries, method="kde", bandwidth=wide, **options))
@@ -178,6 +178,7 @@ class HeldOut:
         return -float(_logs(x, held_out, method, bandwidth, options)[0].mean())
 
     def all(self, x: Any, method: str, bandwidth: Bandwidth, held_out: Array, **options: Any) -> Errors:
+        """The likelihood, and how often it is not positive."""
         logs = _logs(x, held_out, method, bandwidth, options)[0]
         return Errors(None, None, float(np.isnan(logs).mean()), _mean(logs))
 
