@@ -80,7 +80,7 @@ def convergence(lines: Sequence[Line], path: Path | None, rule: str, markdown: b
         (name, method, which): _fit(study, name, method, which)
         for name in names
         for method in study.methods
-        for which in ("best", rule)
+        for which in {"best", rule}
     }
     for name in names:
         d, sizes = named(name).d, sorted(n for key, n in study.draws if key == name)
@@ -111,21 +111,19 @@ def _fit(study: Study, name: str, method: str, rule: str) -> tuple[list[float], 
 
 def _plot_convergence(study: Study, names: Sequence[str], fits: dict[Any, Any], path: Path, rule: str) -> None:
     plt = _pyplot()
+    styles = {"best": {"ls": "--", "lw": 1}} | {rule: {"marker": "o", "ms": 4, "lw": 2}}
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            1, len(names), figsize=(5.4 * len(names), 4.2), squeeze=False, layout="constrained"
-        )
+        size = 5.4 * len(names), 4.2
+        figure, panels = plt.subplots(1, len(names), figsize=size, squeeze=False, layout="constrained")
         for name, axes in zip(names, panels[0]):
-            sizes = sorted(n for key, n in study.draws if key == name)
-            for method in study.methods:
-                for which, style in (("best", {"ls": "--", "lw": 1}), (rule, {"marker": "o", "ms": 4, "lw": 2})):
-                    means, slope, _ = fits[name, method, which]
-                    label = f"{method}, {which}: n^{slope:.2f}"
-                    axes.plot(sizes, means, color=COLOURS[method], label=label, **style)
+            d, sizes = named(name).d, sorted(n for key, n in study.draws if key == name)
+            for method, (which, style) in itertools.product(study.methods, styles.items()):
+                means, slope, _ = fits[name, method, which]
+                chosen = "best h" if which == "best" else which
+                label = f"{method}, {chosen}: slope −{-slope:.2f} (rate −{RATES[method] / (RATES[method] + d):.2f})"
+                axes.plot(sizes, means, color=COLOURS[method], label=label, **style)
             axes.set(xscale="log", yscale="log", xlabel="samples")
-            axes.set_title(
-                f"{name.removesuffix(f'-{named(name).d}')}, d = {named(name).d}", loc="left", fontweight="bold"
-            )
+            axes.set_title(f"{name.removesuffix(f'-{d}')}, d = {d}", loc="left", fontweight="bold")
             axes.legend(frameon=False)
         panels[0][0].set_ylabel("mean integrated squared error")
         figure.savefig(path, dpi=130)

@@ -69,6 +69,24 @@ def test_the_grid_and_the_closed_form_agree(study, name, method, shape):
     assert (closed.negative > 0) == (method == "laplace")
 
 
+def test_tensors_have_the_errors_of_arrays(study):
+    """As the samples are where they are on a card."""
+    torch = pytest.importorskip("torch")
+    for name in ("claw", "separated-5"):
+        density = study.densities.named(name)
+        rng = np.random.default_rng(3)
+        samples, held_out = density.sample(rng, 60), density.sample(rng, 100)
+        judge, bandwidth = study.density_errors.errors_of(density), Bandwidth.of(0.5, density.d)
+        for method in study.bandwidths.METHODS:
+            on_host, on_device = (
+                judge.all(x, method, Bandwidth.of(0.5, density.d), held_out)
+                for x in (samples, torch.as_tensor(samples))
+            )
+            assert on_device.ise == pytest.approx(on_host.ise, rel=1e-4)
+            assert on_device.l1 == pytest.approx(on_host.l1, rel=1e-4)
+            assert on_device.negative == pytest.approx(on_host.negative, rel=1e-3)
+
+
 def test_the_search_finds_the_best_multiple(study):
     for wanted in (0.013, 0.4, 2.7):
         found = study.bandwidths.best(lambda multiple, wanted=wanted: np.log(multiple / wanted) ** 2, 0.01, 3.0)
