@@ -19,7 +19,8 @@ its --seconds, goes on where it was when it is called again. Draws come in turn 
 balanced. --seed: figures are reported with another seed, and on other densities (--group), than anything was tuned on.
 
 Other libraries' choices for KDE, where they are installed: SciPy's default, scikit-learn's KernelDensity with a grid
-search, KDEpy's improved Sheather-Jones. They are bandwidths, so the estimates are our sums.
+search, KDEpy's improved Sheather-Jones; and the plug-in of R's ks by its formula. They are bandwidths, so the estimates
+are our sums.
 """
 
 from __future__ import annotations

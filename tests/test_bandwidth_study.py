@@ -18,9 +18,10 @@ def study():
     """The modules of the benchmark, by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
-        names = ("densities", "density_errors", "bandwidth_data", "bandwidth_report", "bandwidth_plots", "bandwidths")
+        names = ["densities", "density_errors", "bandwidths"]
+        names += [f"bandwidth_{part}" for part in ("data", "peers", "plots", "report")]
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    for name in (*names, "bandwidth_peers"):
+    for name in names:
         sys.modules.pop(name, None)
 
 
@@ -78,10 +79,8 @@ def test_tensors_have_the_errors_of_arrays(study):
         samples, held_out = density.sample(rng, 60), density.sample(rng, 100)
         judge, bandwidth = study.density_errors.errors_of(density), Bandwidth.of(0.5, density.d)
         for method in study.bandwidths.METHODS:
-            on_host, on_device = (
-                judge.all(x, method, Bandwidth.of(0.5, density.d), held_out)
-                for x in (samples, torch.as_tensor(samples))
-            )
+            both = samples, torch.as_tensor(samples)
+            on_host, on_device = (judge.all(x, method, bandwidth, held_out) for x in both)
             assert on_device.ise == pytest.approx(on_host.ise, rel=1e-4)
             assert on_device.l1 == pytest.approx(on_host.l1, rel=1e-4)
             assert on_device.negative == pytest.approx(on_host.negative, rel=1e-3)
@@ -91,6 +90,14 @@ def test_the_search_finds_the_best_multiple(study):
     for wanted in (0.013, 0.4, 2.7):
         found = study.bandwidths.best(lambda multiple, wanted=wanted: np.log(multiple / wanted) ** 2, 0.01, 3.0)
         assert found == pytest.approx(wanted, rel=0.03)
+
+
+def test_the_plug_in_peer_is_near_the_best_for_normal_samples(study):
+    """Asymptotically that is (4/3n)^(1/5) standard deviations; and it has the data's units."""
+    samples = np.random.default_rng(0).normal(size=(20_000, 1))
+    found = study.bandwidth_peers.plug_in(samples)
+    assert found == pytest.approx((4 / 3 / 20_000) ** 0.2, rel=0.05)
+    assert study.bandwidth_peers.plug_in(7 - 30 * samples) == pytest.approx(30 * found, rel=1e-3)
 
 
 def test_real_sets_are_split_and_standardised(study):
