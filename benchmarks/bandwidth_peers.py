@@ -62,7 +62,7 @@ def peers(samples: Array, index: int) -> dict[str, tuple[Any, float]]:
 
 
 def plug_in(samples: Array, bins: int = 4096) -> float:
-    """The two-stage direct plug-in of R's ``ks::hpi`` and ``KernSmooth::dpik``, for (n, 1) samples; binned as theirs is.
+    """The two-stage direct plug-in of R's ``ks::hpi`` and ``KernSmooth::dpik``, for (n, 1) samples; binned as theirs.
 
     Wand and Jones, "Kernel Smoothing" (1995), section 3.6: ψ₈ by the normal scale; ψ₆ and ψ₄ by kernel estimates.
     """
