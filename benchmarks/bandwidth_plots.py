@@ -45,10 +45,11 @@ def plot_errors(lines: Sequence[Line], path: Path, rules: Sequence[str]) -> None
         )
         for (d, n), axes in zip(itertools.product(dimensions, sizes), panels.ravel()):
             names = [name for name, size in known if size == n and study.dimension[name] == d]
+            axes.set_visible(bool(names))
             axes.set_title(f"d = {d}, n = {n:,}", loc="left", fontweight="bold")
             _panel(axes, study, n, names, rules)
         handles, labels = panels[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(study.methods), frameon=False)
         figure.suptitle("ISE over that of KDE with Silverman's rule (left is better)", x=0.01, ha="left")
         figure.savefig(path, dpi=130)
         plt.close(figure)

@@ -3,7 +3,7 @@
     python benchmarks/bandwidths.py run --seed 1 --save FILE.jsonl [--group report|develop|real] [--rules auto,lscv,…]
         [--dims 1,2] [--sizes 200,2000,16000] [--draws 20] [--device cpu|cuda] [--jobs N] [--seconds S]
     python benchmarks/bandwidths.py times --save TIMES.jsonl [--rules …] [--device cpu|cuda]
-    python benchmarks/bandwidths.py tables FILE.jsonl TIMES.jsonl … [--markdown]
+    python benchmarks/bandwidths.py tables FILE.jsonl TIMES.jsonl … [--markdown] [--rules auto,kdepy]
     python benchmarks/bandwidths.py plot FILE.jsonl … --to FILE.png [--rules auto,normal-reference]
 
 The error against n, with fitted slopes:
@@ -337,8 +337,11 @@ def main() -> None:
     command.add_argument("--save", type=Path, required=True, metavar="FILE.jsonl")
     command.add_argument("--device", default="cpu")
     command = commands.add_parser("tables", help="print what was recorded")
-    command.set_defaults(call=lambda arguments: print_tables(read_lines(arguments.files), arguments.markdown))
+    command.set_defaults(
+        call=lambda arguments: print_tables(read_lines(arguments.files), arguments.markdown, arguments.rules)
+    )
     command.add_argument("files", type=Path, nargs="+", metavar="FILE.jsonl")
+    command.add_argument("--rules", type=words, default=(), help="these alone and the best, the methods side by side")
     command.add_argument("--markdown", action="store_true")
     command = commands.add_parser("plot", help="draw the errors of every density")
     command.set_defaults(call=lambda arguments: plot_errors(read_lines(arguments.files), arguments.to, arguments.rules))
