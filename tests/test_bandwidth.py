@@ -10,7 +10,8 @@ import sdkde_core
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth import precise
 from sdkde_core.bandwidth.matrix import Bandwidth
-from sdkde_core.bandwidth.rules import RULES, _Sample, resolve
+from sdkde_core.bandwidth.rules import RULES, resolve
+from sdkde_core.bandwidth.sample import Sample
 from sdkde_core.engine.outliers import radii
 from sdkde_core.estimator.plan import measure
 from sdkde_core.testing import reference
@@ -123,8 +124,8 @@ def test_weight_zero_is_absence(x, rule):
 
 def test_quartiles_are_numpys(x):
     spread = np.subtract(*np.quantile(x, (0.75, 0.25), axis=0))
-    strict = _Sample(array_api_strict.asarray(x), None, 400.0)
-    for sample in (_Sample(x, None, 400.0), _Sample(x, np.full(400, 1 / 400), 400.0), strict):
+    strict = Sample(array_api_strict.asarray(x), None, 400.0)
+    for sample in (Sample(x, None, 400.0), Sample(x, np.full(400, 1 / 400), 400.0), strict):
         low, high = (np.asarray(q) for q in sample._quartiles())
         np.testing.assert_allclose((high - low) * sample.unit, spread, rtol=1e-9)
 

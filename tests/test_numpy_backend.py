@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pairwise import cases
 from sdkde_numpy import backend as implementation
-from sdkde_numpy import products
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.bounds import FEW_ROWS, double_limit, exponent_error, extent_limit, single_limit, split_limit
 from sdkde_numpy.formulas import Direct, Expanded, Split, choose
@@ -17,6 +16,7 @@ from sdkde_numpy.info import INFO
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import sdkde_core
+from sdkde_core.engine import products
 from sdkde_core.engine.merge import each
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, Problem, Reduction
 from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error
