@@ -53,8 +53,8 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule:
-        ``"silverman"`` and ``"sdkde"`` (per dimension), ``"silverman-iso"``, ``"scott"`` and ``"silverman-full"`` (a
-        multiple of the covariance, as SciPy has them).
+        ``"silverman"``, ``"sdkde"`` and ``"normal-reference"``, which is the method's own (per dimension),
+        ``"silverman-iso"``, ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy has them).
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
     log : bool

@@ -38,6 +38,62 @@ def test_silverman_per_column(x):
     np.testing.assert_allclose(resolve("silverman-iso", x).factor, 0.9 * spread.mean() * 400 ** (-1 / 7), rtol=1e-12)
 
 
+REFERENCE = {  # method -> h of d independent normal columns, in units of σ
+    "kde": lambda d, n: (4 / ((d + 2) * n)) ** (1 / (d + 4)),
+    "sdkde": lambda d, n: (
+        (1.28 * (1 + d / 3 * (2 / 3) ** (d / 2) + d * (d + 2) / 64 * 2 ** (-d / 2)) / ((d + 2) * n)) ** (1 / (d + 8))
+    ),
+    "laplace": lambda d, n: (128 * (1 + d / 2 + d * (d + 2) / 16) / ((d + 2) * (d + 4) * (d + 6) * n)) ** (1 / (d + 8)),
+}
+
+
+@pytest.mark.parametrize("method", REFERENCE)
+def test_normal_reference_is_the_methods_own(x, method):
+    options = {"method": method, "bandwidth": "normal-reference"}
+    spread = resolve("silverman", x).factor / (0.9 * 400 ** (-1 / 7))
+    got = sdkde_core.prepare(x, **options).bandwidth
+    np.testing.assert_allclose(got.factor, spread * REFERENCE[method](3, 400), rtol=1e-12)
+    w = np.random.default_rng(1).random(400)
+    n_eff, spread = w.sum() ** 2 / (w**2).sum(), resolve("silverman", x, np.log(w / w.sum())).factor
+    got = sdkde_core.prepare(x, weights=w, **options).bandwidth.factor
+    np.testing.assert_allclose(got, spread / (0.9 * n_eff ** (-1 / 7)) * REFERENCE[method](3, n_eff), rtol=1e-9)
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("method", ["kde", "laplace"])
+def test_normal_reference_is_near_the_exact_best(method, d):
+    """The kernel is linear in the samples, so the mean integrated squared error is an integral over frequencies."""
+    n, frequency = 4000, np.linspace(0.0, 40.0, 4001)[1:]  # per σ
+    q = frequency**2
+
+    def error(h):
+        kernel = np.exp(-0.5 * h**2 * q) * (1 + 0.5 * h**2 * q * (method == "laplace"))
+        variance = (kernel**2 * (1 - np.exp(-q))) / n
+        return ((np.exp(-q) * (1 - kernel) ** 2 + variance) * frequency ** (d - 1)).sum()
+
+    h = REFERENCE[method](d, n)
+    factors = np.geomspace(0.5, 2, 141)
+    best = factors[np.argmin([error(h * f) for f in factors])]
+    assert 1 <= best < 1.15
+
+
+def test_normal_reference_is_near_the_best_of_draws():
+    """sdkde: its integrated squared error in closed form, as the KDE of the moved samples."""
+    d, n = 2, 700
+    h, factors = REFERENCE["sdkde"](d, n), np.geomspace(0.7, 1.43, 9)
+    errors = np.zeros(9)
+    for seed in range(5):
+        x = np.random.default_rng(seed).normal(size=(n, d))
+        for i, b in enumerate(h * factors):
+            moved = sdkde_core.debias(x, bandwidth=b, precision="fast")
+            own = sdkde_core.estimate(moved, method="kde", bandwidth=2**0.5 * b, precision="fast").mean()
+            cross = np.exp(-0.5 * (moved**2).sum(1) / (1 + b**2)).mean() / (2 * np.pi * (1 + b**2))
+            errors[i] += own - 2 * cross
+    curve = np.polynomial.Polynomial.fit(np.log(factors), errors, 3)
+    fine = np.linspace(np.log(0.75), np.log(1.33), 201)
+    assert abs(fine[np.argmin(curve(fine))]) < np.log(1.15)
+
+
 def test_spread_is_the_deviation_where_the_quartiles_meet():
     x = np.zeros((100, 1))
     x[:10, 0] = np.arange(10)

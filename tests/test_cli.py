@@ -21,7 +21,7 @@ from pairwise import cases
 
 import sdkde_core
 from sdkde_core.arrays import ingest
-from sdkde_core.bandwidth.rules import resolve
+from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.driver import CudaDevice
 from sdkde_core.cli import files
@@ -278,8 +278,12 @@ def test_bandwidths():
         sdkde("estimate", train, query, "-o", "out.npy", "--bandwidth", text, "--log")
         want = sdkde_core.estimate(X, Y, bandwidth=bandwidth, log=True)
         np.testing.assert_allclose(np.load("out.npy"), want, atol=1e-9, rtol=1e-9)
+    own = ("--method", "kde", "--bandwidth", "normal-reference")  # a rule that depends on the method
+    sdkde("estimate", train, query, "-o", "out.npy", *own)
+    want = sdkde_core.estimate(X, Y, method="kde", bandwidth="normal-reference")
+    np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
     for text, cause in [
-        ("silvermann", "pass one of silverman, silverman-iso, sdkde, scott, silverman-full, numbers, or a file"),
+        ("silvermann", f"pass one of {', '.join(RULES)}, numbers, or a file; did you mean 'silverman'"),
         ("1,2", "bandwidth has shape (2,), but train has 3 dimensions"),
         ("-1", "bandwidth is -1.0"),
         ("none.npy", "none.npy: No such file"),

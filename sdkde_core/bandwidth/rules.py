@@ -31,11 +31,13 @@ class _Sample:
         Positive, summing to 1. None: all equal.
     n_eff : float
         How many samples that is worth.
+    method : {"kde", "sdkde", "laplace"}
+        The estimator that the bandwidth is for.
     """
 
-    def __init__(self, x: Any, weights: Any, n_eff: float) -> None:
+    def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         xp = array_namespace(x)
-        self.weights, self.n_eff, self.d = weights, n_eff, int(x.shape[1])
+        self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
         centred = x - x[:1, :]
         self.unit = to_host(xp.max(xp.abs(centred), axis=0))  # (d,) data units
         scaled = centred / like(self.unit, x)
@@ -118,19 +120,35 @@ def _silverman_full(s: _Sample) -> Array:
     return s.covariance() * (s.n_eff * (s.d + 2) / 4) ** (-2 / (s.d + 4))
 
 
+def _normal_reference(s: _Sample) -> Array:
+    """h_j = σ₁_j c n_eff^(−1/(d+4)), or n_eff^(−1/(d+8)) of debiased estimates: the best h for normal samples.
+
+    To leading order in h, of independent columns; docs/bandwidths.md derives the constants.
+    """
+    d = s.d
+    if s.method == "kde":
+        power, rate = 4 / (d + 2), d + 4
+    elif s.method == "sdkde":
+        power, rate = 1.28 * (1 + d / 3 * (2 / 3) ** (d / 2) + d * (d + 2) / 64 * 2 ** (-d / 2)) / (d + 2), d + 8
+    else:
+        power, rate = 128 * (1 + d / 2 + d * (d + 2) / 16) / ((d + 2) * (d + 4) * (d + 6)), d + 8
+    return s.spread() * (power / s.n_eff) ** (1 / rate)
+
+
 RULES: dict[str, Callable[[_Sample], Array]] = {
     "silverman": _silverman,
     "silverman-iso": _silverman_iso,
     "sdkde": _sdkde,
     "scott": _scott,
     "silverman-full": _silverman_full,
+    "normal-reference": _normal_reference,
 }
 
 #: Those that are a multiple of the covariance.
 FULL_RULES = ("scott", "silverman-full")
 
 
-def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
+def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str = "sdkde") -> Bandwidth:
     """Return the bandwidth that ``bandwidth`` means for ``train``.
 
     Parameters
@@ -141,6 +159,8 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
         float64 or float32, of any array library.
     log_weights : (n,) float64 array, optional
         Normalised, −inf for weight zero.
+    method : {"kde", "sdkde", "laplace"}
+        The estimator that the bandwidth is for; most rules are the same for all.
 
     Raises
     ------
@@ -191,7 +211,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None) -> Bandwidth:
             f"bandwidth={bandwidth!r} needs more samples with weight than dimensions for a covariance of full rank, "
             f"but there are {n} in {d}; pass 'silverman' or numbers{turned}"
         )
-    value = RULES[bandwidth](_Sample(train, weights, n_eff))
+    value = RULES[bandwidth](_Sample(train, weights, n_eff, method))
     per_column = np.diagonal(value) if value.ndim == 2 else np.broadcast_to(value, (d,))
     beyond = np.flatnonzero(~((per_column > 0) & (per_column < np.inf)))
     if beyond.size:
