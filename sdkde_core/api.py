@@ -9,7 +9,7 @@ from array_api_compat import array_namespace
 
 from .arrays import Argument, Origin
 from .bandwidth.matrix import Bandwidth
-from .bandwidth.rules import RULES, resolve
+from .bandwidth.rules import check_rule
 from .choice import registry, select
 from .choice.cost import typical_extent
 from .estimator import autograd, graphs, warming
@@ -53,8 +53,9 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule:
-        ``"silverman"``, ``"sdkde"`` and ``"normal-reference"``, which is the method's own (per dimension),
-        ``"silverman-iso"``, ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy has them).
+        ``"silverman"``, ``"sdkde"``, ``"normal-reference"``, which is the method's own, and ``"isj"``, improved
+        Sheather–Jones, for kde only (per dimension); ``"silverman-iso"``; ``"scott"`` and ``"silverman-full"`` (a
+        multiple of the covariance, as SciPy has them). What each is good for is in ``docs/bandwidths.md``.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
     log : bool
@@ -324,7 +325,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
 def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) -> Explanation:
     """Explain an estimate of which only the shapes are known."""
     n, d = shape
-    _check_bandwidth(request.bandwidth, d)
+    _check_bandwidth(request, d)
     if request.weights is not None and (given := Argument.of("weights", request.weights).shape) != (n,):
         raise ValueError(f"weights has shape {given}, but train has {n} points; pass shape ({n},)")
     requires = frozenset({"weights"} if request.weights is not None else ())
@@ -334,12 +335,12 @@ def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) ->
     return Explanation.of(request.method, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")
 
 
-def _check_bandwidth(bandwidth: Any, d: int) -> None:
+def _check_bandwidth(request: Request, d: int) -> None:
     """Raise as :func:`resolve` would, as far as that is known without data."""
-    if not isinstance(bandwidth, str):
-        Bandwidth.of(bandwidth, d)
-    elif bandwidth not in RULES:
-        resolve(bandwidth, np.empty((1, d)))
+    if isinstance(request.bandwidth, str):
+        check_rule(request.bandwidth, request.method)
+    else:
+        Bandwidth.of(request.bandwidth, d)
 
 
 def _at_home(ready: Plan, x: Any) -> Any:

@@ -10,10 +10,11 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from ..arrays import columns_are_points, to_host
-from ..messages import did_you_mean
+from ..messages import did_you_mean, warn_once
+from .isj import improved_sheather_jones
 from .matrix import Bandwidth, like
 
-__all__ = ["FULL_RULES", "RULES", "resolve"]
+__all__ = ["FULL_RULES", "RULES", "check_rule", "resolve"]
 
 Array = NDArray[Any]
 
@@ -33,12 +34,19 @@ class _Sample:
         How many samples that is worth.
     method : {"kde", "sdkde", "laplace"}
         The estimator that the bandwidth is for.
+
+    Attributes
+    ----------
+    note : str
+        What a rule has to say about its result.
     """
+
+    note = ""
 
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         xp = array_namespace(x)
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
-        centred = x - x[:1, :]
+        self.given, centred = x, x - x[:1, :]
         self.unit = to_host(xp.max(xp.abs(centred), axis=0))  # (d,) data units
         scaled = centred / like(self.unit, x)
         self.x = scaled - (xp.mean(scaled, axis=0) if weights is None else weights @ scaled)
@@ -135,6 +143,25 @@ def _normal_reference(s: _Sample) -> Array:
     return s.spread() * (power / s.n_eff) ** (1 / rate)
 
 
+def _isj(s: _Sample) -> Array:
+    """Per column improved Sheather–Jones, from the rate of one dimension, n_eff^(−1/5), brought to n_eff^(−1/(d+4)).
+
+    Silverman's for a column where that has no solution, with a warning.
+    """
+    x, weights = to_host(s.given), None if s.weights is None else to_host(s.weights)
+    found = [improved_sheather_jones(x[:, j], weights, s.n_eff) for j in range(s.d)]
+    without = np.array([j for j, h in enumerate(found) if h is None])
+    result = np.array([h or 0.0 for h in found]) * s.n_eff ** (1 / 5 - 1 / (s.d + 4))
+    if without.size:
+        result[without] = _silverman(s)[without]
+        s.note = f" (silverman in column {without[0]}{_others(without)})"
+        warn_once(
+            f"bandwidth='isj' has no solution for column {without[0]} of train{_others(without)}: too few samples, one "
+            "value too frequent, or scales too far apart; Silverman's rule is taken there"
+        )
+    return result
+
+
 RULES: dict[str, Callable[[_Sample], Array]] = {
     "silverman": _silverman,
     "silverman-iso": _silverman_iso,
@@ -142,10 +169,23 @@ RULES: dict[str, Callable[[_Sample], Array]] = {
     "scott": _scott,
     "silverman-full": _silverman_full,
     "normal-reference": _normal_reference,
+    "isj": _isj,
 }
 
 #: Those that are a multiple of the covariance.
 FULL_RULES = ("scott", "silverman-full")
+
+
+def check_rule(rule: str, method: str) -> None:
+    """Raise ValueError where there is no such rule, or not for the method."""
+    if rule not in RULES:
+        known = ", ".join(map(repr, RULES))
+        raise ValueError(f"bandwidth is {rule!r}; pass one of {known}, or values{did_you_mean(rule, RULES)}")
+    if rule == "isj" and method != "kde":
+        raise ValueError(
+            f"bandwidth='isj' is made for the bias of method='kde', but method is {method!r}; pass 'normal-reference', "
+            "'silverman', or method='kde'"
+        )
 
 
 def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str = "sdkde") -> Bandwidth:
@@ -176,9 +216,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str 
             if turned and np.shape(bandwidth)[:1] == (n,) and n > 1:
                 raise ValueError(f"{error}{turned}") from None
             raise
-    if bandwidth not in RULES:
-        known = ", ".join(map(repr, RULES))
-        raise ValueError(f"bandwidth is {bandwidth!r}; pass one of {known}, or values{did_you_mean(bandwidth, RULES)}")
+    check_rule(bandwidth, method)
     xp = array_namespace(train)
     train = xp.astype(train, xp.float64, copy=False)
     weights, carrying, n_eff = None, None, float(train.shape[0])
@@ -211,7 +249,8 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str 
             f"bandwidth={bandwidth!r} needs more samples with weight than dimensions for a covariance of full rank, "
             f"but there are {n} in {d}; pass 'silverman' or numbers{turned}"
         )
-    value = RULES[bandwidth](_Sample(train, weights, n_eff, method))
+    sample = _Sample(train, weights, n_eff, method)
+    value = RULES[bandwidth](sample)
     per_column = np.diagonal(value) if value.ndim == 2 else np.broadcast_to(value, (d,))
     beyond = np.flatnonzero(~((per_column > 0) & (per_column < np.inf)))
     if beyond.size:
@@ -220,7 +259,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str 
             f"bandwidth={bandwidth!r} would be {per_column[j]} in column {j} of train, which goes from {low[j]:.3g} to "
             f"{high[j]:.3g}: float64 does not hold it; rescale that column, or pass bandwidth as numbers"
         )
-    return Bandwidth.of(value, d, rule=bandwidth)
+    return Bandwidth.of(value, d, rule=bandwidth + sample.note)
 
 
 def _others(indices: NDArray[Any]) -> str:
