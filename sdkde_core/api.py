@@ -58,8 +58,12 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         multiple of the covariance, as SciPy has them). What each is good for is in ``docs/bandwidths.md``.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
+    negative : {"keep", "clip", "renormalise"}
+        What becomes of the values of ``"laplace"`` below zero. ``"clip"``: zero. ``"renormalise"``: zero, and the
+        others are divided by their integral, 1 + :meth:`Prepared.negative_mass`; not for autograd.
     log : bool
-        Return log p̂, right where p̂ itself underflows. Laplace: NaN where p̂ < 0, with one RuntimeWarning.
+        Return log p̂, right where p̂ itself underflows. Laplace: NaN where p̂ < 0, with one RuntimeWarning, or −inf where
+        that is clipped.
     precision : {"auto", "fast", "high", "float64"}
         Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
         :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
@@ -117,8 +121,12 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query, replays=key is not None)
 
+        constant = ready.bandwidth.log_constant
+        if request.negative == "renormalise":
+            constant = Fitted.of(ready).log_constant
+
         def finish(sums: Partial) -> Any:
-            values = density(sums, ready.bandwidth.log_constant, log)
+            values = density(sums, constant, log, clip=request.negative != "keep")
             return _restored(ready, values, train, query, request.weights, request.bandwidth)
 
         result = finish(run(ready))
@@ -215,7 +223,8 @@ def explain(
         The data, or their shape alone: ``(n, d)`` or ``(n,)``. From a shape, the extent is that of normal data under
         Silverman's rule, the dtype float64.
     measure : bool
-        Also run the passes, and report the time each took. Needs the data.
+        Also run the passes, and report the time each took, and how much of a Laplace estimate is below zero. Needs the
+        data.
 
     Other parameters as for :func:`estimate`.
 
@@ -316,7 +325,8 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         reports: list[PassReport] = []
         if measure:
             run(ready, reports.append)
-        where = str(ready.bandwidth), reports, ready.data.device
+        below = Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None
+        where = str(ready.bandwidth), reports, ready.data.device, below
         return Explanation.of(request.method, ready.problems, ready.choice, *where)
 
     return with_fallback(request, compute)

@@ -318,6 +318,18 @@ def test_laplaces_negative_values_are_counted_once():
     assert result.stderr.count("\n") == 2
 
 
+@pytest.mark.parametrize("negative", ["clip", "renormalise"])
+def test_negative_values_are_clipped(negative):
+    train, query, options = save("x.npy", X), save("y.npy", Y), ("--method", "laplace", "--negative", negative)
+    result = sdkde("estimate", train, query, "-o", "out.npy", "--log", *options)
+    assert "Warning" not in result.stderr
+    want = sdkde_core.estimate(X, Y, method="laplace", negative=negative, log=True)
+    assert np.isneginf(want).any()
+    np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
+    assert "its integral there is" in sdkde("explain", train, query, "--measure", *options).stdout
+    assert "is for method='laplace'" in refused("estimate", train, "-o", "out.npy", "--negative", negative)
+
+
 # --- streaming --------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from .. import __version__, api
 from ..bandwidth.rules import RULES
 from ..choice import hardware, registry
-from ..estimator.request import METHODS, Goal, Request
+from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
 from ..protocol import PRECISIONS
 from .console import Argument, Choice, Group, json_option, table, together
@@ -36,6 +36,13 @@ _estimator = together(
         show_default=True,
         help=f"A rule ({', '.join(RULES)}); a number; a number per column, separated by commas; or a file with (d,) "
         "numbers or a (d, d) covariance matrix.",
+    ),
+    click.option(
+        "--negative",
+        type=Choice(NEGATIVE),
+        default="keep",
+        show_default=True,
+        help="Values of the Laplace estimate below zero: kept, zero, or zero and the others divided by their integral.",
     ),
     click.option("--weights", metavar="FILE", help="A file with one weight per training point. Default: all equal."),
     click.option(
@@ -106,7 +113,7 @@ def estimate(
     if job.negative:
         click.echo(
             f"Warning: the Laplace estimate is negative at {job.negative} of {job.query.rows} points, where its log is "
-            "NaN; leave out --log for the signed values, or use --method sdkde, which is never negative",
+            "NaN; leave out --log for the signed values, or use --negative clip, or --method sdkde, never negative",
             err=True,
         )
     if not quiet:

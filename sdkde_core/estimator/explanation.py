@@ -12,6 +12,7 @@ from ..choice.judge import Candidate
 from ..choice.select import Choice
 from ..protocol import TOLERANCES, Problem, Reduction
 from .fitted import PassReport
+from .negative import NegativeMass
 
 __all__ = ["Explanation", "PassLine", "shape_of"]
 
@@ -44,6 +45,7 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     calls: int
     data_device: str = "cpu"
+    negative_mass: NegativeMass | None = None
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class Explanation:
         bandwidth: str,
         reports: Sequence[PassReport] = (),
         data_device: str = "cpu",
+        negative_mass: NegativeMass | None = None,
     ) -> Explanation:
         """Put together what planning, and running if it was run, have said."""
         lines = []
@@ -76,7 +79,8 @@ class Explanation:
                 )
             )
         chosen = (choice.name, choice.device, choice.reason)
-        return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, choice.calls, data_device)
+        rest = choice.calls, data_device, negative_mass
+        return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, *rest)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -91,6 +95,8 @@ class Explanation:
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
         lines += [self._pass_text(p, p is last) for p in self.passes]
+        if self.negative_mass is not None:
+            lines.append(f"the density is negative somewhere: its integral there is −{self.negative_mass}")
         lines += ["", f"backends that can, by predicted time + what counts of start-up: {self._counted}"]
         able, unable = ([c for c in self.candidates if c.ok is ok] for ok in (True, False))
         names = {c: f"{c.name} ({c.device})" if c.device != "-" else c.name for c in self.candidates}
