@@ -45,13 +45,13 @@ def test_renormalised_integrates_to_one(weighted):
     x, w = np.r_[RNG.normal(size=40), 1e3, -3e3], RNG.random(42) * np.r_[np.zeros(2), np.ones(40)]
     options = {"weights": w} if weighted else {}
     prepared = sdkde_core.prepare(x, **LAPLACE, **options)
-    y = np.concatenate([np.linspace(c - 6, c + 6, 1201) for c in (0.0, 1e3, -3e3)])
+    y = np.concatenate([np.linspace(c - 6, c + 6, 601) for c in (0.0, 1e3, -3e3)])
     signed = reference.estimate(x, y, bandwidth=0.4, method="laplace", **options)
     below = prepared.negative_mass()
-    assert below.mass == pytest.approx(-np.minimum(signed, 0).sum() * 0.01, rel=2e-3)
+    assert below.mass == pytest.approx(-np.minimum(signed, 0).sum() * 0.02, rel=2e-3)
     assert below.standard_error == 0
     got = both(x, y, negative="renormalise", **options)
-    assert got.sum() * 0.01 == pytest.approx(1.0, abs=1e-4)
+    assert got.sum() * 0.02 == pytest.approx(1.0, abs=1e-4)
     np.testing.assert_allclose(got, np.maximum(signed, 0) / (1 + below.mass), rtol=1e-9)
     np.testing.assert_allclose(np.exp(both(x, y, negative="renormalise", log=True, **options)), got, rtol=1e-9)
 
