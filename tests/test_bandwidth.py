@@ -80,11 +80,7 @@ def test_normal_reference_is_near_the_exact_best(method, d):
 
 def test_normal_reference_is_near_the_best_of_draws():
     """sdkde: its integrated squared error in closed form, as the KDE of the moved samples."""
-<<<<<<< HEAD
-    d, n = 2, 1000
-=======
     d, n = 2, 700
->>>>>>> rules
     h, factors = REFERENCE["sdkde"](d, n), np.geomspace(0.7, 1.43, 9)
     errors = np.zeros(9)
     for seed in range(5):

@@ -123,11 +123,7 @@ def test_it_is_for_kde(x, method):
         sdkde_core.explain((100, 3), method=method, bandwidth="isj")
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("seed", range(30))
-=======
 @pytest.mark.parametrize("seed", range(9))
->>>>>>> rules
 def test_odd_data_end_in_time_with_a_number_or_none(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.choice([2, 3, 7, 20, 100]))

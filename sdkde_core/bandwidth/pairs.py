@@ -16,7 +16,7 @@ Everything is per sample i, as if it were not there. φ_ij = exp(−r²_ij / 2h�
 1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
 
 Elementwise arithmetic is float32: criteria need six digits, and NumPy's float64 exponentials take four times as long.
-Distances are formed in float64, and a row's exponentials are relative to its nearest sample's, so that not all underflow.
+Distances are formed in float64. A row's exponentials are relative to its nearest sample's, so that not all underflow.
 """
 
 from __future__ import annotations
@@ -137,16 +137,16 @@ class Pairs:
         length = xp.astype(xp.sum(pull * pull, axis=1), xp.float32)
         own = xp.astype(scale * self.w, xp.float32)
         inverse = xp.astype(1.0 / total, xp.float32)
-        most = xp.astype(total / self.w, xp.float32)  # of 1 / (1 − ρ), as sample j itself stays: the rest is rounding
+        least = xp.astype(self.w / total, xp.float32)  # of 1 − ρ, as sample j itself stays: the rest is rounding
 
         def task(rows: slice) -> Any:
             squares = self.squares[rows, :]
             share = closeness[rows, :] * own[rows, None] * inverse  # ρ
             across = self._product(self.u32[rows, :], half.T) - along  # a·S/D
             pulled = share * squares
-            grown = xp.minimum(1.0 / xp.clip(1.0 - share, min=1e-30), most)
-            moved = xp.clip(length - share * (2.0 * across - pulled), min=0.0)
-            far = xp.clip(squares - (across - pulled) * grown + 0.25 * moved * grown * grown, min=0.0)
+            grown = 1.0 / xp.maximum(1.0 - share, least)
+            moved = length - share * (2.0 * across - pulled)
+            far = xp.clip(squares - grown * (across - pulled - 0.25 * moved * grown), min=0.0)
             near = xp.min(far, axis=1)
             sums = xp.exp((near[:, None] - far) * c) @ self.w32
             return xp.log(xp.astype(sums, xp.float64)) - c * xp.astype(near, xp.float64)

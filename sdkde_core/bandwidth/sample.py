@@ -36,9 +36,12 @@ class Sample:
     ----------
     note : str
         What a rule has to say about its result.
+    selection : Selection or None
+        How it was chosen, if it was chosen from the data.
     """
 
     note = ""
+    selection: Any = None
 
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         xp = array_namespace(x)

@@ -30,11 +30,7 @@ PER_BANDWIDTH, REACH = 16, 8
 
 @dataclass(frozen=True)
 class NegativeMass:
-<<<<<<< HEAD
-    """∫ max(−p̂, 0), and its standard error: 0 where it was found by quadrature, to some 1e-4 of itself."""
-=======
     """∫ max(−p̂, 0), and its standard error: 0 where it was found by quadrature, to some 4e-4 of itself."""
->>>>>>> rules
 
     mass: float
     standard_error: float

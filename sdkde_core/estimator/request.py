@@ -77,7 +77,7 @@ class Request:
 
     goal: Goal
     method: str = "sdkde"
-    bandwidth: Any = "silverman"
+    bandwidth: Any = "auto"
     weights: Any = None
     negative: str = "keep"
     precision: str = "auto"
