@@ -8,8 +8,8 @@
 
 The error against n, with fitted slopes:
 
-    python benchmarks/bandwidths.py run --seed 1 --save SLOPES.jsonl --densities normal,normal-2 --methods kde,sdkde
-        --rules auto --sizes 250,1000,4000,16000,64000 --draws 40
+    python benchmarks/bandwidths.py run --seed 1 --save SLOPES.jsonl --densities normal,bimodal,normal-2 --methods kde,sdkde
+        --rules auto --sizes 250,1000,4000,16000,64000 --draws 100
     python benchmarks/bandwidths.py convergence SLOPES.jsonl --to FILE.png
 
 A draw is n samples of a density. For each method, every rule chooses its bandwidth, and the best multiple of σ₁ per
