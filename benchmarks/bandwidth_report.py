@@ -247,9 +247,8 @@ def _real(study: Study, markdown: bool) -> None:
                 multiple = geometric(study.values(name, n, method, rule, "multiple"))
                 share = 100 * np.nanmean(study.values(name, n, method, rule, "negative"))
                 what = f"{name}, {n} × {draws[0]['d']}"
-                rows.append(
-                    [what, method, rule, number(multiple), f"{gain.mean():+.2f} ± {error:.2f}", f"{share:.1f} %"]
-                )
+                shown = "–" if np.isnan(gain).any() else f"{gain.mean():+.2f} ± {error:.2f}"
+                rows.append([what, method, rule, number(multiple), shown, f"{share:.1f} %"])
     if rows:
         title("Held-out log-likelihood, nats per point beyond that of KDE with Silverman's rule", markdown)
         table(["", "method", "rule", "h / σ₁", "gain", "not positive"], rows, markdown)

@@ -72,7 +72,8 @@ def choose(x: Any, method: str, rule: str) -> Any:
     from sdkde_core.estimator.plan import read
     from sdkde_core.estimator.request import Goal, Request
 
-    return read(Request.of(Goal.DENSITY, {"method": method, "bandwidth": rule}), x)[1]
+    options = {"method": method, "bandwidth": rule, "device": "cpu" if isinstance(x, np.ndarray) else None}
+    return read(Request.of(Goal.DENSITY, options), x)[1]
 
 
 def best(loss: Callable[[float], float], low: float, high: float) -> float:
