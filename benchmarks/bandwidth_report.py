@@ -105,9 +105,12 @@ class Study:
         return math.exp(np.mean(np.log(pairs))) if pairs else math.nan
 
     def gain(self, name: str, n: int, method: str, rule: str) -> Array:
-        """Held-out log-likelihood beyond that of KDE with Silverman's rule, nats per point, a draw each."""
+        """Held-out log-likelihood beyond that of KDE with Silverman's rule, nats per point, a draw each that has the rule."""
         base = self.values(name, n, "kde", "silverman", "likelihood")
-        return np.array(self.values(name, n, method, rule, "likelihood")) - base
+        taken = [
+            "likelihood" in line["methods"].get(method, {}).get(rule, {}) for line in self.draws.get((name, n), ())
+        ]
+        return (np.array(self.values(name, n, method, rule, "likelihood")) - base)[taken]
 
 
 def geometric(values: Iterable[float]) -> float:
