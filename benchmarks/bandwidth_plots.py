@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bandwidth_report import Line, Study, geometric, table, title
@@ -73,41 +73,64 @@ def _panel(axes: Any, study: Study, n: int, names: Sequence[str], rules: Sequenc
     axes.xaxis.set_major_formatter("{x:g}")
 
 
+class Fit(NamedTuple):
+    """The mean ISE for every n, and the line through its logarithm over that of n."""
+
+    means: Array  # (sizes,)
+    slope: float
+    share: Array  # (sizes,) of each logarithm in the slope
+    off: list[Array]  # for every size the draws, relative to their mean, less one
+
+    @classmethod
+    def of(cls, study: Study, name: str, method: str, rule: str) -> Fit:
+        sizes = _sizes(study, name)
+        draws = [np.array(study.values(name, n, method, rule, "ise")) for n in sizes]
+        means = np.array([values.mean() for values in draws])
+        x = np.log(sizes) - np.mean(np.log(sizes))
+        share = x / (x @ x)
+        return cls(means, float(share @ np.log(means)), share, [d / mean - 1 for d, mean in zip(draws, means)])
+
+    def error(self, other: Fit | None = None) -> float:
+        """The standard error of the slope, or of its difference from another's of the same draws."""
+        off = self.off if other is None else [a - b for a, b in zip(self.off, other.off)]
+        return float(np.linalg.norm([s * o.std() / math.sqrt(len(o)) for s, o in zip(self.share, off)]))
+
+
+def _sizes(study: Study, name: str) -> list[int]:
+    return sorted(n for key, n in study.draws if key == name)
+
+
+def rate(method: str, d: int) -> float:
+    """The power of n with which the best error shrinks."""
+    return -RATES[method] / (RATES[method] + d)
+
+
 def convergence(lines: Sequence[Line], path: Path | None, rule: str, markdown: bool) -> None:
-    """Print the mean ISE by n with fitted slopes, and draw it: of ``rule`` as solid lines, of the best h dashed."""
+    """Print the mean ISE by n with fitted slopes, and draw it: of ``rule`` as solid lines, of the best h dashed.
+
+    Methods have the same draws. So the difference of their slopes has a smaller error than the slopes have.
+    """
     study = Study(lines)
     names = [name for name in dict.fromkeys(name for name, _ in study.draws) if name not in study.real]
-    fits = {
-        (name, method, which): _fit(study, name, method, which)
-        for name in names
-        for method in study.methods
-        for which in {"best", rule}
-    }
+    rules = list(dict.fromkeys(("best", rule)))
+    fits = {key: Fit.of(study, *key) for key in itertools.product(names, study.methods, rules)}
     for name in names:
-        d, sizes = named(name).d, sorted(n for key, n in study.draws if key == name)
-        draws = min(len(study.draws[name, n]) for n in sizes)
-        rows = []
-        for method in study.methods:
-            for which in dict.fromkeys(("best", rule)):
-                means, slope, error = fits[name, method, which]
-                theory = -RATES[method] / (RATES[method] + d)
-                cells = (f"{1e3 * mean:.3g}" for mean in means)
-                rows.append([f"{method}, {which}", *cells, f"{slope:.2f} ± {error:.2f}", f"{theory:.2f}"])
+        d, rows = named(name).d, []
+        for which, method in itertools.product(rules, study.methods):
+            fit = fits[name, method, which]
+            cells = (f"{1e3 * mean:.3g}" for mean in fit.means)
+            slope = f"{fit.slope:.2f} ± {fit.error():.2f}"
+            rows.append([f"{method}, {which}", *cells, slope, f"{rate(method, d):.2f}"])
+            if method != "kde" and "kde" in study.methods:
+                kde = fits[name, "kde", which]
+                cells = (f"{ratio:.2f}" for ratio in fit.means / kde.means)
+                slope = f"{fit.slope - kde.slope:.3f} ± {fit.error(kde):.3f}"
+                rows.append([f"{method} / kde, {which}", *cells, slope, f"{rate(method, d) - rate('kde', d):.3f}"])
+        draws = min(len(study.draws[name, n]) for n in _sizes(study, name))
         title(f"{name}: mean ISE × 1000 of {draws} draws by n, and the slope of its logarithm", markdown)
-        table(["", *map(str, sizes), "slope", "rate"], rows, markdown)
+        table(["", *map(str, _sizes(study, name)), "slope", "rate"], rows, markdown)
     if path is not None:
         _plot_convergence(study, names, fits, path, rule)
-
-
-def _fit(study: Study, name: str, method: str, rule: str) -> tuple[list[float], float, float]:
-    """The mean ISE for every n, the slope of its logarithm by that of n, and the slope's standard error."""
-    sizes = sorted(n for key, n in study.draws if key == name)
-    draws = [np.array(study.values(name, n, method, rule, "ise")) for n in sizes]
-    means = [float(values.mean()) for values in draws]
-    x = np.log(sizes) - np.mean(np.log(sizes))
-    share = x / (x @ x)
-    spread = [values.std() / values.mean() / math.sqrt(len(values)) for values in draws]
-    return means, float(share @ np.log(means)), float(np.linalg.norm(share * spread))
 
 
 def _plot_convergence(study: Study, names: Sequence[str], fits: dict[Any, Any], path: Path, rule: str) -> None:
@@ -117,12 +140,12 @@ def _plot_convergence(study: Study, names: Sequence[str], fits: dict[Any, Any], 
         size = 5.4 * len(names), 4.2
         figure, panels = plt.subplots(1, len(names), figsize=size, squeeze=False, layout="constrained")
         for name, axes in zip(names, panels[0]):
-            d, sizes = named(name).d, sorted(n for key, n in study.draws if key == name)
+            d, sizes = named(name).d, _sizes(study, name)
             for method, (which, style) in itertools.product(study.methods, styles.items()):
-                means, slope, _ = fits[name, method, which]
+                fit = fits[name, method, which]
                 chosen = "best h" if which == "best" else which
-                label = f"{method}, {chosen}: slope −{-slope:.2f} (rate −{RATES[method] / (RATES[method] + d):.2f})"
-                axes.plot(sizes, means, color=COLOURS[method], label=label, **style)
+                label = f"{method}, {chosen}: slope −{-fit.slope:.2f} (rate −{-rate(method, d):.2f})"
+                axes.plot(sizes, fit.means, color=COLOURS[method], label=label, **style)
             axes.set(xscale="log", yscale="log", xlabel="samples")
             axes.set_title(f"{name.removesuffix(f'-{d}')}, d = {d}", loc="left", fontweight="bold")
             axes.legend(frameon=False)

@@ -105,9 +105,12 @@ class Study:
         return math.exp(np.mean(np.log(pairs))) if pairs else math.nan
 
     def gain(self, name: str, n: int, method: str, rule: str) -> Array:
-        """Held-out log-likelihood beyond that of KDE with Silverman's rule, nats per point, a draw each."""
+        """Held-out log-likelihood beyond that of KDE with Silverman's rule, nats per point, a draw each that has the rule."""
         base = self.values(name, n, "kde", "silverman", "likelihood")
-        return np.array(self.values(name, n, method, rule, "likelihood")) - base
+        taken = [
+            "likelihood" in line["methods"].get(method, {}).get(rule, {}) for line in self.draws.get((name, n), ())
+        ]
+        return (np.array(self.values(name, n, method, rule, "likelihood")) - base)[taken]
 
 
 def geometric(values: Iterable[float]) -> float:
@@ -247,9 +250,8 @@ def _real(study: Study, markdown: bool) -> None:
                 multiple = geometric(study.values(name, n, method, rule, "multiple"))
                 share = 100 * np.nanmean(study.values(name, n, method, rule, "negative"))
                 what = f"{name}, {n} × {draws[0]['d']}"
-                rows.append(
-                    [what, method, rule, number(multiple), f"{gain.mean():+.2f} ± {error:.2f}", f"{share:.1f} %"]
-                )
+                shown = "–" if np.isnan(gain).any() else f"{gain.mean():+.2f} ± {error:.2f}"
+                rows.append([what, method, rule, number(multiple), shown, f"{share:.1f} %"])
     if rows:
         title("Held-out log-likelihood, nats per point beyond that of KDE with Silverman's rule", markdown)
         table(["", "method", "rule", "h / σ₁", "gain", "not positive"], rows, markdown)

@@ -64,7 +64,7 @@ class Score(NamedTuple):
 FACTORS = np.geomspace(0.4, 2.4, 13)  # of Silverman's bandwidth
 
 
-def fit_example(backend: str, n: int = 2000, seed: int = 0) -> Example:
+def fit_example(backend: str, n: int = 4000, seed: int = 0) -> Example:
     """Estimate Marron and Wand's separated bimodal density, two normals of standard deviation 0.5 at ±1.5."""
     rng = np.random.default_rng(seed)
     samples = rng.choice([-1.5, 1.5], n) + 0.5 * rng.normal(size=n)
@@ -152,7 +152,7 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
 
 
 def _tell_example(example: Example, echo: Callable[[str], Any]) -> None:
-    echo("Two normals, 2000 samples, the density known. h in units of Silverman's; ISE: integrated squared error.")
+    echo("Two normals, 4000 samples, the density known. h in units of Silverman's; ISE: integrated squared error.")
     echo(f"{'':26} {'h':>5} {'ISE × 1000':>11}   mass below zero")
     for name, multiple, values in [
         ("kde, Silverman's rule", 1.0, example.silverman),
