@@ -78,8 +78,11 @@ def _isj(s: Sample) -> Array:
 
 def _chosen(rule: str, s: Sample) -> Array:
     """A multiple of the normal reference, chosen from the data: see :mod:`.selection`."""
-    s.selection = choose(s, rule)
-    return s.selection.multiple * _normal_reference(s)
+    spreads = s.spread()
+    if s.common:
+        spreads = np.full(s.d, np.exp(np.log(spreads).mean()))
+    s.selection = choose(s, rule, spreads, s.folds)
+    return s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads
 
 
 RULES: dict[str, Callable[[Sample], Array]] = {
@@ -113,7 +116,15 @@ def check_rule(rule: str, method: str) -> None:
         )
 
 
-def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str = "sdkde") -> Bandwidth:
+def resolve(
+    bandwidth: Any,
+    train: Any,
+    log_weights: Any = None,
+    *,
+    method: str = "sdkde",
+    common: bool = False,
+    folds: int | None = None,
+) -> Bandwidth:
     """Return the bandwidth that ``bandwidth`` means for ``train``.
 
     Parameters
@@ -126,6 +137,10 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str 
         Normalised, −inf for weight zero.
     method : {"kde", "sdkde", "laplace"}
         The estimator that the bandwidth is for; most rules are the same for all.
+    common : bool
+        A rule that chooses from the data chooses one number for all columns.
+    folds : int, optional
+        It leaves out folds instead of samples one by one.
 
     Raises
     ------
@@ -175,6 +190,7 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str 
             f"but there are {n} in {d}; pass 'silverman' or numbers{turned}"
         )
     sample = Sample(train, weights, n_eff, method)
+    sample.common, sample.folds = common, folds
     value = RULES[bandwidth](sample)
     per_column = np.diagonal(value) if value.ndim == 2 else np.broadcast_to(value, (d,))
     beyond = np.flatnonzero(~((per_column > 0) & (per_column < np.inf)))
@@ -184,7 +200,8 @@ def resolve(bandwidth: Any, train: Any, log_weights: Any = None, *, method: str 
             f"bandwidth={bandwidth!r} would be {per_column[j]} in column {j} of train, which goes from {low[j]:.3g} to "
             f"{high[j]:.3g}: float64 does not hold it; rescale that column, or pass bandwidth as numbers"
         )
-    return replace(Bandwidth.of(value, d, rule=bandwidth + sample.note), selection=sample.selection)
+    result = Bandwidth.of(value, d, rule=bandwidth + sample.note)
+    return result if sample.selection is None else replace(result, selection=sample.selection)
 
 
 def _others(indices: NDArray[Any]) -> str:

@@ -7,9 +7,11 @@ likelihood is −Σ w_i log p̂₋ᵢ(x_i). ``"lscv"`` and ``"lcv"`` take their 
 ``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least squares, paired
 with those at its minimum. (Of a criterion that is a likelihood, that is about the likelihood ratio.) The weights say
 which bandwidths the data do not tell apart. Of these the upper end is taken, their quantile 0.8: least squares errs
-towards narrow bandwidths, and a debiased estimate loses more by these. The normal reference is the upper bound. In many
-dimensions a few samples may make up all of least squares, as densities there differ by powers of ten; then the
-likelihood's weights are taken instead, and the normal reference for laplace, whose signed density has no likelihood.
+towards narrow bandwidths, and a debiased estimate loses more by these. What would be best for normal samples is the
+upper bound.
+
+In many dimensions a few samples may make up all of least squares, as densities there differ by powers of ten. Then the
+likelihood's weights are taken instead; for laplace, whose signed density has no likelihood, the upper bound.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from ..arrays import device_name, quiet, to_host
-from .normal import normal_reference
+from .folds import Folds
+from .normal import normal_reference, widest
 from .pairs import Pairs
 from .sample import Sample
 
@@ -40,7 +43,8 @@ MOST, MOST_PRODUCTS = 1500, 1500**2 * 16
 #: Samples of the coarse search, and how many more there must be before a coarse search pays.
 COARSE, PAYS = 500, 2
 
-#: Multiples of the normal reference: from a hundredth of it, in steps of e^0.15, on both sides.
+#: Bandwidths that are looked at: from a hundredth of the best one for normal samples, in steps of e^0.15, and how many
+#: beyond it by "lscv" and "lcv".
 STEP, BELOW, ABOVE = 0.15, 31, 5
 
 #: Every how many of them the coarse search looks at.
@@ -119,10 +123,22 @@ class _Losses:
 
 
 @quiet
-def choose(sample: Sample, rule: str) -> Selection:
-    """Choose a multiple of the normal reference for a sample and its method, by one of :data:`CHOOSERS`."""
+def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) -> Selection:
+    """Choose a multiple of the normal reference.
+
+    Parameters
+    ----------
+    sample : Sample
+        With the method.
+    rule : str
+        One of :data:`CHOOSERS`.
+    spreads : (d,) array
+        The columns' share in the bandwidth, data units.
+    folds : int, optional
+        Leave out folds instead of samples one by one.
+    """
     method = sample.method
-    u, weights, index = _distinct(sample)
+    u, weights, index = _distinct(sample, spreads)
     n = len(u)
     if n < FEWEST:
         empty = np.empty(0)
@@ -132,10 +148,10 @@ def choose(sample: Sample, rule: str) -> Selection:
     if n >= PAYS * COARSE:
         few, coarse = index[:COARSE], steps[::-STRIDE][::-1]
         part = weights[few] / weights[few].sum()
-        rough = _losses(sample, u[few], part, coarse)
+        rough = _losses(sample, u[few], part, coarse, folds)
         loss = rough.likelihood if rule == "lcv" and rough.likelihood is not None else rough.least_squares
         steps = _worth_a_look(loss, part, coarse, steps, n)
-    losses = _losses(sample, u, weights, steps)
+    losses = _losses(sample, u, weights, steps, folds)
     squares, logs = losses.least_squares, losses.likelihood
     if rule == "lscv":
         log_multiple, what = _least(squares, weights, steps), "the minimum of least squares"
@@ -147,13 +163,21 @@ def choose(sample: Sample, rule: str) -> Selection:
         log_multiple, what = _upper(logs, weights, steps), "the upper end of what the likelihood allows"
     else:
         log_multiple, what = 0.0, "as a few samples make up all of least squares"
-    reason = f"{math.exp(log_multiple):.3g} of the normal reference, {what}, each of {n} samples left out in turn"
+    unit = widest(method, sample.d, sample.n_eff)
+    multiple = unit * math.exp(log_multiple)
+    left = "each" if folds is None else f"each of {folds} folds"
+    reason = f"{multiple:.3g} of the normal reference, {what}, {left} of {n} samples left out in turn"
     likelihood = np.full(len(steps), np.nan) if logs is None else _curve(logs, weights)
-    curves = np.exp(STEP * steps), _curve(squares, weights), likelihood
-    return Selection(method, rule, math.exp(log_multiple), reason, *curves, n)
+    curves = unit * np.exp(STEP * steps), _curve(squares, weights), likelihood
+    return Selection(method, rule, multiple, reason, *curves, n)
 
 
-def _distinct(sample: Sample) -> tuple[Array, Array, NDArray[np.intp]]:
+def _unit(method: str, d: int, n: float) -> float:
+    """The widest bandwidth of ``"auto"``, in spreads: the best one, were the samples normal."""
+    return normal_reference(method, d, n) * widest(method, d, n)
+
+
+def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp]]:
     """Distinct samples, at most a few thousand, in spreads; their weights; and an order in which they may be cut short.
 
     Samples that are equal count as one with their weight together, and are left out together. Otherwise rounded data
@@ -178,7 +202,7 @@ def _distinct(sample: Sample) -> tuple[Array, Array, NDArray[np.intp]]:
             x = x[chosen]
         else:
             x = xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)
-    u = to_host(x) * (sample.unit / sample.spread())
+    u = to_host(x) * (sample.unit / spreads)
     u = _without_gaps(u - np.median(u, axis=0))
     u, inverse = np.unique(u, axis=0, return_inverse=True)
     together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
@@ -199,15 +223,13 @@ def _without_gaps(u: Array) -> Array:
     return u
 
 
-def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp]) -> _Losses:
-    """Sum up the criteria at multiples of the normal reference for as many samples, where the data are."""
-    unit = normal_reference(sample.method, sample.d, 1.0 / float(weights @ weights))
-    place = sample.x
-    if isinstance(place, np.ndarray) or device_name(place) == "cpu":
-        pairs = Pairs(u, weights, sample.method)
-    else:
-        xp, where = array_namespace(place), device(place)
-        pairs = Pairs(xp.asarray(u, device=where), xp.asarray(weights, device=where), sample.method)
+def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp], folds: int | None) -> _Losses:
+    """Sum up the criteria at multiples of the best bandwidth for as many normal samples, where the data are."""
+    unit, place = _unit(sample.method, sample.d, 1.0 / float(weights @ weights)), sample.x
+    points: tuple[Any, Any] = u, weights
+    if not isinstance(place, np.ndarray) and device_name(place) != "cpu":
+        points = tuple(array_namespace(place).asarray(x, device=device(place)) for x in points)
+    pairs = Pairs(*points, sample.method) if folds is None else Folds(*points, sample.method, folds)
     left = [pairs.at(unit * math.exp(STEP * int(step))) for step in steps]
     logs = np.stack([one.log_density for one in left])
     squares = np.array([one.log_square for one in left])

@@ -32,7 +32,7 @@ _estimator = together(
     click.option("--method", type=Choice(METHODS), default="sdkde", show_default=True, help="Which density estimate."),
     click.option(
         "--bandwidth",
-        default="silverman",
+        default="auto",
         show_default=True,
         help=f"A rule ({', '.join(RULES)}); a number; a number per column, separated by commas; or a file with (d,) "
         "numbers or a (d, d) covariance matrix.",

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arrays import Argument
+from ..bandwidth.selection import Selection
 from ..choice.judge import Candidate
 from ..choice.select import Choice
 from ..protocol import TOLERANCES, Problem, Reduction
@@ -46,6 +47,7 @@ class Explanation:
     calls: int
     data_device: str = "cpu"
     negative_mass: NegativeMass | None = None
+    selection: Selection | None = None
 
     @classmethod
     def of(
@@ -57,6 +59,7 @@ class Explanation:
         reports: Sequence[PassReport] = (),
         data_device: str = "cpu",
         negative_mass: NegativeMass | None = None,
+        selection: Selection | None = None,
     ) -> Explanation:
         """Put together what planning, and running if it was run, have said."""
         lines = []
@@ -79,12 +82,13 @@ class Explanation:
                 )
             )
         chosen = (choice.name, choice.device, choice.reason)
-        rest = choice.calls, data_device, negative_mass
+        rest = choice.calls, data_device, negative_mass, selection
         return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, *rest)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
         result = asdict(self)
+        result["selection"] = None if self.selection is None else self.selection.to_dict()
         result["passes"], result["candidates"] = list(result["passes"]), list(result["candidates"])
         return result
 
@@ -92,6 +96,8 @@ class Explanation:
         last = self.passes[-1]
         error = TOLERANCES[last.precision][Reduction.LOG_SUM].absolute
         lines = [f"{self.method} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
+        if self.selection is not None:
+            lines.append(f"chosen from the data: {self.selection.reason}")
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
         lines += [self._pass_text(p, p is last) for p in self.passes]
