@@ -105,11 +105,10 @@ class Study:
         return math.exp(np.mean(np.log(pairs))) if pairs else math.nan
 
     def gain(self, name: str, n: int, method: str, rule: str) -> Array:
-        """Held-out log-likelihood beyond that of KDE with Silverman's rule, nats per point, a draw each that has the rule."""
+        """Held-out log-likelihood beyond KDE's with Silverman's rule, nats per point, for the draws with the rule."""
         base = self.values(name, n, "kde", "silverman", "likelihood")
-        taken = [
-            "likelihood" in line["methods"].get(method, {}).get(rule, {}) for line in self.draws.get((name, n), ())
-        ]
+        draws = self.draws.get((name, n), ())
+        taken = ["likelihood" in line["methods"].get(method, {}).get(rule, {}) for line in draws]
         return (np.array(self.values(name, n, method, rule, "likelihood")) - base)[taken]
 
 

@@ -120,12 +120,14 @@ def draw(name: str, n: int, index: int, how: dict[str, Any]) -> dict[str, Any]:
                 found[rule] = judged(method, bandwidth, time.perf_counter() - begun)
         if n == 0 and method == "laplace":
             continue  # where it is negative, it has no likelihood to look for the best of
-        loss = functools.partial(judged_loss, judge, x, method, spread, held_out, how["device"])
-        found["best"] = judged(method, spread.scaled(best(loss, *SEARCH.get(d, (0.1, 3.0)))))
-        if n == 0 and len(samples) > d:  # real columns are correlated: of multiples of their covariance too
-            covariance = choose(x, method, "scott").scaled(len(samples) ** (1 / (d + 4)))
-            loss = functools.partial(judged_loss, judge, x, method, covariance, held_out, how["device"])
-            found["best full"] = judged(method, covariance.scaled(best(loss, *SEARCH.get(d, (0.1, 3.0)))))
+        shapes = {"best": spread}
+        if n == 0:  # real columns are correlated, and may share a unit
+            shapes["best iso"] = choose(x, method, "silverman-iso").scaled(1 / (0.9 * len(samples) ** (-1 / (d + 4))))
+            if len(samples) > d:
+                shapes["best full"] = choose(x, method, "scott").scaled(len(samples) ** (1 / (d + 4)))
+        for rule, shape in shapes.items():
+            loss = functools.partial(judged_loss, judge, x, method, shape, held_out, how["device"])
+            found[rule] = judged(method, shape.scaled(best(loss, *SEARCH.get(d, (0.1, 3.0)))))
     if "kde" in methods:
         for peer, (value, seconds) in peers(samples, index).items():
             methods["kde"][peer] = judged("kde", Bandwidth.of(value, d), seconds)
