@@ -10,15 +10,17 @@ which bandwidths the data do not tell apart. Of these the upper end is taken, th
 towards narrow bandwidths, and a debiased estimate loses more by these. What would be best for normal samples is the
 upper bound.
 
-In many dimensions a few samples may make up all of least squares, as densities there differ by powers of ten. Then the
-likelihood's weights are taken instead; for laplace, whose signed density has no likelihood, the upper bound.
+In many dimensions a few samples make up all of least squares, as densities there differ by powers of ten. Where these
+are less than a fifth of the samples, effectively, the likelihood's weights are taken instead, and about there a mean of
+both, so that the choice does not jump. For laplace, whose signed density has no likelihood, it is the upper bound where
+they are few.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -56,8 +58,11 @@ UPPER, IMPLAUSIBLE = 0.8, -6.0
 #: Spreads beyond which a gap between samples is shortened: no bandwidth looks that far.
 GAP = 20.0
 
-#: Distinct samples that a choice takes, and samples that must make up least squares for it to be asked.
-FEWEST, CARRIED = 5, 10
+#: Distinct samples that a choice takes, and those that must make up least squares of a Laplace estimate.
+FEWEST, FEW = 5, 10
+
+#: The shares of the samples that make up least squares, effectively, between which the likelihood takes over.
+CARRIED = (0.15, 0.25)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +113,7 @@ class Selection:
         return ax
 
 
-@dataclass(frozen=True, eq=False)
-class _Losses:
+class _Losses(NamedTuple):
     """What every sample adds to the criteria at every bandwidth that was looked at."""
 
     least_squares: Array  # (k, n)
@@ -149,20 +153,16 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
         few, coarse = index[:COARSE], steps[::-STRIDE][::-1]
         part = weights[few] / weights[few].sum()
         rough = _losses(sample, u[few], part, coarse, folds)
-        loss = rough.likelihood if rule == "lcv" and rough.likelihood is not None else rough.least_squares
-        steps = _worth_a_look(loss, part, coarse, steps, n)
+        asked = {"lscv": (rough.least_squares,), "lcv": (rough.likelihood,)}.get(rule, rough)
+        steps = _worth_a_look([loss for loss in asked if loss is not None], part, coarse, steps, n)
     losses = _losses(sample, u, weights, steps, folds)
     squares, logs = losses.least_squares, losses.likelihood
     if rule == "lscv":
         log_multiple, what = _least(squares, weights, steps), "the minimum of least squares"
     elif rule == "lcv" and logs is not None:
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
-    elif losses.carried_by(weights) >= CARRIED:
-        log_multiple, what = _upper(squares, weights, steps), "the upper end of what least squares allows"
-    elif logs is not None:
-        log_multiple, what = _upper(logs, weights, steps), "the upper end of what the likelihood allows"
     else:
-        log_multiple, what = 0.0, "as a few samples make up all of least squares"
+        log_multiple, what = _upper_of_both(losses, weights, steps)
     unit = widest(method, sample.d, sample.n_eff)
     multiple = unit * math.exp(log_multiple)
     left = "each" if folds is None else f"each of {folds} folds"
@@ -256,6 +256,20 @@ def _upper(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
     return min(0.0, float(np.interp(UPPER, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
 
 
+def _upper_of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp]) -> tuple[float, str]:
+    """The log multiple that ``"auto"`` takes, and what it is."""
+    squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
+    if logs is None:
+        if carried < FEW:
+            return 0.0, "as a few samples make up all of least squares"
+        return _upper(squares, weights, steps), "the upper end of what least squares allows"
+    low, high = CARRIED
+    share = float(np.clip((carried * float(weights @ weights) - low) / (high - low), 0.0, 1.0))
+    picks = share * _upper(squares, weights, steps) + (1.0 - share) * _upper(logs, weights, steps)
+    names = {0.0: "the likelihood allows", 1.0: "least squares allows"}
+    return picks, "the upper end of what " + names.get(share, "least squares and the likelihood allow, weighted")
+
+
 def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
     """The log multiple at the least of a criterion, by a parabola through its neighbours."""
     means = loss @ weights
@@ -268,9 +282,12 @@ def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
     return float(STEP * steps[best])
 
 
-def _worth_a_look(loss: Array, weights: Array, coarse: NDArray[np.intp], steps: NDArray[np.intp], n: int) -> Any:
+def _worth_a_look(
+    losses: list[Array], weights: Array, coarse: NDArray[np.intp], steps: NDArray[np.intp], n: int
+) -> NDArray[np.intp]:
     """The steps around those to which a coarse search would give weight, were its samples as many as n."""
-    kept = np.flatnonzero(max(1.0, n / loss.shape[1]) * _plausible(loss, weights) > IMPLAUSIBLE)
+    more = max(1.0, n / len(weights))
+    kept = np.flatnonzero(np.max([more * _plausible(loss, weights) for loss in losses], axis=0) > IMPLAUSIBLE)
     first, last = coarse[kept[0]] - STRIDE + 1, coarse[kept[-1]] + STRIDE
     return steps[(steps >= first) & (steps <= last)]
 

@@ -82,8 +82,8 @@ class Explanation:
                 )
             )
         chosen = (choice.name, choice.device, choice.reason)
-        rest = choice.calls, data_device, negative_mass, selection
-        return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, *rest)
+        what = tuple(lines), choice.candidates, choice.calls
+        return cls(method, bandwidth, *chosen, *what, data_device, negative_mass, selection)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
