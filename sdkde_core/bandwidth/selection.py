@@ -233,9 +233,16 @@ def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp], f
     left = [pairs.at(unit * math.exp(STEP * int(step))) for step in steps]
     logs = np.stack([one.log_density for one in left])
     squares = np.array([one.log_square for one in left])
-    largest = max(float(np.max(logs)), float(np.max(squares)))
     signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])
-    least_squares = np.exp(squares - largest)[:, None] - 2.0 * signs * np.exp(logs - largest)
+
+    def terms(unit: Any) -> Array:
+        return np.exp(np.minimum(squares[:, None] - unit, 300)) - 2.0 * signs * np.exp(np.minimum(logs - unit, 300))
+
+    # In many dimensions narrow bandwidths have values so large that in their unit those of the others underflow.
+    units = np.maximum(np.max(logs, axis=1), squares)
+    worthwhile = terms(units[:, None]) @ weights < 0
+    largest = float(np.max(units[worthwhile]) if worthwhile.any() else np.min(units))
+    least_squares = terms(largest)
     likelihood = None if sample.method == "laplace" else -np.maximum(logs, largest - 1e4)
     return _Losses(least_squares, likelihood)
 
@@ -244,6 +251,7 @@ def _plausible(loss: Array, weights: Array) -> Array:
     """The log weight of each bandwidth: −2 z², z the score of its losses paired with those of the best, (k,)."""
     means = loss @ weights
     differences = loss - loss[int(np.argmin(means))]
+    differences /= np.maximum(np.max(np.abs(differences), axis=1, keepdims=True), 1e-300)  # whose squares do not underflow
     mean = differences @ weights
     variance = np.maximum((differences - mean[:, None]) ** 2 @ weights, 0.0)
     n_eff = 1.0 / float(weights @ weights)
