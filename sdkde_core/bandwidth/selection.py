@@ -206,7 +206,23 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u = _without_gaps(u - np.median(u, axis=0))
     u, inverse = np.unique(u, axis=0, return_inverse=True)
     together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
-    return u, together / together.sum(), rng.permutation(len(u))
+    together = together / together.sum()
+    index = rng.permutation(len(u))
+    _spread_ties(u, together, rng)
+    return u, together, index
+
+
+def _spread_ties(u: Array, weights: Array, rng: np.random.Generator) -> None:
+    """Spread a value that several samples share, in a column, as widely as so many normal samples lie at their mode.
+
+    Otherwise one column of categories, counts or mostly zeros, whose density is infinite, would have the criteria ask
+    for the narrowest bandwidth in all columns.
+    """
+    for column in u.T:
+        _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
+        if len(counts) < len(column):
+            share = np.where(counts > 1, np.bincount(inverse, weights=weights), 0.0)[inverse]
+            column += math.sqrt(2 * math.pi) * share * (rng.random(len(column)) - 0.5)
 
 
 def _without_gaps(u: Array) -> Array:
@@ -214,7 +230,7 @@ def _without_gaps(u: Array) -> Array:
 
     Differences of coordinates then keep their digits in float32, and one sample far away does not rule the likelihood.
     """
-    wide = np.flatnonzero(np.ptp(u, axis=0) > 2 * GAP)
+    wide = np.flatnonzero(np.ptp(u, axis=0) > GAP)
     for j in wide:
         order = np.argsort(u[:, j], kind="stable")
         steps = np.diff(u[order, j], prepend=u[order[0], j])
