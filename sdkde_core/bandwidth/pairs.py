@@ -73,7 +73,7 @@ class Pairs:
         self.threads = cpu_threads() if on_host and self.n > 4 * ROWS else 1
         self.w32, self.u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
         self.weighted = xp.concat([self.w32[:, None], self.w32[:, None] * self.u32], axis=1)  # (n, 1 + d)
-        self._product: Any = product if on_host else xp.matmul
+        self._product = product if on_host else self._in_float64
         self.squares = self._gather(lambda rows: self._distances(self.u, rows, itself=NEVER))  # (n, n)
         self.nearest = xp.min(self.squares, axis=1)
 
@@ -113,6 +113,11 @@ class Pairs:
 
         return self.xp.concat(map_threads(alone, self.blocks, self.threads), axis=0)
 
+    def _in_float64(self, a: Any, b: Any) -> Any:
+        """A product on a device: one of float32 may be rounded to TF32 there, as PyTorch can be told to do."""
+        xp = self.xp
+        return xp.astype(xp.matmul(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
+
     def _distances(self, z: Any, rows: slice, itself: float) -> Any:
         """Squared distances of some rows from all, float32; ``itself`` from themselves."""
         xp = self.xp
@@ -126,8 +131,11 @@ class Pairs:
         return xp.where(index[rows, None] == index[None, :], xp.full_like(squares, itself), squares)
 
     def _laplace(self, closeness: Any, squares: Any, c: float) -> Any:
-        factor = (1.0 + 0.5 * self.d) - squares * c
-        return self.xp.astype((closeness * factor) @ self.w32, self.xp.float64)
+        return self._weigh(closeness * ((1.0 + 0.5 * self.d) - squares * c))
+
+    def _weigh(self, terms: Any) -> Any:
+        """The weighted sum of each row, float64."""
+        return self.xp.astype(self._product(terms, self.w32[:, None])[:, 0], self.xp.float64)
 
     def _moved_without(self, closeness: Any, scale: Any, total: Any, pull: Any, c: float) -> Callable[[slice], Any]:
         """A task that sums over samples which moved as they would without the row's own."""
@@ -148,8 +156,7 @@ class Pairs:
             moved = length - share * (2.0 * across - pulled)
             far = xp.clip(squares - grown * (across - pulled - 0.25 * moved * grown), min=0.0)
             near = xp.min(far, axis=1)
-            sums = xp.exp((near[:, None] - far) * c) @ self.w32
-            return xp.log(xp.astype(sums, xp.float64)) - c * xp.astype(near, xp.float64)
+            return xp.log(self._weigh(xp.exp((near[:, None] - far) * c))) - c * xp.astype(near, xp.float64)
 
         return task
 
@@ -166,4 +173,4 @@ class Pairs:
         terms = xp.exp(-0.5 * q)
         if self.method == "laplace":
             terms = terms * (1.0 + d / 2 - 0.5 * q + (q * (q - 2.0 * (d + 2)) + d * (d + 2)) / 16)
-        return self.w[rows] * xp.astype(terms @ self.w32, xp.float64)
+        return self.w[rows] * self._weigh(terms)

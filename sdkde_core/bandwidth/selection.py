@@ -58,6 +58,9 @@ UPPER, IMPLAUSIBLE = 0.8, -6.0
 #: Spreads beyond which a gap between samples is shortened: no bandwidth looks that far.
 GAP = 20.0
 
+#: Weight of a sample below which it adds nothing to sums of float32.
+LIGHTEST = 1e-20
+
 #: Distinct samples that a choice takes, and those that must make up least squares of a Laplace estimate.
 FEWEST, FEW = 5, 10
 
@@ -95,8 +98,9 @@ class Selection:
     used: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain dicts, lists, numbers and strings."""
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
+        """Return everything as plain lists, numbers and strings; the likelihood of laplace is None."""
+        known = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
+        return known | {"likelihood": None if np.isnan(self.likelihood).any() else known["likelihood"]}
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the criteria over the multiples, and the choice; returns matplotlib's axes."""
@@ -207,6 +211,8 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u, inverse = np.unique(u, axis=0, return_inverse=True)
     together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
     together = together / together.sum()
+    heard = together > LIGHTEST
+    u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
     _spread_ties(u, together, rng)
     return u, together, index
