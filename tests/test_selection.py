@@ -1,0 +1,317 @@
+"""Bandwidths chosen from the data: exact leave-one-out against brute force, and what a choice must not depend on."""
+
+import json
+import math
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+
+import sdkde_core
+from sdkde_core import select_bandwidth
+from sdkde_core.bandwidth.folds import Folds
+from sdkde_core.bandwidth.normal import normal_reference, widest
+from sdkde_core.bandwidth.pairs import Pairs
+from sdkde_core.bandwidth.rules import RULES, resolve
+from sdkde_core.bandwidth.selection import CHOOSERS
+
+METHODS = ("kde", "sdkde", "laplace")
+
+
+def moved(x, w, h, method):
+    if method != "sdkde":
+        return x
+    near = w * np.exp(-((x[:, None] - x) ** 2).sum(2) / (2 * h**2))
+    return 0.5 * (x + near @ x / near.sum(1)[:, None])
+
+
+def log_density(x, w, y, h, method):
+    """log |p̂(y)| of samples x with weights that sum to 1, without (2π)^(−d/2), in the log domain; and its sign."""
+    d, q = x.shape[1], ((y[:, None] - moved(x, w, h, method)) ** 2).sum(2) / (2 * h**2)
+    least = q.min(1)
+    sums = (np.exp(least[:, None] - q) * (1 + d / 2 - q if method == "laplace" else 1.0)) @ w
+    return np.log(abs(sums)) - least - d * math.log(h), np.sign(sums)
+
+
+def without_each(x, w, h, method):
+    """The same at each sample, without it."""
+    each = np.arange(len(x))
+    parts = [
+        log_density(x[each != i], w[each != i] / w[each != i].sum(), x[i : i + 1], h, method) for i in each
+    ]
+    return np.array([p[0][0] for p in parts]), np.array([p[1][0] for p in parts])
+
+
+def some(n, d, spread=0.0, seed=0):
+    """Normal samples, the first of them far off, and weights over ``spread`` powers of ten."""
+    rng = np.random.default_rng(seed)
+    x, w = rng.normal(size=(n, d)), 10 ** (spread * rng.random(n))
+    x[0] += 12.0
+    x -= np.median(x, axis=0)
+    return x, w / w.sum()
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("d", [1, 3, 17])
+@pytest.mark.parametrize("method", METHODS)
+def test_leave_one_out_is_brute_force(method, d, spread):
+    x, w = some(90, d, spread)  # two blocks of rows
+    pairs = Pairs(x, w, method)
+    for h in (0.02, 0.3, 1.0) if d == 1 else (0.3, 1.0):
+        got, (want, sign) = pairs.at(h), without_each(x, w, h, method)
+        scale = log_density(x, w, x, h, "kde")[0] if method == "laplace" else want  # the sum may cancel
+        wrong = abs(got.sign * np.exp(got.log_density - scale) - sign * np.exp(want - scale))
+        np.testing.assert_array_less(wrong, (1e-3 if spread == 4 else 1e-5) * (1 + abs(want)), str(h))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_integral_of_the_square_is_a_quadrature(method):
+    x, w = some(70, 1, 1.0)
+    for h in (0.05, 0.4, 1.5):
+        grid = np.linspace(x.min() - 9 * h, x.max() + 9 * h, 40_001)
+        log, _ = log_density(x, w, grid[:, None], h, method)
+        want = np.exp(2 * log).sum() * (grid[1] - grid[0]) / (2 * np.pi)
+        got = math.exp(Pairs(x, w, method).at(h).log_square) / math.sqrt(2 * np.pi)
+        assert got == pytest.approx(want, rel=3e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pairs_of_any_library(method):
+    x, w = some(150, 3, 1.0)
+    want = Pairs(x, w, method).at(0.4), Folds(x, w, method, 5).at(0.4)
+    for as_array in (torch.tensor, array_api_strict.asarray):
+        got = Pairs(as_array(x), as_array(w), method).at(0.4), Folds(as_array(x), as_array(w), method, 5).at(0.4)
+        for g, k, rtol in zip(got, want, (1e-5, 1e-9), strict=True):
+            np.testing.assert_allclose(g.log_density, k.log_density, rtol, 1e-5)
+            np.testing.assert_array_equal(g.sign, k.sign)
+            assert g.log_square == pytest.approx(k.log_square, rel=rtol)
+
+
+def mise_of_normal(method, d, n, h):
+    """The MISE on the standard normal, times (4π)^(d/2): exact for kde and laplace.
+
+    For sdkde the exact bias and the leading variance.
+    """
+    t = np.linspace(0, 40 if d == 1 else 16, 1501)  # radius in the Fourier domain; weights make ∫ e^(−t²) over R^d one
+    log = (d - 1) * np.log(np.maximum(t, 1e-300)) + math.log(2) - math.lgamma(d / 2)
+    weight = np.exp(log) * (t[1] - t[0])
+    q = (h * t) ** 2
+    kernel = np.exp(-q / 2) * {"kde": 1, "laplace": 1 + q / 2, "sdkde": 1 + q / 2 * np.exp(-q / 2)}[method]
+    phi = np.exp(-(t**2) / 2)
+    mean = kernel * phi
+    if method == "sdkde":
+        mean = np.exp(-(t**2) / 2 * ((1 - 0.5 * h**2 / (1 + h**2)) ** 2 + h**2))
+    variance = weight @ kernel**2 if method == "sdkde" else weight @ (kernel**2 * (1 - phi**2))
+    return weight @ (mean - phi) ** 2 + variance / n
+
+
+@pytest.mark.parametrize(("d", "n"), [(1, 200), (1, 20_000), (3, 2000), (16, 2000)])
+@pytest.mark.parametrize("method", METHODS)
+def test_widest_is_the_best_for_normal_samples(method, d, n):
+    over = np.exp(np.linspace(-0.3, 0.8, 111))
+    reference = normal_reference(method, d, n)
+    best = over[np.argmin([mise_of_normal(method, d, n, reference * k) for k in over])]
+    assert widest(method, d, n) == pytest.approx(best, rel=0.015)
+
+
+def pick(x, method="sdkde", **options):
+    with np.errstate(all="raise"):
+        return select_bandwidth(x, method=method, **options).factor
+
+
+@pytest.fixture(scope="module")
+def x():
+    """Two modes in one column, skew in another."""
+    rng = np.random.default_rng(0)
+    return np.c_[rng.normal(size=300) + 5 * (rng.random(300) < 0.4), rng.gamma(2.0, size=300)]
+
+
+@pytest.mark.parametrize("rule", CHOOSERS)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_choice_does_not_depend_on(x, method, rule):
+    if (method, rule) == ("laplace", "lcv"):
+        with pytest.raises(ValueError, match="'lscv' or 'auto'"):
+            pick(x, method, rule=rule)
+        return
+    h, rng = pick(x, method, rule=rule), np.random.default_rng(1)
+    assert h.shape == (2,) and np.isfinite(h).all()
+    np.testing.assert_array_equal(pick(x, method, rule=rule), h)
+    np.testing.assert_allclose(pick(x + [1e3, -7.0], method, rule=rule), h, 1e-5)
+    np.testing.assert_allclose(pick(x * [1e-8, 1e5], method, rule=rule), h * [1e-8, 1e5], 1e-5)
+    np.testing.assert_allclose(pick(x[rng.permutation(300)], method, rule=rule), h, 1e-6)
+    np.testing.assert_allclose(pick(x * (1 + 1e-9 * rng.normal(size=x.shape)), method, rule=rule), h, 1e-3)
+    np.testing.assert_allclose(pick(torch.tensor(x), method, rule=rule), h, 1e-6)
+    np.testing.assert_allclose(pick(array_api_strict.asarray(x), method, rule=rule), h, 1e-3)  # not on NumPy's path
+    np.testing.assert_allclose(pick(x.astype(np.float32), method, rule=rule), h, 1e-3)
+    np.testing.assert_allclose(pick(x, method, rule=rule, weights=np.full(300, 7.0)), h, 1e-3)
+    np.testing.assert_allclose(pick(np.r_[x, x[:1] + 50], method, rule=rule, weights=np.r_[np.ones(300), 0]), h, 1e-3)
+
+
+def test_integer_weights_are_repeated_samples(x):
+    """But for the number of samples, which rules take to be (Σw)²/Σw²."""
+    times = np.random.default_rng(2).integers(1, 4, 300)
+    once, often = (
+        select_bandwidth(x, **options).selection
+        for x, options in ((x, {"weights": times}), (np.repeat(x, times, axis=0), {}))
+    )
+    n_eff = times.sum() ** 2 / (times**2).sum()
+    ratio = once.multiple / widest("sdkde", 2, n_eff) / (often.multiple / widest("sdkde", 2, times.sum()))
+    assert ratio == pytest.approx(1, rel=0.02)  # quartiles differ by n too
+
+
+def test_threads_do_not_matter(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(700, 2))
+    picks = []
+    for threads in "12":
+        monkeypatch.setenv("SDKDE_NUM_THREADS", threads)
+        picks.append(pick(x, rule="lscv"))
+    np.testing.assert_array_equal(*picks)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_subsample_knows_no_order(weighted):
+    """A prefix or a stride of sorted samples would."""
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.normal(size=20_000) + 6 * (rng.random(20_000) < 0.5))
+    weights = {"weights": 1 + 3 * rng.random(20_000)} if weighted else {}
+    whole = pick(x, "kde", **weights)
+    order = rng.permutation(20_000)
+    mixed = pick(x[order], "kde", **{k: v[order] for k, v in weights.items()})
+    assert whole == pytest.approx(mixed, rel=0.15)
+    assert len(select_bandwidth(x[:4000], rule="lcv").selection.multiples) < 20  # the coarse search pays
+
+
+ODD = {
+    "rounded": lambda z: np.round(2 * z[:, 0]) / 2,
+    "counts": lambda z: np.floor(np.exp(z[:, 0] + 1)),
+    "zero-inflated": lambda z: np.where(z[:, 0] < 0.3, 0.0, z[:, 0]),
+    "a binary column": lambda z: np.c_[z[:, 0] > 0, z[:, 1]],
+    "a rounded column": lambda z: np.c_[np.round(z[:, 0]), z[:, 1]],
+    "a column of zeros": lambda z: np.c_[np.where(z[:, 0] < 1.3, 0.0, z[:, 0]), z[:, 1]],
+    "all binary": lambda z: (z > 0) * 1.0,
+}
+
+
+@pytest.mark.parametrize("rule", ["auto", "lscv"])
+@pytest.mark.parametrize("name", ODD)
+def test_ties_do_not_send_the_bandwidth_to_zero(name, rule):
+    """The narrowest that is looked at is a hundredth of the normal reference."""
+    z = np.random.default_rng(0).normal(size=(500, 3))
+    for method in METHODS:
+        assert select_bandwidth(ODD[name](z), method=method, rule=rule).selection.multiple > 0.15
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_few_far_and_light_samples(method):
+    rng = np.random.default_rng(0)
+    for n in range(2, 11):
+        chosen = select_bandwidth(rng.normal(size=(n, 2)), method=method)
+        assert 0 < chosen.selection.multiple <= widest(method, 2, float(n)) and chosen.selection.reason
+        assert np.isfinite(chosen.factor).all()
+    x = rng.normal(size=200)
+    h = pick(x, method)
+    np.testing.assert_allclose(pick(np.r_[x, 1e9], method), h, 0.1)
+    np.testing.assert_allclose(pick(np.r_[x, 1e9], method, rule="lscv"), pick(x, method, rule="lscv"), 0.25)
+    light = pick(np.r_[x, x + 3], method, weights=np.r_[np.ones(200), np.full(200, 1e-200)])
+    np.testing.assert_allclose(light, h, 0.05)
+    for rule in ("auto", "lscv"):
+        assert np.isfinite(pick(np.r_[x, 1e6 + x], method, rule=rule)).all()
+        assert np.isfinite(pick(np.r_[1e-9 * x, 1e300, -1e300], method, rule=rule)).all()
+        assert np.isfinite(pick(np.r_[x, x * (1 + 1e-15)], method, rule=rule)).all()
+    heavy = np.r_[1e6, np.ones(199)]
+    assert np.isfinite(pick(x, method, weights=heavy)).all()
+
+
+@pytest.mark.parametrize("d", [128, 784])
+@pytest.mark.parametrize("method", METHODS)
+def test_many_dimensions(method, d):
+    """Densities there differ by more powers of ten than float64 has."""
+    x = np.random.default_rng(0).normal(size=(120, d))
+    for rule in ("auto", "lscv"):
+        chosen = select_bandwidth(x, method=method, rule=rule).selection
+        assert 0.8 < chosen.multiple < 3
+        assert np.isfinite(chosen.least_squares).all()
+
+
+@pytest.mark.parametrize(("method", "rule"), [("kde", "lscv"), ("sdkde", "lscv"), ("sdkde", "lcv"), ("laplace", "lscv")])
+def test_folds_find_what_leave_one_out_finds(x, method, rule):
+    np.testing.assert_allclose(pick(x, method, rule=rule, folds=20), pick(x, method, rule=rule), 0.15)
+    assert "20 folds" in select_bandwidth(x, method=method, rule=rule, folds=20).selection.reason
+
+
+def test_bases(x):
+    def chosen(base, **options):
+        return select_bandwidth(x, base=base, **options)
+
+    scott = chosen("scott")
+    shape = resolve("scott", x).matrix
+    np.testing.assert_allclose(scott.matrix / scott.matrix[0, 0], shape / shape[0, 0], 1e-9)
+    np.testing.assert_allclose(chosen(7 * shape).matrix, scott.matrix, 1e-6)
+    np.testing.assert_allclose(chosen(scott).matrix, scott.matrix, 1e-6)
+    number = chosen(3.0).factor
+    assert number[0] == number[1]
+    np.testing.assert_allclose(chosen([1.0, 4.0]).factor * [4, 1], chosen([1.0, 4.0]).factor[::-1], 1e-12)
+    assert scott.rule.startswith("auto × scott") and scott.selection.multiple > 0
+    np.testing.assert_allclose(  # a common shape is equivariant to any map
+        chosen("scott", rule="lscv").matrix * [[4, 2], [2, 1]],
+        select_bandwidth(x * [2.0, 1.0], base="scott", rule="lscv").matrix,
+        1e-4,
+    )
+    with pytest.raises(ValueError, match="leave base out"):
+        chosen(1.0, rule="silverman")
+
+
+@pytest.mark.parametrize("folds", [1, 0, True, 2.5, "ten", 301])
+def test_folds_that_cannot_be(x, folds):
+    with pytest.raises(ValueError, match="folds is"):
+        select_bandwidth(x, folds=folds)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_can_be_selected(x, rule):
+    chosen = select_bandwidth(x, method="kde", rule=rule)
+    np.testing.assert_array_equal(chosen.matrix, resolve(rule, x, method="kde").matrix)
+    assert (chosen.selection is not None) == (rule in CHOOSERS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_selection_tells(x, method):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    chosen = select_bandwidth(x, method=method).selection
+    told = json.loads(json.dumps(chosen.to_dict(), allow_nan=False))
+    assert told["multiple"] == chosen.multiple and told["used"] == 300
+    assert (told["likelihood"] is None) == (method == "laplace")
+    assert len(told["multiples"]) == len(told["least_squares"]) and min(told["least_squares"]) == 0
+    axes = chosen.plot()
+    assert chosen.plot(axes) is axes and len(axes.get_lines()) >= 2
+    pyplot.close(axes.figure)
+
+
+def ise(x, density, **options):
+    grid = np.linspace(-6, 6, 1501)
+    return ((sdkde_core.estimate(x, grid, backend="numpy", **options) - density(grid)) ** 2).sum()
+
+
+def normal(y, at=0.0, sd=1.0):
+    return np.exp(-0.5 * ((y - at) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_auto_is_better_than_silverman(method):
+    """Geometric means over four draws: far better on separate modes, and near the best rule on one."""
+    separated = normal_ones = 0.0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        z, side = rng.normal(size=1000), rng.choice((-1.5, 1.5), 1000)
+        here = ise(side + 0.5 * z, lambda y: (normal(y, -1.5, 0.5) + normal(y, 1.5, 0.5)) / 2, method=method)
+        kde = {"method": "kde", "bandwidth": "silverman"}
+        there = ise(side + 0.5 * z, lambda y: (normal(y, -1.5, 0.5) + normal(y, 1.5, 0.5)) / 2, **kde)
+        separated += math.log(here / there) / 4
+        reference = ise(z, normal, method=method, bandwidth="normal-reference")
+        normal_ones += math.log(ise(z, normal, method=method) / reference) / 4
+    assert separated < math.log(0.6)
+    assert normal_ones < math.log(1.4)
