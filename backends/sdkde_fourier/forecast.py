@@ -22,6 +22,7 @@ from .price import (
     Ways,
     box_seconds,
     box_work,
+    by_looking,
     by_modes,
     by_neighbours,
     by_products,
@@ -51,7 +52,8 @@ USUAL, NEIGHBOURS = 1e-11, 1000.0
 def estimate(problem: Problem) -> tuple[str, Work]:
     """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
     sample = _sample_of(problem)
-    return _likely(problem, _ways) if sample is None else _from_sample(problem, sample, CPU)
+    way, work = _likely(problem, _ways) if sample is None else _from_sample(problem, sample, CPU)
+    return way, plus(work, by_looking(problem, work))
 
 
 def least_memory(problem: Problem) -> int:

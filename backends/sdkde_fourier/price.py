@@ -28,6 +28,7 @@ __all__ = [
     "Ways",
     "box_seconds",
     "box_work",
+    "by_looking",
     "by_modes",
     "by_neighbours",
     "by_pairs",
@@ -66,6 +67,17 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
         bytes=16.0 * grid * 6.0 * (1 + backs) + 64.0 * (problem.m + problem.n),
         launches=50 * (1 + backs),
     )
+
+
+def by_looking(problem: Problem, way: Work) -> Work:
+    """Return the Work of finding out which way is faster, from some of the columns, on one thread.
+
+    A box takes 40 ns a column and dimension, and neighbourhoods 1 µs a column. At these the backend looks where
+    transforms take longer than the shortest direct sums.
+    """
+    box, around = 160.0 * problem.d * min(problem.n, 1 << 16), 4000.0 * min(problem.n, 1 << 13)
+    looks = seconds(way) > seconds(by_neighbours(problem, problem.m, 1.0))
+    return Work(scalar_flops=speedup(cpu_threads()) * (box + around * looks), launches=60)
 
 
 def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: float | None = None) -> Work:
