@@ -28,6 +28,7 @@ from .price import (
     by_products,
     by_tiles,
     direct_work,
+    looks,
     plus,
     seconds,
     times,
@@ -115,7 +116,9 @@ def _from_sample(problem: Problem, sample: Sample, ways: Ways) -> tuple[str, Wor
     neighbours = float(share @ here.neighbours) / max(float(share.sum()), 1e-300)
     by_box = box_work(ways, problem, usual, *arguments)
     modes = plus(by_box, direct_work(ways, problem, here, redone * here.rows, neighbours))
-    if seconds(by_box, problem.device) > seconds(direct, problem.device):  # the backend does not know what it redoes
+    # The backend does not know what it redoes.
+    alone = seconds(by_box, problem.device)
+    if alone > seconds(direct, problem.device) and (ways is not CPU or looks(problem, alone)):
         return "direct sums", direct
     return f"{math.prod(box.shape)} modes, and {redone:.2g} of the rows directly", modes
 
