@@ -6,7 +6,17 @@ Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:
 
 import logging
 
-from .api import backends, debias, estimate, explain, grad_log_density, prepare, release_replays, warm_up
+from .api import (
+    backends,
+    debias,
+    estimate,
+    explain,
+    grad_log_density,
+    prepare,
+    release_replays,
+    select_bandwidth,
+    warm_up,
+)
 from .bandwidth.matrix import Bandwidth
 from .estimator.prepared import Prepared
 from .messages import SdkdeWarning
@@ -25,6 +35,7 @@ __all__ = [
     "grad_log_density",
     "prepare",
     "release_replays",
+    "select_bandwidth",
     "warm_up",
 ]
 

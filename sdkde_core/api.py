@@ -1,7 +1,8 @@
-"""The public face: estimate, prepare, debias, grad_log_density, explain, backends, warm_up, release_replays."""
+"""The public face: estimate, prepare, debias, grad_log_density, select_bandwidth, explain, backends, warm_up, …"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -9,7 +10,7 @@ from array_api_compat import array_namespace
 
 from .arrays import Argument, Origin
 from .bandwidth.matrix import Bandwidth
-from .bandwidth.rules import RULES, resolve
+from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .choice.cost import typical_extent
 from .estimator import autograd, graphs, warming
@@ -17,7 +18,7 @@ from .estimator.density import density
 from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fallback import with_fallback
 from .estimator.fitted import Fitted, PassReport, run
-from .estimator.plan import Plan, plan
+from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
@@ -31,6 +32,7 @@ __all__ = [
     "grad_log_density",
     "prepare",
     "release_replays",
+    "select_bandwidth",
     "warm_up",
 ]
 
@@ -52,13 +54,20 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
-        A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule:
-        ``"silverman"`` and ``"sdkde"`` (per dimension), ``"silverman-iso"``, ``"scott"`` and ``"silverman-full"`` (a
-        multiple of the covariance, as SciPy has them).
+        A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
+        ``"auto"`` chooses from the data for the method, see :func:`select_bandwidth`; so do ``"lscv"`` and ``"lcv"``,
+        by the minimum of cross-validation. Formulas: ``"normal-reference"``, the method's own, ``"silverman"``,
+        ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per dimension); ``"silverman-iso"``;
+        ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy has them). What each is good for is
+        in ``docs/bandwidths.md``.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
+    negative : {"keep", "clip", "renormalise"}
+        What becomes of the values of ``"laplace"`` below zero. ``"clip"``: zero. ``"renormalise"``: zero, and the
+        others are divided by their integral, 1 + :meth:`Prepared.negative_mass`; not for autograd.
     log : bool
-        Return log p̂, right where p̂ itself underflows. Laplace: NaN where p̂ < 0, with one RuntimeWarning.
+        Return log p̂, right where p̂ itself underflows. Laplace: NaN where p̂ < 0, with one RuntimeWarning, or −inf where
+        that is clipped.
     precision : {"auto", "fast", "high", "float64"}
         Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
         :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
@@ -116,8 +125,12 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query, replays=key is not None)
 
+        constant = ready.bandwidth.log_constant
+        if request.negative == "renormalise":
+            constant = Fitted.of(ready).log_constant
+
         def finish(sums: Partial) -> Any:
-            values = density(sums, ready.bandwidth.log_constant, log)
+            values = density(sums, constant, log, clip=request.negative != "keep")
             return _restored(ready, values, train, query, request.weights, request.bandwidth)
 
         result = finish(run(ready))
@@ -202,6 +215,78 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
 
 
 @public
+def select_bandwidth(
+    train: Any,
+    *,
+    method: str = "sdkde",
+    rule: str = "auto",
+    weights: Any = None,
+    base: Any = None,
+    folds: int | None = None,
+) -> Bandwidth:
+    """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
+
+    A bandwidth is judged by what it says of samples that are left out. The criteria are exact sums over up to 1,500
+    distinct samples, drawn by a fixed seed; a choice from fewer than all is brought to n by the method's rate.
+
+    Parameters
+    ----------
+    train : (n, d) or (n,) array_like
+        As for :func:`estimate`. On a GPU the criteria are summed there.
+    method : {"sdkde", "kde", "laplace"}
+        The estimator that the bandwidth is for.
+    rule : {"auto", "lscv", "lcv"}
+        ``"lscv"``: the minimum of least squares, an estimate of the integrated squared error. ``"lcv"``: the maximum of
+        the likelihood; not for laplace, which is signed. ``"auto"``: the upper end of the bandwidths that least
+        squares does not tell apart, at most what is best for normal samples: less noisy. Any other rule's name
+        of :func:`estimate` is its bandwidth.
+    weights : (n,) array_like, optional
+    base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
+        The shape of the bandwidth, of which a multiple is chosen; such as ``"scott"`` for that of the covariance.
+        Default: in proportion to each column's spread, min(std, IQR/1.34).
+    folds : int, optional
+        Leave out so many parts instead of each sample by itself. That takes longer and finds the same.
+
+    Returns
+    -------
+    Bandwidth
+        To be passed on as ``bandwidth``. Its ``selection`` has the curves of the criteria, the reason, and ``plot()``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`estimate`.
+
+    Examples
+    --------
+    >>> import numpy as np, sdkde_core
+    >>> x = np.random.default_rng(0).normal(size=(500, 2))
+    >>> h = sdkde_core.select_bandwidth(x)
+    >>> h.selection.reason  # doctest: +SKIP
+    '1.1 of the normal reference, the upper end of what least squares allows, each of 500 samples left out in turn'
+    >>> sdkde_core.estimate(x, bandwidth=h).shape
+    (500,)
+    """
+    if folds is not None and (isinstance(folds, bool) or not isinstance(folds, int) or folds < 2):
+        raise ValueError(f"folds is {folds!r}; pass an integer from 2 on, or None to leave out samples one by one")
+    check_rule(rule, method)
+    request = Request(Goal.DENSITY, method=method, bandwidth=1.0 if base is None else base, weights=weights)
+    data, shape = read(request, train)
+    if folds is not None and folds > data.n:
+        raise ValueError(f"folds is {folds}, but train has {data.n} points; pass at most as many")
+    how = {"method": method, "folds": folds}
+    if base is None:
+        return resolve(rule, data.train, data.log_weights, **how)  # type: ignore[arg-type]
+    whitened = shape.whiten(data.train, data.train[:1, :])
+    chosen = resolve(rule, whitened, data.log_weights, common=True, **how)  # type: ignore[arg-type]
+    if chosen.selection is None:
+        raise ValueError(
+            f"rule is {rule!r}, which has a shape of its own; leave base out, or pass 'auto', 'lscv' or 'lcv'"
+        )
+    return replace(shape.scaled(float(chosen.factor[0])), rule=f"{rule} × {shape.rule}", selection=chosen.selection)
+
+
+@public
 @takes_options
 def explain(
     train_or_shape: Any, query_or_shape: Any = None, *, measure: bool = False, **options: Unpack[Options]
@@ -214,7 +299,8 @@ def explain(
         The data, or their shape alone: ``(n, d)`` or ``(n,)``. From a shape, the extent is that of normal data under
         Silverman's rule, the dtype float64.
     measure : bool
-        Also run the passes, and report the time each took. Needs the data.
+        Also run the passes, and report the time each took, and how much of a Laplace estimate is below zero. Needs the
+        data.
 
     Other parameters as for :func:`estimate`.
 
@@ -315,7 +401,8 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         reports: list[PassReport] = []
         if measure:
             run(ready, reports.append)
-        where = str(ready.bandwidth), reports, ready.data.device
+        below = Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None
+        where = str(ready.bandwidth), reports, ready.data.device, below, ready.bandwidth.selection
         return Explanation.of(request.method, ready.problems, ready.choice, *where)
 
     return with_fallback(request, compute)
@@ -324,7 +411,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
 def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) -> Explanation:
     """Explain an estimate of which only the shapes are known."""
     n, d = shape
-    _check_bandwidth(request.bandwidth, d)
+    _check_bandwidth(request, d)
     if request.weights is not None and (given := Argument.of("weights", request.weights).shape) != (n,):
         raise ValueError(f"weights has shape {given}, but train has {n} points; pass shape ({n},)")
     requires = frozenset({"weights"} if request.weights is not None else ())
@@ -334,12 +421,12 @@ def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) ->
     return Explanation.of(request.method, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")
 
 
-def _check_bandwidth(bandwidth: Any, d: int) -> None:
+def _check_bandwidth(request: Request, d: int) -> None:
     """Raise as :func:`resolve` would, as far as that is known without data."""
-    if not isinstance(bandwidth, str):
-        Bandwidth.of(bandwidth, d)
-    elif bandwidth not in RULES:
-        resolve(bandwidth, np.empty((1, d)))
+    if isinstance(request.bandwidth, str):
+        check_rule(request.bandwidth, request.method)
+    else:
+        Bandwidth.of(request.bandwidth, d)
 
 
 def _at_home(ready: Plan, x: Any) -> Any:

@@ -10,6 +10,7 @@ partial results    :func:`merge` over columns, :func:`concatenate` over rows, :f
                    :func:`each` array, :func:`empty` for no rows, :func:`safe_log`
 whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
+matrix products    :func:`product` and :func:`dots`, by BLAS on the calling thread alone within :func:`on_this_thread`
 arrays             :func:`c_order`, :func:`radii`, :func:`to_host`
 files              :func:`cache_folder`, :func:`write_atomically`
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line; :func:`did_you_mean`
@@ -33,6 +34,7 @@ from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory, free_memory, total_memory
 from .engine.merge import concatenate, each, empty, merge, safe_log, stack
 from .engine.outliers import radii
+from .engine.products import dots, on_this_thread, product
 from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python, spawning
 from .messages import did_you_mean, warn_once
@@ -54,6 +56,7 @@ __all__ = [
     "concatenate",
     "cpu_threads",
     "did_you_mean",
+    "dots",
     "each",
     "empty",
     "free_memory",
@@ -64,7 +67,9 @@ __all__ = [
     "merge",
     "new_lock",
     "on_device",
+    "on_this_thread",
     "processor",
+    "product",
     "radii",
     "reduce_exact",
     "reduce_pass",

@@ -10,7 +10,8 @@ import sdkde_core
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth import precise
 from sdkde_core.bandwidth.matrix import Bandwidth
-from sdkde_core.bandwidth.rules import RULES, _Sample, resolve
+from sdkde_core.bandwidth.rules import RULES, resolve
+from sdkde_core.bandwidth.sample import Sample
 from sdkde_core.engine.outliers import radii
 from sdkde_core.estimator.plan import measure
 from sdkde_core.testing import reference
@@ -38,6 +39,62 @@ def test_silverman_per_column(x):
     np.testing.assert_allclose(resolve("silverman-iso", x).factor, 0.9 * spread.mean() * 400 ** (-1 / 7), rtol=1e-12)
 
 
+REFERENCE = {  # method -> h of d independent normal columns, in units of σ
+    "kde": lambda d, n: (4 / ((d + 2) * n)) ** (1 / (d + 4)),
+    "sdkde": lambda d, n: (
+        (1.28 * (1 + d / 3 * (2 / 3) ** (d / 2) + d * (d + 2) / 64 * 2 ** (-d / 2)) / ((d + 2) * n)) ** (1 / (d + 8))
+    ),
+    "laplace": lambda d, n: (128 * (1 + d / 2 + d * (d + 2) / 16) / ((d + 2) * (d + 4) * (d + 6) * n)) ** (1 / (d + 8)),
+}
+
+
+@pytest.mark.parametrize("method", REFERENCE)
+def test_normal_reference_is_the_methods_own(x, method):
+    options = {"method": method, "bandwidth": "normal-reference"}
+    spread = resolve("silverman", x).factor / (0.9 * 400 ** (-1 / 7))
+    got = sdkde_core.prepare(x, **options).bandwidth
+    np.testing.assert_allclose(got.factor, spread * REFERENCE[method](3, 400), rtol=1e-12)
+    w = np.random.default_rng(1).random(400)
+    n_eff, spread = w.sum() ** 2 / (w**2).sum(), resolve("silverman", x, np.log(w / w.sum())).factor
+    got = sdkde_core.prepare(x, weights=w, **options).bandwidth.factor
+    np.testing.assert_allclose(got, spread / (0.9 * n_eff ** (-1 / 7)) * REFERENCE[method](3, n_eff), rtol=1e-9)
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("method", ["kde", "laplace"])
+def test_normal_reference_is_near_the_exact_best(method, d):
+    """The kernel is linear in the samples, so the mean integrated squared error is an integral over frequencies."""
+    n, frequency = 4000, np.linspace(0.0, 40.0, 4001)[1:]  # per σ
+    q = frequency**2
+
+    def error(h):
+        kernel = np.exp(-0.5 * h**2 * q) * (1 + 0.5 * h**2 * q * (method == "laplace"))
+        variance = (kernel**2 * (1 - np.exp(-q))) / n
+        return ((np.exp(-q) * (1 - kernel) ** 2 + variance) * frequency ** (d - 1)).sum()
+
+    h = REFERENCE[method](d, n)
+    factors = np.geomspace(0.5, 2, 141)
+    best = factors[np.argmin([error(h * f) for f in factors])]
+    assert 1 <= best < 1.15
+
+
+def test_normal_reference_is_near_the_best_of_draws():
+    """sdkde: its integrated squared error in closed form, as the KDE of the moved samples."""
+    d, n = 2, 700
+    h, factors = REFERENCE["sdkde"](d, n), np.geomspace(0.7, 1.43, 9)
+    errors = np.zeros(9)
+    for seed in range(5):
+        x = np.random.default_rng(seed).normal(size=(n, d))
+        for i, b in enumerate(h * factors):
+            moved = sdkde_core.debias(x, bandwidth=b, precision="fast")
+            own = sdkde_core.estimate(moved, method="kde", bandwidth=2**0.5 * b, precision="fast").mean()
+            cross = np.exp(-0.5 * (moved**2).sum(1) / (1 + b**2)).mean() / (2 * np.pi * (1 + b**2))
+            errors[i] += own - 2 * cross
+    curve = np.polynomial.Polynomial.fit(np.log(factors), errors, 3)
+    fine = np.linspace(np.log(0.75), np.log(1.33), 201)
+    assert abs(fine[np.argmin(curve(fine))]) < np.log(1.15)
+
+
 def test_spread_is_the_deviation_where_the_quartiles_meet():
     x = np.zeros((100, 1))
     x[:10, 0] = np.arange(10)
@@ -46,7 +103,11 @@ def test_spread_is_the_deviation_where_the_quartiles_meet():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_equal_weights_are_no_weights(x, rule):
-    np.testing.assert_allclose(resolve(rule, x, np.full(400, -np.log(400))).matrix, resolve(rule, x).matrix, rtol=1e-9)
+    np.testing.assert_allclose(
+        resolve(rule, x, np.full(400, -np.log(400)), method="kde").matrix,
+        resolve(rule, x, method="kde").matrix,
+        rtol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -57,13 +118,14 @@ def test_weight_zero_is_absence(x, rule):
     with np.errstate(divide="ignore"):
         log_w = np.log(w / w.sum())
     kept = w > 0
-    np.testing.assert_allclose(resolve(rule, x, log_w).matrix, resolve(rule, x[kept], log_w[kept]).matrix, rtol=1e-12)
+    want = resolve(rule, x[kept], log_w[kept], method="kde").matrix
+    np.testing.assert_allclose(resolve(rule, x, log_w, method="kde").matrix, want, rtol=1e-12)
 
 
 def test_quartiles_are_numpys(x):
     spread = np.subtract(*np.quantile(x, (0.75, 0.25), axis=0))
-    strict = _Sample(array_api_strict.asarray(x), None, 400.0)
-    for sample in (_Sample(x, None, 400.0), _Sample(x, np.full(400, 1 / 400), 400.0), strict):
+    strict = Sample(array_api_strict.asarray(x), None, 400.0)
+    for sample in (Sample(x, None, 400.0), Sample(x, np.full(400, 1 / 400), 400.0), strict):
         low, high = (np.asarray(q) for q in sample._quartiles())
         np.testing.assert_allclose((high - low) * sample.unit, spread, rtol=1e-9)
 
@@ -85,7 +147,7 @@ def test_offsets_cost_no_digits(x):
     w -= np.log(np.exp(w).sum())
     x = np.round(x, 6)
     for rule in RULES:
-        a, b = resolve(rule, x, w).matrix, resolve(rule, x + 2.0**20, w).matrix
+        a, b = (resolve(rule, x + offset, w, method="kde").matrix for offset in (0.0, 2.0**20))
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
@@ -265,13 +327,13 @@ def test_badly_scaled_covariances_are_fine():
 def test_a_constant_column_is_named(x, rule):
     x[:, 1] = 0.1
     with pytest.raises(ValueError, match="column 1 of train is constant"):
-        resolve(rule, x)
+        resolve(rule, x, method="kde")
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_single_sample_has_no_rule(rule):
     with pytest.raises(ValueError, match="two samples"):
-        resolve(rule, np.ones((1, 3)))
+        resolve(rule, np.ones((1, 3)), method="kde")
 
 
 def test_dependent_columns_are_named(x):

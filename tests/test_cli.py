@@ -21,7 +21,7 @@ from pairwise import cases
 
 import sdkde_core
 from sdkde_core.arrays import ingest
-from sdkde_core.bandwidth.rules import resolve
+from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.driver import CudaDevice
 from sdkde_core.cli import files
@@ -278,8 +278,12 @@ def test_bandwidths():
         sdkde("estimate", train, query, "-o", "out.npy", "--bandwidth", text, "--log")
         want = sdkde_core.estimate(X, Y, bandwidth=bandwidth, log=True)
         np.testing.assert_allclose(np.load("out.npy"), want, atol=1e-9, rtol=1e-9)
+    own = ("--method", "kde", "--bandwidth", "normal-reference")  # a rule that depends on the method
+    sdkde("estimate", train, query, "-o", "out.npy", *own)
+    want = sdkde_core.estimate(X, Y, method="kde", bandwidth="normal-reference")
+    np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
     for text, cause in [
-        ("silvermann", "pass one of silverman, silverman-iso, sdkde, scott, silverman-full, numbers, or a file"),
+        ("silvermann", f"pass one of {', '.join(RULES)}, numbers, or a file; did you mean 'silverman'"),
         ("1,2", "bandwidth has shape (2,), but train has 3 dimensions"),
         ("-1", "bandwidth is -1.0"),
         ("none.npy", "none.npy: No such file"),
@@ -312,6 +316,18 @@ def test_laplaces_negative_values_are_counted_once():
     assert count > 0
     assert f"Warning: the Laplace estimate is negative at {count} of 70 points" in result.stderr
     assert result.stderr.count("\n") == 2
+
+
+@pytest.mark.parametrize("negative", ["clip", "renormalise"])
+def test_negative_values_are_clipped(negative):
+    train, query, options = save("x.npy", X), save("y.npy", Y), ("--method", "laplace", "--negative", negative)
+    result = sdkde("estimate", train, query, "-o", "out.npy", "--log", *options)
+    assert "Warning" not in result.stderr
+    want = sdkde_core.estimate(X, Y, method="laplace", negative=negative, log=True)
+    assert np.isneginf(want).any()
+    np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
+    assert "its integral there is" in sdkde("explain", train, query, "--measure", *options).stdout
+    assert "is for method='laplace'" in refused("estimate", train, "-o", "out.npy", "--negative", negative)
 
 
 # --- streaming --------------------------------------------------------------------------------------------------

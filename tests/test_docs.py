@@ -58,7 +58,17 @@ def test_the_demo(tmp_path):
     output = tmp_path / "plot.png"
     result = CliRunner().invoke(main, ["demo", "-o", str(output)], catch_exceptions=False)
     assert result.exit_code == 0
-    for word in ("kde", "sdkde", "laplace", "backend: numpy", "1437 × 1437", "ms", "*"):
+    for word in (
+        "kde",
+        "sdkde",
+        "laplace",
+        "backend: numpy",
+        "1437 × 1437",
+        "ms",
+        "*",
+        "mass below zero",
+        "not positive",
+    ):
         assert word in result.output
     assert output.read_bytes().startswith(b"\x89PNG")
     assert output.stat().st_size > 50_000

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pairwise import cases
 from sdkde_numpy import backend as implementation
-from sdkde_numpy import products
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.bounds import (
     FEW_ROWS,
@@ -26,6 +25,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import sdkde_core
 from sdkde_core.choice import cost, hardware
+from sdkde_core.engine import products
 from sdkde_core.engine.merge import each
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, Problem, Reduction
 from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error

@@ -128,10 +128,18 @@ def test_the_switch_is_looked_at_without_a_gpu_too(monkeypatch):
         {"device": "cuda"},
         {"backend_options": {"threads": 1}},
         {"method": "laplace", "log": True},
+        {"method": "laplace", "negative": "renormalise"},
     ],
 )
 def test_calls_that_are_not_replayed(cuda, call):
     assert key(**call) is None
+
+
+def test_clipped_and_signed_calls_have_recordings_of_their_own(cuda):
+    signed, clipped = (key(method="laplace", negative=negative) for negative in ("keep", "clip"))
+    assert None not in (signed, clipped)
+    assert signed != clipped
+    assert key(method="laplace", negative="clip", log=True) is not None  # which looks at nothing on the host
 
 
 def test_tensors_on_the_host_are_never_recorded():

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, stack
+from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, on_this_thread, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .formulas import Formula, choose
 from .info import ROWS, columns_of_a_task, default_threads
 from .kernels import Sums, reduce_block
-from .products import on_this_thread
 
 Array = NDArray[Any]
 

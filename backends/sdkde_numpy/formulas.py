@@ -11,11 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint
+from sdkde_core.plugin import checkpoint, dots, product
 from sdkde_core.protocol import Problem
 
 from .bounds import double_limit, product_shift_limit, single_limit, takes_split
-from .products import dots, product
 
 __all__ = ["Direct", "Expanded", "Formula", "Split", "choose"]
 

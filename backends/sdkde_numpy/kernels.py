@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint
+from sdkde_core.plugin import checkpoint, dots
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .formulas import Formula
-from .products import dots
 
 __all__ = ["Sums", "reduce_block"]
 

@@ -38,11 +38,14 @@ class Bandwidth:
         tensor attached to autograd.
     rule : str
         Where it came from: a rule's name, or ``"given"``.
+    selection : Selection or None
+        How it was chosen, where that was from the data.
     """
 
     d: int
     factor: Any
     rule: str = "given"
+    selection: Any = field(default=None, repr=False)
     _matrix: Any = field(default=None, repr=False)  # H, where it was given
     _known: Inverse | None = field(default=None, repr=False)  # of the factor of that H
 
@@ -79,7 +82,7 @@ class Bandwidth:
             if h.shape != (d, d):
                 raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
             inverse = _inverse(h)
-            return cls(d, inverse.factor, rule, h, inverse)
+            return cls(d, inverse.factor, rule, None, h, inverse)
         if h.shape not in ((), (1,), (d,)):
             raise ValueError(
                 f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass one number, {d} numbers, "

@@ -51,6 +51,11 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     given = Given(train, query, request.weights, request.bandwidth)
     if not given.attached:
         return plan_detached(request, train, query, explained=explained, replays=replays)
+    if request.negative == "renormalise":
+        raise ValueError(
+            "negative='renormalise' has no derivatives, as the mass that it divides by is a sum over random points; "
+            "pass negative='clip', or call within torch.no_grad()"
+        )
     request = given.detached(request)
     data, bandwidth = read(request, detached(train), detached(query))
     return _attach(given, plan_data(request, _accepted(given, data), bandwidth, explained=explained, grad=True))

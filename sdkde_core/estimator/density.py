@@ -14,7 +14,7 @@ from ..protocol import Partial
 __all__ = ["density"]
 
 
-def density(sums: Partial, constant: float, log: bool) -> Any:
+def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> Any:
     """Return the density, or its log: NaN where it is negative, with one RuntimeWarning.
 
     Parameters
@@ -23,12 +23,17 @@ def density(sums: Partial, constant: float, log: bool) -> Any:
     constant : float
         The kernel's log normalising constant.
     log : bool
+    clip : bool
+        Zero where it is negative, and the log −inf.
     """
     xp = array_namespace(sums.log_sum)
     if sums.sign is None:
         log_density = sums.log_sum + constant
         return log_density if log else xp.exp(log_density)
     log_density = sums.log_magnitude + constant
+    if clip:
+        values, least = (log_density, -math.inf) if log else (xp.exp(log_density), 0.0)
+        return xp.where(sums.sign < 0, xp.full_like(values, least), values)
     return _signed_log(sums.sign, log_density) if log else sums.sign * xp.exp(log_density)
 
 
@@ -40,7 +45,7 @@ def _signed_log(sign: Any, log_magnitude: Any) -> Any:
     if count:
         warnings.warn(
             f"the Laplace estimate is negative at {count} of {sign.shape[0]} points, where its log is NaN; "
-            "use log=False for the signed values, a larger bandwidth, or method='sdkde', which is never negative",
+            "use log=False for the signed values, negative='clip', or method='sdkde', which is never negative",
             RuntimeWarning,
             stacklevel=caller_level(),
         )

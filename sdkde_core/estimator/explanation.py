@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arrays import Argument
+from ..bandwidth.selection import Selection
 from ..choice.judge import Candidate
 from ..choice.select import Choice
 from ..protocol import TOLERANCES, Problem, Reduction
 from .fitted import PassReport
+from .negative import NegativeMass
 
 __all__ = ["Explanation", "PassLine", "shape_of"]
 
@@ -44,6 +46,8 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     calls: int
     data_device: str = "cpu"
+    negative_mass: NegativeMass | None = None
+    selection: Selection | None = None
 
     @classmethod
     def of(
@@ -54,6 +58,8 @@ class Explanation:
         bandwidth: str,
         reports: Sequence[PassReport] = (),
         data_device: str = "cpu",
+        negative_mass: NegativeMass | None = None,
+        selection: Selection | None = None,
     ) -> Explanation:
         """Put together what planning, and running if it was run, have said."""
         lines = []
@@ -76,11 +82,13 @@ class Explanation:
                 )
             )
         chosen = (choice.name, choice.device, choice.reason)
-        return cls(method, bandwidth, *chosen, tuple(lines), choice.candidates, choice.calls, data_device)
+        what = tuple(lines), choice.candidates, choice.calls
+        return cls(method, bandwidth, *chosen, *what, data_device, negative_mass, selection)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
         result = asdict(self)
+        result["selection"] = None if self.selection is None else self.selection.to_dict()
         result["passes"], result["candidates"] = list(result["passes"]), list(result["candidates"])
         return result
 
@@ -88,9 +96,13 @@ class Explanation:
         last = self.passes[-1]
         error = TOLERANCES[last.precision][Reduction.LOG_SUM].absolute
         lines = [f"{self.method} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
+        if self.selection is not None:
+            lines.append(f"chosen from the data: {self.selection.reason}")
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
         lines += [self._pass_text(p, p is last) for p in self.passes]
+        if self.negative_mass is not None:
+            lines.append(f"the density is negative somewhere: its integral there is −{self.negative_mass}")
         lines += ["", f"backends that can, by predicted time + what counts of start-up: {self._counted}"]
         able, unable = ([c for c in self.candidates if c.ok is ok] for ok in (True, False))
         names = {c: f"{c.name} ({c.device})" if c.device != "-" else c.name for c in self.candidates}

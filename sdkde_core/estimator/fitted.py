@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .fallback import set_aside, without
+from .negative import NegativeMass, negative_mass
 from .plan import Plan, read_extent
 from .request import Request
 from .resolution import REACH, check_resolution
@@ -176,6 +179,18 @@ class Fitted:
             if self._second is None:
                 self._second = _loaded(without(self.request, stopped), *self._state("auto")[1:])
             return self._second.current
+
+    @functools.cached_property
+    def negative_mass(self) -> NegativeMass:
+        """Of the Laplace estimate."""
+        return negative_mass(self._columns, self.reduce)
+
+    @property
+    def log_constant(self) -> Any:
+        """What the log sums of the last pass are raised by."""
+        constant = self.bandwidth.log_constant
+        renormalised = self.request.negative == "renormalise"
+        return constant - math.log1p(self.negative_mass.mass) if renormalised else constant
 
     def read(self, query: Any) -> Query:
         """Validate the user's query and bring it to where the columns are."""

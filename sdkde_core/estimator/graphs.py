@@ -67,8 +67,9 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
         return None
     if type(request.bandwidth) not in (float, int) or request.weights is not None or request.device is not None:
         return None
-    # Laplace's log looks for negative values on the host.
-    if request.backend_options or (log and request.method == "laplace"):
+    # Laplace's log looks for negative values on the host, and their mass is summed up there.
+    looks = (log and request.method == "laplace" and request.negative == "keep") or request.negative == "renormalise"
+    if request.backend_options or looks:
         return None
     given = [train] if query is None else [train, query]
     here = torch.cuda.current_device()
@@ -85,7 +86,7 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     kinds = tuple((tuple(x.shape), x.dtype) for x in given)
     modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
     settings = (*map(os.environ.get, ENVIRONMENT), *modes)
-    names = ("method", "precision", "deterministic", "backend", "check_finite")
+    names = ("method", "negative", "precision", "deterministic", "backend", "check_finite")
     asked = float(request.bandwidth), bool(log), *(getattr(request, name) for name in names)
     return asked, kinds, here, torch.cuda.current_stream().cuda_stream, settings
 

@@ -84,7 +84,7 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     on_host = request.device == "cpu"
     data = ingest(train, query, request.weights, check_finite=request.check_finite, host=on_host)
     try:
-        return data, resolve(request.bandwidth, data.train, data.log_weights)
+        return data, resolve(request.bandwidth, data.train, data.log_weights, method=request.method)
     except (TypeError, ValueError):
         data.check_finite()  # says what is wrong better
         raise

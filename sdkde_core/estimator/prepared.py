@@ -12,6 +12,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..protocol import Reduction
 from .density import density
 from .fitted import Fitted
+from .negative import NegativeMass
 from .public import public
 from .request import Goal, Request
 
@@ -77,7 +78,7 @@ class Prepared:
         query : (m, d) or (m,) array_like
             As for :func:`sdkde_core.estimate`, but required.
         log : bool
-            Return log p̂. Laplace: NaN where p̂ < 0, with one RuntimeWarning.
+            Return log p̂. Laplace: NaN where p̂ < 0, with one RuntimeWarning, or −inf where that is clipped.
 
         Returns
         -------
@@ -97,9 +98,32 @@ class Prepared:
             if not read.points.shape[0]:
                 return self._restored(np.empty(0), read)
             sums = fitted.reduce_query(read)
-            return self._restored(density(sums, self.bandwidth.log_constant, log), read)
+            clip = fitted.request.negative != "keep"
+            return self._restored(density(sums, fitted.log_constant, log, clip), read)
 
         return self._fitted.serve(compute)
+
+    @public
+    def negative_mass(self) -> NegativeMass:
+        """Return how much of the Laplace estimate is below zero: ∫ max(−p̂, 0), before ``negative`` changes that.
+
+        The estimate integrates to 1, so its positive part to 1 + that. In one dimension by quadrature. In more, and
+        where samples lie scattered over a thousand bandwidths, by 8192 draws with a fixed seed. The first call computes
+        it, and keeps it.
+
+        Returns
+        -------
+        NegativeMass
+            With ``mass`` and its ``standard_error``, 0 by quadrature.
+
+        Raises
+        ------
+        ValueError
+            The method is another than ``"laplace"``, and never negative.
+        """
+        if self.method != "laplace":
+            raise ValueError(f"method={self.method!r} is never negative; the negative mass is that of method='laplace'")
+        return self._fitted.serve(lambda fitted: fitted.negative_mass)
 
     @public
     def grad_log_density(self, query: Any) -> Any:

@@ -16,9 +16,12 @@ from ..choice.select import parse_device
 from ..messages import did_you_mean
 from ..protocol import PRECISIONS, Problem, Reduction, Sample
 
-__all__ = ["METHODS", "Goal", "Options", "Pass", "Request", "takes_options"]
+__all__ = ["METHODS", "NEGATIVE", "Goal", "Options", "Pass", "Request", "takes_options"]
 
 METHODS = ("kde", "sdkde", "laplace")
+
+#: What becomes of negative values of a signed density.
+NEGATIVE = ("keep", "clip", "renormalise")
 
 
 class Goal(StrEnum):
@@ -43,6 +46,7 @@ class Options(TypedDict, total=False):
     method: str
     bandwidth: Any
     weights: Any
+    negative: str
     precision: str
     backend: str
     device: str | None
@@ -73,8 +77,9 @@ class Request:
 
     goal: Goal
     method: str = "sdkde"
-    bandwidth: Any = "silverman"
+    bandwidth: Any = "auto"
     weights: Any = None
+    negative: str = "keep"
     precision: str = "auto"
     backend: str = "auto"
     device: str | None = None
@@ -95,12 +100,20 @@ class Request:
         return cls(goal, **options)
 
     def __post_init__(self) -> None:
-        for name in ("method", "precision", "backend"):
+        for name in ("method", "negative", "precision", "backend"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
         if self.method not in METHODS:
             known = ", ".join(map(repr, METHODS))
             raise ValueError(f"method is {self.method!r}; pass one of {known}{did_you_mean(self.method, METHODS)}")
+        if self.negative not in NEGATIVE:
+            known, hint = ", ".join(map(repr, NEGATIVE)), did_you_mean(self.negative, NEGATIVE)
+            raise ValueError(f"negative is {self.negative!r}; pass one of {known}{hint}")
+        if self.negative != "keep" and self.method != "laplace":
+            raise ValueError(
+                f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
+                "leave negative out"
+            )
         object.__setattr__(self, "precision", _asked_precision(self.precision))
         if self.method == "laplace" and self.goal is Goal.GRADIENT:
             raise ValueError("the gradient of method='laplace' is not available yet; pass method='sdkde' or 'kde'")

@@ -1,0 +1,157 @@
+"""Improved Sheather–Jones: a plug-in bandwidth of one column for ``"kde"``, without a normal reference.
+
+Z. I. Botev, J. F. Grotowski and D. P. Kroese, "Kernel density estimation via diffusion", Annals of Statistics 38
+(2010), sections 4 and 5. The best h² = t of a KDE needs ‖p″‖², an estimate of which needs a bandwidth that needs ‖p‴‖²,
+and so on: t = ξ γ⁽⁵⁾(t) closes that circle. On a grid of unit length ‖p⁽ˢ⁾‖² at bandwidth √t is a sum over the cosine
+transform of the histogram.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["improved_sheather_jones"]
+
+Array = NDArray[Any]
+
+#: Derivatives that are estimated: ‖p⁽⁷⁾‖² at h itself, then ‖p⁽⁶⁾‖² … ‖p″‖², as in the paper.
+STAGES = 7
+
+#: Bins of the first grid, and of the finest.
+BINS, MOST_BINS = 1 << 11, 1 << 15
+
+#: Grids that are tried: scales may be too many powers of ten apart.
+ROUNDS = 12
+
+#: Bins in h from which on the grid does not matter: linear binning widens h by 1/(12·8²), 0.1 %.
+RESOLVED = 8
+
+#: Interquartile ranges to which a longer stretch without samples is shortened, and bins while h is not resolved. Either
+#: is many bandwidths.
+GAP, GAP_BINS = 3, 128
+
+
+def improved_sheather_jones(x: Array, weights: Array | None, n_eff: float) -> float | None:
+    """Return the bandwidth of one column, in its units; None where the equation has no solution that a grid resolves.
+
+    Equivariant to shifts and units. Two things are done to the samples that the paper does not do. Empty stretches of
+    many bandwidths are shortened, so that neither outliers nor groups far apart cost resolution. Values that occur more
+    than once, as in rounded data and counts, are spread evenly, halfway to the nearer neighbour on both sides, and h is
+    at least half the width of that where most samples are of that kind: below, an estimate shows the rounding.
+
+    Parameters
+    ----------
+    x : (n,) float64 array
+        Not constant.
+    weights : (n,) float64 array or None
+        Positive, summing to 1. None: all equal.
+    n_eff : float
+        How many samples that is worth.
+    """
+    mass: Array
+    if weights is None:
+        values, counts = np.unique(x, return_counts=True)
+        mass = counts / len(x)
+    else:
+        values, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+        mass = np.bincount(inverse, weights, len(values))
+    gaps = np.diff(values)
+    cell = np.where(counts > 1, np.minimum(np.append(gaps, gaps[-1]), np.insert(gaps, 0, gaps[0])), 0.0)
+    least = 0.5 * _median(cell, mass)
+    low = values[_reached(mass, 0.25)]
+    high = values[::-1][_reached(mass[::-1], 0.25)]
+    gaps, bins = np.minimum(gaps, GAP * (high - low) or math.inf), BINS
+    for _ in range(ROUNDS):
+        at, cell = np.append(0.0, np.cumsum(gaps)), np.minimum(cell, gaps.max())
+        # Half of the span is added on either side, as in the paper: the cosine transform mirrors what is beyond.
+        length = 2.0 * at[-1] + float(cell.max())
+        t = _fixed_point(_cosine_power(at + 0.5 * (length - at[-1]), mass, cell, length, bins), n_eff)
+        if t is None:
+            return None
+        h, width = math.sqrt(t) * length, length / bins
+        if h >= RESOLVED * width:
+            return float(max(h, least))
+        gaps = np.minimum(gaps, GAP_BINS * width)
+        if gaps.sum() > 0.5 * at[-1]:
+            bins *= 4
+            if bins > MOST_BINS:
+                break
+    return None
+
+
+def _median(x: Array, mass: Array) -> float:
+    order = np.argsort(x)
+    return float(x[order][_reached(mass[order], 0.5)])
+
+
+def _reached(mass: Array, share: float) -> int:
+    """Index of the value at which so much of the weight is reached, however that is rounded."""
+    return int(np.searchsorted(np.cumsum(mass), share - 1e-9))
+
+
+def _cosine_power(at: Array, mass: Array, cell: Array, length: float, bins: int) -> Array:
+    """Return a_k², k = 1 … bins − 1, of p = 1 + Σ_k a_k cos(π k x) on a unit interval, to which ``at`` is scaled.
+
+    Linear binning, of what is spread by its distribution function at the bins' edges; then a type-2 cosine transform.
+    """
+    lone, histogram = cell == 0, np.zeros(bins)
+    place = at[lone] * (bins / length) - 0.5
+    low = np.floor(place).astype(np.int64)
+    for shift, share in ((0, low + 1.0 - place), (1, place - low)):
+        histogram += np.bincount(low + shift, mass[lone] * share, bins)
+    if not lone.all():
+        middle, half, share = at[~lone], cell[~lone] / 2, mass[~lone]
+        ends = np.stack([middle - half, middle + half], axis=1).ravel()
+        reached = np.cumsum(np.stack([np.zeros_like(share), share], axis=1).ravel())
+        edges = np.linspace(0.0, length, bins + 1)
+        histogram += np.diff(np.interp(edges, np.maximum.accumulate(ends), reached))
+    k = np.arange(1, bins)
+    spectrum = np.fft.rfft(np.concatenate([histogram, histogram[::-1]]))[1:bins]
+    return (spectrum * np.exp(-0.5j * np.pi * k / bins)).real ** 2
+
+
+def _fixed_point(power: Array, n: float) -> float | None:
+    """Return the least t that is ξ γ⁽⁵⁾(t), or what is too small for the grid if that is smaller; None without one."""
+    k2 = np.arange(1.0, len(power) + 1) ** 2 * math.pi**2
+    terms = [k2**s * power for s in range(STAGES + 1)]
+
+    def off(log_t: float) -> float:
+        return log_t - _implied(log_t, k2, terms, n)
+
+    high = 2.0 * math.log(2.0 / (len(power) + 1))  # h of two bins; to a third of the length
+    over = off(high)
+    if over >= 0:
+        return math.exp(high)
+    while over < 0:
+        if high > math.log(0.1) or math.isinf(over):
+            return None
+        low, below, high = high, over, high + 0.7
+        over = off(high)
+    for _ in range(60):  # false position, by Illinois: an end that stays counts half
+        middle = low - below * (high - low) / (over - below)
+        value = off(middle)
+        if value < 0:
+            low, below, over = middle, value, over / 2
+        else:
+            high, over, below = middle, value, below / 2
+        if abs(value) < 1e-10:
+            break
+    return math.exp(middle)
+
+
+def _implied(log_t: float, k2: Array, terms: list[Array], n: float) -> float:
+    """Return log ξ γ⁽⁵⁾(t): which h² is best if ‖p⁽⁷⁾‖² is that at bandwidth √t; ``terms``: (π k)²ˢ a_k² of every s."""
+    t = math.exp(log_t)
+    for s in range(STAGES, 1, -1):
+        some = slice(np.searchsorted(k2, 700.0 / t))  # the exponential of the others underflows
+        norm = 0.5 * float(np.sum(np.exp(-t * k2[some]) * terms[s][some]))  # ‖p⁽ˢ⁾‖²; BLAS would start threads
+        if norm == 0.0:
+            return math.inf
+        if s > 2:  # the bandwidth for ‖p⁽ˢ⁻¹⁾‖²
+            odd = math.prod(range(1, 2 * s - 2, 2)) * (1 + 0.5 ** (s - 0.5)) / 3
+            t = (2 * odd / (math.sqrt(2 * math.pi) * n * norm)) ** (2 / (2 * s + 1))
+    return -0.4 * math.log(2 * n * math.sqrt(math.pi) * norm)

@@ -1,0 +1,58 @@
+"""The normal reference: the best bandwidth for normal samples, by estimator."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+__all__ = ["normal_reference", "widest"]
+
+
+def normal_reference(method: str, d: int, n: float) -> float:
+    """The best bandwidth for n normal samples of standard deviation 1 in each of d independent columns.
+
+    To leading order in the bandwidth; docs/bandwidths.md derives the constants.
+    """
+    if method == "kde":
+        power, rate = 4 / (d + 2), d + 4
+    elif method == "sdkde":
+        power, rate = 1.28 * _roughness(method, d) / (d + 2), d + 8
+    else:
+        power, rate = 128 * _roughness(method, d) / ((d + 2) * (d + 4) * (d + 6)), d + 8
+    return float((power / n) ** (1 / rate))
+
+
+@functools.lru_cache
+def widest(method: str, d: int, n: float) -> float:
+    """The best bandwidth for the same samples with the bias not only to leading order, over the normal reference.
+
+    The bias of normal samples is known for every bandwidth: the mean of the estimate is normal again, of variance
+    1 + h² for kde and (1 − ½ h²/(1 + h²))² + h² for sdkde; for laplace it is N_v − ½ h² ΔN_v, v = 1 + h². The variance
+    is that of the normal reference. It is up to a tenth wider in few columns, and up to a third in many.
+    """
+
+    def g(v: np.ndarray) -> np.ndarray:  # N_v at 0, over N_2 there
+        return (v / 2) ** (-d / 2)
+
+    over = np.exp(np.linspace(-0.1, 0.7, 401))
+    h2 = (normal_reference(method, d, n) * over) ** 2
+    if method == "laplace":  # ∂N_v/∂v = ½ ΔN_v, so that each ½ h² Δ is h² ∂/∂v
+        v, w = 2 + 2 * h2, 2 + h2
+        square = g(v) * (1 + h2 * d / v + h2**2 * d * (d + 2) / (4 * v**2))
+        product = g(w) * (1 + h2 * d / (2 * w))
+    else:
+        variance = 1 + h2 if method == "kde" else (1 - 0.5 * h2 / (1 + h2)) ** 2 + h2
+        square, product = g(2 * variance), g(1 + variance)
+    error = _roughness(method, d) * g(2 * h2) / n + (1 - 1 / n) * square - 2 * product
+    return float(over[np.argmin(error)])
+
+
+def _roughness(method: str, d: int) -> float:
+    """The integral of the squared kernel of a method over that of the normal kernel."""
+    if method == "kde":
+        return 1.0
+    if method == "sdkde":
+        return 1 + d / 3 * math.exp(d / 2 * math.log(2 / 3)) + d * (d + 2) / 64 * math.exp(-d / 2 * math.log(2))
+    return 1 + d / 2 + d * (d + 2) / 16

@@ -1,0 +1,298 @@
+"""Bandwidths chosen from the data, for the estimator: what multiples of the normal reference say of unseen samples.
+
+Two criteria judge a bandwidth by what it says of samples that are left out. Least squares, ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i),
+estimates the integrated squared error, less what does not depend on the bandwidth (Rudemo 1982, Bowman 1984). The
+likelihood is −Σ w_i log p̂₋ᵢ(x_i). ``"lscv"`` and ``"lcv"`` take their minima, which are noisy.
+
+``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least squares, paired
+with those at its minimum. (Of a criterion that is a likelihood, that is about the likelihood ratio.) The weights say
+which bandwidths the data do not tell apart. Of these the upper end is taken, their quantile 0.8: least squares errs
+towards narrow bandwidths, and a debiased estimate loses more by these. What would be best for normal samples is the
+upper bound.
+
+In many dimensions a few samples make up all of least squares, as densities there differ by powers of ten. Where these
+are less than a fifth of the samples, effectively, the likelihood's weights are taken instead, and about there a mean of
+both, so that the choice does not jump. For laplace, whose signed density has no likelihood, it is the upper bound where
+they are few.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace, device
+from numpy.typing import NDArray
+
+from ..arrays import device_name, quiet, to_host
+from .folds import Folds
+from .normal import normal_reference, widest
+from .pairs import Pairs
+from .sample import Sample
+
+__all__ = ["CHOOSERS", "Selection", "choose"]
+
+Array = NDArray[np.float64]
+
+#: Rules that choose from the data.
+CHOOSERS = ("auto", "lscv", "lcv")
+
+#: Samples that criteria are summed over, in few dimensions; in many dimensions the pairs times those are limited.
+MOST, MOST_PRODUCTS = 1500, 1500**2 * 16
+
+#: Samples of the coarse search, and how many more there must be before a coarse search pays.
+COARSE, PAYS = 500, 2
+
+#: Bandwidths that are looked at: from a hundredth of the best one for normal samples, in steps of e^0.15, and how many
+#: beyond it by "lscv" and "lcv".
+STEP, BELOW, ABOVE = 0.15, 31, 5
+
+#: Every how many of them the coarse search looks at.
+STRIDE = 3
+
+#: The quantile of the weighted bandwidths that "auto" takes, and the log weight below which none is looked at.
+UPPER, IMPLAUSIBLE = 0.8, -6.0
+
+#: Spreads beyond which a gap between samples is shortened: no bandwidth looks that far.
+GAP = 20.0
+
+#: Distinct samples that a choice takes, and those that must make up least squares of a Laplace estimate.
+FEWEST, FEW = 5, 10
+
+#: The shares of the samples that make up least squares, effectively, between which the likelihood takes over.
+CARRIED = (0.15, 0.25)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A bandwidth that was chosen from the data, and why.
+
+    Parameters
+    ----------
+    method, rule : str
+        The estimator, and ``"auto"``, ``"lscv"`` or ``"lcv"``.
+    multiple : float
+        The choice: a multiple of the normal reference.
+    reason : str
+    multiples : (k,) array
+        What was looked at, ascending.
+    least_squares, likelihood : (k,) array
+        The criteria there less their least, so that smaller is better: ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i), in a unit of its own;
+        −Σ w_i log p̂₋ᵢ(x_i), in nats, NaN for laplace.
+    used : int
+        Samples that the criteria were summed over.
+    """
+
+    method: str
+    rule: str
+    multiple: float
+    reason: str
+    multiples: Array
+    least_squares: Array
+    likelihood: Array
+    used: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain dicts, lists, numbers and strings."""
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the criteria over the multiples, and the choice; returns matplotlib's axes."""
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots()[1]
+        for name, curve in (("least squares", self.least_squares), ("likelihood", self.likelihood)):
+            if np.isfinite(curve).any():
+                ax.plot(self.multiples, curve / np.nanmax(curve), ".-", label=name)
+        ax.axvline(self.multiple, color="black", label=f"{self.rule}: {self.multiple:.3g}")
+        ax.set(xscale="log", xlabel="bandwidth over the normal reference", ylabel="criterion less its least, scaled")
+        ax.legend()
+        return ax
+
+
+class _Losses(NamedTuple):
+    """What every sample adds to the criteria at every bandwidth that was looked at."""
+
+    least_squares: Array  # (k, n)
+    likelihood: Array | None  # (k, n)
+
+    def carried_by(self, weights: Array) -> float:
+        """How many samples make up least squares where it is least, effectively."""
+        terms = self.least_squares[int(np.argmin(self.least_squares @ weights))]
+        parts = weights * (terms.max() - terms)
+        return float(parts.sum() ** 2 / (parts @ parts)) if parts.any() else 0.0
+
+
+@quiet
+def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) -> Selection:
+    """Choose a multiple of the normal reference.
+
+    Parameters
+    ----------
+    sample : Sample
+        With the method.
+    rule : str
+        One of :data:`CHOOSERS`.
+    spreads : (d,) array
+        The columns' share in the bandwidth, data units.
+    folds : int, optional
+        Leave out folds instead of samples one by one.
+    """
+    method = sample.method
+    u, weights, index = _distinct(sample, spreads)
+    n = len(u)
+    if n < FEWEST:
+        empty = np.empty(0)
+        reason = f"the normal reference: {n} distinct samples are too few to choose from"
+        return Selection(method, rule, 1.0, reason, empty, empty, empty, n)
+    steps = np.arange(-BELOW, 1 + (0 if rule == "auto" else ABOVE))
+    if n >= PAYS * COARSE:
+        few, coarse = index[:COARSE], steps[::-STRIDE][::-1]
+        part = weights[few] / weights[few].sum()
+        rough = _losses(sample, u[few], part, coarse, folds)
+        asked = {"lscv": (rough.least_squares,), "lcv": (rough.likelihood,)}.get(rule, rough)
+        steps = _worth_a_look([loss for loss in asked if loss is not None], part, coarse, steps, n)
+    losses = _losses(sample, u, weights, steps, folds)
+    squares, logs = losses.least_squares, losses.likelihood
+    if rule == "lscv":
+        log_multiple, what = _least(squares, weights, steps), "the minimum of least squares"
+    elif rule == "lcv" and logs is not None:
+        log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
+    else:
+        log_multiple, what = _upper_of_both(losses, weights, steps)
+    unit = widest(method, sample.d, sample.n_eff)
+    multiple = unit * math.exp(log_multiple)
+    left = "each" if folds is None else f"each of {folds} folds"
+    reason = f"{multiple:.3g} of the normal reference, {what}, {left} of {n} samples left out in turn"
+    likelihood = np.full(len(steps), np.nan) if logs is None else _curve(logs, weights)
+    curves = unit * np.exp(STEP * steps), _curve(squares, weights), likelihood
+    return Selection(method, rule, multiple, reason, *curves, n)
+
+
+def _unit(method: str, d: int, n: float) -> float:
+    """The widest bandwidth of ``"auto"``, in spreads: the best one, were the samples normal."""
+    return normal_reference(method, d, n) * widest(method, d, n)
+
+
+def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp]]:
+    """Distinct samples, at most a few thousand, in spreads; their weights; and an order in which they may be cut short.
+
+    Samples that are equal count as one with their weight together, and are left out together. Otherwise rounded data
+    would have no best bandwidth: each sample would find itself again. The same seed draws for the same n, so that the
+    choice depends on nothing else; weighted samples are drawn in proportion to their weights.
+    """
+    n, d = int(sample.x.shape[0]), sample.d
+    most = min(MOST, math.isqrt(MOST_PRODUCTS // max(d, 16)))
+    rng = np.random.default_rng(20261122)
+    xp, x, weights = array_namespace(sample.x), sample.x, sample.weights
+    counts = None if weights is None else to_host(weights)
+    if n > most:
+        if counts is None:
+            chosen = rng.choice(n, most, replace=False, shuffle=False)
+        else:
+            order = rng.permutation(n)
+            reached = np.cumsum(counts[order])
+            places = np.searchsorted(reached / reached[-1], (np.arange(most) + 0.5) / most)
+            chosen, counts = np.unique(order[np.minimum(places, n - 1)], return_counts=True)
+        chosen = np.sort(chosen)
+        if isinstance(x, np.ndarray):
+            x = x[chosen]
+        else:
+            x = xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)
+    u = to_host(x) * (sample.unit / spreads)
+    u = _without_gaps(u - np.median(u, axis=0))
+    u, inverse = np.unique(u, axis=0, return_inverse=True)
+    together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
+    return u, together / together.sum(), rng.permutation(len(u))
+
+
+def _without_gaps(u: Array) -> Array:
+    """Shorten the stretches of each column that have no samples, where no bandwidth looks across them.
+
+    Differences of coordinates then keep their digits in float32, and one sample far away does not rule the likelihood.
+    """
+    wide = np.flatnonzero(np.ptp(u, axis=0) > 2 * GAP)
+    for j in wide:
+        order = np.argsort(u[:, j], kind="stable")
+        steps = np.diff(u[order, j], prepend=u[order[0], j])
+        u[order, j] = np.cumsum(np.minimum(steps, GAP))
+        u[:, j] -= np.median(u[:, j])
+    return u
+
+
+def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp], folds: int | None) -> _Losses:
+    """Sum up the criteria at multiples of the best bandwidth for as many normal samples, where the data are."""
+    unit, place = _unit(sample.method, sample.d, 1.0 / float(weights @ weights)), sample.x
+    points: tuple[Any, Any] = u, weights
+    if not isinstance(place, np.ndarray) and device_name(place) != "cpu":
+        points = tuple(array_namespace(place).asarray(x, device=device(place)) for x in points)
+    pairs = Pairs(*points, sample.method) if folds is None else Folds(*points, sample.method, folds)
+    left = [pairs.at(unit * math.exp(STEP * int(step))) for step in steps]
+    logs = np.stack([one.log_density for one in left])
+    squares = np.array([one.log_square for one in left])
+    largest = max(float(np.max(logs)), float(np.max(squares)))
+    signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])
+    least_squares = np.exp(squares - largest)[:, None] - 2.0 * signs * np.exp(logs - largest)
+    likelihood = None if sample.method == "laplace" else -np.maximum(logs, largest - 1e4)
+    return _Losses(least_squares, likelihood)
+
+
+def _plausible(loss: Array, weights: Array) -> Array:
+    """The log weight of each bandwidth: −2 z², z the score of its losses paired with those of the best, (k,)."""
+    means = loss @ weights
+    differences = loss - loss[int(np.argmin(means))]
+    mean = differences @ weights
+    variance = np.maximum((differences - mean[:, None]) ** 2 @ weights, 0.0)
+    n_eff = 1.0 / float(weights @ weights)
+    return np.where(mean == 0, 0.0, -2.0 * n_eff * mean**2 / variance)  # minus infinity where all lose the same
+
+
+def _upper(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
+    """The log multiple at the upper end of what is plausible."""
+    shares = np.exp(_plausible(loss, weights))
+    return min(0.0, float(np.interp(UPPER, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
+
+
+def _upper_of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp]) -> tuple[float, str]:
+    """The log multiple that ``"auto"`` takes, and what it is."""
+    squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
+    if logs is None:
+        if carried < FEW:
+            return 0.0, "as a few samples make up all of least squares"
+        return _upper(squares, weights, steps), "the upper end of what least squares allows"
+    low, high = CARRIED
+    share = float(np.clip((carried * float(weights @ weights) - low) / (high - low), 0.0, 1.0))
+    picks = share * _upper(squares, weights, steps) + (1.0 - share) * _upper(logs, weights, steps)
+    names = {0.0: "the likelihood allows", 1.0: "least squares allows"}
+    return picks, "the upper end of what " + names.get(share, "least squares and the likelihood allow, weighted")
+
+
+def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
+    """The log multiple at the least of a criterion, by a parabola through its neighbours."""
+    means = loss @ weights
+    best = int(np.argmin(means))
+    if 0 < best < len(means) - 1:
+        before, here, after = means[best - 1 : best + 2]
+        curvature = before - 2 * here + after
+        if curvature > 0:
+            return float(STEP * (steps[best] + 0.5 * (before - after) / curvature))
+    return float(STEP * steps[best])
+
+
+def _worth_a_look(
+    losses: list[Array], weights: Array, coarse: NDArray[np.intp], steps: NDArray[np.intp], n: int
+) -> NDArray[np.intp]:
+    """The steps around those to which a coarse search would give weight, were its samples as many as n."""
+    more = max(1.0, n / len(weights))
+    kept = np.flatnonzero(np.max([more * _plausible(loss, weights) for loss in losses], axis=0) > IMPLAUSIBLE)
+    first, last = coarse[kept[0]] - STRIDE + 1, coarse[kept[-1]] + STRIDE
+    return steps[(steps >= first) & (steps <= last)]
+
+
+def _curve(loss: Array, weights: Array) -> Array:
+    """A criterion less its least."""
+    means = loss @ weights
+    return means - means.min()

@@ -1,0 +1,161 @@
+"""benchmarks/bandwidths.py: its densities, its integrals of the error, its search and its record; nothing is timed."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sdkde_core.bandwidth.matrix import Bandwidth
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The modules of the benchmark, by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        names = ["densities", "density_errors", "bandwidths"]
+        names += [f"bandwidth_{part}" for part in ("data", "peers", "plots", "report")]
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_samples_are_of_the_density(study):
+    """∫p² three ways: in closed form or on the grid, and as the mean of p over samples, within five standard errors."""
+    rng = np.random.default_rng(1)
+    for density in study.densities.DENSITIES:
+        values = density.pdf(density.sample(rng, 4000))
+        closed = not isinstance(density, study.densities.Function)
+        if density.d <= 2:
+            grid = study.density_errors.errors_of(density)
+            assert grid.weights @ grid.truth == pytest.approx(1, abs=2e-4), density.name
+            square = grid.weights @ grid.truth**2
+            if closed:
+                assert density.square() == pytest.approx(square, rel=1e-6), density.name
+        else:
+            square = density.square()
+        assert abs(values.mean() - square) < 5 * values.std() / np.sqrt(len(values)) + 1e-3 * square, density.name
+
+
+def test_names_are_unique_and_groups_apart(study):
+    names = [density.name for density in study.densities.DENSITIES]
+    assert len(set(names)) == len(names) == len(study.densities.REPORT) + len(study.densities.DEVELOP)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("claw", "diagonal"), ("t3", "diagonal"), ("mixture-2", "full"), ("t3-2", "diagonal"), ("t3-2", "full")],
+)
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_the_grid_and_the_closed_form_agree(study, name, method, shape):
+    density = study.densities.named(name)
+    rng = np.random.default_rng(2)
+    samples, held_out = density.sample(rng, 120), density.sample(rng, 4000)
+    matrix = 0.15 * np.diag([1.0, 1.4][: density.d])
+    if shape == "full":
+        matrix[0, -1] = matrix[-1, 0] = 0.05
+    ask = samples, method, Bandwidth.of(matrix, density.d), held_out
+    grid = study.density_errors.errors_of(density).all(*ask)
+    closed = study.density_errors.Closed(density).all(*ask)
+    sampled = name == "t3-2" and shape == "full"  # its convolution with correlated normals is sampled
+    assert closed.ise == pytest.approx(grid.ise, rel=0.02 if sampled else 2e-4)
+    assert closed.l1 == pytest.approx(grid.l1, rel=0.1)
+    assert closed.negative == pytest.approx(grid.negative, rel=0.1)
+    assert closed.likelihood == grid.likelihood
+    assert (closed.negative > 0) == (method == "laplace")
+
+
+def test_tensors_have_the_errors_of_arrays(study):
+    """As the samples are where they are on a card."""
+    torch = pytest.importorskip("torch")
+    for name in ("claw", "separated-5"):
+        density = study.densities.named(name)
+        rng = np.random.default_rng(3)
+        samples, held_out = density.sample(rng, 60), density.sample(rng, 100)
+        judge, bandwidth = study.density_errors.errors_of(density), Bandwidth.of(0.5, density.d)
+        for method in study.bandwidths.METHODS:
+            both = samples, torch.as_tensor(samples)
+            on_host, on_device = (judge.all(x, method, bandwidth, held_out) for x in both)
+            assert on_device.ise == pytest.approx(on_host.ise, rel=1e-4)
+            assert on_device.l1 == pytest.approx(on_host.l1, rel=1e-4)
+            assert on_device.negative == pytest.approx(on_host.negative, rel=1e-3)
+
+
+def test_the_search_finds_the_best_multiple(study):
+    for wanted in (0.013, 0.4, 2.7):
+        found = study.bandwidths.best(lambda multiple, wanted=wanted: np.log(multiple / wanted) ** 2, 0.01, 3.0)
+        assert found == pytest.approx(wanted, rel=0.03)
+
+
+def test_the_plug_in_peer_is_near_the_best_for_normal_samples(study):
+    """Asymptotically that is (4/3n)^(1/5) standard deviations; and it has the data's units."""
+    samples = np.random.default_rng(0).normal(size=(20_000, 1))
+    found = study.bandwidth_peers.plug_in(samples)
+    assert found == pytest.approx((4 / 3 / 20_000) ** 0.2, rel=0.05)
+    assert study.bandwidth_peers.plug_in(7 - 30 * samples) == pytest.approx(30 * found, rel=1e-3)
+
+
+def test_real_sets_are_split_and_standardised(study):
+    for name, d in (("digits", study.bandwidth_data.COMPONENTS), ("iris", 4)):
+        train, test = study.bandwidth_data.split(name, np.random.default_rng(0))
+        assert train.shape[1] == test.shape[1] == d
+        assert len(test) == pytest.approx(len(train) / 4, rel=0.01)
+        assert np.ptp(train, axis=0).min() > 0
+
+
+@pytest.fixture(scope="module")
+def record(study, tmp_path_factory):
+    """A record of a few small draws, written as ``run`` writes it; the search of the best is short."""
+    how = {"seed": 1, "methods": ["kde", "sdkde"], "rules": ["silverman", "nonsense"], "device": "cpu"}
+    path = tmp_path_factory.mktemp("study") / "study.jsonl"
+    study.bandwidths.append(path, {"how": how, "machine": {}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study.bandwidths, "peers", lambda samples, index: {"peer": (0.3, 0.001)})
+        patch.setattr(study.bandwidths, "COARSE", 5)
+        for name, n in (("normal", 50), ("normal", 80), ("iris", 0)):
+            for index in range(2):
+                study.bandwidths.append(path, study.bandwidths.draw(name, n, index, how))
+    return path
+
+
+def test_a_record_becomes_tables_and_plots(study, record, capsys):
+    lines = study.bandwidth_report.read_lines([record])
+    normal = lines[1]["methods"]["sdkde"]
+    assert "nonsense" in normal["nonsense"]["refused"]
+    assert normal["best"]["ise"] <= normal["silverman"]["ise"]
+    study.bandwidth_report.print_tables(lines, markdown=True)
+    shown = capsys.readouterr().out
+    assert "| normal | 1.00 |" in shown
+    assert "iris, 120 × 4" in shown
+    study.bandwidth_plots.plot_errors(lines, record.with_suffix(".png"), ["silverman"])
+    study.bandwidth_plots.convergence(lines, record.with_suffix(".svg"), "silverman", markdown=False)
+    assert "normal: mean ISE" in capsys.readouterr().out
+    assert record.with_suffix(".png").stat().st_size > 10_000
+    assert record.with_suffix(".svg").stat().st_size > 10_000
+
+
+def test_a_run_goes_on_where_it_was(study, record, capsys, monkeypatch):
+    """Nothing is drawn again, a line that was cut off is left out, and other settings need another file."""
+    with record.open("a") as file:
+        file.write('{"name": "nor')
+    before = record.read_text()
+    arguments = ["bandwidths.py", "run", "--save", str(record), "--rules", "silverman,nonsense", "--draws", "2"]
+    arguments += ["--methods", "kde,sdkde", "--densities", "normal", "--sizes", "50,80", "--group", "report"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--seed", "1"])
+    study.bandwidths.main()
+    assert "0 draws" in capsys.readouterr().out
+    assert record.read_text() == before + "\n"  # so that the next line is one of its own
+    monkeypatch.setattr(sys, "argv", [*arguments, "--seed", "2"])
+    with pytest.raises(SystemExit, match="name another file"):
+        study.bandwidths.main()
+
+
+def test_the_figures_are_of_densities_that_nothing_was_tuned_on(study):
+    reported = {density.name for density in study.densities.REPORT}
+    for figure in study.bandwidth_report.FIGURES:
+        assert set(figure.names) <= reported
