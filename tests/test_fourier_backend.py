@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -131,6 +132,20 @@ def test_rows_far_from_every_point_are_redone(d):
         got = backend.reduce(problem, case.queries, backend.prepare(problem, Columns(case.points, case.log_weights)))
         assert _worst(problem, got, case, rows, want) <= 1.0
         assert got.log_sum.min() < -1e6
+
+
+def test_a_row_midway_between_far_columns_is_balanced_as_float64_allows():
+    """Half of the squared distances, 10¹⁰, is right to some roundings, 10⁻⁶ each; the shift is that times 10⁵."""
+    left, right, row = -289160.97160250205, -537.331899748747, -144849.15175112538
+    exponent = (Fraction(right) - Fraction(left)) * (Fraction(left) + Fraction(right) - 2 * Fraction(row)) / 2
+    share = 1 / (1 + math.exp(exponent))  # of the right column
+    want = share * (right - row) + (1 - share) * (left - row)
+    columns = Columns(np.array([[left], [right]]), np.full(2, -math.log(2.0)))
+    problem = Problem(Reduction.MEAN, 1, 2, 1, precision="float64")
+    backend = FourierBackend()
+    got = backend.reduce(problem, np.array([[row]]), backend.prepare(problem, columns))
+    roundings = 2.0**-53 * (right - row) ** 2 / 2
+    assert abs(got.shift[0, 0] - want) < 2 * roundings * (right - left) / 2
 
 
 def test_tiny_bandwidths_take_no_modes():
