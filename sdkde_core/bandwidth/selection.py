@@ -95,8 +95,9 @@ class Selection:
     used: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain dicts, lists, numbers and strings."""
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
+        """Return everything as plain dicts, lists, numbers and strings; None for NaN, which JSON does not have."""
+        curves = ("multiples", "least_squares", "likelihood")
+        return vars(self) | {k: [None if v != v else v for v in getattr(self, k).tolist()] for k in curves}
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the criteria over the multiples, and the choice; returns matplotlib's axes."""
