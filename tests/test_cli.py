@@ -379,7 +379,8 @@ def test_training_samples_are_moved_once(small_batches, monkeypatch):
     made, init = [], columns.PackedColumns.__init__
     monkeypatch.setattr(columns.PackedColumns, "__init__", lambda self, *a: (made.append(self), init(self, *a))[1])
     points = np.random.default_rng(2).normal(size=(6500, 2))
-    sdkde("estimate", save("x.npy", points[:1500]), save("y.npy", points[1500:]), "-o", "out.npy", "--bandwidth", "scott")
+    train, query = save("x.npy", points[:1500]), save("y.npy", points[1500:])
+    sdkde("estimate", train, query, "-o", "out.npy", "--bandwidth", "scott")
     assert [problem.m for problem in asked if problem.reduction == "mean"] == [1024, 476]
     assert len(made) == 2  # one for each pass
 
