@@ -161,6 +161,15 @@ def test_one_dominant_weight_is_one_sample(x):
         resolve("scott", x, np.log(np.r_[1.0, np.full(399, 1e-20)]))
 
 
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_next_to_no_weight_is_absence(x, method):
+    """Of a choice too, which sums in float32."""
+    x, few = x[:90], np.geomspace(1e-250, 1e-14, 30)
+    w = np.r_[np.ones(60), few] / (60 + few.sum())
+    got = resolve("auto", x, np.log(w), method=method).factor
+    np.testing.assert_allclose(got, resolve("auto", x[:60], method=method).factor, rtol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [1e-160, 1e155])
 def test_spread_neither_overflows_nor_underflows(x, scale):
     np.testing.assert_allclose(
