@@ -143,9 +143,8 @@ def test_rounding_asymmetry_and_huge_entries_are_fine():
 
 
 def test_offsets_cost_no_digits(x):
-    w = np.log(np.random.default_rng(5).random(400))
+    x, w = np.round(x[:100], 6), np.log(np.random.default_rng(5).random(100))
     w -= np.log(np.exp(w).sum())
-    x = np.round(x, 6)
     for rule in RULES:
         a, b = (resolve(rule, x + offset, w, method="kde").matrix for offset in (0.0, 2.0**20))
         np.testing.assert_allclose(a, b, rtol=1e-6)
