@@ -580,13 +580,14 @@ def test_numbers_that_are_not_finite_are_named(looks):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("h", ["silverman", "scott"])
+@pytest.mark.parametrize("h", ["auto", "silverman", "scott"])
 def test_copies_and_pickles_give_the_same_bits(method, h):
-    ready = sdkde_core.prepare(X, method=method, bandwidth=h, weights=W)
+    ready = sdkde_core.prepare(X[:100], method=method, bandwidth=h, weights=W[:100])
     want = ready.estimate(Y)
     for other in (copy.copy(ready), copy.deepcopy(ready), pickle.loads(pickle.dumps(ready))):
         assert np.array_equal(other.estimate(Y), want)
         assert repr(other) == repr(ready)
+        assert (other.bandwidth.selection is not None) is (h == "auto")
     again = pickle.loads(pickle.dumps(ready.bandwidth))
     assert np.array_equal(again.matrix, ready.bandwidth.matrix)
 
