@@ -236,7 +236,7 @@ def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp], f
     if not isinstance(place, np.ndarray) and device_name(place) != "cpu":
         points = tuple(array_namespace(place).asarray(x, device=device(place)) for x in points)
     pairs = Pairs(*points, sample.method) if folds is None else Folds(*points, sample.method, folds)
-    left = [pairs.at(unit * math.exp(STEP * int(step))) for step in steps]
+    left = pairs.at([unit * math.exp(STEP * int(step)) for step in steps])
     logs = np.stack([one.log_density for one in left])
     squares = np.array([one.log_square for one in left])
     largest = max(float(np.max(logs)), float(np.max(squares)))
