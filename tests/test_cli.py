@@ -751,6 +751,16 @@ def test_every_command_argument_and_option_is_documented(name):
             assert re.search(rf"(?<![\w-]){re.escape(shown)}(?![\w-])", section[1]), shown
 
 
+def test_defaults_and_rules_are_documented():
+    section = DOCUMENT.split("\n## sdkde estimate")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| .*?`--([a-z]+).*?` \| (.*) \|$", section, re.M))
+    given = [p for p in main.commands["estimate"].params if isinstance(p.default, str)]
+    assert {p.name for p in given} >= {"method", "bandwidth", "negative", "precision", "backend"}
+    for parameter in given:
+        assert f"`{parameter.default}` (default" in rows[parameter.name], parameter.name
+    assert set(RULES) <= set(re.findall(r"`([a-z-]+)`", rows["bandwidth"]))
+
+
 def test_the_documents_commands_parse():
     lines = [line for block in re.findall(r"```sh\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines()]
     assert len(lines) > 8
