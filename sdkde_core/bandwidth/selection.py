@@ -58,6 +58,9 @@ UPPER, IMPLAUSIBLE = 0.8, -6.0
 #: Spreads beyond which a gap between samples is shortened: no bandwidth looks that far.
 GAP = 20.0
 
+#: Weights, over the largest, that add nothing to the criteria, and of which float32 does not hold the inverse.
+NEGLIGIBLE = 1e-12
+
 #: Distinct samples that a choice takes, and those that must make up least squares of a Laplace estimate.
 FEWEST, FEW = 5, 10
 
@@ -95,8 +98,9 @@ class Selection:
     used: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain dicts, lists, numbers and strings."""
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
+        """Return everything as plain dicts, lists, numbers and strings; None for NaN, which JSON does not have."""
+        curves = ("multiples", "least_squares", "likelihood")
+        return vars(self) | {k: [None if v != v else v for v in getattr(self, k).tolist()] for k in curves}
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the criteria over the multiples, and the choice; returns matplotlib's axes."""
@@ -206,6 +210,8 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u = _without_gaps(u - np.median(u, axis=0))
     u, inverse = np.unique(u, axis=0, return_inverse=True)
     together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
+    heavy = together > NEGLIGIBLE * together.max()
+    u, together = u[heavy], together[heavy]
     return u, together / together.sum(), rng.permutation(len(u))
 
 
