@@ -76,7 +76,7 @@ class Pairs:
         self.threads = cpu_threads() if self.on_host and self.n > 4 * ROWS else 1
         self.w32, self.u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
         self.weighted = xp.concat([self.w32[:, None], self.w32[:, None] * self.u32], axis=1)  # (n, 1 + d)
-        self._product: Any = product if self.on_host else xp.matmul
+        self._product = product if self.on_host else self._in_float64
         index = xp.arange(self.n, **self._where)
         self._itself = index[:, None] == index[None, :]
         self.squares = self._gather(lambda rows: self._distances(self.u, rows, itself=NEVER))  # (n, n)
@@ -141,6 +141,17 @@ class Pairs:
 
         return self.xp.concat(map_threads(alone, self.blocks, self.threads), axis=0)
 
+    def _in_float64(self, a: Any, b: Any) -> Any:
+        """A product on a device: one of float32 may be rounded to TF32 there, as PyTorch can be told to do."""
+        xp = self.xp
+        return xp.astype(xp.matmul(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
+
+    def _weigh(self, terms: Any) -> Any:
+        """The weighted sum of each row, float64."""
+        if self.on_host:
+            return self.xp.astype(product(terms, self.w32[:, None])[:, 0], self.xp.float64)
+        return self.xp.sum(terms * self.w32, axis=-1, dtype=self.xp.float64)
+
     def _distances(self, z: Any, rows: slice, itself: float) -> Any:
         """Squared distances of some rows from all, float32; ``itself`` from themselves."""
         xp = self.xp
@@ -154,8 +165,7 @@ class Pairs:
         return xp.where(self._itself[rows, :], xp.full_like(squares, itself), squares)
 
     def _laplace(self, closeness: Any, squares: Any, c: Any) -> Any:
-        factor = (1.0 + 0.5 * self.d) - squares * c
-        return self.xp.astype((closeness * factor) @ self.w32, self.xp.float64)
+        return self._weigh(closeness * ((1.0 + 0.5 * self.d) - squares * c))
 
     def _moved_without(
         self, closeness: Any, scale: Any, total: Any, pull: Any, wide: Any, c: Any
@@ -180,8 +190,8 @@ class Pairs:
             moved = length - share * (2.0 * across - pulled)
             far = xp.clip(squares - grown * (across - pulled - 0.25 * moved * grown), min=0.0)
             near = xp.min(far, axis=-1)
-            sums = xp.exp((near[..., None] - far) * wide) @ self.w32
-            return xp.log(xp.astype(sums, xp.float64)) - c * xp.astype(near, xp.float64)
+            sums = self._weigh(xp.exp((near[..., None] - far) * wide))
+            return xp.log(sums) - c * xp.astype(near, xp.float64)
 
         return task
 
@@ -196,4 +206,4 @@ class Pairs:
         terms = xp.exp(-0.5 * q)
         if self.method == "laplace":
             terms = terms * (1.0 + d / 2 - 0.5 * q + (q * (q - 2.0 * (d + 2)) + d * (d + 2)) / 16)
-        return self.w[rows] * xp.astype(terms @ self.w32, xp.float64)
+        return self.w[rows] * self._weigh(terms)

@@ -55,11 +55,14 @@ STRIDE = 3
 #: The quantile of the weighted bandwidths that "auto" takes, and the log weight below which none is looked at.
 UPPER, IMPLAUSIBLE = 0.8, -6.0
 
+#: The same of the likelihood, which does not err towards narrow bandwidths.
+MIDDLE = 0.5
+
 #: Spreads beyond which a gap between samples is shortened: no bandwidth looks that far.
 GAP = 20.0
 
-#: Weights, over the largest, that add nothing to the criteria, and of which float32 does not hold the inverse.
-NEGLIGIBLE = 1e-12
+#: Weight of a sample below which it adds nothing to sums of float32.
+LIGHTEST = 1e-20
 
 #: Distinct samples that a choice takes, and those that must make up least squares of a Laplace estimate.
 FEWEST, FEW = 5, 10
@@ -98,9 +101,9 @@ class Selection:
     used: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain dicts, lists, numbers and strings; None for NaN, which JSON does not have."""
-        curves = ("multiples", "least_squares", "likelihood")
-        return vars(self) | {k: [None if v != v else v for v in getattr(self, k).tolist()] for k in curves}
+        """Return everything as plain lists, numbers and strings; the likelihood of laplace is None."""
+        known = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
+        return known | {"likelihood": None if np.isnan(self.likelihood).any() else known["likelihood"]}
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the criteria over the multiples, and the choice; returns matplotlib's axes."""
@@ -210,9 +213,25 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u = _without_gaps(u - np.median(u, axis=0))
     u, inverse = np.unique(u, axis=0, return_inverse=True)
     together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
-    heavy = together > NEGLIGIBLE * together.max()
-    u, together = u[heavy], together[heavy]
-    return u, together / together.sum(), rng.permutation(len(u))
+    together = together / together.sum()
+    heard = together > LIGHTEST
+    u, together = u[heard], together[heard]
+    index = rng.permutation(len(u))
+    _spread_ties(u, together, rng)
+    return u, together, index
+
+
+def _spread_ties(u: Array, weights: Array, rng: np.random.Generator) -> None:
+    """Spread a value that several samples share, in a column, as widely as so many normal samples lie at their mode.
+
+    Otherwise one column of categories, counts or mostly zeros, whose density is infinite, would have the criteria ask
+    for the narrowest bandwidth in all columns.
+    """
+    for column in u.T:
+        _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
+        if len(counts) < len(column):
+            share = np.where(counts > 1, np.bincount(inverse, weights=weights), 0.0)[inverse]
+            column += math.sqrt(2 * math.pi) * share * (rng.random(len(column)) - 0.5)
 
 
 def _without_gaps(u: Array) -> Array:
@@ -220,7 +239,7 @@ def _without_gaps(u: Array) -> Array:
 
     Differences of coordinates then keep their digits in float32, and one sample far away does not rule the likelihood.
     """
-    wide = np.flatnonzero(np.ptp(u, axis=0) > 2 * GAP)
+    wide = np.flatnonzero(np.ptp(u, axis=0) > GAP)
     for j in wide:
         order = np.argsort(u[:, j], kind="stable")
         steps = np.diff(u[order, j], prepend=u[order[0], j])
@@ -239,9 +258,16 @@ def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp], f
     left = pairs.at([unit * math.exp(STEP * int(step)) for step in steps])
     logs = np.stack([one.log_density for one in left])
     squares = np.array([one.log_square for one in left])
-    largest = max(float(np.max(logs)), float(np.max(squares)))
     signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])
-    least_squares = np.exp(squares - largest)[:, None] - 2.0 * signs * np.exp(logs - largest)
+
+    def terms(unit: Any) -> Array:
+        return np.exp(np.minimum(squares[:, None] - unit, 300)) - 2.0 * signs * np.exp(np.minimum(logs - unit, 300))
+
+    # In many dimensions narrow bandwidths have values so large that in their unit those of the others underflow.
+    units = np.maximum(np.max(logs, axis=1), squares)
+    worthwhile = terms(units[:, None]) @ weights < 0
+    largest = float(np.max(units[worthwhile]) if worthwhile.any() else np.min(units))
+    least_squares = terms(largest)
     likelihood = None if sample.method == "laplace" else -np.maximum(logs, largest - 1e4)
     return _Losses(least_squares, likelihood)
 
@@ -250,30 +276,33 @@ def _plausible(loss: Array, weights: Array) -> Array:
     """The log weight of each bandwidth: −2 z², z the score of its losses paired with those of the best, (k,)."""
     means = loss @ weights
     differences = loss - loss[int(np.argmin(means))]
+    differences /= np.maximum(
+        np.max(np.abs(differences), axis=1, keepdims=True), 1e-300
+    )  # whose squares do not underflow
     mean = differences @ weights
     variance = np.maximum((differences - mean[:, None]) ** 2 @ weights, 0.0)
     n_eff = 1.0 / float(weights @ weights)
     return np.where(mean == 0, 0.0, -2.0 * n_eff * mean**2 / variance)  # minus infinity where all lose the same
 
 
-def _upper(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
-    """The log multiple at the upper end of what is plausible."""
+def _upper(loss: Array, weights: Array, steps: NDArray[np.intp], quantile: float = UPPER) -> float:
+    """The log multiple at a quantile of what is plausible."""
     shares = np.exp(_plausible(loss, weights))
-    return min(0.0, float(np.interp(UPPER, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
+    return min(0.0, float(np.interp(quantile, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
 
 
 def _upper_of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp]) -> tuple[float, str]:
     """The log multiple that ``"auto"`` takes, and what it is."""
     squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
     if logs is None:
-        if carried < FEW:
+        if carried < min(FEW, 0.5 / float(weights @ weights)):
             return 0.0, "as a few samples make up all of least squares"
         return _upper(squares, weights, steps), "the upper end of what least squares allows"
     low, high = CARRIED
     share = float(np.clip((carried * float(weights @ weights) - low) / (high - low), 0.0, 1.0))
-    picks = share * _upper(squares, weights, steps) + (1.0 - share) * _upper(logs, weights, steps)
-    names = {0.0: "the likelihood allows", 1.0: "least squares allows"}
-    return picks, "the upper end of what " + names.get(share, "least squares and the likelihood allow, weighted")
+    picks = share * _upper(squares, weights, steps) + (1.0 - share) * _upper(logs, weights, steps, MIDDLE)
+    names = {0.0: "the likelihood allows", 1.0: "least squares allows at most"}
+    return picks, "what " + names.get(share, "least squares and the likelihood allow, weighted")
 
 
 def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
