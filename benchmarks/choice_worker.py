@@ -187,7 +187,7 @@ import numpy, sdkde_core
 x = numpy.random.default_rng(0).normal(size=(64, 2))
 def call():
     start = time.perf_counter()
-    sdkde_core.estimate(x, method="kde", backend=sys.argv[1], device=sys.argv[2])
+    sdkde_core.estimate(x, method="kde", bandwidth="silverman", backend=sys.argv[1], device=sys.argv[2])
     return time.perf_counter() - start
 print(json.dumps([call() for _ in range(6)]))
 """

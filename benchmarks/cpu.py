@@ -169,11 +169,11 @@ import numpy as np, sdkde_core
 n, m, method = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(n, 16)), rng.normal(size=(131072, 16))[:m]
-sdkde_core.estimate(x[:50], y[:5])
+sdkde_core.estimate(x[:50], y[:5], bandwidth="silverman")
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
 call = sdkde_core.grad_log_density if method == "gradient" else sdkde_core.estimate
-call(x, y, method="kde")
+call(x, y, method="kde", bandwidth="silverman")
 print(json.dumps((peak() - before) / 2**20))
 """
 

@@ -90,7 +90,9 @@ def headline(repeat: int, n: int) -> None:
     for kind in KINDS:
         for d in (1, 2, 3):
             x, y = data(kind, d, n, M)
-            seconds, _ = timed(lambda x=x, y=y: sdkde_core.estimate(x, y, backend="fourier"), repeat)
+            seconds, _ = timed(
+                lambda x=x, y=y: sdkde_core.estimate(x, y, bandwidth="silverman", backend="fourier"), repeat
+            )
             print(f"SD-KDE {n} × {len(y)}, d = {d}, {kind}: {seconds:.2f} s; ", end="", flush=True)
             print("worst row over its tolerance:", ", ".join(worst(x, y)), flush=True)
 
@@ -147,12 +149,12 @@ def peers(repeat: int, largest: int) -> None:
 
 def auto(repeat: int) -> None:
     def run(x: np.ndarray, y: np.ndarray, name: str) -> float:
-        return timed(lambda: sdkde_core.estimate(x, y, backend=name), repeat)[0]
+        return timed(lambda: sdkde_core.estimate(x, y, bandwidth="silverman", backend=name), repeat)[0]
 
     for d in (1, 2, 3):
         for n in (1000, 3000, 10_000, 20_000, 40_000):
             x, y = data("like the data", d, n, n // 8)
-            chosen = next(c.name for c in sdkde_core.explain(x, y).candidates if c.chosen)
+            chosen = next(c.name for c in sdkde_core.explain(x, y, bandwidth="silverman").candidates if c.chosen)
             text = ", ".join(f"{name} {run(x, y, name):.4f} s" for name in ("fourier", "numpy"))
             print(f"SD-KDE {n} × {n // 8}, d = {d}: auto takes {chosen}; {text}", flush=True)
 
@@ -160,7 +162,7 @@ def auto(repeat: int) -> None:
 def oracle(largest: int) -> None:
     """Three repeats from one generator; the trapezoid rule on 2048 points of [−6, 6]; Silverman's bandwidth."""
     weights, means, stds = np.array([0.3, 0.4, 0.3]), np.array([-2.0, 0.0, 2.0]), np.array([0.4, 0.7, 0.3])
-    grid = np.linspace(-6, 6, 2048)
+    grid, rule = np.linspace(-6, 6, 2048), {"bandwidth": "silverman"}
     z = (grid[:, None] - means) / stds
     truth = (weights / (stds * math.sqrt(2.0 * math.pi)) * np.exp(-0.5 * z * z)).sum(1)
     for n in (4**k for k in range(6, 13) if 4**k <= largest):
@@ -168,11 +170,11 @@ def oracle(largest: int) -> None:
         for _ in range(3):
             component = rng.choice(3, size=n, p=weights)
             x = rng.normal(means[component], stds[component])
-            densities = [sdkde_core.estimate(x, grid, method=method) for method in ("kde", "sdkde", "laplace")]
+            densities = [sdkde_core.estimate(x, grid, method=method, **rule) for method in ("kde", "sdkde", "laplace")]
             rows.append([np.trapezoid((p - truth) ** 2, grid) for p in densities])
         found = np.mean(rows, axis=0)
-        seconds = timed(lambda x=x: sdkde_core.estimate(x, grid, method="sdkde"), 3)[0]
-        chosen = next(c.name for c in sdkde_core.explain(x, grid).candidates if c.chosen)
+        seconds = timed(lambda x=x: sdkde_core.estimate(x, grid, method="sdkde", **rule), 3)[0]
+        chosen = next(c.name for c in sdkde_core.explain(x, grid, **rule).candidates if c.chosen)
         line = ", ".join(f"{name} {e:.3e}" for name, e in zip(("KDE", "SD-KDE", "Laplace"), found))
         print(f"oracle, n = {n}: {line}; SD-KDE {seconds:.4f} s ({chosen})", flush=True)
 

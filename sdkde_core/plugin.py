@@ -16,7 +16,7 @@ files              :func:`cache_folder`, :func:`write_atomically`
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line; :func:`did_you_mean`
 fresh processes    :func:`run_python`, :func:`spawning`: with nothing imported from the working directory
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`, :class:`PerStream`
-prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`work_seconds`,
+prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`busy`, :func:`work_seconds`,
                    :func:`typical_extent`, :func:`beyond_cache`, :class:`GPU`, :func:`card_name`
 =================  ===================================================================================================
 """
@@ -26,7 +26,7 @@ from __future__ import annotations
 from .arrays import c_order, to_host
 from .choice.cards import GPU, Processor, card_name
 from .choice.cost import beyond_cache, typical_extent, work_seconds
-from .choice.hardware import cpu_threads, processor, speedup
+from .choice.hardware import busy, cpu_threads, processor, speedup
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, in_slabs, memory_errors, on_device
 from .engine.exact import reduce_exact
@@ -46,6 +46,7 @@ __all__ = [
     "Processor",
     "Unforkable",
     "beyond_cache",
+    "busy",
     "c_order",
     "cache_folder",
     "card_name",

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from typing import Protocol as TypingProtocol
 
 from .messages import did_you_mean
@@ -49,6 +49,8 @@ __all__ = [
     "Tolerance",
     "Work",
 ]
+
+T = TypeVar("T")
 
 #: (major, minor). A plugin of another major, or of a newer minor, is refused. A new minor only adds names to FEATURES,
 #: or fields with defaults, so a plugin of an older minor works.
@@ -209,13 +211,13 @@ class Problem:
         return self.m * self.n
 
 
-def with_fields(problem: Problem, **fields: Any) -> Problem:
-    """Return a problem with other values of some fields, not checked anew: there are ten for every call.
+def with_fields(frozen: T, **fields: Any) -> T:
+    """Return a dataclass with other values of some fields, not checked anew: every call makes ten problems.
 
     :func:`dataclasses.replace` takes ten times as long.
     """
-    new = object.__new__(Problem)
-    new.__dict__.update(problem.__dict__, **fields)
+    new = object.__new__(type(frozen))
+    new.__dict__.update(frozen.__dict__, **fields)
     return new
 
 

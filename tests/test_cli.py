@@ -32,7 +32,7 @@ from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Suppo
 from sdkde_core.testing import reference
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
-X = np.random.default_rng(0).normal(size=(300, 3)) * [1.0, 20.0, 0.3] + [0.0, 500.0, 0.0]
+X = np.random.default_rng(0).normal(size=(100, 3)) * [1.0, 20.0, 0.3] + [0.0, 500.0, 0.0]
 Y = np.random.default_rng(1).normal(size=(70, 3)) * [1.5, 25.0, 0.4] + [0.0, 500.0, 0.0]
 
 
@@ -224,7 +224,7 @@ def test_csv_errors_name_the_line(text, cause):
 
 def test_parquet_columns():
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"a": X[:, 0], "b": X[:, 1], "__index_level_0__": np.arange(300), "c": X[:, 2]}
+    columns = {"a": X[:, 0], "b": X[:, 1], "__index_level_0__": np.arange(100), "c": X[:, 2]}
     parquet.write_table(arrow.table(columns), "x.parquet", row_group_size=64)
     sdkde("estimate", "x.parquet", "-o", "out.npy")
     np.testing.assert_allclose(np.load("out.npy"), sdkde_core.estimate(X), rtol=1e-9)
@@ -292,7 +292,7 @@ def test_bandwidths():
 
 
 def test_weights_precision_backend_device_and_threads(monkeypatch):
-    train, query, w = save("x.npy", X), save("y.npy", Y), np.arange(1.0, 301.0)
+    train, query, w = save("x.npy", X), save("y.npy", Y), np.arange(1.0, 101.0)
     np.savetxt("w.csv", w, header="w", comments="")
     sdkde(*("estimate", train, query, "-o", "out.npy", "--weights", "w.csv", "--precision", "float64"))
     np.testing.assert_allclose(
@@ -379,7 +379,8 @@ def test_training_samples_are_moved_once(small_batches, monkeypatch):
     made, init = [], columns.PackedColumns.__init__
     monkeypatch.setattr(columns.PackedColumns, "__init__", lambda self, *a: (made.append(self), init(self, *a))[1])
     points = np.random.default_rng(2).normal(size=(6500, 2))
-    sdkde("estimate", save("x.npy", points[:1500]), save("y.npy", points[1500:]), "-o", "out.npy")
+    train, query = save("x.npy", points[:1500]), save("y.npy", points[1500:])
+    sdkde("estimate", train, query, "-o", "out.npy", "--bandwidth", "scott")
     assert [problem.m for problem in asked if problem.reduction == "mean"] == [1024, 476]
     assert len(made) == 2  # one for each pass
 
@@ -477,8 +478,8 @@ def test_a_progress_bar_on_a_terminal_for_long_work_only(predicted, bar):
         while piece := os.read(leader, 4096):
             shown += piece
     os.close(leader)
-    assert b"out.npy: 300 rows" in shown
-    assert (b"600/600" in shown) is bar
+    assert b"out.npy: 100 rows" in shown
+    assert (b"200/200" in shown) is bar
     assert (b"[###" in shown) is bar
 
 
@@ -523,8 +524,8 @@ def test_errors_are_one_line():
         (("cut.npy", "-o", "o.npy"), "cut.npy: "),
         ((train, save("two.npy", Y[:, :2]), "-o", "o.npy"), "two.npy: query has 2 dimensions, but train has 3"),
         ((train, save("flat.npy", Y[:, 0]), "-o", "o.npy"), "flat.npy: query has 1 dimensions, but train has 3"),
-        ((save("same.npy", np.ones((5, 2))), "-o", "o.npy"), "same.npy: bandwidth='silverman' needs columns that vary"),
-        ((save("one.npy", np.ones((1, 2))), "-o", "o.npy"), "one.npy: bandwidth='silverman' needs two samples"),
+        ((save("same.npy", np.ones((5, 2))), "-o", "o.npy"), "same.npy: bandwidth='auto' needs columns that vary"),
+        ((save("one.npy", np.ones((1, 2))), "-o", "o.npy"), "one.npy: bandwidth='auto' needs two samples"),
         ((train, "-o", "o.npy", "--bandwidth", "1e-300"), "bandwidth (given: h 1e-300) is too small"),
         ((train, "-o", "o.npy", "--device", "cuda", "--backend", "numpy"), "runs on cpu, not on cuda"),
         ((train,), "Missing option '-o'"),
@@ -559,7 +560,7 @@ def test_errors_in_what_a_file_holds_begin_with_its_name(command):
         ((train, save("nan.csv", bad)), "nan.csv: query has values that are not finite, the first nan at row 7"),
         (
             (train, good, "--weights", save("w.npy", ones[:4])),
-            "w.npy: weights has shape (4,), but train has 300 points",
+            "w.npy: weights has shape (4,), but train has 100 points",
         ),
         ((train, good, "--weights", save("v.npy", -ones)), "v.npy: weights has negative values"),
         ((train, good, "--weights", save("u.npy", 0 * ones)), "u.npy: weights are all zero"),
@@ -639,8 +640,13 @@ def test_explain_from_shapes_and_files():
     assert {k: v for k, v in told.items() if k not in differ} == {k: v for k, v in library.items() if k not in differ}
     train, query = save("x.npz", X), save("y.csv", Y)
     told = json.loads(sdkde("explain", train, query, "--json", "--measure", "--bandwidth", "2").output)
-    assert [(p["m"], p["n"]) for p in told["passes"]] == [(300, 300), (70, 300)]
+    assert [(p["m"], p["n"]) for p in told["passes"]] == [(100, 100), (70, 100)]
     assert all(p["measured_seconds"] > 0 for p in told["passes"])
+    for method in ("sdkde", "laplace"):  # which has no likelihood, and JSON no NaN
+        told = json.loads(sdkde("explain", train, "--json", "--method", method).output, parse_constant=pytest.fail)
+        assert told["selection"]["method"] == method
+        assert np.isfinite(told["selection"]["least_squares"]).all()
+    assert "chosen from the data: " in sdkde("explain", train, "--bandwidth", "lscv").output
     assert "measure=True needs the data" in refused("explain", "10x2", "--measure")
     assert "query is the shape (70, 3), but train is data" in refused("explain", train, "70x3")
     assert "but train has 16 dimensions" in refused("explain", "10x16", query)
@@ -743,6 +749,16 @@ def test_every_command_argument_and_option_is_documented(name):
         for text in (*parameter.opts, *parameter.secondary_opts):
             shown = text if text.startswith("-") else text.upper()
             assert re.search(rf"(?<![\w-]){re.escape(shown)}(?![\w-])", section[1]), shown
+
+
+def test_defaults_and_rules_are_documented():
+    section = DOCUMENT.split("\n## sdkde estimate")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| .*?`--([a-z]+).*?` \| (.*) \|$", section, re.M))
+    given = [p for p in main.commands["estimate"].params if isinstance(p.default, str)]
+    assert {p.name for p in given} >= {"method", "bandwidth", "negative", "precision", "backend"}
+    for parameter in given:
+        assert f"`{parameter.default}` (default" in rows[parameter.name], parameter.name
+    assert set(RULES) <= set(re.findall(r"`([a-z-]+)`", rows["bandwidth"]))
 
 
 def test_the_documents_commands_parse():

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import sdkde_core
+from sdkde_core import plugin
+from sdkde_core.bandwidth.rules import RULES
 from sdkde_core.cli import demo
 from sdkde_core.cli.main import main
 
@@ -38,6 +40,18 @@ def test_every_method_and_backend_is_in_the_readme():
         *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde-core"),
     ):
         assert f"`{name}`" in README or f'`"{name}"`' in README, name
+
+
+def test_every_rule_for_bandwidths_is_documented():
+    table = (ROOT / "docs" / "bandwidths.md").read_text().split("\n## ")[1]
+    for rule in RULES:
+        assert f'| `"{rule}"`' in table or f', `"{rule}"`' in table, rule
+        assert f'`"{rule}"`' in README, rule
+
+
+def test_what_plugins_share_is_documented():
+    table = (ROOT / "docs" / "writing-a-backend.md").read_text().split("## What backends share")[1].split("\n## ")[0]
+    assert set(plugin.__all__) <= set(re.findall(r"`(\w+)`", table))
 
 
 def test_every_command_and_option_is_documented():

@@ -6,18 +6,19 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from sdkde_core.choice import registry
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Sample
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import Case, errors, make
 
 pytest.importorskip("finufft")
 
-from sdkde_fourier import bounds, memory, modes, price, transforms
+from sdkde_fourier import bounds, forecast, memory, modes, price, transforms
 from sdkde_fourier.backend import FourierBackend
 from sdkde_fourier.neighbours import Neighbourhoods, Outside
 from sdkde_fourier.transforms import to_modes, to_points
@@ -133,6 +134,20 @@ def test_rows_far_from_every_point_are_redone(d):
         assert got.log_sum.min() < -1e6
 
 
+def test_a_row_midway_between_far_columns_is_balanced_as_float64_allows():
+    """Half of the squared distances, 10¹⁰, is right to some roundings, 10⁻⁶ each; the shift is that times 10⁵."""
+    left, right, row = -289160.97160250205, -537.331899748747, -144849.15175112538
+    exponent = (Fraction(right) - Fraction(left)) * (Fraction(left) + Fraction(right) - 2 * Fraction(row)) / 2
+    share = 1 / (1 + math.exp(exponent))  # of the right column
+    want = share * (right - row) + (1 - share) * (left - row)
+    columns = Columns(np.array([[left], [right]]), np.full(2, -math.log(2.0)))
+    problem = Problem(Reduction.MEAN, 1, 2, 1, precision="float64")
+    backend = FourierBackend()
+    got = backend.reduce(problem, np.array([[row]]), backend.prepare(problem, columns))
+    roundings = 2.0**-53 * (right - row) ** 2 / 2
+    assert abs(got.shift[0, 0] - want) < 2 * roundings * (right - left) / 2
+
+
 def test_tiny_bandwidths_take_no_modes():
     """Where the bandwidth is small against the spacing, rows are summed over their few neighbours."""
     rng = np.random.default_rng(0)
@@ -235,6 +250,18 @@ def test_prices_and_support():
     small = replace(problem, m=100, n=100, d=3)
     assert price.seconds(info.work(small, None)) < 0.01  # a small problem is not priced as one of modes
     assert numpy.supports(small).ok
+
+
+def test_counts_are_forecast_as_they_are_summed():
+    """Promised were direct sums over the few points that differ, where the backend transforms without looking."""
+    rng = np.random.default_rng(0)
+    points = np.exp(1.5 * rng.normal(size=(100_000, 2))).astype(int).clip(0, 40) * 4.0
+    log_weights = np.full(len(points), -np.log(len(points)))
+    problem = Problem(Reduction.LOG_SUM, 1000, len(points), 2, precision="fast", extent=230.0)
+    sample = Sample(points[:1000], points[:8192], log_weights[:8192], points.min(axis=0), points.max(axis=0))
+    way = forecast.estimate(replace(problem, sample=lambda: sample))[0]
+    state = FourierBackend().prepare(problem, Columns(points, log_weights))
+    assert (way == "direct sums") == (state.series is None)
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"threads": True}, {"always": 1}])

@@ -350,6 +350,15 @@ def test_it_is_priced_below_numpy_but_for_its_start(reduction, precision):
         assert ours > theirs
 
 
+def test_a_small_problem_is_priced_as_of_one_thread(monkeypatch):
+    def seconds(threads, n):
+        monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
+        return cost.predict(INFO, Problem(Reduction.LOG_SUM, n, n, 16), hardware.cpu())
+
+    assert seconds(8, 900) > 0.9 * seconds(1, 900)  # one task
+    assert seconds(8, 9000) < 0.25 * seconds(1, 9000)
+
+
 def test_an_unknown_option_is_refused():
     with pytest.raises((BackendUnavailable, ValueError)):
         sdkde_core.estimate([[0.0], [1.0]], backend="numba", backend_options={"block": 3})

@@ -10,12 +10,21 @@ import pytest
 from pairwise import cases
 from sdkde_numpy import backend as implementation
 from sdkde_numpy.backend import NumpyBackend
-from sdkde_numpy.bounds import FEW_ROWS, double_limit, exponent_error, extent_limit, single_limit, split_limit
+from sdkde_numpy.bounds import (
+    FEW_ROWS,
+    double_limit,
+    exponent_error,
+    extent_limit,
+    product_shift_limit,
+    single_limit,
+    split_limit,
+)
 from sdkde_numpy.formulas import Direct, Expanded, Split, choose
-from sdkde_numpy.info import INFO
+from sdkde_numpy.info import CHUNK, INFO, ROWS
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import sdkde_core
+from sdkde_core.choice import cost, hardware
 from sdkde_core.engine import products
 from sdkde_core.engine.merge import each
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, Problem, Reduction
@@ -355,10 +364,33 @@ def test_threads_option_is_checked():
         NumpyBackend(threads=0)
 
 
-def test_work_grows_with_the_problem():
+def test_work_grows_with_the_problem(monkeypatch):
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "1")
     small = Problem(Reduction.MEAN, 100, 100, 4)
     large = Problem(Reduction.MEAN, 1000, 100, 4)
     assert INFO.work(large, None).exps == 10 * INFO.work(small, None).exps
+
+
+def test_a_task_has_one_thread_however_many_there_are(monkeypatch):
+    def seconds(threads, m, n=4096):
+        monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
+        return cost.predict(INFO, Problem(Reduction.LOG_SUM, m, n, 64), hardware.cpu())
+
+    for n in (4096, 2 * CHUNK):  # the columns of many are shared out too
+        for m in (100, 256, 300, 512):
+            tasks = max(1.0, m / ROWS) * max(1.0, n / CHUNK)
+            assert seconds(8, m, n) > 0.8 * seconds(1, m, n) / tasks
+    assert seconds(8, 8 * ROWS) < 0.25 * seconds(1, 8 * ROWS)
+
+
+def test_a_shift_by_differences_is_priced():
+    """Beyond 1000 bandwidths float64 has no shift by products: 0.6 s where 0.1 s was promised."""
+    limit = product_shift_limit(Problem(Reduction.MEAN, 1, 1, 256, precision="float64"))
+    near, far = (
+        cost.predict(INFO, Problem(Reduction.MEAN, 1000, 1000, 256, precision="float64", extent=e), hardware.cpu())
+        for e in (0.9 * limit, 1.1 * limit)
+    )
+    assert limit > 1000 and far > 4 * near
 
 
 def test_weights_of_a_whole_tile_of_zeros():

@@ -82,7 +82,7 @@ def test_a_sample_is_taken_only_where_it_matters():
     rng = np.random.default_rng(0)
 
     def looked(x, **options):
-        request = Request(Goal.DENSITY, "kde", **options)
+        request = Request(Goal.DENSITY, "kde", "silverman", **options)
         plan = planning.plan(request, x)
         assert all(p.sample is None for p in plan.problems)
         return plan.looked

@@ -26,7 +26,8 @@ def test_one_dimensional_oracle():
         component = rng.choice(3, size=4096, p=weights)
         x = rng.normal(means[component], stds[component])
         for n, errors in found.items():
-            densities = [sdkde_core.estimate(x[:n], grid, method=m, precision="float64") for m in METHODS]
+            how = {"bandwidth": "silverman", "precision": "float64"}
+            densities = [sdkde_core.estimate(x[:n], grid, method=m, **how) for m in METHODS]
             errors.append([np.trapezoid((p - truth) ** 2, grid) for p in densities])
     for n, want in ONE_D.items():
         assert (np.abs(np.mean(found[n], axis=0) - want) <= 5.01e-7).all(), f"n = {n}"  # half a unit of the last digit

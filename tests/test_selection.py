@@ -37,9 +37,7 @@ def log_density(x, w, y, h, method):
 def without_each(x, w, h, method):
     """The same at each sample, without it."""
     each = np.arange(len(x))
-    parts = [
-        log_density(x[each != i], w[each != i] / w[each != i].sum(), x[i : i + 1], h, method) for i in each
-    ]
+    parts = [log_density(x[each != i], w[each != i] / w[each != i].sum(), x[i : i + 1], h, method) for i in each]
     return np.array([p[0][0] for p in parts]), np.array([p[1][0] for p in parts])
 
 
@@ -59,7 +57,7 @@ def test_leave_one_out_is_brute_force(method, d, spread):
     x, w = some(90, d, spread)  # two blocks of rows
     pairs = Pairs(x, w, method)
     for h in (0.02, 0.3, 1.0) if d == 1 else (0.3, 1.0):
-        got, (want, sign) = pairs.at(h), without_each(x, w, h, method)
+        (got,), (want, sign) = pairs.at([h]), without_each(x, w, h, method)
         scale = log_density(x, w, x, h, "kde")[0] if method == "laplace" else want  # the sum may cancel
         wrong = abs(got.sign * np.exp(got.log_density - scale) - sign * np.exp(want - scale))
         np.testing.assert_array_less(wrong, (1e-3 if spread == 4 else 1e-5) * (1 + abs(want)), str(h))
@@ -72,17 +70,19 @@ def test_integral_of_the_square_is_a_quadrature(method):
         grid = np.linspace(x.min() - 9 * h, x.max() + 9 * h, 40_001)
         log, _ = log_density(x, w, grid[:, None], h, method)
         want = np.exp(2 * log).sum() * (grid[1] - grid[0]) / (2 * np.pi)
-        got = math.exp(Pairs(x, w, method).at(h).log_square) / math.sqrt(2 * np.pi)
+        got = math.exp(Pairs(x, w, method).at([h])[0].log_square) / math.sqrt(2 * np.pi)
         assert got == pytest.approx(want, rel=3e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_pairs_of_any_library(method):
     x, w = some(150, 3, 1.0)
-    want = Pairs(x, w, method).at(0.4), Folds(x, w, method, 5).at(0.4)
+    some_h = [0.2, 0.4, 0.8]
+    want = Pairs(x, w, method).at(some_h) + Folds(x, w, method, 5).at(some_h)
     for as_array in (torch.tensor, array_api_strict.asarray):
-        got = Pairs(as_array(x), as_array(w), method).at(0.4), Folds(as_array(x), as_array(w), method, 5).at(0.4)
-        for g, k, rtol in zip(got, want, (1e-5, 1e-9), strict=True):
+        u, v = as_array(x), as_array(w)
+        got = Pairs(u, v, method).at(some_h) + Folds(u, v, method, 5).at(some_h)
+        for g, k, rtol in zip(got, want, [1e-5] * 3 + [1e-9] * 3, strict=True):
             np.testing.assert_allclose(g.log_density, k.log_density, rtol, 1e-5)
             np.testing.assert_array_equal(g.sign, k.sign)
             assert g.log_square == pytest.approx(k.log_square, rel=rtol)
@@ -137,7 +137,7 @@ def test_what_a_choice_does_not_depend_on(x, method, rule):
     h, rng = pick(x, method, rule=rule), np.random.default_rng(1)
     assert h.shape == (2,) and np.isfinite(h).all()
     np.testing.assert_array_equal(pick(x, method, rule=rule), h)
-    np.testing.assert_allclose(pick(x + [1e3, -7.0], method, rule=rule), h, 1e-5)
+    np.testing.assert_allclose(pick(x + np.array([1e3, -7.0]), method, rule=rule), h, 1e-5)
     np.testing.assert_allclose(pick(x * [1e-8, 1e5], method, rule=rule), h * [1e-8, 1e5], 1e-5)
     np.testing.assert_allclose(pick(x[rng.permutation(300)], method, rule=rule), h, 1e-6)
     np.testing.assert_allclose(pick(x * (1 + 1e-9 * rng.normal(size=x.shape)), method, rule=rule), h, 1e-3)
@@ -234,7 +234,9 @@ def test_many_dimensions(method, d):
         assert np.isfinite(chosen.least_squares).all()
 
 
-@pytest.mark.parametrize(("method", "rule"), [("kde", "lscv"), ("sdkde", "lscv"), ("sdkde", "lcv"), ("laplace", "lscv")])
+@pytest.mark.parametrize(
+    ("method", "rule"), [("kde", "lscv"), ("sdkde", "lscv"), ("sdkde", "lcv"), ("laplace", "lscv")]
+)
 def test_folds_find_what_leave_one_out_finds(x, method, rule):
     np.testing.assert_allclose(pick(x, method, rule=rule, folds=20), pick(x, method, rule=rule), 0.15)
     assert "20 folds" in select_bandwidth(x, method=method, rule=rule, folds=20).selection.reason
@@ -251,7 +253,8 @@ def test_bases(x):
     np.testing.assert_allclose(chosen(scott).matrix, scott.matrix, 1e-6)
     number = chosen(3.0).factor
     assert number[0] == number[1]
-    np.testing.assert_allclose(chosen([1.0, 4.0]).factor * [4, 1], chosen([1.0, 4.0]).factor[::-1], 1e-12)
+    columns = chosen([1.0, 4.0]).factor
+    assert columns[1] == pytest.approx(4 * columns[0])
     assert scott.rule.startswith("auto × scott") and scott.selection.multiple > 0
     np.testing.assert_allclose(  # a common shape is equivariant to any map
         chosen("scott", rule="lscv").matrix * [[4, 2], [2, 1]],

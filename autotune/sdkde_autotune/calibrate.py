@@ -120,7 +120,7 @@ def _planned(info: BackendInfo, device: str, reduction: Reduction, precision: st
         x, y = (convert(z, info.arrays, device) for z in (x, y))
     method, goal = _METHODS[reduction]
     how = {"precision": precision, "deterministic": info.deterministic, "backend": info.name, "device": device}
-    request = Request(goal, method, **how)  # type: ignore[arg-type]
+    request = Request(goal, method, "silverman", **how)  # type: ignore[arg-type]
     with ignored():
         return plan(request, x, y, explained=True)
 
@@ -141,7 +141,8 @@ def _startup(backend: str, device: str) -> float:
         "import json, sys, time, numpy, sdkde_core\n"
         "x = numpy.random.default_rng(0).normal(size=(64, 2))\n"
         "start = time.perf_counter()\n"
-        "sdkde_core.estimate(x, method='kde', backend=sys.argv[1], device=sys.argv[2], deterministic=False)\n"
+        "where = {'backend': sys.argv[1], 'device': sys.argv[2]}\n"
+        "sdkde_core.estimate(x, method='kde', bandwidth='silverman', deterministic=False, **where)\n"
         "print(json.dumps(time.perf_counter() - start))\n"
     )
     took = 0.0

@@ -120,7 +120,7 @@ class FourierBackend:
         limit = price.Limit(problem)
         if self.always:
             return True
-        if seconds > price.seconds(price.by_neighbours(problem, problem.m, 1.0)):
+        if price.looks(problem, seconds):
             step = max(1, len(columns.points) // COLUMNS[1])
             direct = price.direct_seconds(price.CPU, problem, columns.points[::step], columns.log_weights[::step])
             if direct < seconds:

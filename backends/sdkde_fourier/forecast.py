@@ -22,11 +22,13 @@ from .price import (
     Ways,
     box_seconds,
     box_work,
+    by_looking,
     by_modes,
     by_neighbours,
     by_products,
     by_tiles,
     direct_work,
+    looks,
     plus,
     seconds,
     times,
@@ -51,7 +53,8 @@ USUAL, NEIGHBOURS = 1e-11, 1000.0
 def estimate(problem: Problem) -> tuple[str, Work]:
     """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
     sample = _sample_of(problem)
-    return _likely(problem, _ways) if sample is None else _from_sample(problem, sample, CPU)
+    way, work = _likely(problem, _ways) if sample is None else _from_sample(problem, sample, CPU)
+    return way, plus(work, by_looking(problem, work))
 
 
 def least_memory(problem: Problem) -> int:
@@ -113,7 +116,9 @@ def _from_sample(problem: Problem, sample: Sample, ways: Ways) -> tuple[str, Wor
     neighbours = float(share @ here.neighbours) / max(float(share.sum()), 1e-300)
     by_box = box_work(ways, problem, usual, *arguments)
     modes = plus(by_box, direct_work(ways, problem, here, redone * here.rows, neighbours))
-    if seconds(by_box, problem.device) > seconds(direct, problem.device):  # the backend does not know what it redoes
+    # The backend does not know what it redoes.
+    alone = seconds(by_box, problem.device)
+    if alone > seconds(direct, problem.device) and (ways is not CPU or looks(problem, alone)):
         return "direct sums", direct
     return f"{math.prod(box.shape)} modes, and {redone:.2g} of the rows directly", modes
 

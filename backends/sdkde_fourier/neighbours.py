@@ -362,7 +362,7 @@ class Neighbourhoods:
         """Sum over pairs (row, column), class after class.
 
         Far from every point exponents are huge and only their differences count. With k the leading column,
-        r²_j − r²_k = (u_j − u_k)·(u_j − u_k + 2 (u_k − y)), without the cancellation.
+        r²_j − r²_k = (u_j − u_k)·((u_j − y) + (u_k − y)), without the cancellation.
         """
         b, d = queries.shape
         reference = self.points[leader]
@@ -375,7 +375,7 @@ class Neighbourhoods:
             delta = []
             for a in range(d):
                 step = self.points[column, a] - reference[row, a]
-                relative -= sharpness * step * (step + 2.0 * away[row, a])
+                relative -= sharpness * step * ((self.points[column, a] - queries[row, a]) + away[row, a])
                 delta.append(step)
             if own is not None:
                 relative[column == own[row]] = -np.inf

@@ -28,6 +28,7 @@ __all__ = [
     "Ways",
     "box_seconds",
     "box_work",
+    "by_looking",
     "by_modes",
     "by_neighbours",
     "by_pairs",
@@ -36,6 +37,7 @@ __all__ = [
     "by_tiles",
     "direct_seconds",
     "direct_work",
+    "looks",
     "plus",
     "seconds",
     "times",
@@ -66,6 +68,20 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
         bytes=16.0 * grid * 6.0 * (1 + backs) + 64.0 * (problem.m + problem.n),
         launches=50 * (1 + backs),
     )
+
+
+def by_looking(problem: Problem, way: Work) -> Work:
+    """Return the Work of finding out which way is faster, from some of the columns, on one thread.
+
+    A box takes 40 ns a column and dimension, and neighbourhoods 1 µs a column, if it :func:`looks` at these.
+    """
+    box, around = 160.0 * problem.d * min(problem.n, 1 << 16), 4000.0 * min(problem.n, 1 << 13)
+    return Work(scalar_flops=speedup(cpu_threads()) * (box + around * looks(problem, seconds(way))), launches=60)
+
+
+def looks(problem: Problem, modes: float) -> bool:
+    """Whether the backend looks, on a CPU, if direct sums are faster than modes that take so many seconds."""
+    return modes > seconds(by_neighbours(problem, problem.m, 1.0))
 
 
 def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: float | None = None) -> Work:
@@ -197,7 +213,8 @@ def direct_work(ways: Ways, problem: Problem, found: Around, rows: float, neighb
     work = ways.directly(problem, rows, neighbours, found.columns)
     if not rows or found.columns > (1.0 - SHARE) * problem.n:
         return work
-    equal = 25.0 * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)  # equal points are found before
+    # Equal points are found before, by one thread.
+    equal = 20.0 * speedup(cpu_threads()) * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)
     return plus(work, Work(scalar_flops=equal, launches=0))
 
 

@@ -16,14 +16,15 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 from .bounds import Form, choose
 from .compiled import kernel
 from .cpu_kernels import ABSENT, FLOOR, MULTIPLE, ROWS
+from .info import TASK
 
 Array = NDArray[Any]
 
 #: Columns of a tile, and bytes that its columns may take in cache.
 WIDTH, TILE = 512, 1 << 18
 
-#: Least work of a task, in multiplications; columns of one, at least, and how many to aim for where rows are few.
-TASK, CHUNK, TASKS = 1 << 25, 1 << 14, 64
+#: Columns of a task, at least, and how many to aim for where rows are few.
+CHUNK, TASKS = 1 << 14, 64
 
 #: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
 CALL = 1 << 29

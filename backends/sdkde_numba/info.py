@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sdkde_core.plugin import busy, cpu_threads, speedup
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import MOST_EXTENT, SCALES, choose, extent_limit
 
-__all__ = ["INFO"]
+__all__ = ["INFO", "TASK"]
+
+#: Least work of a task, in multiplications.
+TASK = 1 << 25
 
 
 def _supports(problem: Problem) -> Support:
@@ -32,10 +36,13 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     means = scales * d if problem.reduction is Reduction.MEAN else 0
     double = 1.0 if dtype == "float32" else 2.0
     passes = scales * (2.0 if problem.reduction is Reduction.LAPLACE else 1.5)
+    threads = cpu_threads()
+    tasks = min(max(1.0, pairs * (d + 16.0) / TASK), 4.0 * threads)
+    idle = speedup(threads) / speedup(busy(tasks, threads))  # cores that are left alone
     return Work(
-        matrix_flops={dtype: 2.0 * ((d + 1) / 1.15 + means / 0.8) * pairs},
-        scalar_flops=double * passes * pairs,
-        exps=0.25 * double * scales * pairs,
+        matrix_flops={dtype: idle * 2.0 * ((d + 1) / 1.15 + means / 0.8) * pairs},
+        scalar_flops=idle * double * passes * pairs,
+        exps=idle * 0.25 * double * scales * pairs,
         bytes=32.0 * (problem.m + problem.n) * (d + 2) + 50.0 * problem.n * d,
         launches=40,
     )

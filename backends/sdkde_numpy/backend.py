@@ -12,14 +12,14 @@ from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, m
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .formulas import Formula, choose
-from .info import default_threads
+from .info import ROWS, columns_of_a_task, default_threads
 from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]
 
-#: Rows of a block, elements of a tile (2 MiB of float64), tasks to aim for, and the fewest columns of one. The rows of
-#: a full tile are no power of two apart: then they would share their places in the cache, at twice the time a product.
-ROWS, TILE, TASKS, CHUNK = 256, 256 * 960, 64, 1 << 14
+#: Elements of a tile (2 MiB of float64). The rows of a full one are no power of two apart: then they would share their
+#: places in the cache, at twice the time a product.
+TILE = ROWS * 960
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,8 @@ class NumpyBackend:
         m, n = len(rows), len(points)
         if m == 0:
             return empty(problem, points)
-        # Where rows are few, columns are shared out too, and joined in order. Nothing here depends on the threads.
-        blocks = -(-m // ROWS)
-        chunk = min(n, max(CHUNK, -(-n * blocks // TASKS)))
+        # Chunks of columns are joined in order. Nothing here depends on the threads.
+        chunk = columns_of_a_task(m, n)
         width = min(chunk, max(1, TILE // min(m, ROWS)))
 
         def task(where: tuple[int, int]) -> list[Sums]:

@@ -6,21 +6,30 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.plugin import beyond_cache, cpu_threads, speedup
+from sdkde_core.plugin import beyond_cache, busy, cpu_threads, speedup
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import double_limit, extent_limit, product_shift_limit, single_limit, takes_split
 
-__all__ = ["INFO", "MOST_THREADS", "default_threads"]
+__all__ = ["INFO", "MOST_THREADS", "ROWS", "columns_of_a_task", "default_threads"]
 
 #: Threads beyond which they wait for the interpreter's lock: a KDE of 10,000² points in eight dimensions takes 472,
 #: 125, 76, 118 and 137 ms on 1, 4, 8, 12 and 16 virtual cores of a Xeon.
 MOST_THREADS = 8
 
 
+#: Rows of a task, the fewest columns of one, and how many to aim for.
+ROWS, CHUNK, TASKS = 256, 1 << 14, 64
+
+
 def default_threads() -> int:
     """Threads that array operations are shared out over, unless the user says otherwise."""
     return min(cpu_threads(), MOST_THREADS)
+
+
+def columns_of_a_task(m: int, n: int) -> int:
+    """Columns of a task: where rows are few, columns are shared out too."""
+    return min(n, max(CHUNK, -(-n * -(-m // ROWS) // TASKS)))
 
 
 def _formula(problem: Problem) -> str:
@@ -71,8 +80,9 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         passes, columns = passes + (7.0 if mean else 4.0) * d * beyond_cache(d), columns - (d if mean else 0)
     dtype = formula.rpartition(" ")[2]
     double = 1.0 if dtype == "float32" else 2.0
-    threads = cpu_threads()
-    idle = speedup(threads) / speedup(min(threads, MOST_THREADS))  # cores that NumPy leaves alone
+    threads, chunk = cpu_threads(), columns_of_a_task(problem.m, problem.n)
+    tasks = max(1.0, problem.m / ROWS) * max(1.0, problem.n / chunk)
+    idle = speedup(threads) / speedup(busy(tasks, min(threads, MOST_THREADS)))  # cores that NumPy leaves alone
     return Work(
         matrix_flops={dtype: idle * 2.0 * columns * pairs},
         scalar_flops=idle * double * passes * pairs,

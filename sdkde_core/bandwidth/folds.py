@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,11 @@ class Folds:
             tuple(self.xp.asarray(rows, **where) for rows in (held, np.setdiff1d(everyone, held))) for held in parts
         ]
 
-    def at(self, h: float) -> Left:
-        """Return the criteria's terms for the bandwidth h, in units of the spread."""
+    def at(self, bandwidths: Sequence[float]) -> list[Left]:
+        """Return the criteria's terms for bandwidths in units of the spread."""
+        return [self._left(h) for h in bandwidths]
+
+    def _left(self, h: float) -> Left:
         xp, c, logs, signs, squares = self.xp, 0.5 / h**2, [], [], []
         for held, others in self.parts:
             rows, x = xp.take(self.u, held, axis=0), xp.take(self.u, others, axis=0)

@@ -22,7 +22,7 @@ Distances are formed in float64. A row's exponentials are relative to its neares
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +39,9 @@ __all__ = ["Left", "Pairs"]
 #: Rows of a block on a CPU: with 2,000 columns its arrays of float32 stay in a core's cache.
 ROWS = 64
 
+#: Elements of an array on a device: of all pairs, for as many bandwidths at a time.
+ELEMENTS = 1 << 26
+
 #: A squared distance of a sample from itself that leaves it out, and does not overflow.
 NEVER = 1e30
 
@@ -47,8 +50,8 @@ class Left(NamedTuple):
     """What one bandwidth gives, without the constant of the kernel of unit bandwidth, (2π)^(−d/2)."""
 
     log_density: NDArray[np.float64]  # (n,) log |p̂₋ᵢ(x_i)|
-    sign: NDArray[np.float64] | float  # (n,) of it, for laplace
-    log_square: float  # log ∫p̂²
+    sign: Any  # of it: (n,) for laplace, else 1
+    log_square: Any  # log ∫p̂²
 
 
 class Pairs:
@@ -67,40 +70,65 @@ class Pairs:
         self.xp = xp = array_namespace(u)
         self.u, self.w, self.method = u, weights, method
         self.n, self.d = (int(k) for k in u.shape)
-        on_host = isinstance(u, np.ndarray)
-        rows = ROWS if on_host else self.n
+        self.on_host = isinstance(u, np.ndarray)
+        rows = ROWS if self.on_host else self.n
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
-        self.threads = cpu_threads() if on_host and self.n > 4 * ROWS else 1
+        self.threads = cpu_threads() if self.on_host and self.n > 4 * ROWS else 1
         self.w32, self.u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
         self.weighted = xp.concat([self.w32[:, None], self.w32[:, None] * self.u32], axis=1)  # (n, 1 + d)
-        self._product = product if on_host else self._in_float64
+        self._product = product if self.on_host else self._in_float64
+        index = xp.arange(self.n, **self._where)
+        self._itself = index[:, None] == index[None, :]
         self.squares = self._gather(lambda rows: self._distances(self.u, rows, itself=NEVER))  # (n, n)
         self.nearest = xp.min(self.squares, axis=1)
 
-    def at(self, h: float) -> Left:
-        """Return the criteria's terms for the bandwidth h, in units of the spread."""
-        xp, c = self.xp, 0.5 / h**2
-        near = self.nearest
-        closeness = self._gather(lambda rows: xp.exp((near[rows, None] - self.squares[rows, :]) * c))
-        log_scale, log_left = -c * xp.astype(near, xp.float64), xp.log1p(-self.w)
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {} if self.on_host else {"device": self.u.device}
+
+    def at(self, bandwidths: Sequence[float]) -> list[Left]:
+        """Return the criteria's terms for bandwidths in units of the spread.
+
+        On a device for many at a time, in arrays of one axis more: there launching takes longer than computing.
+        """
+        if self.on_host:
+            return [self._left(h) for h in bandwidths]
+        some, result = max(1, ELEMENTS // self.n**2), []
+        for i in range(0, len(bandwidths), some):
+            together = self._left(np.array(bandwidths[i : i + some]))
+            signs = np.broadcast_to(together.sign, together.log_density.shape)
+            result += [Left(*parts) for parts in zip(together.log_density, signs, together.log_square)]
+        return result
+
+    def _left(self, h: Any) -> Left:
+        """The terms for one bandwidth, or for k of them, (k,): then each has an axis k before."""
+        xp, near = self.xp, self.nearest
+        c: Any = 0.5 / h**2
+        wide: Any = c  # as a factor of (rows, n), float32
+        if not self.on_host:
+            c = xp.asarray(c, **self._where)[:, None]
+            wide = xp.astype(c, xp.float32)[:, :, None]
+        closeness = self._gather(lambda rows: xp.exp((near[rows, None] - self.squares[rows, :]) * wide))
+        log_scale = -c * xp.astype(near, xp.float64)
         z, sign = self.u, None
         if self.method == "laplace":
-            signed = self._gather(lambda rows: self._laplace(closeness[rows, :], self.squares[rows, :], c))
+            signed = self._gather(lambda rows: self._laplace(closeness[..., rows, :], self.squares[rows, :], wide))
             sign, log = xp.sign(signed), xp.log(xp.abs(signed)) + log_scale
         else:
-            sums = xp.astype(self._gather(lambda rows: self._product(closeness[rows, :], self.weighted)), xp.float64)
-            log = xp.log(sums[:, 0]) + log_scale
+            sums = self._gather(lambda rows: self._product(closeness[..., rows, :], self.weighted))
+            sums = xp.astype(sums, xp.float64)
+            log = xp.log(sums[..., 0]) + log_scale
         if self.method == "sdkde":
             scale = xp.exp(log_scale)
-            total = self.w + scale * sums[:, 0]  # D
-            pull = scale[:, None] * (sums[:, 1:] - sums[:, :1] * self.u) / total[:, None]  # S/D
+            total = self.w + scale * sums[..., 0]  # D
+            pull = (scale / total)[..., None] * (sums[..., 1:] - sums[..., :1] * self.u)  # S/D
             z = self.u + 0.5 * pull
-            log = self._gather(self._moved_without(closeness, scale, total, pull, c))
-        square = xp.sum(self._gather(lambda rows: self._square(z, rows, c)))
-        dimension = self.d * math.log(h)
-        log = log - log_left - dimension
-        log_square = math.log(max(float(square), 1e-300)) - dimension - 0.5 * self.d * math.log(2.0)
-        return Left(to_host(log), 1.0 if sign is None else to_host(sign), log_square)
+            log = self._gather(self._moved_without(closeness, scale, total, pull, wide, c))
+        square = to_host(xp.sum(self._gather(lambda rows: self._square(z, rows, wide)), axis=-1))
+        dimension = self.d * np.log(h)
+        log = to_host(log - xp.log1p(-self.w)) - (dimension if self.on_host else dimension[:, None])
+        log_square = np.log(np.maximum(square, 1e-300)) - dimension - 0.5 * self.d * math.log(2.0)
+        return Left(log, 1.0 if sign is None else to_host(sign), log_square)
 
     def _gather(self, task: Callable[[slice], Any]) -> Any:
         """Return a task's results for all blocks of rows, one below the other."""
@@ -118,56 +146,61 @@ class Pairs:
         xp = self.xp
         return xp.astype(xp.matmul(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
 
+    def _weigh(self, terms: Any) -> Any:
+        """The weighted sum of each row, float64."""
+        if self.on_host:
+            return self.xp.astype(product(terms, self.w32[:, None])[:, 0], self.xp.float64)
+        return self.xp.sum(terms * self.w32, axis=-1, dtype=self.xp.float64)
+
     def _distances(self, z: Any, rows: slice, itself: float) -> Any:
         """Squared distances of some rows from all, float32; ``itself`` from themselves."""
         xp = self.xp
         if self.d == 1:
-            squares = (z[rows, :] - z[:, 0][None, :]) ** 2
+            squares = (z[..., rows, :] - z[..., 0][..., None, :]) ** 2
         else:
-            norms = xp.sum(z * z, axis=1)
-            squares = xp.clip(norms[rows, None] + norms[None, :] - 2.0 * self._product(z[rows, :], z.T), min=0.0)
+            norms = xp.sum(z * z, axis=-1)
+            products = self._product(z[..., rows, :], z.mT)
+            squares = xp.clip(norms[..., rows, None] + norms[..., None, :] - 2.0 * products, min=0.0)
         squares = xp.astype(squares, xp.float32)
-        index = xp.arange(self.n, device=None if isinstance(z, np.ndarray) else z.device)
-        return xp.where(index[rows, None] == index[None, :], xp.full_like(squares, itself), squares)
+        return xp.where(self._itself[rows, :], xp.full_like(squares, itself), squares)
 
-    def _laplace(self, closeness: Any, squares: Any, c: float) -> Any:
+    def _laplace(self, closeness: Any, squares: Any, c: Any) -> Any:
         return self._weigh(closeness * ((1.0 + 0.5 * self.d) - squares * c))
 
-    def _weigh(self, terms: Any) -> Any:
-        """The weighted sum of each row, float64."""
-        return self.xp.astype(self._product(terms, self.w32[:, None])[:, 0], self.xp.float64)
-
-    def _moved_without(self, closeness: Any, scale: Any, total: Any, pull: Any, c: float) -> Callable[[slice], Any]:
+    def _moved_without(
+        self, closeness: Any, scale: Any, total: Any, pull: Any, wide: Any, c: Any
+    ) -> Callable[[slice], Any]:
         """A task that sums over samples which moved as they would without the row's own."""
         xp = self.xp
         half = xp.astype(pull, xp.float32)
-        along = xp.astype(xp.sum(self.u * pull, axis=1), xp.float32)
-        length = xp.astype(xp.sum(pull * pull, axis=1), xp.float32)
-        own = xp.astype(scale * self.w, xp.float32)
-        inverse = xp.astype(1.0 / total, xp.float32)
-        least = xp.astype(self.w / total, xp.float32)  # of 1 − ρ, as sample j itself stays: the rest is rounding
+
+        def of_columns(x: Any) -> Any:
+            return xp.astype(x, xp.float32)[..., None, :]
+
+        along, length = of_columns(xp.sum(self.u * pull, axis=-1)), of_columns(xp.sum(pull * pull, axis=-1))
+        own, inverse = xp.astype(scale * self.w, xp.float32), of_columns(1.0 / total)
+        least = of_columns(self.w / total)  # of 1 − ρ, as sample j itself stays: the rest is rounding
 
         def task(rows: slice) -> Any:
             squares = self.squares[rows, :]
-            share = closeness[rows, :] * own[rows, None] * inverse  # ρ
-            across = self._product(self.u32[rows, :], half.T) - along  # a·S/D
+            share = closeness[..., rows, :] * own[..., rows, None] * inverse  # ρ
+            across = self._product(self.u32[rows, :], half.mT) - along  # a·S/D
             pulled = share * squares
             grown = 1.0 / xp.maximum(1.0 - share, least)
             moved = length - share * (2.0 * across - pulled)
             far = xp.clip(squares - grown * (across - pulled - 0.25 * moved * grown), min=0.0)
-            near = xp.min(far, axis=1)
-            return xp.log(self._weigh(xp.exp((near[:, None] - far) * c))) - c * xp.astype(near, xp.float64)
+            near = xp.min(far, axis=-1)
+            sums = self._weigh(xp.exp((near[..., None] - far) * wide))
+            return xp.log(sums) - c * xp.astype(near, xp.float64)
 
         return task
 
-    def _square(self, z: Any, rows: slice, c: float) -> Any:
+    def _square(self, z: Any, rows: slice, c: Any) -> Any:
         """Each row's part of ∫p̂², relative to the constant of the kernel at √2 h: (rows,)."""
         xp, d = self.xp, self.d
         if z is self.u:
-            q = (
-                xp.where(self.squares[rows, :] >= NEVER, xp.zeros_like(self.squares[rows, :]), self.squares[rows, :])
-                * c
-            )
+            squares = self.squares[rows, :]
+            q = xp.where(self._itself[rows, :], xp.zeros_like(squares), squares) * c
         else:
             q = self._distances(z, rows, itself=0.0) * c
         terms = xp.exp(-0.5 * q)

@@ -55,8 +55,14 @@ STRIDE = 3
 #: The quantile of the weighted bandwidths that "auto" takes, and the log weight below which none is looked at.
 UPPER, IMPLAUSIBLE = 0.8, -6.0
 
+#: The same of the likelihood, which does not err towards narrow bandwidths.
+MIDDLE = 0.5
+
 #: Spreads beyond which a gap between samples is shortened: no bandwidth looks that far.
 GAP = 20.0
+
+#: Spreads beyond which a sample is put there: the range of a column may overflow in them.
+FARTHEST = 1e150
 
 #: Weight of a sample below which it adds nothing to sums of float32.
 LIGHTEST = 1e-20
@@ -206,7 +212,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
             x = x[chosen]
         else:
             x = xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)
-    u = to_host(x) * (sample.unit / spreads)
+    u = np.clip(to_host(x) / (spreads / sample.unit), -FARTHEST, FARTHEST)
     u = _without_gaps(u - np.median(u, axis=0))
     u, inverse = np.unique(u, axis=0, return_inverse=True)
     together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
@@ -252,7 +258,7 @@ def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp], f
     if not isinstance(place, np.ndarray) and device_name(place) != "cpu":
         points = tuple(array_namespace(place).asarray(x, device=device(place)) for x in points)
     pairs = Pairs(*points, sample.method) if folds is None else Folds(*points, sample.method, folds)
-    left = [pairs.at(unit * math.exp(STEP * int(step))) for step in steps]
+    left = pairs.at([unit * math.exp(STEP * int(step)) for step in steps])
     logs = np.stack([one.log_density for one in left])
     squares = np.array([one.log_square for one in left])
     signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])
@@ -273,31 +279,31 @@ def _plausible(loss: Array, weights: Array) -> Array:
     """The log weight of each bandwidth: −2 z², z the score of its losses paired with those of the best, (k,)."""
     means = loss @ weights
     differences = loss - loss[int(np.argmin(means))]
-    differences /= np.maximum(np.max(np.abs(differences), axis=1, keepdims=True), 1e-300)  # whose squares do not underflow
+    differences /= np.maximum(np.max(np.abs(differences), axis=1, keepdims=True), 1e-300)  # for their squares
     mean = differences @ weights
     variance = np.maximum((differences - mean[:, None]) ** 2 @ weights, 0.0)
     n_eff = 1.0 / float(weights @ weights)
     return np.where(mean == 0, 0.0, -2.0 * n_eff * mean**2 / variance)  # minus infinity where all lose the same
 
 
-def _upper(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
-    """The log multiple at the upper end of what is plausible."""
+def _upper(loss: Array, weights: Array, steps: NDArray[np.intp], quantile: float = UPPER) -> float:
+    """The log multiple at a quantile of what is plausible."""
     shares = np.exp(_plausible(loss, weights))
-    return min(0.0, float(np.interp(UPPER, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
+    return min(0.0, float(np.interp(quantile, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
 
 
 def _upper_of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp]) -> tuple[float, str]:
     """The log multiple that ``"auto"`` takes, and what it is."""
     squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
     if logs is None:
-        if carried < FEW:
+        if carried < min(FEW, 0.5 / float(weights @ weights)):
             return 0.0, "as a few samples make up all of least squares"
         return _upper(squares, weights, steps), "the upper end of what least squares allows"
     low, high = CARRIED
     share = float(np.clip((carried * float(weights @ weights) - low) / (high - low), 0.0, 1.0))
-    picks = share * _upper(squares, weights, steps) + (1.0 - share) * _upper(logs, weights, steps)
-    names = {0.0: "the likelihood allows", 1.0: "least squares allows"}
-    return picks, "the upper end of what " + names.get(share, "least squares and the likelihood allow, weighted")
+    picks = share * _upper(squares, weights, steps) + (1.0 - share) * _upper(logs, weights, steps, MIDDLE)
+    names = {0.0: "the likelihood allows", 1.0: "least squares allows at most"}
+    return picks, "what " + names.get(share, "least squares and the likelihood allow, weighted")
 
 
 def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:

@@ -165,7 +165,7 @@ def tuning_is_off() -> bool:
 def switched_off(variable: str) -> bool:
     """Whether a variable of the environment that is on by default says off; ValueError for what says neither."""
     text = os.environ.get(variable, "").lower()
-    if text not in ("", *_ON, *_OFF):
+    if text and text not in (*_ON, *_OFF):
         raise ValueError(f"{variable} is {text!r}; set 'off' or 'on'{did_you_mean(text, (*_ON, *_OFF))}")
     return text in _OFF
 

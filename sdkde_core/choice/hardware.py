@@ -26,6 +26,7 @@ from .driver import CudaDevice, ListedGPU, ask_nvml, cuda_devices, driver_versio
 __all__ = [
     "ListedGPU",
     "ask_nvml",
+    "busy",
     "card",
     "card_called",
     "cpu",
@@ -101,12 +102,18 @@ def _cores(core: Processor, threads: int) -> Processor:
     )
 
 
-def speedup(threads: int) -> float:
+def speedup(threads: float) -> float:
     """Return how many times as fast as one thread ``threads`` are, t / (1 + (t − 1)/16): they share caches and clock.
 
     Measured with compiled loops on 16 virtual cores of a Xeon: 1.9 for 2, 3.5 for 4, 6.0 for 8, 7.5 for 16.
     """
     return threads / (1 + (threads - 1) / 16)
+
+
+def busy(tasks: float, threads: int) -> float:
+    """Return how many of the threads work at a time, on average, on tasks of one length; a last one may be shorter."""
+    whole = int(tasks)
+    return tasks / (math.ceil(whole / threads) + (tasks - whole if whole % threads == 0 else 0.0))
 
 
 def measure_cpu() -> Processor:

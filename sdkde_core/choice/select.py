@@ -365,7 +365,7 @@ def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
 
 def _settle(c: Candidate, chosen: Candidate | None, tried: Mapping[tuple[str, str], str]) -> Candidate:
     if c == chosen:
-        return replace(c, chosen=True)
+        return with_fields(c, chosen=True)
     if (c.name, c.device) in tried:
         return replace(c, ok=False, reason=tried[c.name, c.device])
     return c

@@ -216,7 +216,7 @@ def _bandwidth(text: str) -> Any:
     try:
         numbers = [float(part) for part in text.split(",")]
         return numbers if len(numbers) > 1 else numbers[0]
-    except ValueError:
+    except ValueError:  # a file, or neither, which is said below
         pass
     if not _is_file(text):
         hint = did_you_mean(text, RULES)

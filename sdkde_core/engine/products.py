@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 __all__ = ["dots", "on_this_thread", "product"]
 
@@ -74,6 +73,8 @@ def dots(a: Array, b: Array) -> Array:
 @functools.cache
 def _setters() -> list[Callable[[int], int]]:
     """Of each MKL that is loaded, what sets the calling thread's limit and returns the one before, 0 where none was."""
+    from threadpoolctl import ThreadpoolController
+
     found = ThreadpoolController().select(internal_api="mkl").lib_controllers  # takes milliseconds, so once
     return [mkl.dynlib.MKL_Set_Num_Threads_Local for mkl in found]
 

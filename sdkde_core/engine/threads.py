@@ -107,7 +107,7 @@ class _Call:
                 except IndexError:  # another thread was faster
                     break
                 self.results[i] = self.task(self.arguments[i])
-        except _Stopped:
+        except _Stopped:  # by a checkpoint: whoever stopped the call raises what did
             pass
         except BaseException as error:
             self.error = self.error or error

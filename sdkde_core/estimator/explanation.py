@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..arrays import Argument
@@ -47,7 +47,7 @@ class Explanation:
     calls: int
     data_device: str = "cpu"
     negative_mass: NegativeMass | None = None
-    selection: Selection | None = None
+    selection: Selection | None = field(default=None, compare=False)  # what it chose is the bandwidth
 
     @classmethod
     def of(

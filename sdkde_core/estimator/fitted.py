@@ -134,7 +134,7 @@ class Fitted:
         for problem in plan.problems[:-1]:  # each moves the samples, by half a mean-shift step in float64
             check_resolution(problem, plan.bandwidth, columns)
             shift = _shift(plan, problem, columns, report, progress)
-            columns = replace(columns, points=columns.points + 0.5 * shift)
+            columns = Columns(columns.points + 0.5 * shift, columns.log_weights, columns.weights)
         # Resubstitution is at the samples as they were.
         rows = plan.columns.points if len(plan.problems) > 1 and not shared else None
         request, centre = plan.request, plan.centre

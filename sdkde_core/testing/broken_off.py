@@ -72,7 +72,7 @@ def _alarmed(call: Callable[[], Any], seconds: float) -> tuple[Any, int]:
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), PATIENCE)
         result = call()
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-    except _Interrupt:
+    except _Interrupt:  # our own, and counted
         pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)

@@ -171,7 +171,7 @@ def failures(target: Target, profile: Profile, only: Sequence[str] = (), most: i
                 break
             try:
                 CHECKS[name].run(target, parameter)
-            except NotDeclared:
+            except NotDeclared:  # the check is of something that the backend does not claim
                 pass
             except Exception as error:  # an error of the backend's is a failure like any other
                 found[f"{name}[{parameter}]"] = f"{type(error).__name__}: {error}"
