@@ -134,18 +134,19 @@ def test_what_a_choice_does_not_depend_on(x, method, rule):
         with pytest.raises(ValueError, match="'lscv' or 'auto'"):
             pick(x, method, rule=rule)
         return
-    h, rng = pick(x, method, rule=rule), np.random.default_rng(1)
+    x, rng = x[:160], np.random.default_rng(1)
+    h = pick(x, method, rule=rule)
     assert h.shape == (2,) and np.isfinite(h).all()
     np.testing.assert_array_equal(pick(x, method, rule=rule), h)
     np.testing.assert_allclose(pick(x + np.array([1e3, -7.0]), method, rule=rule), h, 1e-5)
     np.testing.assert_allclose(pick(x * [1e-8, 1e5], method, rule=rule), h * [1e-8, 1e5], 1e-5)
-    np.testing.assert_allclose(pick(x[rng.permutation(300)], method, rule=rule), h, 1e-6)
+    np.testing.assert_allclose(pick(x[rng.permutation(160)], method, rule=rule), h, 1e-6)
     np.testing.assert_allclose(pick(x * (1 + 1e-9 * rng.normal(size=x.shape)), method, rule=rule), h, 1e-3)
     np.testing.assert_allclose(pick(torch.tensor(x), method, rule=rule), h, 1e-6)
     np.testing.assert_allclose(pick(array_api_strict.asarray(x), method, rule=rule), h, 1e-3)  # not on NumPy's path
     np.testing.assert_allclose(pick(x.astype(np.float32), method, rule=rule), h, 1e-3)
-    np.testing.assert_allclose(pick(x, method, rule=rule, weights=np.full(300, 7.0)), h, 1e-3)
-    np.testing.assert_allclose(pick(np.r_[x, x[:1] + 50], method, rule=rule, weights=np.r_[np.ones(300), 0]), h, 1e-3)
+    np.testing.assert_allclose(pick(x, method, rule=rule, weights=np.full(160, 7.0)), h, 1e-3)
+    np.testing.assert_allclose(pick(np.r_[x, x[:1] + 50], method, rule=rule, weights=np.r_[np.ones(160), 0]), h, 1e-3)
 
 
 def test_integer_weights_are_repeated_samples(x):
@@ -197,7 +198,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_ties_do_not_send_the_bandwidth_to_zero(name, rule):
     """The narrowest that is looked at is a hundredth of the normal reference."""
-    z = np.random.default_rng(0).normal(size=(500, 3))
+    z = np.random.default_rng(0).normal(size=(300, 3))
     for method in METHODS:
         assert select_bandwidth(ODD[name](z), method=method, rule=rule).selection.multiple > 0.15
 
@@ -238,8 +239,9 @@ def test_many_dimensions(method, d):
     ("method", "rule"), [("kde", "lscv"), ("sdkde", "lscv"), ("sdkde", "lcv"), ("laplace", "lscv")]
 )
 def test_folds_find_what_leave_one_out_finds(x, method, rule):
-    np.testing.assert_allclose(pick(x, method, rule=rule, folds=20), pick(x, method, rule=rule), 0.15)
-    assert "20 folds" in select_bandwidth(x, method=method, rule=rule, folds=20).selection.reason
+    x = x[:200]
+    np.testing.assert_allclose(pick(x, method, rule=rule, folds=10), pick(x, method, rule=rule), 0.15)
+    assert "10 folds" in select_bandwidth(x, method=method, rule=rule, folds=10).selection.reason
 
 
 def test_bases(x):
@@ -295,7 +297,7 @@ def test_what_a_selection_tells(x, method):
 
 
 def ise(x, density, **options):
-    grid = np.linspace(-6, 6, 1501)
+    grid = np.linspace(-6, 6, 601)
     return ((sdkde_core.estimate(x, grid, backend="numpy", **options) - density(grid)) ** 2).sum()
 
 
@@ -305,16 +307,16 @@ def normal(y, at=0.0, sd=1.0):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_auto_is_better_than_silverman(method):
-    """Geometric means over four draws: far better on separate modes, and near the best rule on one."""
+    """Geometric means over three draws: far better on separate modes, and near the best rule on one."""
     separated = normal_ones = 0.0
-    for seed in range(4):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
-        z, side = rng.normal(size=1000), rng.choice((-1.5, 1.5), 1000)
+        z, side = rng.normal(size=500), rng.choice((-1.5, 1.5), 500)
         here = ise(side + 0.5 * z, lambda y: (normal(y, -1.5, 0.5) + normal(y, 1.5, 0.5)) / 2, method=method)
         kde = {"method": "kde", "bandwidth": "silverman"}
         there = ise(side + 0.5 * z, lambda y: (normal(y, -1.5, 0.5) + normal(y, 1.5, 0.5)) / 2, **kde)
-        separated += math.log(here / there) / 4
+        separated += math.log(here / there) / 3
         reference = ise(z, normal, method=method, bandwidth="normal-reference")
-        normal_ones += math.log(ise(z, normal, method=method) / reference) / 4
+        normal_ones += math.log(ise(z, normal, method=method) / reference) / 3
     assert separated < math.log(0.6)
     assert normal_ones < math.log(1.4)
