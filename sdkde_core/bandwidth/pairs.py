@@ -39,6 +39,9 @@ __all__ = ["Left", "Pairs"]
 #: Rows of a block on a CPU: with 2,000 columns its arrays of float32 stay in a core's cache.
 ROWS = 64
 
+#: Threads at most. More get into each other's way: between NumPy's short operations each waits for the interpreter.
+THREADS = 4
+
 #: Elements of an array on a device: of all pairs, for as many bandwidths at a time.
 ELEMENTS = 1 << 26
 
@@ -73,7 +76,7 @@ class Pairs:
         self.on_host = isinstance(u, np.ndarray)
         rows = ROWS if self.on_host else self.n
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
-        self.threads = cpu_threads() if self.on_host and self.n > 4 * ROWS else 1
+        self.threads = min(cpu_threads(), THREADS) if self.on_host and self.n > 4 * ROWS else 1
         self.w32, self.u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
         self.weighted = xp.concat([self.w32[:, None], self.w32[:, None] * self.u32], axis=1)  # (n, 1 + d)
         self._product = product if self.on_host else self._in_float64

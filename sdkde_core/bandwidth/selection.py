@@ -11,14 +11,16 @@ towards narrow bandwidths, and a debiased estimate loses more by these. What wou
 upper bound.
 
 In many dimensions a few samples make up all of least squares, as densities there differ by powers of ten. Where these
-are less than a fifth of the samples, effectively, the likelihood's weights are taken instead, and about there a mean of
-both, so that the choice does not jump. For laplace, whose signed density has no likelihood, it is the upper bound where
-they are few.
+are less than a fifth of the samples, effectively, the maximum of the likelihood is taken instead, unbounded, and about
+there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where all but
+a few samples do not count, it gets the upper bound.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,9 +56,6 @@ STRIDE = 3
 
 #: The quantile of the weighted bandwidths that "auto" takes, and the log weight below which none is looked at.
 UPPER, IMPLAUSIBLE = 0.8, -6.0
-
-#: The same of the likelihood, which does not err towards narrow bandwidths.
-MIDDLE = 0.5
 
 #: Spreads beyond which a gap between samples is shortened: no bandwidth looks that far.
 GAP = 20.0
@@ -172,7 +171,9 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
     elif rule == "lcv" and logs is not None:
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
     else:
-        log_multiple, what = _upper_of_both(losses, weights, steps)
+        beyond = np.arange(1, ABOVE + 1)
+        wider = functools.partial(_losses, sample, u, weights, beyond, folds)
+        log_multiple, what = _of_both(losses, weights, steps, beyond, wider)
     unit = widest(method, sample.d, sample.n_eff)
     multiple = unit * math.exp(log_multiple)
     left = "each" if folds is None else f"each of {folds} folds"
@@ -286,24 +287,34 @@ def _plausible(loss: Array, weights: Array) -> Array:
     return np.where(mean == 0, 0.0, -2.0 * n_eff * mean**2 / variance)  # minus infinity where all lose the same
 
 
-def _upper(loss: Array, weights: Array, steps: NDArray[np.intp], quantile: float = UPPER) -> float:
-    """The log multiple at a quantile of what is plausible."""
+def _upper(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
+    """The log multiple at the upper end of what is plausible."""
     shares = np.exp(_plausible(loss, weights))
-    return min(0.0, float(np.interp(quantile, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
+    return min(0.0, float(np.interp(UPPER, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
 
 
-def _upper_of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp]) -> tuple[float, str]:
-    """The log multiple that ``"auto"`` takes, and what it is."""
+def _of_both(
+    losses: _Losses,
+    weights: Array,
+    steps: NDArray[np.intp],
+    beyond: NDArray[np.intp],
+    wider: Callable[[], _Losses],
+) -> tuple[float, str]:
+    """The log multiple that ``"auto"`` takes, and what it is; ``wider`` sums up the criteria at the steps ``beyond``."""
     squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
+    upper = _upper(squares, weights, steps), "the upper end of what least squares allows"
     if logs is None:
-        if carried < min(FEW, 0.5 / float(weights @ weights)):
-            return 0.0, "as a few samples make up all of least squares"
-        return _upper(squares, weights, steps), "the upper end of what least squares allows"
+        few = carried < min(FEW, 0.5 / float(weights @ weights))
+        return (0.0, "as a few samples make up all of least squares") if few else upper
     low, high = CARRIED
     share = float(np.clip((carried * float(weights @ weights) - low) / (high - low), 0.0, 1.0))
-    picks = share * _upper(squares, weights, steps) + (1.0 - share) * _upper(logs, weights, steps, MIDDLE)
-    names = {0.0: "the likelihood allows", 1.0: "least squares allows at most"}
-    return picks, "what " + names.get(share, "least squares and the likelihood allow, weighted")
+    if share == 1.0:
+        return upper
+    further = wider().likelihood
+    most = _least(np.concatenate([logs, further]), weights, np.concatenate([steps, beyond]))
+    if share == 0.0:
+        return most, "the maximum of the likelihood, as few samples make up least squares"
+    return share * upper[0] + (1.0 - share) * most, "between least squares and the likelihood"
 
 
 def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
