@@ -12,8 +12,8 @@ upper bound.
 
 In many dimensions a few samples make up all of least squares, as densities there differ by powers of ten. Where these
 are less than a fifth of the samples, effectively, the maximum of the likelihood is taken instead, unbounded, and about
-there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where all but
-a few samples do not count, it gets the upper bound.
+there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only
+a few samples count, it gets the upper bound.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def _of_both(
     beyond: NDArray[np.intp],
     wider: Callable[[], _Losses],
 ) -> tuple[float, str]:
-    """The log multiple that ``"auto"`` takes, and what it is; ``wider`` sums up the criteria at the steps ``beyond``."""
+    """The log multiple that ``"auto"`` takes, and what it is; ``wider`` sums up at the steps ``beyond``."""
     squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
     upper = _upper(squares, weights, steps), "the upper end of what least squares allows"
     if logs is None:
