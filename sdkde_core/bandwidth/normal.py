@@ -30,7 +30,7 @@ def widest(method: str, d: int, n: float) -> float:
 
     The bias of normal samples is known for every bandwidth: the mean of the estimate is normal again, of variance
     1 + h² for kde and (1 − ½ h²/(1 + h²))² + h² for sdkde; for laplace it is N_v − ½ h² ΔN_v, v = 1 + h². The variance
-    is that of the normal reference. It is up to a tenth wider in few columns, and up to a third in many.
+    is that of the normal reference. It is up to a quarter wider in few columns, and up to a half in many.
     """
 
     def g(v: np.ndarray) -> np.ndarray:  # N_v at 0, over N_2 there
