@@ -129,7 +129,8 @@ def samples(tmp_path, monkeypatch):
 
 def _begun():
     """Start an estimate, and wait for it to write."""
-    process = subprocess.Popen([*SDKDE, "estimate", "x.npy", "-o", "out.npy", "--backend", "numpy"])
+    how = ["--backend", "numpy", "--bandwidth", "0.5"]
+    process = subprocess.Popen([*SDKDE, "estimate", "x.npy", "-o", "out.npy", *how])
     while process.poll() is None and not list(Path().glob(".out.npy.*")):
         time.sleep(0.02)
     return process

@@ -146,7 +146,8 @@ registry.find(name).info.load({})
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(n, int(d))), rng.normal(size=(m, int(d)))
 os.environ["SDKDE_NUM_THREADS"] = str(threads)
-options = {"always": True} if name == "fourier" else {}
+how = {"method": method, "bandwidth": "silverman", "backend": name, "device": "cpu"}
+how["backend_options"] = {"always": True} if name == "fourier" else {}
 for step in [None, *map(int, sizes[3:])]:
     sys.stdout.flush()
     child = os.fork()
@@ -156,7 +157,7 @@ for step in [None, *map(int, sizes[3:])]:
             used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + (step << 20),) * 2)
         try:
-            found = sdkde_core.estimate(x, y, method=method, backend=name, backend_options=options, device="cpu")
+            found = sdkde_core.estimate(x, y, **how)
             print("right", found.tobytes().hex()[:2000], flush=True)
         except MemoryError as error:
             print("MemoryError", error, flush=True)

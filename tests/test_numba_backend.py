@@ -181,7 +181,7 @@ def test_threads_follow_the_variable_and_end_with_the_call(monkeypatch):
     for threads in (3, 1):
         monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
         asked.clear()
-        sdkde_core.estimate(x, method="kde", backend="numba")
+        sdkde_core.estimate(x, method="kde", bandwidth=0.3, backend="numba")
         assert set(asked) == {threads}
         assert threading.active_count() == before
 

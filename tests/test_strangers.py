@@ -128,15 +128,16 @@ from sdkde_core.protocol import TOLERANCES
 rng = np.random.default_rng(0)
 x, w = rng.normal(size=(300, 3)) * [1, 50, 0.1], rng.random(300)
 y = np.concatenate([x[:20], rng.normal(size=(20, 3)) * [1, 50, 0.1] * np.linspace(0, 100, 20)[:, None]])
-worst = {}
+worst, rule = {}, {"bandwidth": "silverman"}
 for precision, method, weights in itertools.product(TOLERANCES, ("kde", "sdkde"), (None, w)):
     a, b = (
-        sdkde_core.estimate(x, y, method=method, weights=weights, log=True, precision=precision, backend=name)
+        sdkde_core.estimate(x, y, method=method, weights=weights, log=True, precision=precision, backend=name, **rule)
         for name in ("toy", "numpy")
     )
     allowed = 4 * TOLERANCES[precision]["log_sum"].at(a)  # two backends, each twice its tolerance
     worst[f"{precision} {method} {weights is None}"] = float((abs(a - b) / allowed).max())
-a, b = (sdkde_core.estimate(x, y, method="laplace", precision="float64", backend=name) for name in ("toy", "numpy"))
+rule |= {"method": "laplace", "precision": "float64"}
+a, b = (sdkde_core.estimate(x, y, backend=name, **rule) for name in ("toy", "numpy"))
 worst["laplace"] = float((abs(a - b) / (1e-9 * abs(a).max())).max())
 print(json.dumps([worst, sdkde_core.estimate(x, y, log=True).min()]))
 """

@@ -310,8 +310,9 @@ def _of_both(
     share = float(np.clip((carried * float(weights @ weights) - low) / (high - low), 0.0, 1.0))
     if share == 1.0:
         return upper
-    further = wider().likelihood
-    most = _least(np.concatenate([logs, further]), weights, np.concatenate([steps, beyond]))
+    if np.argmin(logs @ weights) == len(steps) - 1:  # or it is found already
+        logs, steps = np.concatenate([logs, wider().likelihood]), np.concatenate([steps, beyond])
+    most = _least(logs, weights, steps)
     if share == 0.0:
         return most, "the maximum of the likelihood, as few samples make up least squares"
     return share * upper[0] + (1.0 - share) * most, "between least squares and the likelihood"
