@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import PerStream, concatenate, empty, memory_errors, stack
+from sdkde_core.plugin import PerStream, concatenate, empty, in_child, memory_errors, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price, separable
@@ -55,6 +55,14 @@ class _State:
         """All columns in tiles, made when the first row asks."""
         points, log_weights = self.columns.points, self.columns.log_weights
         return self.made.get("tiles", lambda: Tiles(points, log_weights), points, Tiles.buffers)
+
+
+def _without_threads() -> None:
+    """In a forked child OpenMP would wait for threads that are not there, so that PyTorch does without."""
+    torch.set_num_threads(1)
+
+
+in_child(_without_threads)
 
 
 class TorchFourierBackend:
