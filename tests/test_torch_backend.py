@@ -362,3 +362,18 @@ def test_a_far_column_does_not_move_rows_whose_sums_are_small():
         columns = Columns(torch.tensor(case.points), torch.tensor(case.log_weights))
         got = each(reduce_pass(TorchBackend(), INFO, problem, columns, torch.tensor(case.queries)), to_host)
         assert errors(problem, got, truth(case)).max() <= 1.0
+
+
+def test_an_interrupt_within_the_pool_of_threads_does_not_hold_up_later_calls(monkeypatch):
+    """The pool counts idle threads by a semaphore written in Python, which Ctrl-C can leave locked."""
+
+    class Interrupted:
+        def acquire(self, timeout=None):
+            raise KeyboardInterrupt
+
+    x = np.random.default_rng(0).normal(size=(50, 2))
+    want = sdkde_core.estimate(x, bandwidth=0.5, backend="torch")
+    monkeypatch.setattr(devices._workers(), "_idle_semaphore", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        sdkde_core.estimate(x, bandwidth=0.5, backend="torch")
+    assert (sdkde_core.estimate(x, bandwidth=0.5, backend="torch") == want).all()

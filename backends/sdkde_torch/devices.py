@@ -77,7 +77,11 @@ def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequen
     """
     if device.type == "cpu":
         with claim_memory("a sum over tiles", tasks=min(cpu_threads(), max(len(arguments), 1))) as threads:
-            return map_threads(task, arguments, threads, pool=_workers())
+            try:
+                return map_threads(task, arguments, threads, pool=_workers())
+            except BaseException:  # an interrupt may have left locks within the pool locked: they are Python's own
+                _begin_anew()
+                raise
     with torch.no_grad():
         return [task(a) for a in arguments]
 
@@ -89,6 +93,13 @@ def _workers() -> ThreadPoolExecutor:
         if _pool is None:
             _pool = ThreadPoolExecutor(MOST_THREADS, "sdkde-torch", _prepare)
         return _pool
+
+
+def _begin_anew() -> None:
+    """Leave the threads to the calls that have them; they end with these."""
+    global _pool
+    with _lock:
+        _pool = None
 
 
 def _prepare() -> None:
