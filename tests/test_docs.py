@@ -26,6 +26,15 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
+def test_the_examples_of_pages_run(capsys):
+    """With the numbers that they say."""
+    page = (ROOT / "docs" / "scikit-learn.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    exec(compile(code, "scikit-learn.md", "exec"), {})
+    printed = [float(x) for x in re.findall(r"^\[(-[0-9.]+)\]$", capsys.readouterr().out, re.M)]
+    assert printed == pytest.approx([float(x) for x in re.findall(r"# (-[0-9.]+)", code)], abs=0.05)
+
+
 def test_the_readmes_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"make ([a-z-]+)", README)
