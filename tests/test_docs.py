@@ -31,7 +31,7 @@ def test_the_examples_of_pages_run(capsys):
     page = (ROOT / "docs" / "scikit-learn.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
     exec(compile(code, "scikit-learn.md", "exec"), {})
-    printed = [float(x) for x in re.findall(r"^\[(-[0-9.]+)\]$", capsys.readouterr().out, re.M)]
+    printed = [float(x) for x in re.findall(r"^\[?(-[0-9.]+)\]?$", capsys.readouterr().out, re.M)]
     assert printed == pytest.approx([float(x) for x in re.findall(r"# (-[0-9.]+)", code)], abs=0.05)
 
 

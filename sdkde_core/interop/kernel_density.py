@@ -31,7 +31,7 @@ __all__ = ["KernelDensity"]
 Array = NDArray[Any]
 
 
-class KernelDensity(neighbors.KernelDensity):  # type: ignore[misc]
+class KernelDensity(neighbors.KernelDensity):
     """scikit-learn's ``KernelDensity``, with bandwidths chosen from the data, debiasing, and backends.
 
     Its parameters, defaults and numbers are those of :class:`sklearn.neighbors.KernelDensity`; what the others add
