@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..messages import brief
 from .fitted import Fitted
 from .marginals import marginal
 from .mixture import check_positive
@@ -146,9 +147,11 @@ def _corner(name: str, value: Any, d: int) -> Array:
     try:
         corner = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}; pass {d} numbers, which may be infinite") from None
+        raise TypeError(f"{name} is {brief(value)}; pass {d} numbers, which may be infinite") from None
     if corner.shape not in ((d,), (1,), ()) or np.isnan(corner).any():
-        raise ValueError(f"{name} is {value!r}; pass {d} numbers, or one for all dimensions, which may be infinite")
+        raise ValueError(
+            f"{name} is {brief(value)}; pass {d} numbers, or one for all dimensions, which may be infinite"
+        )
     return np.broadcast_to(corner, (d,)).copy()
 
 

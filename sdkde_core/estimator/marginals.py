@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bandwidth.matrix import Bandwidth
+from ..messages import brief
 from .fitted import Fitted
 from .mixture import check_positive
 
@@ -62,16 +63,16 @@ def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
     """
     check_positive(fitted, "has no conditional density")
     if not isinstance(given, Mapping):
-        raise TypeError(f"given is {given!r}; pass a mapping from dimensions to values, such as {{0: 1.5}}")
+        raise TypeError(f"given is {brief(given)}; pass a mapping from dimensions to values, such as {{0: 1.5}}")
     first = _indices("given", fitted, list(given))
     if len(first) == fitted.problem.d:
         raise ValueError(f"given has all {fitted.problem.d} dimensions; leave out those that the density is of")
     try:
         values = np.array([float(v) for v in given.values()])
     except (TypeError, ValueError):
-        raise TypeError(f"given is {dict(given)!r}; pass a number for each dimension") from None
+        raise TypeError(f"given is {brief(dict(given))}; pass a number for each dimension") from None
     if not np.isfinite(values).all():
-        raise ValueError(f"given is {dict(given)!r}; pass finite values")
+        raise ValueError(f"given is {brief(dict(given))}; pass finite values")
     others = [k for k in range(fitted.problem.d) if k not in first]
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
     points, log_weights, centre = fitted.on_host
@@ -89,7 +90,7 @@ def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
         log_weights = log_weights - 0.5 * np.square(points[:, :k] - value).sum(axis=1)
     log_weights = log_weights - log_weights.max()
     if not math.isfinite(log_weights.sum()) and not np.isfinite(log_weights).any():
-        raise ValueError(f"given is {dict(given)!r}, too far from every sample: squared distances overflow")
+        raise ValueError(f"given is {brief(dict(given))}, too far from every sample: squared distances overflow")
     log_weights = log_weights - math.log(np.exp(log_weights).sum())
     names = _names(fitted, others)
     return fitted.derived(bandwidth, centre[others] + moved, np.ascontiguousarray(points[:, k:]), log_weights, names)
@@ -102,7 +103,10 @@ def _of_matrix(matrix: Array, rule: str) -> Bandwidth:
 def _indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
     """Dimensions as distinct indices, counted from the end where negative; of a data frame also by name."""
     d, names = fitted.problem.d, fitted.names
-    listed = [dims] if isinstance(dims, str) or not hasattr(dims, "__iter__") else list(dims)
+    try:
+        listed = [dims] if isinstance(dims, str) else list(dims)
+    except TypeError:  # a single one
+        listed = [dims]
     found = []
     for one in listed:
         if isinstance(one, str) and one in names:
@@ -112,12 +116,12 @@ def _indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
             k = operator.index(one)
         except TypeError:
             known = f", or names of columns: {', '.join(names)}" if names else ""
-            raise TypeError(f"{name} has {one!r}; pass indices of dimensions{known}") from None
+            raise TypeError(f"{name} has {brief(one)}; pass indices of dimensions{known}") from None
         if isinstance(one, (bool, np.bool_)) or not -d <= k < d:
-            raise ValueError(f"{name} has {one!r}; pass indices of dimensions below {d}")
+            raise ValueError(f"{name} has {brief(one)}; pass indices of dimensions below {d}")
         found.append(k % d)
     if not found or len(set(found)) < len(found):
-        raise ValueError(f"{name} is {dims!r}; pass at least one dimension, each once")
+        raise ValueError(f"{name} is {brief(dims)}; pass at least one dimension, each once")
     return found
 
 

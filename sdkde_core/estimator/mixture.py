@@ -9,6 +9,7 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
+from ..messages import brief
 from .fitted import Fitted
 
 __all__ = ["Mixture", "check_positive", "draws", "generator", "mixture"]
@@ -61,7 +62,7 @@ def generator(random_state: Any) -> Any:
         return np.random.default_rng(random_state)
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"random_state is {random_state!r}; pass None, an integer ≥ 0, or a Generator or RandomState of NumPy"
+            f"random_state is {brief(random_state)}; pass None, an integer ≥ 0, or a Generator or RandomState of NumPy"
         ) from None
 
 

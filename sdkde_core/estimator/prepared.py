@@ -12,6 +12,7 @@ import numpy as np
 
 from ..arrays import Argument, Origin, Query, to_host
 from ..bandwidth.matrix import Bandwidth
+from ..messages import brief
 from .density import density
 from .fitted import Fitted
 from .integrals import distribution, probability, quantiles
@@ -168,9 +169,13 @@ class Prepared:
         (n, d) array
             Of the kind, on the device and with the dtype of the training samples.
         """
-        if isinstance(n, bool) or not hasattr(n, "__index__") or operator.index(n) < 0:
-            raise ValueError(f"n is {n!r}; pass an integer ≥ 0")
-        return self._origin.restore(draws(self._fitted.current, operator.index(n), random_state), self._dtype)
+        try:
+            many = -1 if isinstance(n, (bool, np.bool_)) else operator.index(n)
+        except TypeError:
+            many = -1
+        if many < 0:
+            raise ValueError(f"n is {brief(n)}; pass an integer ≥ 0")
+        return self._origin.restore(draws(self._fitted.current, many, random_state), self._dtype)
 
     @public
     def mixture(self) -> Mixture:
@@ -229,7 +234,7 @@ class Prepared:
         """Return the values of which :meth:`cdf` is ``q``, in one dimension: (m,), or a number for a number."""
         values = _numbers("q", q)
         if not ((values >= 0) & (values <= 1)).all():
-            raise ValueError(f"q is {q!r}; pass probabilities from 0 to 1")
+            raise ValueError(f"q is {brief(q)}; pass probabilities from 0 to 1")
         return quantiles(self._fitted.current, values.ravel()).reshape(values.shape)[()]
 
     @public
@@ -268,7 +273,7 @@ class Prepared:
             ``mean``, in nats, and ``standard_error``.
         """
         if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
-            raise TypeError(f"other is {other!r}; pass a prepared density of {self.n_dimensions} dimensions")
+            raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
         points = self.sample(n, random_state) if samples is None else samples
         difference = np.asarray(
             to_host(self.estimate(points, log=True)) - to_host(other.estimate(points, log=True)), dtype=np.float64
