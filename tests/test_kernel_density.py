@@ -3,6 +3,7 @@
 import inspect
 import pickle
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow
 import pytest
 import sklearn
+from hypothesis import given, settings
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse, stats
 from scipy.special import logsumexp
@@ -22,6 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from strange import OPTIONS, arrays
 
 import sdkde_core
 from sdkde_core import KernelDensity
@@ -195,6 +198,30 @@ def test_bad_input_gets_scikit_learns_errors(x, weights):
             model.fit(x, sample_weight=weights)
         errors.append((caught.type, str(caught.value)))
     assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1500, marks=pytest.mark.slow)])
+def test_whatever_people_pass_gets_scikit_learns_answer(count):
+    """Its numbers where they are right, its errors; and one of ours where float64 does not hold squared distances."""
+
+    def outcome(estimator, x, y, weights):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return estimator.fit(x, sample_weight=weights).score_samples(y)
+        except Exception as error:
+            return type(error), str(error)
+
+    @settings(max_examples=count, deadline=None, derandomize=True, database=None)
+    @given(arrays(), arrays(), OPTIONS["weights"])
+    def check(x, y, weights):
+        ours, theirs = (outcome(model, x, y, weights) for model in (KernelDensity(), neighbors.KernelDensity()))
+        if isinstance(ours, tuple):
+            assert "overflow" in ours[1] or ours == theirs
+        else:
+            assert_allclose(ours, theirs, rtol=1e-9)
+
+    check()
 
 
 @pytest.mark.parametrize(
