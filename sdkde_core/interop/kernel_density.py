@@ -47,7 +47,7 @@ class KernelDensity(neighbors.KernelDensity):
         Others than the Gaussian for ``method="kde"`` only.
     rtol : float
         0: log densities to about 1e-10. From 1e-5 and from 5e-4 on, ``precision="auto"`` takes ``"high"`` and
-        ``"fast"``.
+        ``"fast"``, see :data:`sdkde_core.protocol.TOLERANCES`.
     metric, metric_params
         As far as they mean the Euclidean distance.
     algorithm, atol, breadth_first, leaf_size
