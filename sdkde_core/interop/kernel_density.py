@@ -186,11 +186,15 @@ class KernelDensity(neighbors.KernelDensity):
         Raises
         ------
         NotImplementedError
-            Another kernel than the Gaussian and the tophat, as with scikit-learn.
+            Another kernel than the Gaussian and the tophat, as with scikit-learn; ``density_.sample`` draws of all.
         ValueError
             ``method="laplace"``, which is signed.
         """
         check_is_fitted(self)
+        if self.kernel not in ("gaussian", "tophat"):
+            raise NotImplementedError(
+                f"kernel={self.kernel!r} is not sampled here, as by scikit-learn; call density_.sample"
+            )
         return self.density_.sample(n_samples, check_random_state(random_state))
 
 
