@@ -40,9 +40,3 @@ def test_their_sample_weights_with_the_euclidean_metrics():
     scope = dict(vars(theirs))
     exec(ours, scope)
     scope["test_kde_sample_weights"]()
-
-
-def test_what_is_listed_exists(request):
-    assert FAIL.keys() <= {item.name for item in request.session.items if item.path == request.path} or (
-        len(request.session.items) < 40  # some were selected
-    )
