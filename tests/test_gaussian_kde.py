@@ -40,7 +40,7 @@ def test_numbers_are_scipys(d, weighted):
         expected = theirs.integrate_kde(second[1])
         assert ours.integrate_kde(second[0]) == pytest.approx(expected, rel=1e-10)
         assert ours.integrate_kde(second[1]) == pytest.approx(expected, rel=1e-10)
-        np.testing.assert_array_equal(ours.resample(7, seed=3), theirs.resample(7, seed=3))
+        np.testing.assert_allclose(ours.resample(7, seed=3), theirs.resample(7, seed=3), rtol=1e-12)
         assert ours.resample().shape == theirs.resample().shape
 
 
@@ -154,13 +154,14 @@ def test_other_rules():
 
 
 def test_the_density_is_prepared_once_per_bandwidth():
-    kde = gaussian_kde([0.0, 1.0, 3.0])
+    x = _data(1)[0][0]
+    kde = gaussian_kde(x)
     first = kde.prepared
     kde(1.0)
     assert kde.prepared is first
     kde.set_bandwidth(0.5)
     assert kde.prepared is not first
-    assert kde.prepared.bandwidth.factor[0] == pytest.approx(0.5 * np.std([0, 1, 3], ddof=1))
+    assert kde.prepared.bandwidth.factor[0] == pytest.approx(0.5 * np.std(x, ddof=1))
     for bw in (0.3, "isj", "silverman"):
         kde.set_bandwidth(bw)
         again = pickle.loads(pickle.dumps(kde))
