@@ -49,11 +49,11 @@ __version__ = "0.1.0"
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 
-#: What needs a library of its own is loaded when it is asked for.
+#: What needs a library that is imported when it is first asked for, by the module that has it.
 _LATER = {"gaussian_kde": ".interop.gaussian_kde"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name], __name__), name)
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

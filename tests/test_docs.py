@@ -26,10 +26,13 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["scipy"])
-def test_the_examples_of_pages_run(page, capsys):
-    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S))
-    exec(compile(code, f"{page}.md", "exec"), {})
+@pytest.mark.parametrize("page", ["densities", "scipy"])
+def test_the_examples_of_a_page_run(page, capsys):
+    """One after the other, in one namespace."""
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)
+    names = {}
+    for example in examples:
+        exec(compile(example, f"{page}.md", "exec"), names)
     assert capsys.readouterr().out
 
 

@@ -173,7 +173,7 @@ class gaussian_kde:
 
     @public
     def integrate_box(self, low_bounds: Any, high_bounds: Any, maxpts: Any = None, *, rng: Any = None) -> float:
-        """Return the integral over a box, as :meth:`Prepared.probability` does; needs SciPy.
+        """Return the integral over a box, by :meth:`Prepared.probability`; needs SciPy. Of laplace with one finite side.
 
         ``maxpts`` and ``rng`` are SciPy's, and change nothing: the sum is the same every time.
         """
