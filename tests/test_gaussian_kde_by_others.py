@@ -1,7 +1,7 @@
 """SciPy's own tests of gaussian_kde, as installed with it, run against ours.
 
-Where they ask for 5e-14 they get 5e-13, as rounding decides: in the last case SciPy itself is 6.7e-14 off, ours 5.6e-14 to
-the other side. What fails stands in ``FAIL``.
+Where they ask for 5e-14 they get 5e-13, as rounding decides there: in one case SciPy is 6.7e-14 above the true number,
+and ours 5.6e-14 below it. What fails stands in ``FAIL``.
 """
 
 import importlib.util

@@ -173,9 +173,10 @@ class gaussian_kde:
 
     @public
     def integrate_box(self, low_bounds: Any, high_bounds: Any, maxpts: Any = None, *, rng: Any = None) -> float:
-        """Return the integral over a box, by :meth:`Prepared.probability`; needs SciPy. Of laplace with one finite side.
+        """Return the integral over a box, by :meth:`Prepared.probability`; needs SciPy.
 
-        ``maxpts`` and ``rng`` are SciPy's, and change nothing: the sum is the same every time.
+        For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` are SciPy's, and change
+        nothing: the sum is the same every time.
         """
         low, high = (np.broadcast_to(np.asarray(b, np.float64), (self.d,)) for b in (low_bounds, high_bounds))
         sign = (-1) ** int((low > high).sum())  # as for any integral
