@@ -179,7 +179,25 @@ def test_arrays_of_other_kinds():
     np.testing.assert_array_equal(values.numpy(), plain(x))
     np.testing.assert_array_equal(kde(x.tolist()), plain(x))
     np.testing.assert_array_equal(kde.resample(3, 0).numpy(), plain.resample(3, 0))
-    np.testing.assert_array_equal(gaussian_kde(x.astype("f4"))(x.astype("f4")).dtype, np.float64)
+    assert gaussian_kde(x.astype("f4"))(x.astype("f4")).dtype == np.float64
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_arrays_on_a_device(method):
+    """array_api_strict's second device mixes with nothing else, as a GPU would."""
+    strict = pytest.importorskip("array_api_strict")
+    x, weights = _data(2)
+    there, host = (strict.Device(name) for name in ("device1", "CPU_DEVICE"))
+    kde = gaussian_kde(strict.asarray(x, device=there), weights=strict.asarray(weights, device=there), method=method)
+    plain = gaussian_kde(x, weights=weights, method=method)
+    pairs = [(kde(strict.asarray(x, device=there)), plain(x)), (kde.marginal(1)(1.0), plain.marginal(1)(1.0))]
+    if method != "laplace":
+        pairs.append((kde.resample(3, 0), plain.resample(3, 0)))
+    for got, expected in pairs:
+        got = got if isinstance(got, np.ndarray) else np.asarray(strict.asarray(got, device=host))
+        np.testing.assert_allclose(got, expected, rtol=1e-9)
+    assert pairs[0][0].device == there
+    assert kde.integrate_gaussian([0, 0], np.eye(2)) == pytest.approx(plain.integrate_gaussian([0, 0], np.eye(2)))
 
 
 @pytest.mark.parametrize(

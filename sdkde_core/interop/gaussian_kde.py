@@ -157,7 +157,7 @@ class gaussian_kde:
             raise ValueError(f"mean does not have dimension {self.d}")
         if cov.shape != (self.d, self.d):
             raise ValueError(f"covariance does not have dimension {self.d}")
-        total = _definite(self.covariance + cov, "The sum of the covariances is not positive definite.")
+        total = _definite(self.covariance + cov, "cov and the covariance of the kernels do not add up to one.")
         u = total.whiten(self._means(), mean)  # (n, d)
         terms = np.exp(total.log_constant - 0.5 * (u * u).sum(axis=1))
         if self.method == "laplace":  # whose kernel is N − ½ tr(H ∇∇ᵀ) N, which convolution leaves as it is
@@ -191,16 +191,8 @@ class gaussian_kde:
             if getattr(kde, "method", "kde") == "laplace":
                 raise ValueError("integrate_kde is not for method='laplace', which is signed; pass 'sdkde' or 'kde'")
         means = other._means() if isinstance(other, gaussian_kde) else other.dataset.T
-        covariance = self.covariance + other.covariance
-        density = estimate(
-            self._means(),
-            means,
-            method="kde",
-            bandwidth=_bandwidth(covariance),
-            weights=self._weights,
-            **self._options,
-        )
-        return float(other.weights @ density)
+        how = {"bandwidth": _bandwidth(self.covariance + other.covariance), "weights": self._weights, **self._options}
+        return float(other.weights @ estimate(self._means(), means, method="kde", **how))
 
     @public
     def resample(self, size: int | None = None, seed: Any = None) -> Any:
@@ -240,8 +232,7 @@ class gaussian_kde:
         invalid = (kept < 0) | (kept >= self.d)
         if invalid.any():
             raise ValueError(f"Dimensions {dims[invalid]} are invalid for a distribution in {self.d} dimensions.")
-        rows = [self.dataset[int(k), :] for k in kept]
-        dataset = array_namespace(self.dataset).stack(rows)
+        dataset = array_namespace(self.dataset).stack([self.dataset[int(k), :] for k in kept])
         result = gaussian_kde(dataset, self.factor, self._weights, method=self.method, **self._options)
         if self.method == "sdkde":  # moved in these dimensions alone, the samples would be others
             result._made = result.dataset, result.covariance, self.prepared.marginal([int(k) for k in kept])
@@ -323,10 +314,10 @@ class gaussian_kde:
     @quiet
     def _compute_covariance(self) -> None:
         """Set what follows from ``covariance_factor``; SciPy's users call it."""
-        self.factor = self.covariance_factor()
-        if not 0 < abs(self.factor) < math.inf:
-            raise ValueError(f"bw_method gives the factor {self.factor}; pass what gives a positive number")
-        data = self._data
+        factor = self.covariance_factor()
+        if not 0 < abs(factor) < math.inf:
+            raise ValueError(f"bw_method gives the factor {factor}; pass what gives a positive number")
+        data, self.factor = self._data, factor
         self.covariance = data.matrix * self.factor**2
         self.cho_cov = (data.factor * self.factor).astype(np.float64)
         self.log_det = 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
