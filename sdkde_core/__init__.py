@@ -25,6 +25,7 @@ from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
 if TYPE_CHECKING:
+    from .interop.gaussian_kde import gaussian_kde
     from .interop.kernel_density import KernelDensity
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "debias",
     "estimate",
     "explain",
+    "gaussian_kde",
     "grad_log_density",
     "prepare",
     "release_replays",
@@ -50,7 +52,7 @@ __version__ = "0.1.0"
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 
 #: What needs a library that is imported when it is first asked for, by the module that has it.
-_LATER = {"KernelDensity": ".interop.kernel_density"}
+_LATER = {"KernelDensity": ".interop.kernel_density", "gaussian_kde": ".interop.gaussian_kde"}
 
 
 def __getattr__(name: str) -> Any:

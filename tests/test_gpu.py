@@ -348,3 +348,12 @@ def test_draws_on_a_device():
     np.testing.assert_allclose(y.cpu().numpy().mean(axis=0), weights @ means, atol=0.02)
     want = covariance + np.cov(means.T, aweights=weights, ddof=0)
     np.testing.assert_allclose(np.cov(y.cpu().numpy().T), want, atol=0.03)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+def test_scipys_class_on_a_device(method):
+    here, there = (sdkde_core.gaussian_kde(x, weights=w, method=method) for x, w in ((X.T, W), (_cuda(X).T, _cuda(W))))
+    got = there.logpdf(_cuda(Y).T)
+    assert got.device.type == there.resample(5).device.type == "cuda"
+    np.testing.assert_allclose(got.cpu().numpy(), here.logpdf(Y.T), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(there.marginal(0)(0.5), here.marginal(0)(0.5), rtol=1e-9)

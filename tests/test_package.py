@@ -60,7 +60,7 @@ ROOMS = {
     "bandwidth": {"messages", "arrays", "engine", "choice"},
     "estimator": {"messages", "protocol", "arrays", "engine", "choice", "bandwidth"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
-    "interop": {"protocol", "bandwidth", "estimator", "api"},
+    "interop": {"protocol", "arrays", "bandwidth", "estimator", "api"},
     "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
