@@ -74,7 +74,7 @@ def test_every_command_and_option_is_documented():
         assert all(getattr(p, "help", None) for p in command.params), name
 
 
-@pytest.mark.parametrize("module", ["api", "interop.gaussian_kde"])
+@pytest.mark.parametrize("module", ["api", "interop.gaussian_kde", "interop.kernel_density"])
 def test_docstring_examples(module):
     result = doctest.testmod(importlib.import_module(f"sdkde_core.{module}"))
     assert result.attempted > 0

@@ -28,7 +28,6 @@ from strange import OPTIONS, arrays
 
 import sdkde_core
 from sdkde_core import KernelDensity
-from sdkde_core.estimator.request import Options
 from sdkde_core.interop import kernel_density
 
 RNG = np.random.default_rng(0)
@@ -36,8 +35,6 @@ X = RNG.normal(size=(60, 2)) * [1.0, 2.0]
 Y = RNG.normal(size=(20, 2)) * [1.0, 2.0]
 WEIGHTS = RNG.uniform(size=60)
 H = np.array([[0.3, 0.1], [0.1, 0.5]])
-
-other_kernels = pytest.mark.skipif("kernel" not in Options.__annotations__, reason="other kernels are not there yet")
 
 
 @parametrize_with_checks(
@@ -69,7 +66,6 @@ def test_the_numbers_are_scikit_learns(bandwidth, weights):
         assert ours.score_samples(y).dtype == np.float64
 
 
-@other_kernels
 @pytest.mark.parametrize("kernel", ["tophat", "epanechnikov", "exponential", "linear", "cosine"])
 def test_the_numbers_of_other_kernels_are_scikit_learns(kernel):
     """In an odd number of dimensions: in an even one scikit-learn's cosine does not integrate to 1."""
@@ -334,7 +330,6 @@ def test_samples_are_scikit_learns(weights):
     assert_allclose(ours.sample(50, random_state=3), theirs.sample(50, random_state=3), rtol=1e-9, atol=1e-12)
 
 
-@other_kernels
 def test_samples_of_the_tophat_fill_its_ellipsoid():
     model = KernelDensity(kernel="tophat", bandwidth=H).fit(X[:1])
     u = model.density_.bandwidth.whiten(model.sample(3000, random_state=0), X[:1])
@@ -347,11 +342,10 @@ def test_samples_of_the_tophat_fill_its_ellipsoid():
 def test_what_cannot_be_sampled():
     with pytest.raises(ValueError, match="laplace"):
         KernelDensity(method="laplace").fit(X).sample()
-    if "kernel" in Options.__annotations__:
-        model = KernelDensity(kernel="epanechnikov").fit(X)
-        with pytest.raises(NotImplementedError, match="epanechnikov"):
-            model.sample()
-        assert model.density_.sample(3).shape == (3, 2)
+    model = KernelDensity(kernel="epanechnikov").fit(X)
+    with pytest.raises(NotImplementedError, match="epanechnikov"):
+        model.sample()
+    assert model.density_.sample(3).shape == (3, 2)
 
 
 def test_without_scikit_learn(monkeypatch):

@@ -6,7 +6,6 @@ import inspect
 import pytest
 
 import sdkde_core
-from sdkde_core.estimator.request import Options
 
 _spec = importlib.util.find_spec("sklearn.neighbors.tests.test_kde")
 theirs = importlib.util.module_from_spec(_spec)
@@ -28,9 +27,6 @@ FAIL["test_kde_sample_weights"] = "manhattan: kernels are of Euclidean distances
 def _expected(request):
     if reason := FAIL.get(request.node.name):
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=ValueError))
-    others = request.node.name.startswith("test_kernel_density") and "gaussian" not in request.node.name
-    if others and "kernel" not in Options.__annotations__:
-        pytest.skip("other kernels are not there yet")
 
 
 def test_their_sample_weights_with_the_euclidean_metrics():

@@ -23,6 +23,7 @@ from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .fallback import set_aside, without
+from .kernels import log_constant
 from .negative import NegativeMass, negative_mass
 from .plan import Plan, read_extent, rounded
 from .request import Request
@@ -198,7 +199,7 @@ class Fitted:
     @property
     def log_constant(self) -> Any:
         """What the log sums of the last pass are raised by."""
-        constant = self.bandwidth.log_constant
+        constant = log_constant(self.request.kernel, self.bandwidth)
         renormalised = self.request.negative == "renormalise"
         return constant - math.log1p(self.negative_mass.mass) if renormalised else constant
 

@@ -42,6 +42,7 @@ class Prepared:
     Attributes
     ----------
     method : {"sdkde", "kde", "laplace"}
+    kernel : str
     n_train, n_dimensions : int
     bandwidth : Bandwidth
     precision : {"fast", "high", "float64"}
@@ -56,6 +57,10 @@ class Prepared:
     @property
     def method(self) -> str:
         return self._fitted.request.method
+
+    @property
+    def kernel(self) -> str:
+        return self._fitted.request.kernel
 
     @property
     def n_train(self) -> int:
@@ -145,6 +150,7 @@ class Prepared:
 
         The first call packs the training samples for it, and keeps them.
         """
+        self._gaussian("gradient")
 
         def compute(fitted: Fitted) -> Any:
             read = fitted.read(query)
@@ -156,7 +162,7 @@ class Prepared:
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:
-        """Draw from the density; exact, for every shape of the bandwidth and weights. Not for ``method="laplace"``.
+        """Draw from the density; exact, for every kernel, shape of bandwidth and weights. Not for ``method="laplace"``.
 
         Parameters
         ----------
@@ -180,7 +186,7 @@ class Prepared:
     @public
     def mixture(self) -> Mixture:
         """Return the density as a mixture of normals: means, weights and their covariance. Not for laplace."""
-        return mixture(self._fitted.current)
+        return mixture(self._gaussian("normal components"))
 
     @public
     def marginal(self, dims: Any) -> Prepared:
@@ -191,7 +197,7 @@ class Prepared:
         dims : int, str, or sequence of these
             Indices, in the order wanted; of a data frame names too.
         """
-        return replace(self, _fitted=marginal(self._fitted.current, dims))
+        return replace(self, _fitted=marginal(self._gaussian("marginals"), dims))
 
     @public
     def conditional(self, given: Mapping[Any, Any]) -> Prepared:
@@ -204,21 +210,21 @@ class Prepared:
         given : mapping of int or str to float
             Values in data units, by index, or by name for a data frame; such as ``{0: 1.5}``.
         """
-        return replace(self, _fitted=conditional(self._fitted.current, given))
+        return replace(self, _fitted=conditional(self._gaussian("conditionals"), given))
 
     @public
     def probability(self, lower: Any, upper: Any) -> float:
         """Return the probability of the box between two corners.
 
         Needs SciPy. Exact to rounding where the bandwidth is one number per dimension. For a full matrix by quadrature
-        in two dimensions, to some 1e-10, and by Genz's method over 2,048 to 65,536 points in more, to some 1e-4.
+        in two dimensions, to some 1e-10, and by Genz's method over 2,048 to 16,384 points in more, to some 1e-4.
 
         Parameters
         ----------
         lower, upper : float or (d,) array_like
             In data units; may be infinite. Dimensions without bounds are integrated out first.
         """
-        return probability(self._fitted.current, lower, upper)
+        return probability(self._gaussian("probabilities"), lower, upper)
 
     @public
     def cdf(self, x: Any) -> Any:
@@ -227,7 +233,7 @@ class Prepared:
         Right to rounding, relative to itself in the lower tail. Laplace's is not monotone.
         """
         values = _numbers("x", x)
-        return distribution(self._fitted.current)(values.ravel()).reshape(values.shape)[()]
+        return distribution(self._gaussian("distribution function"))(values.ravel()).reshape(values.shape)[()]
 
     @public
     def quantile(self, q: Any) -> Any:
@@ -235,7 +241,7 @@ class Prepared:
         values = _numbers("q", q)
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"q is {brief(q)}; pass probabilities from 0 to 1")
-        return quantiles(self._fitted.current, values.ravel()).reshape(values.shape)[()]
+        return quantiles(self._gaussian("quantiles"), values.ravel()).reshape(values.shape)[()]
 
     @public
     def modes(self, starts: Any = None) -> Any:
@@ -247,8 +253,7 @@ class Prepared:
             Where it starts. Default: up to 512 of the samples, drawn by a fixed seed; a mode that draws none of them to
             it is not found.
         """
-        fitted = self._fitted.current
-        points = None
+        fitted, points = self._gaussian("modes"), None
         if starts is not None:
             points = to_host(self.bandwidth.whiten(to_host(fitted.read(starts).points), to_host(fitted.centre)))
         return modes(fitted, points)
@@ -282,12 +287,21 @@ class Prepared:
             raise ValueError("samples has fewer than 2 points; pass more")
         return Divergence(float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(difference.size)))
 
+    def _gaussian(self, what: str) -> Fitted:
+        """The fitted density; ValueError where its kernel is another than the Gaussian, of which ``what`` is known."""
+        if self.kernel != "gaussian":
+            raise ValueError(
+                f"kernel={self.kernel!r} has densities and draws, no {what}; prepare with kernel='gaussian'"
+            )
+        return self._fitted.current
+
     def _restored(self, x: Any, query: Query) -> Any:
         return query.origin.restore(x, max(query.dtype, self._dtype))  # "float64" > "float32"
 
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
-        return f"Prepared({self.method}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
+        how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
+        return f"Prepared({how}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:

@@ -153,11 +153,11 @@ class KernelDensity(neighbors.KernelDensity):
         X = validate_data(self, X, order="C", dtype=np.float64)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        kernel = {} if self.kernel == "gaussian" else {"kernel": self.kernel}
         self.density_: Prepared = prepare(
             X,
             method=self.method,
             bandwidth=_bandwidth(self.bandwidth, *X.shape),
+            kernel=self.kernel,
             weights=sample_weight,
             negative=self.negative,
             precision=_precision(self.rtol) if self.precision == "auto" else self.precision,
@@ -166,7 +166,6 @@ class KernelDensity(neighbors.KernelDensity):
             deterministic=self.deterministic,
             check_finite=False,  # scikit-learn has, or was told not to
             backend_options=self.backend_options,
-            **kernel,
         )
         self.bandwidth_ = _plain(self.density_.bandwidth)
         return self
@@ -191,9 +190,9 @@ class KernelDensity(neighbors.KernelDensity):
             ``method="laplace"``, which is signed.
         """
         check_is_fitted(self)
-        if self.kernel not in ("gaussian", "tophat"):
+        if self.density_.kernel not in ("gaussian", "tophat"):
             raise NotImplementedError(
-                f"kernel={self.kernel!r} is not sampled here, as by scikit-learn; call density_.sample"
+                f"kernel={self.density_.kernel!r} is not sampled here, as by scikit-learn; call density_.sample"
             )
         return self.density_.sample(n_samples, check_random_state(random_state))
 
