@@ -176,7 +176,9 @@ def resolve(
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
     n = int(train.shape[0])
     if n == 1 or n_eff <= 1.0 + 1e-12:
-        raise ValueError(f"bandwidth={bandwidth!r} needs two samples with weight; pass bandwidth as a number{turned}")
+        raise ValueError(
+            f"bandwidth={bandwidth!r} needs more than one sample with weight; pass bandwidth as a number{turned}"
+        )
     low, high = to_host(xp.min(train, axis=0)), to_host(xp.max(train, axis=0))
     if not (np.isfinite(low) & np.isfinite(high)).all():
         values = to_host(train)
