@@ -19,6 +19,7 @@ from .api import (
 )
 from .bandwidth.matrix import Bandwidth
 from .estimator.prepared import Prepared
+from .interop.persistence import load
 from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
@@ -33,6 +34,7 @@ __all__ = [
     "estimate",
     "explain",
     "grad_log_density",
+    "load",
     "prepare",
     "release_replays",
     "select_bandwidth",

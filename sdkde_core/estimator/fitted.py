@@ -28,7 +28,7 @@ from .plan import Plan, read_extent
 from .request import Request
 from .resolution import REACH, check_resolution
 
-__all__ = ["Fitted", "PassReport", "Progress", "run"]
+__all__ = ["Fitted", "PassReport", "Progress", "loaded", "run"]
 
 R = TypeVar("R")
 
@@ -170,14 +170,14 @@ class Fitted:
                     raise
                 with here._lock:
                     if here._successor is None:
-                        here._successor = _loaded(*here._state("auto"))
+                        here._successor = loaded(*here.state("auto"))
                 here = here.current
 
     def _instead(self, stopped: GaveUp) -> Fitted:
         """The same columns with the next best backend, for calls that this one gives up; made once."""
         with self._lock:
             if self._second is None:
-                self._second = _loaded(without(self.request, stopped), *self._state("auto")[1:])
+                self._second = loaded(without(self.request, stopped), *self.state("auto")[1:])
             return self._second.current
 
     @functools.cached_property
@@ -243,10 +243,10 @@ class Fitted:
             return self._packed[reduction]
 
     def __reduce__(self) -> Any:
-        return _loaded, self.current._state(self.current.choice.name)
+        return loaded, self.current.state(self.current.choice.name)
 
-    def _state(self, backend: str) -> tuple[Any, ...]:
-        """What :func:`_loaded` makes the same columns from, on the host, for a backend of that name if it is there."""
+    def state(self, backend: str) -> tuple[Any, ...]:
+        """What :func:`loaded` makes the same columns from, on the host, for a backend of that name if it is there."""
         columns = Columns(to_host(self._columns.points), to_host(self._columns.log_weights))
         return self.request, self.bandwidth, self.problem, backend, to_host(self._centre), columns, self._names
 
@@ -287,7 +287,7 @@ def _shift(
 
 
 @quiet
-def _loaded(
+def loaded(
     request: Request,
     bandwidth: Bandwidth,
     problem: Problem,
@@ -296,7 +296,7 @@ def _loaded(
     columns: Columns,
     names: tuple[str, ...],
 ) -> Fitted:
-    """Make fitted columns from what was pickled, with a backend that is here."""
+    """Make fitted columns from what was pickled or saved, with a backend that is here."""
     own = backend if request.backend == "auto" else request.backend
     where: dict[str, Any] = {"device": request.device, "options": request.backend_options}
     where |= {"calls": request.calls, "without": request.without}

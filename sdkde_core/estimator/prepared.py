@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..archive import write
 from ..arrays import Query
 from ..bandwidth.matrix import Bandwidth
 from ..protocol import Reduction
@@ -15,6 +18,7 @@ from .fitted import Fitted
 from .negative import NegativeMass
 from .public import public
 from .request import Goal, Request
+from .saved import from_saved, to_saved
 
 __all__ = ["Prepared"]
 
@@ -25,6 +29,7 @@ class Prepared:
 
     It is immutable, safe to use from several threads, and pickles and copies: with its columns, so that a process or
     host that loads it has nothing left to do but to pack them, for the same backend, or for the best one that is there.
+    :meth:`save` writes the same to a file that is safe to load.
 
     Attributes
     ----------
@@ -141,6 +146,37 @@ class Prepared:
             return self._restored(self.bandwidth.pull_back(shift), read)
 
         return self._fitted.serve(compute)
+
+    @public
+    def save(self, path: Path | str) -> None:
+        """Write it to one file, which :func:`sdkde_core.load` reads here and elsewhere; overwritten if it exists.
+
+        The file has the samples, moved and whitened, and all that was decided from them. It is no pickle; its format is
+        described in :mod:`sdkde_core.archive`. After an error or an interrupt an older file is as it was.
+
+        Parameters
+        ----------
+        path : path
+            In a folder that exists; by custom it ends in ``.sdkde``.
+
+        Raises
+        ------
+        OSError
+            It cannot be written.
+        TypeError
+            ``backend_options`` has something else than booleans, numbers, strings, and lists and dicts of those.
+        """
+        write(path, "Prepared", *self.to_saved())
+
+    def to_saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the content and the arrays of a file: what other kinds of files, of this in something else, need."""
+        return to_saved(self._fitted)
+
+    @classmethod
+    def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> Prepared:
+        """Return what :meth:`to_saved` was of; ValueError where it cannot be right. ``name``: of the file."""
+        fitted = from_saved(content, arrays, name)
+        return cls(fitted, fitted.problem.dtype)
 
     def _restored(self, x: Any, query: Query) -> Any:
         return query.origin.restore(x, max(query.dtype, self._dtype))  # "float64" > "float32"
