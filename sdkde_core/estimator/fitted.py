@@ -13,22 +13,23 @@ import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from ..arrays import Origin, Query, convert, detached, ingest_query, quiet, to_host
+from ..arrays import Argument, Origin, Query, check_query, convert, detached, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..choice import select
 from ..engine.columns import PackedColumns, ScaleByScale, pack
-from ..engine.failures import BackendFailed, GaveUp
+from ..engine.failures import BackendFailed, GaveUp, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
+from .batches import Advance, batch_rows
 from .fallback import set_aside, without
 from .negative import NegativeMass, negative_mass
 from .plan import Plan, read_extent
 from .request import Request
 from .resolution import REACH, check_resolution
 
-__all__ = ["Fitted", "PassReport", "Progress", "loaded", "run"]
+__all__ = ["Fitted", "PassReport", "loaded", "run", "shifted"]
 
 R = TypeVar("R")
 
@@ -40,22 +41,6 @@ class PassReport:
     problem: Problem
     seconds: float
     far_points: int  # outliers, summed apart by a slower formula
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How the pass that moves the samples is to say how far it is.
-
-    Parameters
-    ----------
-    advance : callable
-        Told of every k rows that are done.
-    rows : int
-        Rows of a batch.
-    """
-
-    advance: Callable[[int], None]
-    rows: int
 
 
 def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Partial:
@@ -116,7 +101,7 @@ class Fitted:
         plan: Plan,
         *,
         report: Callable[[PassReport], None] | None = None,
-        progress: Progress | None = None,
+        advance: Advance | None = None,
         shared: bool = False,
     ) -> Fitted:
         """Run all passes of a plan but the last.
@@ -126,14 +111,14 @@ class Fitted:
         plan : Plan
         report : callable, optional
             Told of each pass.
-        progress : Progress, optional
+        advance : callable, optional
+            Told of every k samples that were moved.
         shared : bool
             It is to serve many calls: then it is packed now.
         """
         columns, choice = plan.columns, plan.choice
         for problem in plan.problems[:-1]:  # each moves the samples, by half a mean-shift step in float64
-            check_resolution(problem, plan.bandwidth, columns)
-            shift = _shift(plan, problem, columns, report, progress)
+            shift = shifted(plan, problem, columns, report, advance)
             columns = Columns(columns.points + 0.5 * shift, columns.log_weights, columns.weights)
         # Resubstitution is at the samples as they were.
         rows = plan.columns.points if len(plan.problems) > 1 and not shared else None
@@ -151,7 +136,8 @@ class Fitted:
     def serve(self, compute: Callable[[Fitted], R]) -> R:
         """Return ``compute(fitted)``; where the backend fails, of the same columns with the next best one.
 
-        Where it gives up, that holds for this call only: what others get does not depend on it.
+        Where it gives up, or the rows lie farther than it reaches, that holds for this call only: what others get does
+        not depend on it.
 
         Raises
         ------
@@ -162,7 +148,7 @@ class Fitted:
         while True:
             try:
                 return compute(here)
-            except GaveUp as stopped:
+            except (GaveUp, OutOfReach) as stopped:
                 here = here._instead(stopped)
             except BackendFailed as failure:
                 set_aside(self.request, failure)
@@ -173,12 +159,19 @@ class Fitted:
                         here._successor = loaded(*here.state("auto"))
                 here = here.current
 
-    def _instead(self, stopped: GaveUp) -> Fitted:
-        """The same columns with the next best backend, for calls that this one gives up; made once."""
+    def _instead(self, stopped: GaveUp | OutOfReach) -> Fitted:
+        """The same columns with the next best backend, for calls that this one does not answer; made once."""
+        if select.named_backend(self.request.backend) != "auto":
+            raise stopped
         with self._lock:
             if self._second is None:
                 self._second = loaded(without(self.request, stopped), *self.state("auto")[1:])
             return self._second.current
+
+    @property
+    def has_second(self) -> bool:
+        """Whether some calls have gone to another backend."""
+        return self.current._second is not None
 
     @functools.cached_property
     def negative_mass(self) -> NegativeMass:
@@ -192,10 +185,15 @@ class Fitted:
         renormalised = self.request.negative == "renormalise"
         return constant - math.log1p(self.negative_mass.mass) if renormalised else constant
 
-    def read(self, query: Any) -> Query:
-        """Validate the user's query and bring it to where the columns are."""
-        how = {"names": self._names, "check_finite": self.request.check_finite}
-        return ingest_query(query, self.problem.n, self.problem.d, self.home, **how)  # type: ignore[arg-type]
+    def asked(self, query: Any) -> Argument:
+        """Recognise the user's query and validate its shape."""
+        given = Argument.of("query", query)
+        check_query(given, self.problem.n, self.problem.d, self._names)
+        return given
+
+    def read(self, query: Argument) -> Query:
+        """Bring a query, or some of its rows, to where the columns are."""
+        return Query.of(query, self.home, self.request.check_finite)
 
     def reduce(
         self, queries: Any = None, reduction: Reduction | None = None, *, report: Any = None, **known: Any
@@ -229,7 +227,7 @@ class Fitted:
         extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
             problem = replace(self.problem, reduction=reduction or self.problem.reduction)
-            check_resolution(problem, self.bandwidth, self._columns, points)
+            check_resolution(problem, self.bandwidth, self._columns, points, query.first)
         return self.reduce(points, reduction, distances=distances, extent=extent)
 
     def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale:
@@ -267,22 +265,24 @@ def _pass(
     return result
 
 
-def _shift(
+def shifted(
     plan: Plan,
     problem: Problem,
     columns: Columns,
-    report: Callable[[PassReport], None] | None,
-    progress: Progress | None,
+    report: Callable[[PassReport], None] | None = None,
+    advance: Advance | None = None,
 ) -> Any:
-    """The shift at the columns themselves: all at once, or by batches where somebody watches."""
+    """Return the shift at the columns themselves (n, d): all at once, or by batches where somebody watches."""
+    check_resolution(problem, plan.bandwidth, columns)
     packed = pack(plan.choice.backend, plan.choice.info, problem, columns)
-    if progress is None:
+    if advance is None:
         return _pass(problem, packed, None, report).shift
-    batches = []
-    for start in range(0, problem.n, progress.rows):
-        batch = columns.points[start : start + progress.rows, :]
+    batches, size = [], batch_rows(problem.n, problem.d, plan.choice.device)
+    for start in range(0, problem.n, size):
+        batch = columns.points[start : start + size, :]
         batches.append(_pass(replace(problem, m=batch.shape[0], same=False), packed, batch, report))
-        progress.advance(batch.shape[0])
+        to_host(detached(batches[-1].log_sum[:1]))  # waits for the device
+        advance(batch.shape[0])
     return concatenate(batches).shift
 
 

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..archive import write
-from ..arrays import Query
 from ..bandwidth.matrix import Bandwidth
-from ..protocol import Reduction
-from .density import density
+from .batches import check_out, densities, gradients, watched
 from .fitted import Fitted
 from .negative import NegativeMass
 from .public import public
@@ -73,7 +69,7 @@ class Prepared:
         return self._fitted.current.choice.device
 
     @public
-    def estimate(self, query: Any, *, log: bool = False) -> Any:
+    def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Any = False) -> Any:
         """Estimate the density at ``query``.
 
         The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
@@ -84,29 +80,26 @@ class Prepared:
             As for :func:`sdkde_core.estimate`, but required.
         log : bool
             Return log p̂. Laplace: NaN where p̂ < 0, with one RuntimeWarning, or −inf where that is clipped.
+        out, progress
+            As for :func:`sdkde_core.estimate`: with one of them the rows are cut into batches.
 
         Returns
         -------
         (m,) array
-            Of the kind and on the device of ``query``, with the wider dtype of it and of the training samples.
+            ``out``, or one of the kind and on the device of ``query``, with the wider dtype of it and of the training
+            samples.
 
         Raises
         ------
         TypeError, ValueError
             A query that cannot be right.
         BackendUnavailable
-            The backend cannot answer queries so far from the training samples.
+            The backend that was named, or with ``"auto"`` any, cannot answer queries so far from the training samples.
         """
-
-        def compute(fitted: Fitted) -> Any:
-            read = fitted.read(query)
-            if not read.points.shape[0]:
-                return self._restored(np.empty(0), read)
-            sums = fitted.reduce_query(read)
-            clip = fitted.request.negative != "keep"
-            return self._restored(density(sums, fitted.log_constant, log, clip), read)
-
-        return self._fitted.serve(compute)
+        given = self._fitted.asked(query)
+        check_out(out, given)
+        with watched(progress, given.shape[0]) as advance:
+            return densities(self._fitted, given, log, out, advance)
 
     @public
     def negative_mass(self) -> NegativeMass:
@@ -131,21 +124,16 @@ class Prepared:
         return self._fitted.serve(lambda fitted: fitted.negative_mass)
 
     @public
-    def grad_log_density(self, query: Any) -> Any:
+    def grad_log_density(self, query: Any, *, progress: Any = False) -> Any:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; not for ``method="laplace"``.
 
-        The first call packs the training samples for it, and keeps them.
+        The first call packs the training samples for it, and keeps them. ``progress`` as for
+        :func:`sdkde_core.estimate`.
         """
         Request(Goal.GRADIENT, self.method)  # raises where there is none
-
-        def compute(fitted: Fitted) -> Any:
-            read = fitted.read(query)
-            if not read.points.shape[0]:
-                return self._restored(np.empty((0, self.n_dimensions)), read)
-            shift = fitted.reduce_query(read, Reduction.MEAN).shift
-            return self._restored(self.bandwidth.pull_back(shift), read)
-
-        return self._fitted.serve(compute)
+        given = self._fitted.asked(query)
+        with watched(progress, given.shape[0]) as advance:
+            return gradients(self._fitted, given, advance)
 
     @public
     def save(self, path: Path | str) -> None:
@@ -177,9 +165,6 @@ class Prepared:
         """Return what :meth:`to_saved` was of; ValueError where it cannot be right. ``name``: of the file."""
         fitted = from_saved(content, arrays, name)
         return cls(fitted, fitted.problem.dtype)
-
-    def _restored(self, x: Any, query: Query) -> Any:
-        return query.origin.restore(x, max(query.dtype, self._dtype))  # "float64" > "float32"
 
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
