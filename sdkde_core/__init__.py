@@ -4,7 +4,9 @@ Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:
 :mod:`sdkde_core.tuning` and :mod:`sdkde_core.testing`.
 """
 
+import importlib
 import logging
+from typing import Any
 
 from .api import (
     backends,
@@ -44,3 +46,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
+
+#: What needs a library that is imported when it is first asked for, by the module that has it.
+_LATER: dict[str, str] = {}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

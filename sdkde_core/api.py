@@ -20,7 +20,7 @@ from .estimator.batches import Advance, check_out, densities, gradients, watched
 from .estimator.density import density
 from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fallback import with_fallback
-from .estimator.fitted import Fitted, PassReport, run, shifted
+from .estimator.fitted import Fitted, PassReport, run, shifted, slope
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.public import public
@@ -196,7 +196,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
 
     def compute(request: Request) -> Prepared:
         ready = plan(request, train)  # which refuses tensors that require grad
-        return Prepared(Fitted.of(ready, shared=True, advance=advance), ready.data.dtype)
+        return Prepared(Fitted.of(ready, shared=True, advance=advance), ready.data.dtype, ready.data.origin)
 
     moved = 0 if progress is False else _moved(request, Argument.of("train", train))
     with watched(progress, moved) as advance:
@@ -232,7 +232,8 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
 def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **options: Unpack[Options]) -> Any:
     """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
 
-    Parameters as for :func:`estimate`; ``method`` is ``"sdkde"`` or ``"kde"``.
+    Parameters as for :func:`estimate`. With ``method="laplace"`` it is NaN where p̂ < 0, takes some ten times as long as
+    the density, and is not attached to autograd.
 
     Returns
     -------
@@ -247,7 +248,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query)
-        score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
+        score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         return _restored(ready, score, train, query, request.weights, request.bandwidth)
 
     return with_fallback(request, compute)

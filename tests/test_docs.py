@@ -26,6 +26,16 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", ["densities"])
+def test_the_examples_of_a_page_run(page, capsys):
+    """One after the other, in one namespace."""
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)
+    names = {}
+    for example in examples:
+        exec(compile(example, f"{page}.md", "exec"), names)
+    assert capsys.readouterr().out
+
+
 def test_the_readmes_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"make ([a-z-]+)", README)

@@ -100,7 +100,7 @@ def test_the_other_calls_say_how_far_they_are():
     near(sdkde_core.debias(X, bandwidth=H, progress=watch), sdkde_core.debias(X, bandwidth=H))
     assert watch.steps(700) == [256, 256, 188]
     want = sdkde_core.grad_log_density(X, Y, bandwidth=H)
-    for method, steps in (("sdkde", [256, 256, 188]), ("kde", [])):
+    for method, steps in (("sdkde", [256, 256, 188]), ("kde", []), ("laplace", [])):
         watch, want = Watch(), sdkde_core.grad_log_density(X, Y, bandwidth=H, method=method)
         near(sdkde_core.grad_log_density(X, Y, bandwidth=H, method=method, progress=watch), want)
         assert watch.steps(1100 + sum(steps)) == [*steps, 256, 256, 256, 256, 76]

@@ -163,6 +163,27 @@ def test_a_file_of_version_1_loads_for_ever():
     np.testing.assert_allclose(ready.grad_log_density(query), score, rtol=1e-4, atol=1e-5)
 
 
+def test_what_is_derived_is_kept_too():
+    ready = sdkde_core.prepare(X, bandwidth="scott", weights=W)
+    for other in (ready.marginal([1]), ready.conditional({0: 0.5})):
+        other.save("a.sdkde")
+        again = sdkde_core.load("a.sdkde")
+        assert np.array_equal(again.estimate(Y[:, 0]), other.estimate(Y[:, 0]))
+        assert np.array_equal(again.sample(5, 0), other.sample(5, 0))
+
+
+def test_draws_are_of_the_samples_library_if_it_is_one_that_is_known():
+    torch = pytest.importorskip("torch")
+    ready = saved(torch.from_numpy(X).float())
+    draws = sdkde_core.load("a.sdkde").sample(3, 0)
+    assert torch.equal(draws, ready.sample(3, 0))
+    content, arrays = ready.to_saved()
+    for origin in (["array_api_compat.torch", "cuda:99", False], ["antigravity", "cpu", True], ["", 3], 7):
+        archive.write("a", "Prepared", {**content, "origin": origin}, arrays)
+        assert isinstance(sdkde_core.load("a").sample(3, 0), np.ndarray)
+    assert "antigravity" not in sys.modules
+
+
 # --- writing ------------------------------------------------------------------------------------------------------
 
 

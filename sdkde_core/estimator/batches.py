@@ -16,7 +16,6 @@ from array_api_compat import array_namespace
 
 from ..arrays import Argument, Query, to_host
 from ..choice.hardware import cpu_threads
-from ..protocol import Reduction
 from .density import density, warn_of_negative
 
 if TYPE_CHECKING:
@@ -173,8 +172,7 @@ def gradients(fitted: Fitted, query: Argument, advance: Advance | None = None) -
     def compute(fitted: Fitted, rows: Query) -> Any:
         if not rows.points.shape[0]:
             return _restored(fitted, np.empty((0, fitted.problem.d)), rows)
-        shift = fitted.reduce_query(rows, Reduction.MEAN).shift
-        return _restored(fitted, fitted.bandwidth.pull_back(shift), rows)
+        return _restored(fitted, fitted.bandwidth.pull_back(fitted.slope_at(rows)), rows)
 
     return _answered(fitted, query, compute, None, advance)
 

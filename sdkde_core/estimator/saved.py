@@ -14,6 +14,7 @@ The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 ``extent``      of the columns, in bandwidths
 ``worth``       seconds beyond which another backend is to answer, or null: ``Problem.worth``
 ``backend``     what was chosen
+``origin``      array library and device of the samples, and whether that is the host; NumPy where they cannot be had
 ==============  ===================================================================================================
 
 Its arrays: ``points`` (n, d), moved and whitened; ``log_weights`` (n,); ``centre`` (d,), what whitening subtracts;
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Origin
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
 from ..engine.outliers import radii
@@ -39,9 +41,12 @@ from ..protocol import BackendUnavailable, Columns
 from .fitted import Fitted, loaded
 from .request import Goal, Options, Request
 
-__all__ = ["from_saved", "to_saved"]
+__all__ = ["from_saved", "origin_of", "to_saved"]
 
 Array = NDArray[np.float64]
+
+#: Of arrays that samples may be drawn as.
+_LIBRARIES = ("array_api_compat.torch", "array_api_compat.cupy", "jax.numpy")
 
 #: Where to compute: what cannot be had where the file is loaded is done without.
 _WHERE = ("backend", "device", "backend_options")
@@ -134,6 +139,14 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         wanted = ", ".join(f"{key}={value!r}" for key, value in named.items())
         warn_once(f"{name} was made with {wanted}, not to be had here ({error}); {fitted.choice.name} takes its place")
         return fitted
+
+
+def origin_of(content: Mapping[str, Any]) -> Origin:
+    """Where the samples came from, if that is here, and of a library that is known: no other is imported."""
+    match content.get("origin"):
+        case [str(library), str(device), bool(on_host)] if library in _LIBRARIES:
+            return Origin.at(library, device, on_host)
+    return Origin()
 
 
 _COLUMNS = {"points": 2, "log_weights": 1, "centre": 1}
