@@ -36,7 +36,7 @@ from ..arrays import Origin
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
 from ..engine.outliers import radii
-from ..messages import warn_once
+from ..messages import brief, warn_once
 from ..protocol import BackendUnavailable, Columns
 from .fitted import Fitted, loaded
 from .request import Goal, Options, Request
@@ -136,7 +136,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         if not named:
             raise
         fitted = loaded(request, *state)
-        wanted = ", ".join(f"{key}={value!r}" for key, value in named.items())
+        wanted = ", ".join(f"{key}={brief(value)}" for key, value in named.items())
         warn_once(f"{name} was made with {wanted}, not to be had here ({error}); {fitted.choice.name} takes its place")
         return fitted
 
@@ -162,8 +162,8 @@ def _plain_options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
         except (TypeError, ValueError, RecursionError):
             pass
         raise TypeError(
-            f"backend_options has {name}={value!r}, which a file does not keep; pass None, booleans, numbers, strings, "
-            "or lists and dicts of those"
+            f"backend_options has {name}={brief(value)}, which a file does not keep; pass None, booleans, numbers, "
+            "strings, or lists and dicts of those"
         )
     return dict(options)
 
@@ -175,7 +175,7 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
         if name not in defaults:
             raise ValueError(f"it has the option {name!r}, which this version does not know; pip install -U sdkde-core")
         if type(value) is not type(defaults[name]):
-            raise ValueError(f"its option {name} is {value!r:.60}")
+            raise ValueError(f"its option {name} is {brief(value)}")
     return options
 
 
@@ -208,5 +208,5 @@ def _array(arrays: Mapping[str, Array], name: str, ndim: int) -> Array:
 def _checked(content: Mapping[str, Any], name: str, kind: type) -> Any:
     value = content.get(name)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"its {name} is {value!r:.60}")
+        raise ValueError(f"its {name} is {brief(value)}")
     return value
