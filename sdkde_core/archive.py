@@ -35,6 +35,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .messages import brief
 from .storage import write_atomically
 
 __all__ = ["Saved", "read", "write"]
@@ -80,6 +81,8 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
 
     Raises
     ------
+    TypeError
+        The path is none.
     OSError
         It cannot be written.
     ValueError
@@ -87,6 +90,7 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
     """
     from . import __version__
 
+    _check_path(path)
     kept = {name: np.asarray(x, dtype=_DTYPES[x.dtype.name], order="C") for name, x in arrays.items()}
     listed = [[name, x.dtype.name, list(x.shape)] for name, x in kept.items()]
     header = json.dumps(
@@ -109,16 +113,24 @@ def read(path: Path | str) -> Saved:
 
     Raises
     ------
+    TypeError
+        The path is none.
     OSError
         It cannot be read.
     ValueError
         It is something else, cut off, altered, or of a newer format; the message names it.
     """
+    _check_path(path)
     with open(path, "rb") as file:
         try:
             return _read(file)
         except _Wrong as error:
             raise ValueError(f"{os.fspath(path)!r} {error}") from None
+
+
+def _check_path(path: Any) -> None:
+    if not isinstance(path, str | os.PathLike):  # a number is a file that is open
+        raise TypeError(f"path is {brief(path)}; pass a string or a Path")
 
 
 def _read(file: BinaryIO) -> Saved:

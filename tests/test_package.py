@@ -52,7 +52,7 @@ ROOMS = {
     "protocol": {"messages"},
     "fresh": set(),
     "storage": set(),
-    "archive": {"storage"},
+    "archive": {"messages", "storage"},
     "arrays": set(),
     "engine": {"protocol", "arrays"},
     "choice": {"messages", "protocol", "fresh", "storage", "engine"},

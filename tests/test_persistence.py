@@ -271,8 +271,12 @@ def test_other_files_are_refused_and_nothing_is_executed():
     with pytest.raises(ValueError, match="'empty' is cut off after 0 bytes"):
         sdkde_core.load("empty")
     Path("folder").mkdir()
-    with pytest.raises(OSError, match="folder"):
-        sdkde_core.load("folder")
+    for call in (sdkde_core.load, sdkde_core.prepare(X, bandwidth=0.5).save):
+        with pytest.raises(OSError, match="folder"):
+            call("folder")
+        for path in (0, None, b"a", ["a"]):
+            with pytest.raises(TypeError, match=r"path is .*; pass a string or a Path"):
+                call(path)
     with pytest.raises(FileNotFoundError, match="none"):
         sdkde_core.load("none")
     assert not Path("harm").exists()
