@@ -16,6 +16,7 @@ from array_api_compat import array_namespace
 
 from ..arrays import Argument, Query, to_host
 from ..choice.hardware import cpu_threads
+from ..protocol import Problem
 from .density import density, warn_of_negative
 
 if TYPE_CHECKING:
@@ -42,15 +43,15 @@ Advance = Callable[[int], None]
 #: Rows of a batch at most, and numbers in it at most (32 MiB).
 ROWS, NUMBERS = 1 << 16, 1 << 22
 
-#: Rows of a batch at least: fewer would occupy no backend.
-FEWEST = 256
+#: Rows of a batch at least, as fewer would occupy no backend; and batches that show progress well enough.
+FEWEST, STEPS = 256, 256
 
 
-def batch_rows(n: int, d: int, device: str) -> int:
-    """Return the rows of a batch over n samples: some 32 MiB, and on a CPU about a second's work."""
-    rows = min(ROWS, NUMBERS // d)
-    if device == "cpu":
-        rows = min(rows, cpu_threads() * (1 << 32) // (n * (d + 16)))
+def batch_rows(m: int, problem: Problem) -> int:
+    """Return the rows of a batch, of m over the samples: up to 32 MiB, on a CPU about a second's work or a 256th."""
+    n, d, rows = problem.n, problem.d, min(ROWS, NUMBERS // problem.d)
+    if problem.device == "cpu":
+        rows = min(rows, max(cpu_threads() * (1 << 32) // (n * (d + 16)), m // STEPS))
     return max(rows, FEWEST)
 
 
@@ -191,7 +192,8 @@ def _answered(
     """Return ``compute`` of a query: of all rows at once, or by batches where there is ``out``, or somebody watches."""
     if out is None and advance is None:
         return fitted.serve(lambda here: compute(here, here.read(query)))
-    m, size = query.shape[0], batch_rows(fitted.problem.n, fitted.problem.d, fitted.current.choice.device)
+    m = query.shape[0]
+    size = batch_rows(m, fitted.problem)
     batches = (query.rows(start, start + size) for start in range(0, max(m, 1), size))  # one of no rows where m = 0
     done, parts = 0, []
     for part in in_batches(fitted, batches, compute, advance):

@@ -353,7 +353,7 @@ def shifted(
     packed = pack(plan.choice.backend, plan.choice.info, problem, columns)
     if advance is None:
         return _pass(problem, packed, None, report).shift
-    batches, size = [], batch_rows(problem.n, problem.d, plan.choice.device)
+    batches, size = [], batch_rows(problem.n, problem)
     for start in range(0, problem.n, size):
         batch = columns.points[start : start + size, :]
         batches.append(_pass(replace(problem, m=batch.shape[0], same=False), packed, batch, report))
