@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from .messages import brief
 from .storage import write_atomically
 
-__all__ = ["Saved", "read", "write"]
+__all__ = ["Saved", "plain", "read", "write"]
 
 Array = NDArray[Any]
 
@@ -63,6 +63,27 @@ class Saved(NamedTuple):
 
 class _Wrong(ValueError):
     """What is wrong with a file, to follow its name."""
+
+
+def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as a file keeps them: :func:`read` gives back the same.
+
+    Raises
+    ------
+    TypeError
+        One of them is something else than JSON has; the message begins with ``name``.
+    """
+    for option, value in options.items():
+        try:
+            if json.loads(json.dumps(value, allow_nan=False)) == value:
+                continue
+        except (TypeError, ValueError, RecursionError):
+            pass
+        raise TypeError(
+            f"{name} has {option}={brief(value)}, which a file does not keep; pass None, booleans, numbers, strings, "
+            "or lists and dicts of those"
+        )
+    return dict(options)
 
 
 def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:

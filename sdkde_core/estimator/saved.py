@@ -23,7 +23,6 @@ those of :meth:`.Bandwidth.arrays`; and ``selection.multiples`` and so on, the a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
@@ -32,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..archive import plain
 from ..arrays import Origin
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
@@ -64,7 +64,8 @@ def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
     request, bandwidth, problem, backend, centre, columns, names = fitted.state(fitted.choice.name)
     options = request.options("bandwidth", "weights") | {"precision": problem.precision}
     options |= {name: bool(options[name]) for name in ("deterministic", "check_finite")}
-    options["backend_options"] = _plain_options(request.backend_options)
+    if request.backend_options is not None:
+        options["backend_options"] = plain("backend_options", request.backend_options)
     content = {
         "request": options,
         "names": list(names),
@@ -152,22 +153,6 @@ def origin_of(content: Mapping[str, Any]) -> Origin:
 _COLUMNS = {"points": 2, "log_weights": 1, "centre": 1}
 
 
-def _plain_options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if options is None:
-        return None
-    for name, value in options.items():
-        try:
-            if json.loads(json.dumps(value, allow_nan=False)) == value:
-                continue
-        except (TypeError, ValueError, RecursionError):
-            pass
-        raise TypeError(
-            f"backend_options has {name}={brief(value)}, which a file does not keep; pass None, booleans, numbers, "
-            "strings, or lists and dicts of those"
-        )
-    return dict(options)
-
-
 def _options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that say what is estimated, of the types of their defaults."""
     defaults = {f.name: f.default for f in fields(Request) if f.name in Options.__annotations__}
@@ -185,8 +170,8 @@ def _selection(content: Any, arrays: Mapping[str, Array]) -> Selection | None:
     curves = {name.removeprefix("selection."): x for name, x in arrays.items() if name.startswith("selection.")}
     found: dict[str, Any] = {**content, **curves} if isinstance(content, dict) else {}
     required = {f.name for f in fields(Selection) if f.default is MISSING and f.default_factory is MISSING}
-    plain = all(isinstance(x, str | int | float | np.ndarray | None) for x in found.values())
-    if not (plain and required <= set(found) <= {f.name for f in fields(Selection)}):
+    known = all(isinstance(x, str | int | float | np.ndarray | None) for x in found.values())
+    if not (known and required <= set(found) <= {f.name for f in fields(Selection)}):
         raise ValueError("its selection of the bandwidth cannot be right")
     return Selection(**found)
 
