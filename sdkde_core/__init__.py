@@ -6,7 +6,7 @@ Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:
 
 import importlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .api import (
     backends,
@@ -25,6 +25,9 @@ from .interop.persistence import load
 from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
+if TYPE_CHECKING:
+    from .interop.gaussian_kde import gaussian_kde
+
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
@@ -35,6 +38,7 @@ __all__ = [
     "debias",
     "estimate",
     "explain",
+    "gaussian_kde",
     "grad_log_density",
     "load",
     "prepare",
@@ -48,7 +52,7 @@ __version__ = "0.1.0"
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 
 #: What needs a library that is imported when it is first asked for, by the module that has it.
-_LATER: dict[str, str] = {}
+_LATER = {"gaussian_kde": ".interop.gaussian_kde"}
 
 
 def __getattr__(name: str) -> Any:

@@ -369,3 +369,12 @@ def test_work_in_batches_and_files_on_a_device(method, tmp_path, monkeypatch):
     again = sdkde_core.load(tmp_path / "a.sdkde")
     assert (again.backend, again.device) == (ready.backend, ready.device)
     assert torch.equal(again.estimate(_cuda(Y)), ready.estimate(_cuda(Y)))
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+def test_scipys_class_on_a_device(method):
+    here, there = (sdkde_core.gaussian_kde(x, weights=w, method=method) for x, w in ((X.T, W), (_cuda(X).T, _cuda(W))))
+    got = there.logpdf(_cuda(Y).T)
+    assert got.device.type == there.resample(5).device.type == "cuda"
+    np.testing.assert_allclose(got.cpu().numpy(), here.logpdf(Y.T), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(there.marginal(0)(0.5), here.marginal(0)(0.5), rtol=1e-9)

@@ -61,7 +61,7 @@ ROOMS = {
     "bandwidth": {"messages", "arrays", "engine", "choice"},
     "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
-    "interop": {"archive", "estimator"},
+    "interop": {"archive", "arrays", "bandwidth", "estimator", "api"},
     "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }

@@ -34,7 +34,7 @@ ROWS, COLUMNS = 256, 1 << 14
 NODES = 96
 
 #: Of the rule for more: points times samples, the least and the most points (log2), and numbers of a block.
-WORK, POINTS, BLOCK = 1 << 25, (11, 16), 1 << 16
+WORK, POINTS, BLOCK = 1 << 23, (11, 14), 1 << 16
 
 
 def probability(fitted: Fitted, lower: Any, upper: Any) -> float:

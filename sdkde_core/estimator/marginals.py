@@ -103,6 +103,7 @@ def _of_matrix(matrix: Array, rule: str) -> Bandwidth:
 def _indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
     """Dimensions as distinct indices, counted from the end where negative; of a data frame also by name."""
     d, names = fitted.problem.d, fitted.names
+    listed: list[Any]
     try:
         listed = [dims] if isinstance(dims, str) else list(dims)
     except TypeError:  # a single one

@@ -208,7 +208,7 @@ class Prepared:
         """Return the probability of the box between two corners.
 
         Needs SciPy. Exact to rounding where the bandwidth is one number per dimension. For a full matrix by quadrature
-        in two dimensions, to some 1e-10, and by Genz's method over 2,048 to 65,536 points in more, to some 1e-4.
+        in two dimensions, to some 1e-10, and by Genz's method over 2,048 to 16,384 points in more, to some 1e-4.
 
         Parameters
         ----------
