@@ -184,6 +184,25 @@ def test_draws_are_of_the_samples_library_if_it_is_one_that_is_known():
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.parametrize(("method", "weights"), [("kde", None), ("sdkde", W)])
+def test_scipys_class_is_kept_too(method, weights):
+    kde = sdkde_core.gaussian_kde(X.T, "silverman", weights, method=method)
+    kde.save("a.sdkde")
+    again = sdkde_core.load("a.sdkde")
+    assert type(again) is sdkde_core.gaussian_kde
+    assert np.array_equal(again.logpdf(Y.T), kde.logpdf(Y.T))
+    np.testing.assert_allclose(again.resample(5, 0), kde.resample(5, 0), rtol=1e-12)
+    np.testing.assert_allclose((again.factor, again.neff), (kde.factor, kde.neff), rtol=1e-12)
+    held = archive.read("a.sdkde")
+    for change in ({"method": "laplace"}, {"factor": "open"}, {"density": {}}, {"options": {"x": 1}}, {"options": 3}):
+        archive.write("a", "gaussian_kde", held.content | change, held.arrays)
+        with pytest.raises(ValueError, match="'a' cannot be loaded"):
+            sdkde_core.load("a")
+    archive.write("a", "gaussian_kde", held.content, {k: x for k, x in held.arrays.items() if k != "dataset"})
+    with pytest.raises(ValueError, match="'a' cannot be loaded: its dataset is missing"):
+        sdkde_core.load("a")
+
+
 # --- writing ------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from ..estimator.public import public
 __all__ = ["load"]
 
 #: The modules of the classes, by kind: a file says which of these it is for, and no more.
-KINDS = {"Prepared": "sdkde_core.estimator.prepared"}
+KINDS = {"Prepared": "sdkde_core.estimator.prepared", "gaussian_kde": "sdkde_core.interop.gaussian_kde"}
 
 
 @public
@@ -34,8 +34,8 @@ def load(path: Path | str) -> Any:
 
     Returns
     -------
-    Prepared
-        Or what else was saved.
+    Prepared or gaussian_kde
+        What was saved.
 
     Raises
     ------
