@@ -26,6 +26,7 @@ from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
 if TYPE_CHECKING:
+    from .interop import plots
     from .interop.gaussian_kde import gaussian_kde
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "gaussian_kde",
     "grad_log_density",
     "load",
+    "plots",
     "prepare",
     "release_replays",
     "select_bandwidth",
@@ -51,11 +53,12 @@ __version__ = "0.1.0"
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 
-#: What needs a library that is imported when it is first asked for, by the module that has it.
-_LATER = {"gaussian_kde": ".interop.gaussian_kde"}
+#: What needs a library that is imported when it is first asked for, by the module that has it, or that it is.
+_LATER = {"gaussian_kde": ".interop.gaussian_kde", "plots": ".interop.plots"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name], __name__), name)
+        module = importlib.import_module(_LATER[name], __name__)
+        return getattr(module, name, module)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..messages import brief
 from .fitted import Fitted
 
-__all__ = ["Mixture", "check_positive", "draws", "generator", "mixture"]
+__all__ = ["Mixture", "check_positive", "components", "draws", "generator", "mixture"]
 
 Array = NDArray[np.float64]
 
@@ -38,6 +38,11 @@ class Mixture(NamedTuple):
 def mixture(fitted: Fitted) -> Mixture:
     """Return the components."""
     check_positive(fitted, "is no mixture of normals")
+    return components(fitted)
+
+
+def components(fitted: Fitted) -> Mixture:
+    """Return where the kernels are, their weights and their covariance, of the signed method too."""
     points, log_weights, centre = fitted.on_host
     return Mixture(centre + fitted.bandwidth.stretch(points), np.exp(log_weights), np.array(fitted.bandwidth.matrix))
 
