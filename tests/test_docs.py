@@ -26,9 +26,10 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["densities", "scipy"])
-def test_the_examples_of_a_page_run(page, capsys):
-    """One after the other, in one namespace."""
+@pytest.mark.parametrize("page", ["densities", "large-data", "scipy"])
+def test_the_examples_of_a_page_run(page, capsys, tmp_path, monkeypatch):
+    """One after the other, in one namespace and a folder of their own."""
+    monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)
     names = {}
     for example in examples:
