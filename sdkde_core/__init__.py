@@ -28,10 +28,12 @@ from .protocol import BackendUnavailable
 if TYPE_CHECKING:
     from .interop import plots
     from .interop.gaussian_kde import gaussian_kde
+    from .interop.kernel_density import KernelDensity
 
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
+    "KernelDensity",
     "Prepared",
     "SdkdeWarning",
     "__version__",
@@ -54,7 +56,11 @@ __version__ = "0.1.0"
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 
 #: What needs a library that is imported when it is first asked for, by the module that has it, or that it is.
-_LATER = {"gaussian_kde": ".interop.gaussian_kde", "plots": ".interop.plots"}
+_LATER = {
+    "KernelDensity": ".interop.kernel_density",
+    "gaussian_kde": ".interop.gaussian_kde",
+    "plots": ".interop.plots",
+}
 
 
 def __getattr__(name: str) -> Any:

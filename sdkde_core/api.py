@@ -21,6 +21,7 @@ from .estimator.density import density
 from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fallback import with_fallback
 from .estimator.fitted import Fitted, PassReport, run, shifted, slope
+from .estimator.kernels import log_constant
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.public import public
@@ -71,6 +72,11 @@ def estimate(
         ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per dimension); ``"silverman-iso"``;
         ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy has them). What each is good for is
         in ``docs/bandwidths.md``.
+    kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
+        Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
+        the Gaussian and the exponential are 0 from r = 1 on. Another than the Gaussian goes with ``method="kde"`` and
+        with a bandwidth in numbers, not with autograd, and takes a backend with the feature ``"kernel"``. Where no
+        sample is within reach log p̂ is −inf.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
     negative : {"keep", "clip", "renormalise"}
@@ -152,7 +158,7 @@ def estimate(
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query, replays=key is not None)
 
-        constant = ready.bandwidth.log_constant
+        constant = log_constant(request.kernel, ready.bandwidth)
         if request.negative == "renormalise":
             constant = Fitted.of(ready).log_constant
 
@@ -482,7 +488,7 @@ def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) ->
 def _check_bandwidth(request: Request, d: int) -> None:
     """Raise as :func:`resolve` would, as far as that is known without data."""
     if isinstance(request.bandwidth, str):
-        check_rule(request.bandwidth, request.method)
+        check_rule(request.bandwidth, request.method, request.kernel)
     else:
         Bandwidth.of(request.bandwidth, d)
 

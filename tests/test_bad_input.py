@@ -23,7 +23,7 @@ ERRORS = (TypeError, ValueError, BackendUnavailable)
 NAMES = (
     *("train", "query", "bandwidth", "weights", "method", "negative", "precision", "backend", "device", "log", "rule"),
     *("deterministic", "check_finite", "backend_options", "base", "folds", "dims", "given", "lower", "upper", "q", "x"),
-    *("n", "random_state", "starts", "other", "samples", "option", "grad", "density"),
+    *("n", "random_state", "starts", "other", "samples", "option", "grad", "density", "kernel"),
 )
 NAMED = re.compile(rf"\b({'|'.join(NAMES)})\b")
 
@@ -116,7 +116,7 @@ def compare(train, query, options, log):
     if h is None or len(y) == 0 or not 1e-140 < abs(h.bandwidth.factor).max() < 1e140:
         return  # the oracle squares bandwidths
     weights = options.get("weights")
-    how = {"bandwidth": h.bandwidth.matrix, "method": options.get("method", "sdkde")}
+    how = {"bandwidth": h.bandwidth.matrix, "method": options.get("method", "sdkde"), "kernel": h.kernel}
     if h.bandwidth.factor.ndim == 1:
         how["bandwidth"] = h.bandwidth.factor
     with np.errstate(all="ignore"):

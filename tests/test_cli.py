@@ -510,7 +510,7 @@ def test_errors_are_one_line():
         ((train, save("two.npy", Y[:, :2]), "-o", "o.npy"), "two.npy: query has 2 dimensions, but train has 3"),
         ((train, save("flat.npy", Y[:, 0]), "-o", "o.npy"), "flat.npy: query has 1 dimensions, but train has 3"),
         ((save("same.npy", np.ones((5, 2))), "-o", "o.npy"), "same.npy: bandwidth='auto' needs columns that vary"),
-        ((save("one.npy", np.ones((1, 2))), "-o", "o.npy"), "one.npy: bandwidth='auto' needs two samples"),
+        ((save("one.npy", np.ones((1, 2))), "-o", "o.npy"), "one.npy: bandwidth='auto' needs more than one sample"),
         ((train, "-o", "o.npy", "--bandwidth", "1e-300"), "bandwidth (given: h 1e-300) is too small"),
         ((train, "-o", "o.npy", "--device", "cuda", "--backend", "numpy"), "runs on cpu, not on cuda"),
         ((train,), "Missing option '-o'"),

@@ -26,15 +26,18 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["densities", "large-data", "scipy"])
+@pytest.mark.parametrize("page", ["densities", "large-data", "scikit-learn", "scipy"])
 def test_the_examples_of_a_page_run(page, capsys, tmp_path, monkeypatch):
-    """One after the other, in one namespace and a folder of their own."""
+    """One after the other, in one namespace; a comment that begins with a number below zero is what is printed."""
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)
     names = {}
     for example in examples:
         exec(compile(example, f"{page}.md", "exec"), names)
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed
+    for said in re.findall(r"  # (-\d+\.\d+)", "".join(examples)):
+        assert any(abs(float(x) - float(said)) <= 0.05 for x in re.findall(r"-\d+\.\d+", printed)), said
 
 
 def test_the_readmes_commands_exist():

@@ -69,7 +69,7 @@ ROOMS = {
     "bandwidth": {"messages", "arrays", "engine", "choice"},
     "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
-    "interop": {"archive", "arrays", "bandwidth", "estimator", "api"},
+    "interop": {"archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
     "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api", "interop"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
@@ -90,7 +90,7 @@ def test_the_cores_rooms_import_each_other_one_way():
 def test_what_the_core_imports():
     allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
     own = {"cli": {"click", "sklearn", "matplotlib"}, "testing": {"pytest"}, "storage.py": {"platformdirs"}}
-    own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "interop": {"matplotlib"}}
+    own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "interop": {"matplotlib", "sklearn"}}
     own |= {"estimator": {"scipy", "tqdm"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]

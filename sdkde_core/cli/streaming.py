@@ -72,7 +72,8 @@ class Stream:
         query = query or train
         check_order(train, query)
         data = ingest(train.read(), np.empty((0, query.columns), query.dtype), request.weights, host=True)
-        bandwidth = resolve(request.bandwidth, data.train, data.log_weights, method=request.method)
+        given = request.bandwidth, data.train, data.log_weights
+        bandwidth = resolve(*given, method=request.method, kernel=request.kernel)
         request = replace(request, precision=request.precision_for(data.dtype), bandwidth=bandwidth)
         plan = explained(request, (data.n, data.d), (max(1, query.rows), data.d), measure=False)
         if query is train:

@@ -4,8 +4,8 @@ Columns of weight zero are dropped (and stay rows). Outliers are summed apart: b
 has one, else by direct differences. Where the device's memory does not suffice, the rows are cut. A backend without
 ``"multi_scale"`` is asked scale by scale.
 
-Of problems that require ``"grad"`` nothing is dropped or taken off: a backend with that feature holds at any extent,
-and the derivative by a weight of zero is not zero.
+Of problems that require ``"grad"`` or ``"kernel"`` nothing is taken off: a backend with that feature holds at any
+extent. With ``"grad"`` nothing is dropped either, as the derivative by a weight of zero is not zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .exact import Exact
 from .failures import OutOfReach, call, checked, read_only, unchanged
 from .forks import new_lock
 from .merge import concatenate, each, empty, merge, stack
-from .outliers import Outliers, count, find_outliers, pair_share, radii, read_back, within_limit
+from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, read_back, within_limit
 
 __all__ = ["KEPT", "PROVIDED", "PackedColumns", "ScaleByScale", "pack", "per_scale", "reduce_pass"]
 
@@ -129,15 +129,14 @@ class PackedColumns:
         self._points = columns.points  # what rows are by default, those of weight zero too
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         self._kept: Any = None  # indices of the columns with weight; None: all
-        splits = "grad" not in problem.requires
-        if splits and "weights" in problem.requires:
+        if "weights" in problem.requires and "grad" not in problem.requires:
             carries = columns.log_weights > -math.inf
             kept = array_namespace(carries).nonzero(carries)[0]
             if kept.shape[0] < carries.shape[0]:
                 self._kept, self._columns = kept, take_columns(columns, kept)
         n = self._columns.points.shape[0]
         self._problem = with_fields(problem, n=n, same=False) if problem.same or problem.n != n else problem
-        self._limit = info.extent_limit(self._problem) if splits else math.inf
+        self._limit = limit_of(info, self._problem)
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
         self._lock = new_lock()
         self._far: Outliers | None = None
@@ -196,9 +195,7 @@ class PackedColumns:
     @functools.cached_property
     def _own_limit(self) -> float:
         """The limit where the rows are the columns."""
-        if "grad" in self._problem.requires:
-            return math.inf
-        return self._info.extent_limit(with_fields(self._problem, same=True))
+        return limit_of(self._info, with_fields(self._problem, same=True))
 
     def _count(self, far: Any) -> int:
         """How many rows a mask has; the first time the columns' outliers are found, and all numbers read at once."""

@@ -24,6 +24,7 @@ from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .batches import Advance, batch_rows
 from .fallback import set_aside, without
+from .kernels import log_constant
 from .negative import NegativeMass, negative_mass
 from .plan import Plan, read_extent, rounded
 from .request import Request
@@ -191,7 +192,7 @@ class Fitted:
     @property
     def log_constant(self) -> Any:
         """What the log sums of the last pass are raised by."""
-        constant = self.bandwidth.log_constant
+        constant = log_constant(self.request.kernel, self.bandwidth)
         renormalised = self.request.negative == "renormalise"
         return constant - math.log1p(self.negative_mass.mass) if renormalised else constant
 

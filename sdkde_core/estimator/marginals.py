@@ -106,7 +106,6 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
     ``name`` is the argument's, for errors: TypeError, ValueError.
     """
     d, names = fitted.problem.d, fitted.names
-    listed: list[Any]
     try:
         listed: list[Any] = [dims] if isinstance(dims, str) else list(dims)
     except TypeError:  # a single one

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..messages import brief
 from .fitted import Fitted
+from .kernels import kernel_draws
 
 __all__ = ["Mixture", "check_positive", "components", "draws", "generator", "mixture"]
 
@@ -72,7 +73,7 @@ def generator(random_state: Any) -> Any:
 
 
 def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
-    """Return draws (n, d), float64: exact, each a component's mean and a normal with covariance H.
+    """Return draws (n, d), float64: each a component's mean and a draw of its kernel: exact.
 
     They are made where the columns are: on a GPU by PyTorch's generator, with a seed from ``random_state``.
     """
@@ -95,4 +96,4 @@ def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
         reached[-1] * rng.random_sample(n) if hasattr(rng, "random_sample") else reached[-1] * rng.random(n),
         side="right",
     )
-    return centre + bandwidth.stretch(host[which] + rng.standard_normal((n, d)))
+    return centre + bandwidth.stretch(host[which] + kernel_draws(fitted.request.kernel, n, d, rng))

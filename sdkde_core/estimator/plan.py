@@ -83,8 +83,9 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     """Validate the arrays, and find the bandwidth."""
     on_host = request.device == "cpu"
     data = ingest(train, query, request.weights, check_finite=request.check_finite, host=on_host)
+    bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
     try:
-        return data, resolve(request.bandwidth, data.train, data.log_weights, method=request.method)
+        return data, resolve(bandwidth, data.train, data.log_weights, method=method, kernel=kernel)
     except (TypeError, ValueError):
         data.check_finite()  # says what is wrong better
         raise

@@ -46,6 +46,7 @@ class Prepared:
     Attributes
     ----------
     method : {"sdkde", "kde", "laplace"}
+    kernel : str
     n_train, n_dimensions : int
     bandwidth : Bandwidth
     precision : {"fast", "high", "float64"}
@@ -60,6 +61,10 @@ class Prepared:
     @property
     def method(self) -> str:
         return self._fitted.request.method
+
+    @property
+    def kernel(self) -> str:
+        return self._fitted.request.kernel
 
     @property
     def n_train(self) -> int:
@@ -147,13 +152,14 @@ class Prepared:
         The first call packs the training samples for it, and keeps them. ``progress`` as for
         :func:`sdkde_core.estimate`.
         """
+        self._gaussian("gradient")
         given = self._fitted.asked(query)
         with watched(progress, given.shape[0]) as advance:
             return gradients(self._fitted, given, advance)
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:
-        """Draw from the density; exact, for every shape of the bandwidth and weights. Not for ``method="laplace"``.
+        """Draw from the density; exact, for every kernel, shape of bandwidth and weights. Not for ``method="laplace"``.
 
         Parameters
         ----------
@@ -177,7 +183,7 @@ class Prepared:
     @public
     def mixture(self) -> Mixture:
         """Return the density as a mixture of normals: means, weights and their covariance. Not for laplace."""
-        return mixture(self._fitted.current)
+        return mixture(self._gaussian("normal components"))
 
     @public
     def marginal(self, dims: Any) -> Prepared:
@@ -188,7 +194,7 @@ class Prepared:
         dims : int, str, or sequence of these
             Indices, in the order wanted; of a data frame names too.
         """
-        return replace(self, _fitted=marginal(self._fitted.current, dims))
+        return replace(self, _fitted=marginal(self._gaussian("marginals"), dims))
 
     @public
     def conditional(self, given: Mapping[Any, Any]) -> Prepared:
@@ -201,7 +207,7 @@ class Prepared:
         given : mapping of int or str to float
             Values in data units, by index, or by name for a data frame; such as ``{0: 1.5}``.
         """
-        return replace(self, _fitted=conditional(self._fitted.current, given))
+        return replace(self, _fitted=conditional(self._gaussian("conditionals"), given))
 
     @public
     def probability(self, lower: Any, upper: Any) -> float:
@@ -215,7 +221,7 @@ class Prepared:
         lower, upper : float or (d,) array_like
             In data units; may be infinite. Dimensions without bounds are integrated out first.
         """
-        return probability(self._fitted.current, lower, upper)
+        return probability(self._gaussian("probabilities"), lower, upper)
 
     @public
     def cdf(self, x: Any) -> Any:
@@ -224,7 +230,7 @@ class Prepared:
         Right to rounding, relative to itself in the lower tail. Laplace's is not monotone.
         """
         values = _numbers("x", x)
-        return distribution(self._fitted.current)(values.ravel()).reshape(values.shape)[()]
+        return distribution(self._gaussian("distribution function"))(values.ravel()).reshape(values.shape)[()]
 
     @public
     def quantile(self, q: Any) -> Any:
@@ -232,7 +238,7 @@ class Prepared:
         values = _numbers("q", q)
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"q is {brief(q)}; pass probabilities from 0 to 1")
-        return quantiles(self._fitted.current, values.ravel()).reshape(values.shape)[()]
+        return quantiles(self._gaussian("quantiles"), values.ravel()).reshape(values.shape)[()]
 
     @public
     def modes(self, starts: Any = None) -> Any:
@@ -244,8 +250,7 @@ class Prepared:
             Where it starts. Default: up to 512 of the samples, drawn by a fixed seed; a mode that draws none of them to
             it is not found.
         """
-        fitted = self._fitted.current
-        points = None
+        fitted, points = self._gaussian("modes"), None
         if starts is not None:
             rows = to_host(fitted.read(fitted.asked(starts)).points)
             points = to_host(self.bandwidth.whiten(rows, to_host(fitted.centre)))
@@ -312,9 +317,18 @@ class Prepared:
         fitted = from_saved(content, arrays, name)
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 
+    def _gaussian(self, what: str) -> Fitted:
+        """The fitted density; ValueError where its kernel is another than the Gaussian, of which ``what`` is known."""
+        if self.kernel != "gaussian":
+            raise ValueError(
+                f"kernel={self.kernel!r} has densities and draws, no {what}; prepare with kernel='gaussian'"
+            )
+        return self._fitted.current
+
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
-        return f"Prepared({self.method}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
+        how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
+        return f"Prepared({how}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
