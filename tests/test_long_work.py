@@ -112,6 +112,11 @@ def test_the_other_calls_say_how_far_they_are():
     assert not watch.told
 
 
+def test_another_kernel(mapped):
+    options = {"method": "kde", "kernel": "tophat", "bandwidth": 0.7}
+    near(sdkde_core.estimate(X, mapped[0], out=mapped[1], **options), sdkde_core.estimate(X, Y, **options))
+
+
 def test_resubstitution_and_empty_queries():
     watch = Watch()
     near(sdkde_core.estimate(X, bandwidth=H, log=True, progress=watch), sdkde_core.estimate(X, bandwidth=H, log=True))

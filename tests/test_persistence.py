@@ -163,6 +163,13 @@ def test_a_file_of_version_1_loads_for_ever():
     np.testing.assert_allclose(ready.grad_log_density(query), score, rtol=1e-4, atol=1e-5)
 
 
+def test_the_kernel_is_kept():
+    ready = saved(method="kde", kernel="epanechnikov", bandwidth=1.5)
+    again = sdkde_core.load("a.sdkde")
+    assert again.kernel == "epanechnikov"
+    assert np.array_equal(again.estimate(Y), ready.estimate(Y))
+
+
 def test_what_is_derived_is_kept_too():
     ready = sdkde_core.prepare(X, bandwidth="scott", weights=W)
     for other in (ready.marginal([1]), ready.conditional({0: 0.5})):
@@ -182,6 +189,29 @@ def test_draws_are_of_the_samples_library_if_it_is_one_that_is_known():
         archive.write("a", "Prepared", {**content, "origin": origin}, arrays)
         assert isinstance(sdkde_core.load("a").sample(3, 0), np.ndarray)
     assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize("bandwidth", [0.5, "auto", [0.5, 0.6], NARROW])
+def test_scikit_learns_class_is_kept_too(bandwidth):
+    pytest.importorskip("sklearn")
+    model = sdkde_core.KernelDensity(method="sdkde", bandwidth=bandwidth, leaf_size=7).fit(X, sample_weight=W)
+    model.feature_names_in_ = np.array(["b", "ä"], dtype=object)
+    model.save("a.sdkde")
+    again = sdkde_core.load("a.sdkde")
+    assert type(again) is sdkde_core.KernelDensity
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # scikit-learn misses the names
+        assert np.array_equal(again.score_samples(Y), model.score_samples(Y))
+    assert (again.method, again.leaf_size, again.n_features_in_) == ("sdkde", 7, 2)
+    assert again.feature_names_in_.tolist() == ["b", "ä"]
+    assert np.array_equal(again.bandwidth_, model.bandwidth_)
+    again.fit(X)  # with the parameters it has
+    held = archive.read("a.sdkde")
+    parameters = held.content["parameters"]
+    for change in ({"parameters": {"x": 1}}, {"parameters": parameters | {"method": "x"}}, {"density": {}}):
+        archive.write("a", "KernelDensity", held.content | change, held.arrays)
+        with pytest.raises(ValueError, match="'a' cannot be loaded"):
+            sdkde_core.load("a")
 
 
 @pytest.mark.parametrize(("method", "weights"), [("kde", None), ("sdkde", W)])

@@ -17,7 +17,11 @@ from ..estimator.public import public
 __all__ = ["load"]
 
 #: The modules of the classes, by kind: a file says which of these it is for, and no more.
-KINDS = {"Prepared": "sdkde_core.estimator.prepared", "gaussian_kde": "sdkde_core.interop.gaussian_kde"}
+KINDS = {
+    "KernelDensity": "sdkde_core.interop.kernel_density",
+    "Prepared": "sdkde_core.estimator.prepared",
+    "gaussian_kde": "sdkde_core.interop.gaussian_kde",
+}
 
 
 @public
@@ -34,7 +38,7 @@ def load(path: Path | str) -> Any:
 
     Returns
     -------
-    Prepared or gaussian_kde
+    Prepared, KernelDensity or gaussian_kde
         What was saved.
 
     Raises
