@@ -21,6 +21,7 @@ from .api import (
 )
 from .bandwidth.matrix import Bandwidth
 from .estimator.prepared import Prepared
+from .interop.persistence import load
 from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
@@ -42,6 +43,7 @@ __all__ = [
     "explain",
     "gaussian_kde",
     "grad_log_density",
+    "load",
     "plots",
     "prepare",
     "release_replays",

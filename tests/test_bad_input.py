@@ -151,6 +151,24 @@ def test_estimate(count):
     drawn(count, lambda call, log: compare(*call, log), calls(), st.booleans())
 
 
+@examples(40)
+def test_by_batches(count):
+    """The same answer, or an error too; but for tensors that require grad."""
+
+    def check(call):
+        train, query, options = call
+        whole = tried(sdkde_core.estimate, train, query, log=True, **options)
+        got = tried(sdkde_core.estimate, train, query, log=True, progress=lambda done, rows: None, **options)
+        if got is None or whole is None:
+            assert whole is None or getattr(whole, "requires_grad", False)
+            assert got is None
+            return
+        assert (type(got), got.dtype, got.shape) == (type(whole), whole.dtype, whole.shape)
+        np.testing.assert_allclose(plain(got), plain(whole), rtol=1e-5, atol=1.1e-3)
+
+    drawn(count, check, calls())
+
+
 @examples(60)
 def test_what_is_beside_it(count):
     def check(call, function):

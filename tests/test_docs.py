@@ -26,9 +26,10 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["densities", "scikit-learn", "scipy"])
-def test_the_examples_of_a_page_run(page, capsys):
+@pytest.mark.parametrize("page", ["densities", "large-data", "scikit-learn", "scipy"])
+def test_the_examples_of_a_page_run(page, capsys, tmp_path, monkeypatch):
     """One after the other, in one namespace; a comment that begins with a number below zero is what is printed."""
+    monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)
     names = {}
     for example in examples:

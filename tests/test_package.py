@@ -60,15 +60,16 @@ ROOMS = {
     "protocol": {"messages"},
     "fresh": set(),
     "storage": set(),
+    "archive": {"messages", "storage"},
     "arrays": set(),
     "engine": {"protocol", "arrays"},
     "choice": {"messages", "protocol", "fresh", "storage", "engine"},
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "bandwidth": {"messages", "arrays", "engine", "choice"},
-    "estimator": {"messages", "protocol", "arrays", "engine", "choice", "bandwidth"},
+    "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
-    "interop": {"protocol", "arrays", "bandwidth", "estimator", "api"},
+    "interop": {"archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
     "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api", "interop"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
@@ -90,7 +91,7 @@ def test_what_the_core_imports():
     allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
     own = {"cli": {"click", "sklearn", "matplotlib"}, "testing": {"pytest"}, "storage.py": {"platformdirs"}}
     own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "interop": {"matplotlib", "sklearn"}}
-    own |= {"estimator": {"scipy"}}
+    own |= {"estimator": {"scipy", "tqdm"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]
         found = {name.partition(".")[0] for name in _imports(path)}

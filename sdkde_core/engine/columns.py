@@ -20,18 +20,9 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
 from ..arrays import to_host
-from ..protocol import (
-    Backend,
-    BackendInfo,
-    BackendUnavailable,
-    Columns,
-    DeviceOutOfMemory,
-    Partial,
-    Problem,
-    with_fields,
-)
+from ..protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, with_fields
 from .exact import Exact
-from .failures import call, checked, read_only, unchanged
+from .failures import OutOfReach, call, checked, read_only, unchanged
 from .forks import new_lock
 from .merge import concatenate, each, empty, merge, stack
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, read_back, within_limit
@@ -128,7 +119,7 @@ class PackedColumns:
 
     Raises
     ------
-    BackendUnavailable
+    OutOfReach
         The backend cannot answer the problem; :meth:`reduce` too, where rows reach beyond what it can.
     """
 
@@ -279,7 +270,7 @@ class PackedColumns:
         if backend is self._backend and (self._shared or extent > self._problem.extent):
             support = self._info.supports(problem)
             if not support.ok:
-                raise BackendUnavailable(f"backend {self._info.name!r} cannot do this: {support.reason}")
+                raise OutOfReach(self._info, problem.device, support.reason)
         columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
         with unchanged(self._info, problem.device, columns.points, columns.log_weights):
             state = call(self._info, problem, backend.prepare, columns)

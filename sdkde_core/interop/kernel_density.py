@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..api import prepare
+from ..archive import plain, write
 from ..bandwidth.matrix import Bandwidth
 from ..estimator.prepared import Prepared
 from ..estimator.request import METHODS, NEGATIVE
@@ -195,6 +197,35 @@ class KernelDensity(neighbors.KernelDensity):
                 f"kernel={self.density_.kernel!r} is not sampled here, as by scikit-learn; call density_.sample"
             )
         return self.density_.sample(n_samples, check_random_state(random_state))
+
+    def save(self, path: Path | str) -> None:
+        """Write the fitted estimator to one file, which :func:`sdkde_core.load` reads; see :meth:`Prepared.save`.
+
+        Of a bandwidth that was given as an array or a :class:`Bandwidth` the parameter becomes ``bandwidth_``.
+        """
+        check_is_fitted(self)
+        content, arrays = self.density_.to_saved()
+        parameters = self.get_params(deep=False)
+        if not isinstance(self.bandwidth, str | Real):
+            parameters["bandwidth"] = np.asarray(self.bandwidth_).tolist()
+        own: dict[str, Any] = {"parameters": plain("KernelDensity", parameters), "density": content}
+        if hasattr(self, "feature_names_in_"):
+            own["feature_names"] = list(self.feature_names_in_)
+        write(path, "KernelDensity", own, arrays)
+
+    @classmethod
+    def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> KernelDensity:
+        """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
+        try:
+            made = cls(**content["parameters"])
+            made.density_ = Prepared.from_saved(content["density"], arrays, name)
+        except KeyError as error:
+            raise ValueError(f"its {error.args[0]} is missing") from None
+        made._validate_params()
+        made.bandwidth_, made.n_features_in_ = _plain(made.density_.bandwidth), made.density_.n_dimensions
+        if "feature_names" in content:
+            made.feature_names_in_ = np.array(content["feature_names"], dtype=object)
+        return made
 
 
 def _bandwidth(given: Any, n: int, d: int) -> Any:
