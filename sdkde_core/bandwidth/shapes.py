@@ -1,4 +1,4 @@
-"""The shape of a bandwidth, chosen from the data: the columns' spreads, a scale of its own for each, or a full matrix.
+"""The shape of a bandwidth, chosen from the data: the columns' spreads, a scale for each, or a full matrix.
 
 Shapes are judged by the likelihood of a KDE's left-out samples, Σ_i w_i log p̂₋ᵢ(u_i), and sought where that is largest,
 by the EM algorithm. With the share r_ij ∝ w_j N(u_i − u_j; 0, H) of sample j ≠ i in p̂₋ᵢ(u_i), its step is
@@ -38,8 +38,11 @@ ENOUGH = 10
 #: Steps to the best scale, and from there to the best shape; a step is as much longer than EM's.
 SCALE_STEPS, SHAPE_STEPS, LENGTH = 5, 8, 1.6
 
-#: By how many standard errors a shape must be better than a simpler one.
-CLEARLY = 2.0
+#: By how many standard errors a shape that is fitted must be better than a simpler one, and the samples' correlation.
+CLEARLY, LIKELY = 2.0, 1.0
+
+#: How many times what Akaike takes for chance the correlation must add to the log likelihood of normal samples.
+BEYOND_CHANCE = 2.0
 
 #: How far from the median a sample's difference counts, in nats: one far sample can have more than all others.
 FAR = 2.0
@@ -73,9 +76,10 @@ def find_shape(
 ) -> Shape | None:
     """Find a shape that is clearly better than the columns' spreads; None without one.
 
-    A scale per column is tried first, then a full matrix. "Clearly": by the score of the differences of log p̂₋ᵢ, paired
-    sample by sample, less what as many parameters gain by chance (Akaike). So where a choice is close the simpler
-    shape is taken.
+    A scale per column is tried first, then the samples' correlation, then any matrix. "Clearly": by the score of the
+    differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike). So where a
+    choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is not fitted
+    to that likelihood: it need not be as clear.
 
     Parameters
     ----------
@@ -100,20 +104,22 @@ def find_shape(
     columns = kernels.climb(kernels.fit(start * np.eye(d), np.eye(d) / start), "scale", SCALE_STEPS)
     simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
     scales = kernels.climb(columns, "scales", SHAPE_STEPS)
-    if kernels.clearly(scales, columns, "scale", d - 1):
+    if kernels.better(scales, columns, "scale", d - 1, CLEARLY):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
         found = Shape(matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}")
     correlation = _correlation(u, weights)
     if not mixed or not _far_from_singular(correlation):
         return found
-    size, more, full = _size(correlation), d * (d - 1) / 2, simple
-    if -0.5 * d * math.log(size) > more * float(weights @ weights):  # else the correlation may be chance
+    size, more = _size(correlation), d * (d - 1) / 2
+    if -0.5 * d * math.log(size) > BEYOND_CHANCE * more * float(weights @ weights):
         factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
         oriented = kernels.climb(kernels.fit(factor, np.linalg.inv(factor)), "scale", SCALE_STEPS)
-        full = max(simple, oriented, key=lambda fit: float(fit.logs @ w))
-    full = kernels.climb(full, "matrix", SHAPE_STEPS)
-    more += (d - 1) * (found is None)
-    if kernels.clearly(full, simple, freed, more) and _far_from_singular(full.matrix):
+        if kernels.better(oriented, simple, freed, 0, LIKELY):
+            simple, freed = oriented, "scale"
+            found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
+    full = kernels.climb(simple, "matrix", SHAPE_STEPS)
+    more += (d - 1) * (freed == "scale")
+    if kernels.better(full, simple, freed, more, CLEARLY) and _far_from_singular(full.matrix):
         matrix = full.matrix * (size / _size(full.matrix))
         found = Shape((matrix + matrix.T) / 2, f"a full matrix, {_better(full, columns)}")
     return found
@@ -159,14 +165,14 @@ class _Kernels:
             fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
         return fit._replace(logs=to_host(fit.logs))
 
-    def clearly(self, fit: _Fit, other: _Fit, free: str, more: float) -> bool:
-        """Whether a fit is clearly better than one with ``more`` parameters less.
+    def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float) -> bool:
+        """Whether a fit is better than one with ``more`` parameters less, by so many standard errors.
 
         That one is given as many steps, as the scale of both may not have come to its best.
         """
         return (
-            _score(fit, other, self.weights, more) > CLEARLY
-            and _score(fit, self.climb(other, free, SHAPE_STEPS), self.weights, more) > CLEARLY
+            _score(fit, other, self.weights, more) > errors
+            and _score(fit, self.climb(other, free, SHAPE_STEPS), self.weights, more) > errors
         )
 
     def _product(self, a: Any, b: Any) -> Any:
