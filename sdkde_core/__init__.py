@@ -4,7 +4,9 @@ Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:
 :mod:`sdkde_core.tuning` and :mod:`sdkde_core.testing`.
 """
 
+import importlib
 import logging
+from typing import TYPE_CHECKING, Any
 
 from .api import (
     backends,
@@ -22,6 +24,9 @@ from .estimator.prepared import Prepared
 from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
+if TYPE_CHECKING:
+    from .interop.gaussian_kde import gaussian_kde
+
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
@@ -32,6 +37,7 @@ __all__ = [
     "debias",
     "estimate",
     "explain",
+    "gaussian_kde",
     "grad_log_density",
     "prepare",
     "release_replays",
@@ -42,3 +48,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
+
+#: What needs a library that is imported when it is first asked for, by the module that has it.
+_LATER = {"gaussian_kde": ".interop.gaussian_kde"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
 from .plan import Plan, plan_data, read
 from .plan import plan as plan_detached
-from .request import Request
+from .request import Goal, Request
 
 __all__ = ["plan", "tie"]
 
@@ -55,6 +55,11 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
         raise ValueError(
             "negative='renormalise' has no derivatives, as the mass that it divides by is a sum over random points; "
             "pass negative='clip', or call within torch.no_grad()"
+        )
+    if request.method == "laplace" and request.goal is Goal.GRADIENT:
+        raise ValueError(
+            "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde', "
+            "or call within torch.no_grad()"
         )
     request = given.detached(request)
     data, bandwidth = read(request, detached(train), detached(query))

@@ -24,11 +24,12 @@ from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .fallback import set_aside, without
 from .negative import NegativeMass, negative_mass
-from .plan import Plan, read_extent
+from .plan import Plan, read_extent, rounded
 from .request import Request
 from .resolution import REACH, check_resolution
+from .slope import laplace_slope
 
-__all__ = ["Fitted", "PassReport", "Progress", "run"]
+__all__ = ["Fitted", "PassReport", "Progress", "run", "slope"]
 
 R = TypeVar("R")
 
@@ -65,6 +66,15 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Parti
         return empty(last, plan.columns.points)
     check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     return Fitted.of(plan, report=report).reduce(None if last.same else plan.query, report=report)
+
+
+def slope(plan: Plan) -> Any:
+    """Run all passes of a plan whose goal is the gradient, and return it, per bandwidth."""
+    last = plan.problems[-1]
+    if not last.m:
+        return plan.columns.points[:0, :]
+    check_resolution(last, plan.bandwidth, plan.columns, plan.query)
+    return Fitted.of(plan).slope(None if last.same else plan.query)
 
 
 class Fitted:
@@ -222,15 +232,80 @@ class Fitted:
 
     def reduce_query(self, query: Query, reduction: Reduction | None = None) -> Partial:
         """Whiten a query, measure its extent, and reduce for every row of it; of a shared one only."""
+        queries, known = self._placed(query, reduction or self.problem.reduction)
+        return self.reduce(queries, reduction, **known)
+
+    def _placed(self, query: Query, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
+        """The query, whitened, with its distances and its extent."""
         assert self._whiten is not None  # as made with shared
         points = self._whiten(query.points)
         distances = radii(points)
         largest = array_namespace(distances).max(distances)
         extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
-            problem = replace(self.problem, reduction=reduction or self.problem.reduction)
-            check_resolution(problem, self.bandwidth, self._columns, points)
-        return self.reduce(points, reduction, distances=distances, extent=extent)
+            check_resolution(replace(self.problem, reduction=reduction), self.bandwidth, self._columns, points)
+        return points, {"distances": distances, "extent": extent}
+
+    def slope(self, queries: Any = None, **known: Any) -> Any:
+        """Return ∇ log p̂ for every row, m ≥ 1, (m, d), per bandwidth; arguments as for :meth:`reduce`."""
+        if self.problem.reduction is not Reduction.LAPLACE:
+            return self.reduce(queries, Reduction.MEAN, **known).shift
+        queries = self._rows if queries is None else queries
+        return laplace_slope(self._columns.points if queries is None else queries, self._columns)
+
+    def slope_at(self, query: Query) -> Any:
+        """Whiten a query, and return :meth:`slope` there; of a shared one only."""
+        queries, known = self._placed(query, Reduction.MEAN)
+        return self.slope(queries, **known)
+
+    @property
+    def points(self) -> Any:
+        """The columns (n, d), whitened, where they are."""
+        return self._columns.points
+
+    @property
+    def log_weights(self) -> Any:
+        """Of the columns (n,)."""
+        return self._columns.log_weights
+
+    @property
+    def centre(self) -> Any:
+        """What is subtracted before whitening (d,), in data units, where the columns are."""
+        return self._centre
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns of the data; empty where they have none."""
+        return self._names
+
+    @property
+    def on_host(self) -> tuple[Any, Any, Any]:
+        """The columns' points (n, d), in bandwidths, their log weights (n,), and the centre (d,), in data units."""
+        return to_host(self._columns.points), to_host(self._columns.log_weights), to_host(self._centre)
+
+    def derived(
+        self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: tuple[str, ...]
+    ) -> Fitted:
+        """Return other columns, for the same request, shared.
+
+        Parameters
+        ----------
+        bandwidth : Bandwidth
+        centre : (d,) array
+            In data units.
+        points : (n, d) array
+            In bandwidths from the centre, on the host, as all of these.
+        log_weights : (n,) array
+        names : tuple of str
+            Of the columns of the data.
+        """
+        weighted = bool((log_weights != log_weights[0]).any())
+        n, d = points.shape
+        requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())
+        asked = replace(
+            self.problem, n=n, m=n, d=d, requires=requires, extent=rounded(float(radii(points).max())), worth=None
+        )
+        return _loaded(self.request, bandwidth, asked, "auto", centre, Columns(points, log_weights), names)
 
     def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale:
         with self._lock:

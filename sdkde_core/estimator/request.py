@@ -115,8 +115,6 @@ class Request:
                 "leave negative out"
             )
         object.__setattr__(self, "precision", _asked_precision(self.precision))
-        if self.method == "laplace" and self.goal is Goal.GRADIENT:
-            raise ValueError("the gradient of method='laplace' is not available yet; pass method='sdkde' or 'kde'")
         if self.method != "sdkde" and self.goal is Goal.DEBIASED:
             raise ValueError(f"method={self.method!r} moves no samples; debiased samples are method='sdkde'")
         options = self.backend_options
@@ -134,9 +132,9 @@ class Request:
         if self.goal is Goal.DEBIASED:
             return (Pass(Reduction.MEAN, "train"),)
         move = (Pass(Reduction.MEAN, "train", moves=True),) if self.method == "sdkde" else ()
-        if self.goal is Goal.GRADIENT:
-            return (*move, Pass(Reduction.MEAN, "query"))
-        return (*move, Pass(Reduction.LAPLACE if self.method == "laplace" else Reduction.LOG_SUM, "query"))
+        if self.method == "laplace":  # of its gradient the sum is the core's own
+            return (Pass(Reduction.LAPLACE, "query"),)
+        return (*move, Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query"))
 
     def precision_for(self, dtype: str) -> str:
         """The precision for input of ``dtype``: unless the user says otherwise high for float64, fast for narrower."""
