@@ -14,6 +14,8 @@ In many dimensions a few samples make up all of least squares, as densities ther
 are less than a fifth of the samples, effectively, the maximum of the likelihood is taken instead, unbounded, and about
 there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only
 a few samples count, it gets the upper bound.
+
+``"auto"`` has :mod:`.shapes` choose the bandwidth's shape first; the criteria are then summed in its units.
 """
 
 from __future__ import annotations
