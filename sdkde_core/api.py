@@ -56,10 +56,10 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;
-        ``"lscv"`` and ``"lcv"`` by the minimum of cross-validation (per dimension). Formulas: ``"normal-reference"``, the method's own, ``"silverman"``,
-        ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per dimension); ``"silverman-iso"``;
-        ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy has them). What each is good for is
-        in ``docs/bandwidths.md``.
+        ``"lscv"`` and ``"lcv"`` by the minimum of cross-validation, per dimension. Formulas: ``"normal-reference"``,
+        the method's own, ``"silverman"``, ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per
+        dimension); ``"silverman-iso"``; ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy
+        has them). What each is good for is in ``docs/bandwidths.md``.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
     negative : {"keep", "clip", "renormalise"}
