@@ -21,15 +21,19 @@ from .api import (
 )
 from .bandwidth.matrix import Bandwidth
 from .estimator.prepared import Prepared
+from .interop.persistence import load
 from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
 if TYPE_CHECKING:
+    from .interop import plots
     from .interop.gaussian_kde import gaussian_kde
+    from .interop.kernel_density import KernelDensity
 
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
+    "KernelDensity",
     "Prepared",
     "SdkdeWarning",
     "__version__",
@@ -39,6 +43,8 @@ __all__ = [
     "explain",
     "gaussian_kde",
     "grad_log_density",
+    "load",
+    "plots",
     "prepare",
     "release_replays",
     "select_bandwidth",
@@ -49,11 +55,16 @@ __version__ = "0.1.0"
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 
-#: What needs a library that is imported when it is first asked for, by the module that has it.
-_LATER = {"gaussian_kde": ".interop.gaussian_kde"}
+#: What needs a library that is imported when it is first asked for, by the module that has it, or that it is.
+_LATER = {
+    "KernelDensity": ".interop.kernel_density",
+    "gaussian_kde": ".interop.gaussian_kde",
+    "plots": ".interop.plots",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name], __name__), name)
+        module = importlib.import_module(_LATER[name], __name__)
+        return getattr(module, name, module)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -152,6 +152,7 @@ OPTIONS = {
         st.sampled_from((np.ones(6), np.arange(6.0), np.ones(9), np.zeros(6), -np.ones(6), np.full(6, np.nan))),
         arrays(shapes=((6,), (9,), (6, 1), (), (0,))),
     ),
+    "kernel": st.sampled_from(("gaussian", "gaussian", "tophat", "linear", "exponential", "round", None)),
     "negative": st.sampled_from(("keep", "keep", "keep", "clip", "renormalise", "drop", None)),
     "precision": st.sampled_from(("auto", "fast", "high", "float64", "float32", None, 64)),
     "backend": st.sampled_from(("auto", "numpy", "numpy", "numba", "torch", "keops!", None, 3)),

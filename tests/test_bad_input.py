@@ -23,7 +23,7 @@ ERRORS = (TypeError, ValueError, BackendUnavailable)
 NAMES = (
     *("train", "query", "bandwidth", "weights", "method", "negative", "precision", "backend", "device", "log", "rule"),
     *("deterministic", "check_finite", "backend_options", "base", "folds", "dims", "given", "lower", "upper", "q", "x"),
-    *("n", "random_state", "starts", "other", "samples", "option", "grad", "density"),
+    *("n", "random_state", "starts", "other", "samples", "option", "grad", "density", "kernel"),
 )
 NAMED = re.compile(rf"\b({'|'.join(NAMES)})\b")
 
@@ -116,7 +116,7 @@ def compare(train, query, options, log):
     if h is None or len(y) == 0 or not 1e-140 < abs(h.bandwidth.factor).max() < 1e140:
         return  # the oracle squares bandwidths
     weights = options.get("weights")
-    how = {"bandwidth": h.bandwidth.matrix, "method": options.get("method", "sdkde")}
+    how = {"bandwidth": h.bandwidth.matrix, "method": options.get("method", "sdkde"), "kernel": h.kernel}
     if h.bandwidth.factor.ndim == 1:
         how["bandwidth"] = h.bandwidth.factor
     with np.errstate(all="ignore"):
@@ -149,6 +149,24 @@ def drawn(count, check, *strategies):
 @examples(250)
 def test_estimate(count):
     drawn(count, lambda call, log: compare(*call, log), calls(), st.booleans())
+
+
+@examples(40)
+def test_by_batches(count):
+    """The same answer, or an error too; but for tensors that require grad."""
+
+    def check(call):
+        train, query, options = call
+        whole = tried(sdkde_core.estimate, train, query, log=True, **options)
+        got = tried(sdkde_core.estimate, train, query, log=True, progress=lambda done, rows: None, **options)
+        if got is None or whole is None:
+            assert whole is None or getattr(whole, "requires_grad", False)
+            assert got is None
+            return
+        assert (type(got), got.dtype, got.shape) == (type(whole), whole.dtype, whole.shape)
+        np.testing.assert_allclose(plain(got), plain(whole), rtol=1e-5, atol=1.1e-3)
+
+    drawn(count, check, calls())
 
 
 @examples(60)

@@ -350,6 +350,27 @@ def test_draws_on_a_device():
     np.testing.assert_allclose(np.cov(y.cpu().numpy().T), want, atol=0.03)
 
 
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_work_in_batches_and_files_on_a_device(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(sdkde_core.estimator.batches, "ROWS", 256)
+    monkeypatch.setattr(sdkde_core.estimator.batches, "FEWEST", 32)
+    monkeypatch.setattr(sdkde_core.estimator.batches, "NUMBERS", 3 * 64)
+    options = {"method": method, "bandwidth": 0.5, "precision": "float64"}
+    told, want = [], reference.estimate(X, Y, method=method, bandwidth=0.5)
+    got = sdkde_core.estimate(_cuda(X), _cuda(Y), progress=lambda done, rows: told.append(done), **options)
+    assert got.device.type == "cuda"
+    np.testing.assert_allclose(got.cpu().numpy(), want, rtol=1e-9, atol=1e-14)
+    assert len(told) == 2 + 7 * (method == "sdkde")
+    out = np.empty(len(Y))
+    ready = sdkde_core.prepare(_cuda(X), **options)
+    assert ready.estimate(_cuda(Y), out=out) is out
+    np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-14)
+    ready.save(tmp_path / "a.sdkde")
+    again = sdkde_core.load(tmp_path / "a.sdkde")
+    assert (again.backend, again.device) == (ready.backend, ready.device)
+    assert torch.equal(again.estimate(_cuda(Y)), ready.estimate(_cuda(Y)))
+
+
 @pytest.mark.parametrize("method", ["kde", "sdkde"])
 def test_scipys_class_on_a_device(method):
     here, there = (sdkde_core.gaussian_kde(x, weights=w, method=method) for x, w in ((X.T, W), (_cuda(X).T, _cuda(W))))

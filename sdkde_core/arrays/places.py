@@ -36,7 +36,24 @@ class Origin:
 
     def __reduce__(self) -> Any:
         """Modules and devices do not pickle; where they are not there, arrays are NumPy's."""
-        return _origin, ("" if self.xp is None else self.xp.__name__, str(self.device), self.on_host)
+        return Origin.at, self.address
+
+    @property
+    def address(self) -> tuple[str, str, bool]:
+        """What :meth:`at` takes."""
+        return "" if self.xp is None else self.xp.__name__, str(self.device), self.on_host
+
+    @staticmethod
+    def at(library: str, device: str, on_host: bool) -> Origin:
+        """Return the place of that name, if it is here; else NumPy's. Imports the library."""
+        if not library:
+            return Origin()
+        try:
+            xp = importlib.import_module(library)
+            place = device_of(xp.zeros(1, device=None if "torch" not in library else device))
+        except Exception:  # a library says in its own way that it has no such device
+            return Origin()
+        return Origin(xp, place, on_host) if str(place) == device else Origin()
 
     def restore(self, x: Any, dtype: str) -> Any:
         """Return ``x`` with ``dtype``, as the kind of array and on the device that this origin describes."""
@@ -48,18 +65,6 @@ class Origin:
         if dtype == "float64" and not has_float64(self):
             dtype = "float32"
         return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
-
-
-def _origin(library: str, device: str, on_host: bool) -> Origin:
-    """The place of that name, if it is here; else NumPy's."""
-    if not library:
-        return Origin()
-    try:
-        xp = importlib.import_module(library)
-        place = device_of(xp.zeros(1, device=None if "torch" not in library else device))
-    except Exception:  # a library says in its own way that it has no such device
-        return Origin()
-    return Origin(xp, place, on_host) if str(place) == device else Origin()
 
 
 def device_name(x: Any) -> str:

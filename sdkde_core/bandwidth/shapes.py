@@ -33,8 +33,8 @@ Array = NDArray[np.float64]
 #: Samples that a shape is judged by, in few dimensions; in many the pairs times those are limited.
 MOST, MOST_PRODUCTS = 500, 500**2 * 16
 
-#: How many samples there must be for each column.
-ENOUGH = 10
+#: How many samples there must be for each column, and for each parameter of a matrix that is fitted.
+ENOUGH, ENOUGH_FOR_EACH = 10, 3
 
 #: Steps to the best scale, and from there to the best shape; a step is as much longer than EM's.
 SCALE_STEPS, SHAPE_STEPS, LENGTH = 5, 10, 1.6
@@ -120,6 +120,8 @@ def find_shape(
         if kernels.better(oriented, simple, freed, 0, LIKELY):
             simple, freed = oriented, "scale"
             found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
+    if most < ENOUGH_FOR_EACH * d * (d + 1) / 2:
+        return found
     full = kernels.climb(likeliest, "matrix", SHAPE_STEPS)
     more += (d - 1) * (freed == "scale")
     if kernels.better(full, simple, freed, more, CLEARLY) and _far_from_singular(full.matrix):

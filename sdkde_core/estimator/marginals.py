@@ -25,7 +25,7 @@ from ..messages import brief
 from .fitted import Fitted
 from .mixture import check_positive
 
-__all__ = ["conditional", "marginal"]
+__all__ = ["conditional", "indices", "marginal"]
 
 Array = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ def marginal(fitted: Fitted, dims: Any) -> Fitted:
     TypeError, ValueError
         ``dims`` are not distinct indices of dimensions.
     """
-    kept = _indices("dims", fitted, dims)
+    kept = indices("dims", fitted, dims)
     if fitted.request.negative != "keep":
         raise ValueError(
             f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
@@ -64,7 +64,7 @@ def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
     check_positive(fitted, "has no conditional density")
     if not isinstance(given, Mapping):
         raise TypeError(f"given is {brief(given)}; pass a mapping from dimensions to values, such as {{0: 1.5}}")
-    first = _indices("given", fitted, list(given))
+    first = indices("given", fitted, list(given))
     if len(first) == fitted.problem.d:
         raise ValueError(f"given has all {fitted.problem.d} dimensions; leave out those that the density is of")
     try:
@@ -100,12 +100,14 @@ def _of_matrix(matrix: Array, rule: str) -> Bandwidth:
     return Bandwidth.of(math.sqrt(matrix[0, 0]) if len(matrix) == 1 else matrix, len(matrix), rule)
 
 
-def _indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
-    """Dimensions as distinct indices, counted from the end where negative; of a data frame also by name."""
+def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
+    """Return dimensions as distinct indices, counted from the end where negative; of a data frame also by name.
+
+    ``name`` is the argument's, for errors: TypeError, ValueError.
+    """
     d, names = fitted.problem.d, fitted.names
-    listed: list[Any]
     try:
-        listed = [dims] if isinstance(dims, str) else list(dims)
+        listed: list[Any] = [dims] if isinstance(dims, str) else list(dims)
     except TypeError:  # a single one
         listed = [dims]
     found = []

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ..messages import brief
 from .fitted import Fitted
+from .kernels import kernel_draws
 
-__all__ = ["Mixture", "check_positive", "draws", "generator", "mixture"]
+__all__ = ["Mixture", "check_positive", "components", "draws", "generator", "mixture"]
 
 Array = NDArray[np.float64]
 
@@ -38,6 +39,11 @@ class Mixture(NamedTuple):
 def mixture(fitted: Fitted) -> Mixture:
     """Return the components."""
     check_positive(fitted, "is no mixture of normals")
+    return components(fitted)
+
+
+def components(fitted: Fitted) -> Mixture:
+    """Return where the kernels are, their weights and their covariance, of the signed method too."""
     points, log_weights, centre = fitted.on_host
     return Mixture(centre + fitted.bandwidth.stretch(points), np.exp(log_weights), np.array(fitted.bandwidth.matrix))
 
@@ -67,7 +73,7 @@ def generator(random_state: Any) -> Any:
 
 
 def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
-    """Return draws (n, d), float64: exact, each a component's mean and a normal with covariance H.
+    """Return draws (n, d), float64: each a component's mean and a draw of its kernel: exact.
 
     They are made where the columns are: on a GPU by PyTorch's generator, with a seed from ``random_state``.
     """
@@ -90,4 +96,4 @@ def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
         reached[-1] * rng.random_sample(n) if hasattr(rng, "random_sample") else reached[-1] * rng.random(n),
         side="right",
     )
-    return centre + bandwidth.stretch(host[which] + rng.standard_normal((n, d)))
+    return centre + bandwidth.stretch(host[which] + kernel_draws(fitted.request.kernel, n, d, rng))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from ..api import estimate, prepare
+from ..archive import write
 from ..arrays import Argument, Origin, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
@@ -237,6 +239,31 @@ class gaussian_kde:
         if self.method == "sdkde":  # moved in these dimensions alone, the samples would be others
             result._made = result.dataset, result.covariance, self.prepared.marginal([int(k) for k in kept])
         return result
+
+    @public
+    def save(self, path: Path | str) -> None:
+        """Write it to one file, which :func:`sdkde_core.load` reads; as :meth:`Prepared.save`, which see.
+
+        What is loaded has the same density, the factor as its ``bw_method``, and NumPy's arrays.
+        """
+        content, arrays = self.prepared.to_saved()
+        own = {"method": self.method, "options": dict(self._options), "factor": float(self.factor), "density": content}
+        given = {} if self._weights is None else {"weights": self._weights}
+        write(path, "gaussian_kde", own, arrays | given | {"dataset": self._samples.T})
+
+    @classmethod
+    def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> gaussian_kde:
+        """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
+        try:
+            options, factor, density = content["options"], content["factor"], content["density"]
+            made = cls(arrays["dataset"], factor, arrays.get("weights"), method=content["method"], **options)
+            prepared = Prepared.from_saved(density, arrays, name)
+        except KeyError as error:
+            raise ValueError(f"its {error.args[0]} is missing") from None
+        if (prepared.n_train, prepared.n_dimensions, prepared.method) != (made.n, made.d, made.method):
+            raise ValueError("its density and its dataset do not fit each other")
+        made._made = made.dataset, made.covariance, prepared
+        return made
 
     def scotts_factor(self) -> float:
         """Return neff^(−1/(d+4))."""
