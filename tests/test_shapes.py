@@ -37,7 +37,8 @@ def test_a_fit_is_brute_force(as_array):
     rng = np.random.default_rng(0)
     u, w, factor = rng.normal(size=(60, 3)), rng.random(60), rng.normal(size=(3, 3)) + 2 * np.eye(3)
     w /= w.sum()
-    fit = _Kernels(as_array(u), as_array(w)).fit(factor, np.linalg.inv(factor))
+    kernels = _Kernels(as_array(u), as_array(w))
+    fit = kernels.judged(kernels.fit(factor, np.linalg.inv(factor)))
     matrix, logs, moment = factor @ factor.T, [], np.zeros((3, 3))
     for i in range(60):
         a = np.delete(u - u[i], i, axis=0)
@@ -51,7 +52,7 @@ def test_a_fit_is_brute_force(as_array):
 @pytest.mark.parametrize("free", ["scale", "scales", "matrix"])
 def test_every_step_raises_the_likelihood(free):
     kernels = _Kernels(parallel(200), np.full(200, 1 / 200))
-    fit = kernels.fit(np.eye(2), np.eye(2))
+    fit = kernels.judged(kernels.fit(np.eye(2), np.eye(2)))
     reached = [fit.logs.mean()]
     for _ in range(8):
         fit = kernels.climb(fit, free, 1)

@@ -65,8 +65,10 @@ class _Fit(NamedTuple):
 
     factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
-    logs: Any  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2)
+    least: Any  # (n,) of ½ r² to another sample
+    sums: Any  # (n,) of the kernels relative to that
     moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
+    logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
 
     @property
     def matrix(self) -> NDArray[Any]:
@@ -139,33 +141,31 @@ class _Kernels:
         self.d, self.rows = int(u.shape[1]), weights
         self.where = {} if self.on_host else {"device": u.device}
         index = xp.arange(int(u.shape[0]), **self.where)
-        self.itself = index[:, None] == index[None, :]
+        zeros = xp.zeros_like(u[:, :1] + u[:, :1].T)
+        self.itself = xp.where(index[:, None] == index[None, :], xp.full_like(zeros, math.inf), zeros)
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
         xp, w = self.xp, self.w
         v = self._product(self.u, xp.asarray(np.ascontiguousarray(inverse.T), **self.where))
         norms = 0.5 * xp.sum(v * v, axis=1)
-        q = norms[:, None] + norms[None, :] - self._product(v, v.T)
-        q = xp.where(self.itself, xp.full_like(q, math.inf), q)
+        q = norms[:, None] + (norms[None, :] + self.itself) - self._product(v, v.T)
         least = xp.min(q, axis=1)
-        near = xp.astype(xp.exp(xp.astype(least[:, None] - q, xp.float32)), xp.float64) * w[None, :]
+        near = self._exp(least[:, None] - q) * w[None, :]
         sums = xp.sum(near, axis=1)
-        logs = xp.log(sums) - least - xp.log1p(-w) - float(np.linalg.slogdet(factor)[1])
         shares = near * (self.rows / sums)[:, None]
         both = self.rows + xp.sum(shares, axis=0)
         across = self._product(v.T, self._product(shares, v))
         moment = to_host(self._product((v * both[:, None]).T, v) - across - across.T)
-        return _Fit(factor, inverse, logs, (moment + moment.T) / 2)
+        return _Fit(factor, inverse, least, sums, (moment + moment.T) / 2)
 
     def without_the_far(self, h: float) -> _Fit:
         """Let the samples in the thinnest places count for less, and fit that bandwidth.
 
         In proportion to their density there: far samples would have the kernels reach as far.
         """
-        fit = self.fit(h * np.eye(self.d), np.eye(self.d) / h)
-        logs = to_host(fit.logs)
-        rows = to_host(self.w) * np.exp(np.minimum(logs - np.quantile(logs, FEWEST), 0.0))
+        fit = self.judged(self.fit(h * np.eye(self.d), np.eye(self.d) / h))
+        rows = to_host(self.w) * np.exp(np.minimum(fit.logs - np.quantile(fit.logs, FEWEST), 0.0))
         self.rows = self.xp.asarray(rows / rows.sum(), **self.where)
         return fit
 
@@ -179,7 +179,13 @@ class _Kernels:
                 values, vectors = np.linalg.eigh(fit.moment)
             stretch = np.maximum(values, LEAST) ** (0.5 * LENGTH)
             fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
-        return fit._replace(logs=to_host(fit.logs))
+        return self.judged(fit)
+
+    def judged(self, fit: _Fit) -> _Fit:
+        """The fit, with what it says of every sample."""
+        sums, least = to_host(self.xp.stack([fit.sums, fit.least]))
+        logs = np.log(sums) - least - np.log1p(-to_host(self.w)) - float(np.linalg.slogdet(fit.factor)[1])
+        return fit._replace(logs=logs)
 
     def likelihood(self, fit: _Fit) -> float:
         """The mean of log p̂₋ᵢ."""
@@ -203,6 +209,12 @@ class _Kernels:
         mean = float(differences @ rows)
         error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
+
+    def _exp(self, x: Any) -> Any:
+        """exp to single precision, which takes a CPU half the time; on a GPU two conversions cost more."""
+        if self.on_host:
+            return np.exp(x.astype(np.float32)).astype(np.float64)
+        return self.xp.exp(x)
 
     def _product(self, a: Any, b: Any) -> Any:
         if not self.on_host:
