@@ -297,7 +297,8 @@ def select_bandwidth(
     Returns
     -------
     Bandwidth
-        To be passed on as ``bandwidth``. Its ``selection`` has the curves of the criteria, the reason, and ``plot()``.
+        To be passed on as ``bandwidth``. Its ``selection`` has the curves of the criteria, the shape and the
+        reason; :func:`sdkde_core.plots.selection` draws it.
 
     Raises
     ------
