@@ -225,3 +225,47 @@ def test_a_prepared_density(method, count):
         tried(getattr(READY[which], method), *given)
 
     drawn(count, check, st.sampled_from(sorted(READY)), STRANGE, STRANGE)
+
+
+#: What SciPy names in its messages, which gaussian_kde has too, where arguments are concerned.
+SCIPYS = re.compile(
+    r"`?(dataset|bw_method|points|dimensions?|mean|cov|covariance|bounds?|seed|size|KDEs?|kde|samples|1D)\b", re.I
+)
+
+METHODS = ("evaluate", "logpdf", "integrate_gaussian", "integrate_box_1d", "integrate_box", "integrate_kde", "marginal",
+           "set_bandwidth", "resample")  # fmt: skip
+
+
+@examples(60)
+def test_gaussian_kde(count):
+    """The class takes samples in columns; its errors are SciPy's, LinAlgError among them."""
+    there = {(m, d): sdkde_core.gaussian_kde(X[:, :d].T, 0.7, method=m) for m, d in READY}
+
+    def said(function, *given, **options):
+        before = [snapshot(x) for x in given]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
+                warnings.simplefilter("ignore", sdkde_core.SdkdeWarning)
+                return function(*given, **options)
+        except (*ERRORS, np.linalg.LinAlgError) as error:
+            assert NAMED.search(str(error)) or SCIPYS.search(str(error)), f"{type(error).__name__}: {error}"
+            assert "\n" not in str(error).strip()
+        finally:
+            assert all(unchanged(x, was) for x, was in zip(given, before))
+
+    def check(train, bw_method, weights, which, method, first, second):
+        made = said(sdkde_core.gaussian_kde, train, bw_method, weights)
+        if made is not None and made.d * made.n < 50:
+            said(made.evaluate, np.zeros((made.d, 2)))
+        kde = copy.copy(there[which])
+        if not (method == "resample" and isinstance(first, int) and first > 1000):
+            two = method in ("integrate_gaussian", "integrate_box", "integrate_box_1d")
+            said(getattr(kde, method), *((first, second) if two else (first,)))
+
+    factors = st.sampled_from(
+        (None, "scott", "silverman", "auto", "isj", "nope", 0.5, 0, -1.0, np.nan, [1.0], True, len)
+    )
+    which = st.sampled_from(sorted(there))
+    drawn(count, check, arrays(), factors, OPTIONS["weights"], which, st.sampled_from(METHODS), STRANGE, STRANGE)

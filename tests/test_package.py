@@ -69,7 +69,7 @@ ROOMS = {
     "bandwidth": {"messages", "arrays", "engine", "choice"},
     "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
-    "interop": {"archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
+    "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
     "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api", "interop"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }

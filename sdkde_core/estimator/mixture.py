@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from ..messages import brief
 from .fitted import Fitted
 from .kernels import kernel_draws
 
-__all__ = ["Mixture", "check_positive", "components", "draws", "generator", "mixture"]
+__all__ = ["Mixture", "check_count", "check_positive", "components", "draws", "generator", "mixture"]
 
 Array = NDArray[np.float64]
 
@@ -52,6 +53,17 @@ def check_positive(fitted: Fitted, lacks: str) -> None:
     """Raise ValueError for the signed method, of which ``lacks`` says what it has not."""
     if fitted.request.method == "laplace":
         raise ValueError(f"method='laplace' is signed and {lacks}; pass method='sdkde' or 'kde'")
+
+
+def check_count(name: str, count: Any) -> int:
+    """Return how many draws there are to be; ValueError for what is no integer ≥ 0."""
+    try:
+        many = -1 if isinstance(count, (bool, np.bool_)) else operator.index(count)
+    except TypeError:
+        many = -1
+    if many < 0:
+        raise ValueError(f"{name} is {brief(count)}; pass an integer ≥ 0")
+    return many
 
 
 def generator(random_state: Any) -> Any:

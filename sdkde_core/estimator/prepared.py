@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from .batches import check_out, densities, gradients, watched
 from .fitted import Fitted
 from .integrals import distribution, probability, quantiles
 from .marginals import conditional, marginal
-from .mixture import Mixture, draws, mixture
+from .mixture import Mixture, check_count, draws, mixture
 from .modes import modes
 from .negative import NegativeMass
 from .public import public
@@ -172,12 +171,7 @@ class Prepared:
         (n, d) array
             Of the kind, on the device and with the dtype of the training samples.
         """
-        try:
-            many = -1 if isinstance(n, (bool, np.bool_)) else operator.index(n)
-        except TypeError:
-            many = -1
-        if many < 0:
-            raise ValueError(f"n is {brief(n)}; pass an integer ≥ 0")
+        many = check_count("n", n)
         return self._origin.restore(draws(self._fitted.current, many, random_state), self._dtype)
 
     @public

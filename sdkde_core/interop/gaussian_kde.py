@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from ..arrays import Argument, Origin, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
+from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
 from ..estimator.public import public
 from ..estimator.request import Goal, Request
+from ..messages import brief
 
 __all__ = ["gaussian_kde"]
 
@@ -154,7 +157,7 @@ class gaussian_kde:
     @public
     def integrate_gaussian(self, mean: Any, cov: Any) -> float:
         """Return the integral of the density times a normal density with that mean (d,) and covariance (d, d)."""
-        mean, cov = np.atleast_1d(np.squeeze(mean)), np.atleast_2d(cov)
+        mean, cov = np.atleast_1d(np.squeeze(_numbers("mean", mean))), np.atleast_2d(_numbers("cov", cov))
         if mean.shape != (self.d,):
             raise ValueError(f"mean does not have dimension {self.d}")
         if cov.shape != (self.d, self.d):
@@ -180,13 +183,19 @@ class gaussian_kde:
         For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` are SciPy's, and change
         nothing: the sum is the same every time.
         """
-        low, high = (np.broadcast_to(np.asarray(b, np.float64), (self.d,)) for b in (low_bounds, high_bounds))
+        low, high = (_numbers(n, b) for n, b in (("low_bounds", low_bounds), ("high_bounds", high_bounds)))
+        for name, bound in (("low_bounds", low), ("high_bounds", high)):
+            if bound.shape not in ((), (1,), (self.d,)):
+                raise ValueError(f"{name} has shape {bound.shape}; pass ({self.d},), or one number for all dimensions")
+        low, high = (np.broadcast_to(b, (self.d,)) for b in (low, high))
         sign = (-1) ** int((low > high).sum())  # as for any integral
         return sign * self.prepared.probability(np.minimum(low, high), np.maximum(low, high))
 
     @public
     def integrate_kde(self, other: Any) -> float:
         """Return the integral of the product with another such density, SciPy's too; not for laplace."""
+        if not hasattr(other, "covariance"):
+            raise TypeError(f"other is {brief(other)}; pass a gaussian_kde, this one or SciPy's")
         if other.d != self.d:
             raise ValueError("KDEs are not the same dimensionality")
         for kde in (self, other):
@@ -209,7 +218,7 @@ class gaussian_kde:
         """
         if self.method == "laplace":
             raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
-        size = int(self.neff) if size is None else size
+        size = int(self.neff) if size is None else check_count("size", size)
         state: Any = np.random if seed is None else seed
         if not hasattr(state, "multivariate_normal"):
             state = np.random.RandomState(seed)
@@ -223,7 +232,7 @@ class gaussian_kde:
 
         With ``method="sdkde"`` it is the marginal of this density, until its bandwidth is changed.
         """
-        dims = np.atleast_1d(dimensions)
+        dims = np.atleast_1d(to_host(Argument.of("dimensions", dimensions).array))
         if not np.issubdtype(dims.dtype, np.integer):
             raise ValueError(
                 "Elements of `dimensions` must be integers - the indices of the marginal variables being retained."
@@ -233,7 +242,8 @@ class gaussian_kde:
             raise ValueError("All elements of `dimensions` must be unique.")
         invalid = (kept < 0) | (kept >= self.d)
         if invalid.any():
-            raise ValueError(f"Dimensions {dims[invalid]} are invalid for a distribution in {self.d} dimensions.")
+            wrong = str(dims[invalid]).replace("\n", "")
+            raise ValueError(f"Dimensions {wrong} are invalid for a distribution in {self.d} dimensions.")
         dataset = array_namespace(self.dataset).stack([self.dataset[int(k), :] for k in kept])
         result = gaussian_kde(dataset, self.factor, self._weights, method=self.method, **self._options)
         if self.method == "sdkde":  # moved in these dimensions alone, the samples would be others
@@ -282,13 +292,13 @@ class gaussian_kde:
         if isinstance(bw_method, str):
             formulas = {"scott": self.scotts_factor, "silverman": self.silverman_factor}
             self.covariance_factor = formulas.get(bw_method) or partial(_same, self._factor_by(bw_method))
-        elif np.isscalar(bw_method):
+        elif isinstance(bw_method, Real):
             self.covariance_factor = partial(_same, bw_method)
         elif callable(bw_method):
             self.covariance_factor = partial(bw_method, self)
         elif bw_method is not None:
             raise ValueError(
-                f"bw_method is {bw_method!r}; pass 'scott', 'silverman' or another rule, a number, or a callable"
+                f"bw_method is {brief(bw_method)}; pass 'scott', 'silverman' or another rule, a number, or a callable"
             )
         self._compute_covariance()
 
@@ -393,6 +403,11 @@ def _normalised(weights: Any, n: int) -> Array:
         raise ValueError("weights has values that are negative or not finite, or none above zero; pass weights ≥ 0")
     w = w / w.max()  # whose sum overflows nowhere
     return w / w.sum()
+
+
+def _numbers(name: str, value: Any) -> Array:
+    """Real numbers on the host, float64."""
+    return np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
 
 
 def _bandwidth(covariance: Array) -> Any:
