@@ -1,0 +1,96 @@
+"""Host side of the kernels: buffers, and which kernels make a reduction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sdkde_core.protocol import Partial
+
+from . import plan
+from .bounds import SCALE_BITS
+from .compiled import kernel
+
+__all__ = ["Packed", "mean", "pack"]
+
+#: Numbers of a partial sum: Σφv in sixteen dimensions, Σφ, and three that are free.
+SUMS = 20
+
+TILE_BYTES = 64 * (48 + 40) * 2
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Points in pieces, padded to whole supers; see ``device/pack.cu``."""
+
+    rows: torch.Tensor
+    tiles: torch.Tensor
+    bytes: torch.Tensor
+    count: int
+    padded: int
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the buffers."""
+        return self.rows, self.tiles, self.bytes
+
+
+def pack(points: torch.Tensor, step: float) -> Packed:
+    """Pack float64 points (n, d) as rows and columns; ``step``: see :func:`sdkde_hopper.bounds.grid_step`."""
+    n, d = points.shape
+    padded = -(-n // plan.COLUMNS) * plan.COLUMNS
+    rows = torch.empty(padded * 48, dtype=torch.float16, device=points.device)
+    tiles = torch.empty(padded // 64 * TILE_BYTES, dtype=torch.uint8, device=points.device)
+    in_bytes = torch.empty(padded * 40, dtype=torch.uint8, device=points.device)
+    kernel("pack", "pack", 256)(padded // 16, points, n, padded, d, step, float(SCALE_BITS), rows, tiles, in_bytes)
+    return Packed(rows, tiles, in_bytes, n, padded)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """:class:`sdkde_hopper.plan.Tables` on a device."""
+
+    units: torch.Tensor
+    begins: torch.Tensor
+    lists: tuple[torch.Tensor, ...]
+    count: int
+    slots: int
+
+
+#: Tables by the plan's and the device. They stay: a recorded CUDA graph may read them again.
+_tables: dict[tuple[int, int], tuple[plan.Tables, _Tables]] = {}
+
+
+def _on_device(tables: plan.Tables, device: torch.device) -> _Tables:
+    key = id(tables), device.index or 0
+    if key not in _tables:
+        arrays = tables.row_begin, tables.row_units, tables.column_begin, tables.column_slots
+        units, begins, *lists = (torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *arrays))
+        torch.cuda.current_stream(device).synchronize()  # other streams find them there
+        _tables[key] = tables, _Tables(units, begins, tuple(lists), len(tables.units), tables.slots)
+    return _tables[key][1]
+
+
+def mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
+    """MEAN of the points themselves; all log weights (n,) are equal."""
+    device = points.rows.device
+    supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
+    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    launches = plan.launches(supers, programs)
+    tables = [_on_device(x.tables, device) for x in launches]
+    n = points.count
+    log_sum = torch.empty(n, dtype=torch.float64, device=device)
+    shift = torch.empty((n, d), dtype=torch.float64, device=device)
+    sums = torch.empty(points.padded * SUMS if len(launches) > 1 else 0, dtype=torch.float64, device=device)
+    most_units, most_slots = max(x.count for x in tables), max(x.slots for x in tables)
+    out_rows = torch.empty(most_units * plan.ROWS * SUMS, dtype=torch.float32, device=device)
+    out_columns = torch.empty(most_slots * plan.COLUMNS * SUMS, dtype=torch.float32, device=device)
+    reduce, merge = kernel("mean", "mean_symmetric", 640, plan.MEAN_SHARED), kernel("pack", "merge", 160)
+    for i, (part, table) in enumerate(zip(launches, tables, strict=True)):
+        circle = part.first * (plan.COLUMNS // plan.ROWS), part.first, blocks, supers
+        given = points.rows, points.tiles, points.bytes, table.units, table.begins
+        reduce(programs, *given, out_rows, out_columns, *circle)
+        when = int(i == 0), int(i == len(launches) - 1)
+        end = points.rows, log_weights, n, d, log_sum, shift
+        merge(points.padded // 8, out_rows, out_columns, *table.lists, *circle, sums, *when, *end)
+    return Partial(log_sum, shift)
