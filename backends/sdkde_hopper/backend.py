@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, memory_errors, on_device
-from sdkde_core.protocol import Columns, Partial, Problem, Support
+from sdkde_core.plugin import PerStream, empty, in_slabs, memory_errors, on_device
+from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import launch
 from .bounds import grid_step
@@ -16,6 +16,9 @@ from .compiled import nvrtc_version
 
 #: What the code is compiled for; that of no other card runs it, later ones' neither.
 CAPABILITY = (9, 0)
+
+#: Rows of LOG_SUM at a time, which take 200 bytes each.
+SLAB_ROWS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,14 @@ class _State:
     log_weights: torch.Tensor  # (n,)
     made: PerStream = field(default_factory=PerStream)
 
+    @property
+    def step(self) -> float:
+        """The grid of the leading pieces."""
+        return grid_step(self.problem.extent)
+
     def packed(self) -> launch.Packed:
-        """The points as rows and as columns."""
-        step = grid_step(self.problem.extent)
-        make = lambda: launch.pack(self.points, step)  # noqa: E731
-        return self.made.get(step, make, self.points, launch.Packed.tensors)
+        """The points as rows of MEAN, and as columns."""
+        return self.made.get("points", lambda: launch.pack(self.points, self.step), self.points, launch.Packed.tensors)
 
 
 class HopperBackend:
@@ -51,7 +57,8 @@ class HopperBackend:
         try:
             version = nvrtc_version()
         except Exception as error:  # whatever loading it raises
-            return Support(False, f"NVRTC, which compiles the kernels, cannot be used: {str(error).partition(chr(10))[0]}")
+            said = str(error).partition("\n")[0]
+            return Support(False, f"NVRTC, which compiles the kernels, cannot be used: {said}")
         return Support(True, f"{name}, NVRTC {version}")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
@@ -61,7 +68,18 @@ class HopperBackend:
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row."""
         points = state.points if queries is None else queries
-        if points.shape[0] == 0:
+        m = points.shape[0]
+        if m == 0:
             return empty(problem, points)
         with on_device(points), memory_errors():
+            if problem.reduction is Reduction.LOG_SUM:
+                return in_slabs(lambda start, stop: _log_sum(problem, points[start:stop], state), m, SLAB_ROWS)
+            if queries is not None:  # after the whole has been cut for lack of memory
+                raise DeviceOutOfMemory("every φ once, for its row and its column, takes all rows at a time")
             return launch.mean(state.packed(), problem.d, state.log_weights)
+
+
+def _log_sum(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
+    """Some rows' LOG_SUM; the parts of the columns follow from how many rows there are in all."""
+    rows = launch.pack_rows(points, state.step)
+    return launch.log_sum(rows, points.shape[0], problem.m, state.packed(), state.log_weights)

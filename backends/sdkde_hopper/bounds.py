@@ -6,13 +6,16 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-__all__ = ["MOST_DIMENSIONS", "MOST_EXTENT", "SCALE_BITS", "extent_limit", "grid_step", "supports"]
+__all__ = ["MOST_DIMENSIONS", "MOST_EXTENT", "RAISED_BITS", "SCALE_BITS", "extent_limit", "grid_step", "supports"]
 
 #: One step of a Tensor Core takes sixteen dimensions.
 MOST_DIMENSIONS = 16
 
 #: MEAN scales φ by two to this: φ ≤ 1 then uses the whole range of half precision.
 SCALE_BITS = 14
+
+#: LOG_SUM does by two to this: with φ from 2⁻²²² on, most rows need no running maximum.
+RAISED_BITS = 96
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
@@ -38,8 +41,8 @@ def extent_limit(problem: Problem) -> float:
 
     An exponent is off by what two pieces leave of two constants, g² for each at most in log2 units: 2e-5 at the
     coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, 2⁻²¹ for the rows. A shift is a mean of φ, so a part p of
-    it at distance r that is off by δ moves it by δ p (1 − p) r: of what matters, r is 5 at most, as columns further away
-    would have to number 10⁵ to weigh as much; with δ = 2⁻¹⁵ + 2e-5 that is 6e-5.
+    it at distance r that is off by δ moves it by δ p (1 − p) r: of what matters, r is 5 at most, as columns further
+    away would have to number 10⁵ to weigh as much; with δ = 2⁻¹⁵ + 2e-5 that is 6e-5.
     """
     return MOST_EXTENT
 
@@ -48,10 +51,11 @@ def supports(problem: Problem) -> Support:
     """Say whether the kernels take a problem."""
     if problem.d > MOST_DIMENSIONS:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
-    if problem.reduction is not Reduction.MEAN:
-        return Support(False, f"has no kernel for {problem.reduction.name}")
-    if not problem.same:
+    if problem.reduction is Reduction.LAPLACE:
+        return Support(False, "has no kernel for LAPLACE")
+    if problem.reduction is Reduction.MEAN and not problem.same:
         return Support(False, "its MEAN is of the points themselves, not of other rows")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"its formula holds up to {MOST_EXTENT:.1f} bandwidths, not {problem.extent:g}")
-    return Support(True, "every φ once, for its row and its column")
+    both = problem.reduction is Reduction.MEAN
+    return Support(True, "every φ once, for its row and its column" if both else "every φ once, for its row")

@@ -18,8 +18,8 @@ from cuda.core import ObjectCode, Program, ProgramOptions
 
 from sdkde_core.plugin import cache_folder, new_lock, write_atomically
 
-from .bounds import SCALE_BITS
-from .plan import MEAN_SHARED, TILES
+from .bounds import RAISED_BITS, SCALE_BITS
+from .plan import LOG_SUM_SHARED, MEAN_SHARED, TILES
 from .wgmma import wgmma
 
 __all__ = ["ARCHITECTURE", "MODULES", "Kernel", "compile_module", "kernel", "nvrtc_version", "source"]
@@ -30,19 +30,24 @@ _logger = logging.getLogger("sdkde")
 
 #: Of every module: the products that it takes, its files, and its constants.
 MODULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, int]]] = {
-    "pack": ((), ("sm90.cuh", "pack.cu"), {"TILES": TILES, "SCALE_BITS": SCALE_BITS}),
+    "pack": ((), ("sm90.cuh", "pack.cu"), {"TILES": TILES, "SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS}),
     "mean": (
         (
-            wgmma("begin_n32", 32, begins=True),
-            wgmma("add_n32", 32),
+            wgmma("begin_n64", 64, begins=True),
+            wgmma("add_n64", 64),
             wgmma("add_n24", 24),
-            wgmma("add_n16", 16),
-            wgmma("begin_bytes", 40, k=32, kind="e4m3", a="shared", begins=True),
-            wgmma("add_bytes", 40, k=32, kind="e4m3", a="shared"),
+            wgmma("add_n40", 40),
+            wgmma("begin_bytes", 40, k=32, kind="e5m2", a="shared", begins=True),
+            wgmma("add_bytes", 40, k=32, kind="e5m2", a="shared"),
             wgmma("add_transposed", 40, a="transposed"),
         ),
         ("sm90.cuh", "mean.cu"),
-        {"TILES": TILES, "REST_BUFFERS": 1, "MEAN_SHARED": MEAN_SHARED},
+        {"TILES": TILES, "RING": 4, "REST_BUFFERS": 1, "MEAN_SHARED": MEAN_SHARED},
+    ),
+    "log_sum": (
+        (wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)),
+        ("sm90.cuh", "log_sum.cu"),
+        {"LOG_SUM_SHARED": LOG_SUM_SHARED},
     ),
 }
 

@@ -9,10 +9,10 @@ import torch
 from sdkde_core.protocol import Partial
 
 from . import plan
-from .bounds import SCALE_BITS
+from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import kernel
 
-__all__ = ["Packed", "mean", "pack"]
+__all__ = ["Packed", "log_sum", "mean", "pack", "pack_rows"]
 
 #: Numbers of a partial sum: Σφv in sixteen dimensions, Σφ, and three that are free.
 SUMS = 20
@@ -46,6 +46,35 @@ def pack(points: torch.Tensor, step: float) -> Packed:
     return Packed(rows, tiles, in_bytes, n, padded)
 
 
+def pack_rows(points: torch.Tensor, step: float) -> torch.Tensor:
+    """Pack float64 points (m, d) as rows of LOG_SUM, in whole blocks."""
+    m, d = points.shape
+    padded = -(-m // plan.ROWS) * plan.ROWS
+    rows = torch.empty(padded * 48, dtype=torch.float16, device=points.device)
+    kernel("pack", "pack", 256)(padded // 16, points, m, padded, d, step, float(RAISED_BITS), rows, None, None)
+    return rows
+
+
+def log_sum(rows: torch.Tensor, m: int, whole: int, columns: Packed, log_weights: torch.Tensor) -> Partial:
+    """LOG_SUM of m rows from :func:`pack_rows`, of ``whole`` in all; all log weights (n,) are equal."""
+    device = rows.device
+    tiles, blocks = -(-columns.count // 64), -(-m // plan.ROWS)
+    parts = plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))
+    length = -(-tiles // parts)
+    parts = -(-tiles // length)
+    out = torch.empty(parts * m * 2, dtype=torch.float32, device=device)
+    result = torch.empty(m, dtype=torch.float64, device=device)
+    reduce = kernel("log_sum", "log_sum", 544, plan.LOG_SUM_SHARED)
+    reduce(blocks * parts, rows, columns.tiles, out, m, tiles, length)
+    kernel("pack", "finish_log_sum", 128)(-(-m // 128), out, log_weights, m, parts, result)
+    return Partial(result)
+
+
+def _programs(device: torch.device) -> int:
+    """How many programs run at a time, each on a multiprocessor of its own."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 @dataclass(frozen=True)
 class _Tables:
     """:class:`sdkde_hopper.plan.Tables` on a device."""
@@ -75,7 +104,7 @@ def mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
     """MEAN of the points themselves; all log weights (n,) are equal."""
     device = points.rows.device
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
-    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    programs = _programs(device)
     launches = plan.launches(supers, programs)
     tables = [_on_device(x.tables, device) for x in launches]
     n = points.count

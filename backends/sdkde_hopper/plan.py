@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "MEAN_SHARED", "ROWS", "TILES", "Launch", "Tables", "launches"]
+__all__ = ["COLUMNS", "LOG_SUM_SHARED", "MEAN_SHARED", "ROWS", "TILES", "Launch", "Tables", "launches", "parts"]
 
 #: Tiles of 64 columns to a super.
 TILES = 16
@@ -25,11 +25,14 @@ ROWS, COLUMNS = 256, 64 * TILES
 #: Bytes of shared memory of a program of ``mean_symmetric``; the code says so where it is another number.
 MEAN_SHARED = 227448
 
+#: And of ``log_sum``.
+LOG_SUM_SHARED = 73928
+
 #: Units of a launch, at most.
 MOST_UNITS = 16384
 
 #: What they take, in symmetric tiles: a tile whose φ is used once, the beginning of a unit, of new columns.
-DENSE, UNIT, NEW_COLUMNS = 0.7, 0.7, 2.5
+DENSE, UNIT, NEW_COLUMNS = 0.6, 0.65, 2.0
 
 Ints = NDArray[np.int32]
 
@@ -118,6 +121,16 @@ def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
     rows = _lists(units[:, 0], np.arange(len(units)), supers * per)
     columns = _lists(units[last, 1], units[last, 3], supers)
     return Tables(units, np.searchsorted(begin, cuts).astype(np.int32), int(slot[-1]) + 1, *rows, *columns)
+
+
+def parts(blocks: int, tiles: int, programs: int) -> int:
+    """Return into how many parts the columns are cut for LOG_SUM: with the fewest tiles in turn, then the fewest parts.
+
+    A program of a part begins and ends, which takes about as long as two tiles.
+    """
+    most = max(1, min(tiles // 8, programs))
+    waves = [(-(-blocks * count // programs) * (-(-tiles // count) + 2), count) for count in range(1, most + 1)]
+    return min(waves)[1]
 
 
 def _lists(keys: NDArray[np.integer], values: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:

@@ -15,8 +15,8 @@ def wgmma(name: str, n: int, *, k: int = 16, kind: str = "f16", a: str = "regist
         Columns, a multiple of 8; a thread holds n/2 sums.
     k : int
         16 of half precision, 32 of bytes.
-    kind : {"f16", "e4m3"}
-        Of both operands.
+    kind : str
+        ``"f16"`` for both operands, or the first's kind of byte; the second's is e4m3.
     a : {"registers", "shared", "transposed"}
         Where the first operand is; transposed: in shared memory, contiguous along its rows. The second is in shared
         memory, contiguous along k.
@@ -29,12 +29,12 @@ def wgmma(name: str, n: int, *, k: int = 16, kind: str = "f16", a: str = "regist
         parameters = [f"uint32_t {x}" for x in given]
     else:
         operand, count, given, parameters = f"%{sums}", 1, ["a"], ["uint64_t a"]
-    flags = "" if kind == "e4m3" else {"registers": ", 0", "shared": ", 0, 0", "transposed": ", 1, 0"}[a]
+    flags = "" if k == 32 else {"registers": ", 0", "shared": ", 0, 0", "transposed": ", 1, 0"}[a]
     constraint = '"r"' if a == "registers" else '"l"'
     outputs = ", ".join(f'"{"=" if begins else "+"}f"(d[{i}])' for i in range(sums))
     inputs = ", ".join([*(f"{constraint}({x})" for x in given), '"l"(b)', f'"n"({int(not begins)})'])
     registers = ", ".join(f"%{i}" for i in range(sums))
-    types = f"f32.{kind}.{kind}"
+    types = f"f32.{kind}.{'f16' if k == 16 else 'e4m3'}"
     return (
         f"__device__ __forceinline__ void {name}(float (&d)[{sums}], {', '.join(parameters)}, uint64_t b) {{\n"
         f'  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{sums + count + 1}, 0; wgmma.mma_async.sync.aligned."\n'

@@ -7,13 +7,11 @@
 // fetches: columns in a ring, rows as what φᵀ is multiplied by.
 //
 // φ is two pieces: half precision, the nearest, and what that leaves. For the rows the second piece is in half
-// precision too; for the columns it is times RESIDUAL_SCALE in four significant bits (e4m3), by half the traffic, and
-// multiplied by the points in two such pieces. A byte's place along K is free, so rows g and g + 8 of 16, which one
+// precision too; for the columns it is in three significant bits (e5m2), by half the traffic, and multiplied by the
+// points in two pieces of four (e4m3). A byte's place along K is free, so rows g and g + 8 of 16, which one
 // thread holds, are beside each other.
 
-constexpr int RING = 4, PHI_BUFFERS = 2;
-constexpr float RESIDUAL_UNIT = 1.0f / 64;
-#define RESIDUAL_SCALE 0x54005400u  // 64 in both halves
+constexpr int PHI_BUFFERS = 2;
 
 constexpr int BYTE_TILE = TILE_COLUMNS * VALUES;  // of a tile in four bits: core matrices of 8 values by 16 points
 constexpr int SUM_BYTES = 128 * 32, ONES_BYTES = 32 * 8;  // of a tile: 8 floats a thread, and the ones
@@ -61,13 +59,11 @@ __device__ __forceinline__ uint32_t exponentials(float a, float b, uint32_t& res
   rest = halves(x - x_near, y - y_near);
   return near;
 }
-// What is left in rows g and g + 8, two columns each, to bytes: of the first column both rows, then of the second.
+// What is left in rows g and g + 8, two columns each, to bytes (e5m2: the upper half of half precision, rounded): of the
+// first column both rows, then of the second.
 __device__ __forceinline__ uint32_t residuals(uint32_t g, uint32_t g8) {
   uint32_t r;
-  asm("{.reg .b16 a, b; .reg .b32 x, y; mul.rn.f16x2 x, %1, %3; mul.rn.f16x2 y, %2, %3;"
-      "cvt.rn.satfinite.e4m3x2.f16x2 a, x; cvt.rn.satfinite.e4m3x2.f16x2 b, y;"
-      "mov.b32 x, {a, 0}; mov.b32 y, {b, 0}; prmt.b32 %0, x, y, 0x5140;}"
-      : "=r"(r) : "r"(g), "r"(g8), "r"(RESIDUAL_SCALE));
+  asm("prmt.b32 %0, %1, %2, 0x7351;" : "=r"(r) : "r"(g + 0x00800080u), "r"(g8 + 0x00800080u));
   return r;
 }
 
@@ -76,14 +72,11 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   const uint32_t phi_at = shared + PHI + ((warp * 2 + ((lane / 8) & 1)) * 8 + (lane / 16)) * 128 + (lane % 8) * 16;
   const uint32_t rest_at = shared + REST + (warp * 8 + lane / 8) * 128 + (lane % 8) * 16;
   const uint32_t ring = __shfl_sync(0xffffffffu, shared + COLUMNS, 0);
-  float S[2][16], O[12];
-  uint32_t P[8], L[8];
-#pragma unroll
-  for (int i = 0; i < 16; i++) S[0][i] = S[1][i] = 0;
-  int phase = 0;
+  float S[32], O[20];
+  uint32_t P[16], L[16], q[3][4];
+  int phase = 0, turn = 0;
   bool begun = false;
   int4 unit = units[units.begin];
-  uint32_t q[3][4];
   auto load_rows = [&]() {
     const uint32_t* from = rows + (size_t)(unit.x * 256 + warp * 16 + g) * 24 + c;
 #pragma unroll
@@ -98,87 +91,66 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     const int flags = __shfl_sync(0xffffffffu, unit.z, 0);
     if (u + 1 < units.end) unit = units[u + 1];  // ahead
 #pragma unroll
-    for (int i = 0; i < 12; i++) O[i] = 0;
-    auto first = [&](float (&to)[16], int k, int h) {  // the exponents of 32 columns
-      const uint64_t b = descriptor(ring + k * TILE_BYTES, TILE_COLUMNS * 16, 128) + 32 * h;
-      WGMMA_FENCE;
-      begin_n32(to, q[0][0], q[0][1], q[0][2], q[0][3], b);
-      add_n32(to, q[1][0], q[1][1], q[1][2], q[1][3], b + 128);
-      add_n32(to, q[2][0], q[2][1], q[2][2], q[2][3], b);
-      add_n32(to, q[0][0], q[0][1], q[0][2], q[0][3], b + 256);
-      add_n32(to, q[2][0], q[2][1], q[2][2], q[2][3], b + 256);
-      WGMMA_COMMIT;
-    };
-    hold(O);
-    barrier_wait(shared + FULL, phase);
-    first(S[0], 0, 0);
+    for (int i = 0; i < 20; i++) O[i] = 0;
 #pragma unroll 1
-    for (int groups = ((flags >> 16) - ((flags >> 8) & 255)) / 4; groups > 0; groups--) {
+    for (int groups = ((flags >> 16) - ((flags >> 8) & 255)) / RING; groups > 0; groups--) {
 #pragma unroll
-      for (int k = 0; k < 4; k++) {
-        const uint64_t v = descriptor(ring + k * TILE_BYTES + EXPONENT_BYTES, VALUES * 16, 128);
+      for (int k = 0; k < RING; k++) {
+        const uint32_t tile = ring + k * TILE_BYTES;
+        const uint64_t b = descriptor(tile, TILE_COLUMNS * 16, 128), v = descriptor(tile + EXPONENT_BYTES, VALUES * 16, 128);
+        barrier_wait(shared + FULL + 8 * k, phase);
+        WGMMA_WAIT(0);  // the last tile's sums
+        hold(O);
+        if (lane == 0 && (k > 0 || begun)) barrier_arrive(shared + EMPTY + 8 * ((k + RING - 1) % RING));
+        begun = true;
+        WGMMA_FENCE;
+        begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], b);
+        add_n64(S, q[1][0], q[1][1], q[1][2], q[1][3], b + 128);
+        add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], b);
+        add_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], b + 256);
+        add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], b + 256);
+        WGMMA_COMMIT;
+        WGMMA_WAIT(0);
+        hold(S);
+        hold(O);
+        if (k == RING - 1 && groups == 1) load_rows();  // the next unit's
 #pragma unroll
-        for (int h = 0; h < 2; h++) {  // 32 columns at a time, as registers are few; the next ones' products under these
-          if (h == 0) {
-            first(S[1], k, 1);
-          } else if (k < 3) {
-            barrier_wait(shared + FULL + 8 * (k + 1), phase);
-            first(S[0], k + 1, 0);
-          } else if (groups > 1) {
-            barrier_wait(shared + FULL, phase ^ 1);
-            first(S[0], 0, 0);
-          } else {
-            WGMMA_COMMIT;
-          }
-          WGMMA_WAIT(1);  // the next first product may go on
-          hold(O);
-          hold(S[h]);
-          if (k == 3 && h == 1 && groups == 1) load_rows();  // the next unit's
-          if (h == 0) {
-            if (lane == 0 && (k > 0 || begun)) barrier_arrive(shared + EMPTY + 8 * ((k + 3) & 3));
-            begun = true;
-          }
+        for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
+        hold(O);
+        WGMMA_FENCE;
 #pragma unroll
-          for (int p = 0; p < 8; p++) P[p] = exponentials(S[h][2 * p], S[h][2 * p + 1], L[p]);
-          hold(O);
-          WGMMA_FENCE;
-#pragma unroll
-          for (int i = 0; i < 2; i++) {
-            const uint64_t at = v + 80 * (i + 2 * h);
-            float(&values)[8] = *reinterpret_cast<float(*)[8]>(&O);
-            add_n24(O, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], at);  // by hi and one
-            add_n16(values, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], at + 24);  // by lo
-            add_n24(O, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], at);
-          }
-          WGMMA_COMMIT;
-          if (flags & 1) {
-            if (h == 0) {
-              barrier_wait(shared + PHI_EMPTY + 8 * (k & 1), (k >> 1) ^ 1);
-              barrier_wait(shared + REST_EMPTY + 8 * (k % REST_BUFFERS), (k / REST_BUFFERS & 1) ^ 1);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-              store4(phi_at + (k & 1) * PHI_BYTES + 256 * (i + 2 * h), P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3]);
-            store4_transposed(rest_at + (k % REST_BUFFERS) * REST_BYTES + 512 * h, residuals(L[0], L[1]), residuals(L[2], L[3]),
-                              residuals(L[4], L[5]), residuals(L[6], L[7]));
-          }
+        for (int i = 0; i < 4; i++) {
+          float(&ones)[12] = *reinterpret_cast<float(*)[12]>(&O);
+          add_n24(ones, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + 80 * i);  // by hi and one
         }
+#pragma unroll
+        for (int i = 0; i < 4; i++) add_n40(O, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v + 80 * i);
+        WGMMA_COMMIT;
         if (flags & 1) {
+          barrier_wait(shared + PHI_EMPTY + 8 * (k & 1), (k >> 1 & 1) ^ 1 ^ (RING == 2 ? turn : 0));
+          barrier_wait(shared + REST_EMPTY + 8 * (k % REST_BUFFERS), (k / REST_BUFFERS & 1) ^ 1 ^ (RING == 2 && REST_BUFFERS == 2 ? turn : 0));
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            store4(phi_at + (k & 1) * PHI_BYTES + 256 * i, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3]);
+#pragma unroll
+          for (int i = 0; i < 2; i++)
+            store4_transposed(rest_at + (k % REST_BUFFERS) * REST_BYTES + 512 * i, residuals(L[8 * i], L[8 * i + 1]), residuals(L[8 * i + 2], L[8 * i + 3]),
+                              residuals(L[8 * i + 4], L[8 * i + 5]), residuals(L[8 * i + 6], L[8 * i + 7]));
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
           if (lane == 0) barrier_arrive(shared + PHI_FULL + 8 * (k & 1));
         }
       }
       phase ^= 1;
+      turn ^= flags & 1;
     }
     WGMMA_WAIT(0);
     hold(O);
-    hold(S[0]);
     float* to = out_rows + (size_t)u * 256 * 20 + (warp * 16 + g) * 20;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      *(float2*)(to + 160 * i + 2 * c) = make_float2(O[2 * i], O[2 * i + 1]);
-      *(float2*)(to + 160 * i + 8 + 2 * c) = make_float2(O[4 + 2 * i], O[5 + 2 * i]);
+      *(float2*)(to + 160 * i + 2 * c) = make_float2(O[2 * i] + O[12 + 2 * i], O[2 * i + 1] + O[13 + 2 * i]);
+      *(float2*)(to + 160 * i + 8 + 2 * c) = make_float2(O[4 + 2 * i] + O[16 + 2 * i], O[5 + 2 * i] + O[17 + 2 * i]);
       if (c == 0) to[160 * i + 16] = O[8 + 2 * i];
     }
   }
@@ -253,6 +225,10 @@ __device__ __forceinline__ void transpose(uint32_t shared, const uint8_t* tiles,
     }
 #pragma unroll 1
     for (int t = (flags >> 8) & 255; t < flags >> 16; t++, tile++) {
+      if (warp == 0 && tile > 0) {
+        barrier_wait(shared + EMPTY + 8 * ((tile - 1) % RING), ((tile - 1) / RING) & 1);
+        if (lane == 0) columns.fetch(shared, (tile - 1) % RING, tiles, units);
+      }
       if (flags & 1) {
         const int b = t & 1, r = t % REST_BUFFERS;
         const bool last = t + 1 == flags >> 16;
@@ -274,8 +250,6 @@ __device__ __forceinline__ void transpose(uint32_t shared, const uint8_t* tiles,
           asm volatile("bar.sync 1, 128;" ::: "memory");
           if (threadIdx.x % 128 == 0) fetch_bytes(shared, bytes, units, next_symmetric(units, u + 1));
         }
-#pragma unroll
-        for (int i = 0; i < 20; i++) C[i] *= RESIDUAL_UNIT;
         const uint64_t phi = descriptor(base + PHI + b * PHI_BYTES, 1024, 128);
         hold(C);
         WGMMA_FENCE;
@@ -300,10 +274,6 @@ __device__ __forceinline__ void transpose(uint32_t shared, const uint8_t* tiles,
           const float2 o = load2(ones + t * ONES_BYTES);
           save2(ones + t * ONES_BYTES, make_float2(o.x + C[8], o.y + C[10]));
         }
-      }
-      if (warp == 0 && tile > 0) {
-        barrier_wait(shared + EMPTY + 8 * ((tile - 1) % RING), ((tile - 1) / RING) & 1);
-        if (lane == 0) columns.fetch(shared, (tile - 1) % RING, tiles, units);
       }
     }
     if (flags & 4) {

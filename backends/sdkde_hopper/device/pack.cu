@@ -112,3 +112,16 @@ merge(const float4* out_rows, const float4* out_columns, const int* row_begin, c
   }
   if (at == 16) log_sum[row] = log(total) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
 }
+
+// ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 2).
+extern "C" __global__ void finish_log_sum(const float2* out, const double* log_weights, int m, int parts, double* log_sum) {
+  const int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= m) return;
+  double top = -1e300, total = 0.0;
+  for (int part = 0; part < parts; part++) top = fmax(top, (double)out[(size_t)part * m + row].x);
+  for (int part = 0; part < parts; part++) {
+    const float2 x = out[(size_t)part * m + row];
+    total += x.y * exp2(x.x - top);
+  }
+  log_sum[row] = log(total) + (top - RAISED_BITS) * 0.6931471805599453 + log_weights[0];
+}
