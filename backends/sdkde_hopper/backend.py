@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, memory_errors, on_device
-from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import PerStream, empty, in_slabs, memory_errors, on_device, reduce_exact
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
 from .bounds import grid_step
@@ -74,8 +74,8 @@ class HopperBackend:
         with on_device(points), memory_errors():
             if problem.reduction is Reduction.LOG_SUM:
                 return in_slabs(lambda start, stop: _log_sum(problem, points[start:stop], state), m, SLAB_ROWS)
-            if queries is not None:  # after the whole has been cut for lack of memory
-                raise DeviceOutOfMemory("every φ once, for its row and its column, takes all rows at a time")
+            if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
+                return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             return launch.mean(state.packed(), problem.d, state.log_weights)
 
 

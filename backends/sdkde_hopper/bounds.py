@@ -40,9 +40,9 @@ def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the tolerances are kept, 18.8 bandwidths.
 
     An exponent is off by what two pieces leave of two constants, g² for each at most in log2 units: 2e-5 at the
-    coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, 2⁻²¹ for the rows. A shift is a mean of φ, so a part p of
-    it at distance r that is off by δ moves it by δ p (1 − p) r: of what matters, r is 5 at most, as columns further
-    away would have to number 10⁵ to weigh as much; with δ = 2⁻¹⁵ + 2e-5 that is 6e-5.
+    coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, down to φ = 2⁻¹⁶, and by 2⁻²¹ for the rows. A shift is a
+    mean of φ, so a part p of it at distance r that is off by δ moves it by δ p (1 − p) r: of what matters, r is 5 at
+    most, as columns further away would have to number 10⁵ to weigh as much; with δ = 2⁻¹⁵ + 2e-5 that is 6e-5.
     """
     return MOST_EXTENT
 

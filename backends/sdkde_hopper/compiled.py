@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import io
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from cuda.bindings import driver, nvrtc
-from cuda.core import ObjectCode, Program, ProgramOptions
+from cuda.core import Device, ObjectCode, Program, ProgramOptions
 
 from sdkde_core.plugin import cache_folder, new_lock, write_atomically
 
@@ -77,11 +78,12 @@ def source(module: str) -> str:
     return "\n".join([defined, first, *products, *rest])
 
 
-def compile_module(module: str) -> bytes:
-    """Compile a module, which needs no card."""
-    program = Program(source(module), "c++", ProgramOptions(arch=ARCHITECTURE, std="c++17"))
+def compile_module(module: str, log: io.StringIO | None = None) -> bytes:
+    """Compile a module, which needs no card; ``log`` is told registers, spills, and what the assembler warns of."""
+    options = ProgramOptions(arch=ARCHITECTURE, std="c++17", ptxas_options=None if log is None else ["-v"])
+    program = Program(source(module), "c++", options)
     try:
-        return bytes(program.compile("cubin").code)
+        return bytes(program.compile("cubin", logs=log).code)
     finally:
         program.close()
 
@@ -135,6 +137,7 @@ class Kernel:
     def __call__(self, programs: int, *arguments: torch.Tensor | int | float | None) -> None:
         """Launch it on the current stream of the current device. None is a null pointer."""
         device = torch.cuda.current_device()
+        _enter(device)
         if self._shared and device not in self._allowed:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuKernelSetAttribute(attribute, self._shared, self._kernel.handle, device))
@@ -148,6 +151,13 @@ class Kernel:
         grid, block = (programs, 1, 1), (self._threads, 1, 1)
         given = (tuple(values), tuple(types))
         _check(driver.cuLaunchKernel(self._function, *grid, *block, self._shared, stream, given, 0))
+
+
+def _enter(device: int) -> None:
+    """Make the device the driver's current one: PyTorch does not where a thread has only taken memory from its pool."""
+    error, here = driver.cuCtxGetDevice()
+    if error != driver.CUresult.CUDA_SUCCESS or int(here) != device:
+        Device(device).set_current()
 
 
 _lock = new_lock()
