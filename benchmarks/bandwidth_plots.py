@@ -13,12 +13,12 @@ from bandwidth_report import Line, Study, geometric, table, title
 from densities import named
 from numpy.typing import NDArray
 
+from sdkde_core.interop.plots import COLOURS, DARK, STYLE
+
 __all__ = ["convergence", "plot_errors"]
 
 Array = NDArray[Any]
 
-COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
-STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 RATES = {"kde": 4, "sdkde": 8, "laplace": 8}  # r of the rate n^(−r/(r + d))
 
 
@@ -66,7 +66,7 @@ def _panel(axes: Any, study: Study, n: int, names: Sequence[str], rules: Sequenc
             values.append(geometric(values))
             size = 90 if rule == "best" else 26
             axes.scatter(values, places, size, COLOURS[method], marker=marker, label=f"{method}, {rule}", zorder=2)
-    axes.axvline(1, color="#2b2d42", lw=0.8, zorder=1)
+    axes.axvline(1, color=DARK, lw=0.8, zorder=1)
     axes.axhline(len(names) - 0.5, color="#cccccc", lw=0.8, zorder=1)
     axes.set(xscale="log", yticks=range(len(rows)), yticklabels=rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)

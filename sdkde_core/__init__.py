@@ -4,7 +4,9 @@ Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:
 :mod:`sdkde_core.tuning` and :mod:`sdkde_core.testing`.
 """
 
+import importlib
 import logging
+from typing import TYPE_CHECKING, Any
 
 from .api import (
     backends,
@@ -19,12 +21,19 @@ from .api import (
 )
 from .bandwidth.matrix import Bandwidth
 from .estimator.prepared import Prepared
+from .interop.persistence import load
 from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
+
+if TYPE_CHECKING:
+    from .interop import plots
+    from .interop.gaussian_kde import gaussian_kde
+    from .interop.kernel_density import KernelDensity
 
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
+    "KernelDensity",
     "Prepared",
     "SdkdeWarning",
     "__version__",
@@ -32,7 +41,10 @@ __all__ = [
     "debias",
     "estimate",
     "explain",
+    "gaussian_kde",
     "grad_log_density",
+    "load",
+    "plots",
     "prepare",
     "release_replays",
     "select_bandwidth",
@@ -42,3 +54,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
+
+#: What needs a library that is imported when it is first asked for, by the module that has it, or that it is.
+_LATER = {
+    "KernelDensity": ".interop.kernel_density",
+    "gaussian_kde": ".interop.gaussian_kde",
+    "plots": ".interop.plots",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        module = importlib.import_module(_LATER[name], __name__)
+        return getattr(module, name, module)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Argument, Origin
+from .arrays import Argument, Origin, detached
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .choice.cost import typical_extent
 from .estimator import autograd, graphs, warming
+from .estimator.batches import Advance, check_out, densities, gradients, watched
 from .estimator.density import density
 from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fallback import with_fallback
-from .estimator.fitted import Fitted, PassReport, run
+from .estimator.fitted import Fitted, PassReport, run, shifted, slope
+from .estimator.kernels import log_constant
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.public import public
@@ -39,7 +43,15 @@ __all__ = [
 
 @public
 @takes_options
-def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unpack[Options]) -> Any:
+def estimate(
+    train: Any,
+    query: Any = None,
+    *,
+    log: bool = False,
+    out: Any = None,
+    progress: Any = False,
+    **options: Unpack[Options],
+) -> Any:
     r"""Estimate the density of ``train`` at ``query``.
 
     Parameters
@@ -60,6 +72,11 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
         ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per dimension); ``"silverman-iso"``;
         ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy has them). What each is good for is
         in ``docs/bandwidths.md``.
+    kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
+        Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
+        the Gaussian and the exponential are 0 from r = 1 on. Another than the Gaussian goes with ``method="kde"`` and
+        with a bandwidth in numbers, not with autograd, and takes a backend with the feature ``"kernel"``. Where no
+        sample is within reach log p̂ is −inf.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
     negative : {"keep", "clip", "renormalise"}
@@ -68,6 +85,12 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     log : bool
         Return log p̂, right where p̂ itself underflows. Laplace: NaN where p̂ < 0, with one RuntimeWarning, or −inf where
         that is clipped.
+    out : (m,) array, optional
+        A NumPy array of floats that takes the result, and is returned. It and ``query`` may be memory-mapped: queries
+        are read and results written by batches of rows, so that neither is whole in memory.
+    progress : bool or callable
+        True shows a bar (tqdm's: ``pip install 'sdkde-core[progress]'``); a function is called with the rows done and
+        all rows. The rows of all passes are cut into batches then.
     precision : {"auto", "fast", "high", "float64"}
         Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
         :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
@@ -98,13 +121,20 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     BackendUnavailable
         The backend is unknown, not installed, or cannot do this.
 
+    ImportError
+        ``progress=True`` without tqdm.
+
     Notes
     -----
+    The size of a batch follows from the shapes and the number of threads. With ``out`` or ``progress`` the numbers are
+    those without within the precision's bounds, and the same bits where the backend sums each row alone by one formula.
+
     Where ``train``, ``query``, ``weights`` or ``bandwidth`` is a torch tensor that requires grad, the result is
     attached to autograd: for every method, by backends with the feature ``"grad"`` only, first derivatives, and not
     within ``torch.no_grad()``. The query (else ``train``) must be a tensor then, as the result is. A bandwidth that a
     rule has chosen is a constant to autograd; the derivative by a matrix H is that by its symmetric part.
-    :func:`debias` and :func:`grad_log_density` differentiate too; :func:`prepare` refuses what requires grad.
+    :func:`debias` and :func:`grad_log_density` differentiate too; :func:`prepare` refuses what requires grad, and so do
+    ``out`` and ``progress`` here.
 
     Source: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores". One bandwidth
     serves score, shift and evaluation.
@@ -116,7 +146,10 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     >>> sdkde_core.estimate(x, [[0.0, 0.0]]).shape
     (1,)
     """
-    request = Request.of(Goal.DENSITY, options, "query", "log")
+    request = Request.of(Goal.DENSITY, options, "query", "log", "out", "progress")
+    if out is not None or progress is not False:
+        with _long(request, train, query, out, progress) as (ready, given, advance):
+            return densities(ready, given, log, out, advance)
     key = graphs.key_of(request, train, query, log)
     result = None if key is None else graphs.play(key, train, query)
     if result is not None:
@@ -125,7 +158,7 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query, replays=key is not None)
 
-        constant = ready.bandwidth.log_constant
+        constant = log_constant(request.kernel, ready.bandwidth)
         if request.negative == "renormalise":
             constant = Fitted.of(ready).log_constant
 
@@ -143,13 +176,13 @@ def estimate(train: Any, query: Any = None, *, log: bool = False, **options: Unp
 
 @public
 @takes_options
-def prepare(train: Any, **options: Unpack[Options]) -> Prepared:
+def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> Prepared:
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
 
-    Parameters as for :func:`estimate`. What follows from them is decided here, for all queries: the bandwidth, the
-    backend (as for as many queries as samples), and with ``precision="auto"`` the precision, by the dtype of ``train``.
-    It keeps numbers, not what autograd knows of them: tensors that require grad are refused, but within
-    ``torch.no_grad()``.
+    Parameters as for :func:`estimate`; ``progress`` is of the pass that moves the samples (sdkde). What follows from
+    them is decided here, for all queries: the bandwidth, the backend (as for as many queries as samples), and with
+    ``precision="auto"`` the precision, by the dtype of ``train``. It keeps numbers, not what autograd knows of them:
+    tensors that require grad are refused, but within ``torch.no_grad()``.
 
     Returns
     -------
@@ -165,13 +198,20 @@ def prepare(train: Any, **options: Unpack[Options]) -> Prepared:
     >>> prepared.estimate([[0.0, 0.0]]).shape, prepared.estimate(x[:7]).shape
     ((1,), (7,))
     """
-    request = Request.of(Goal.DENSITY, options)
-    return prepared(request, train)
+    request = Request.of(Goal.DENSITY, options, "progress")
+
+    def compute(request: Request) -> Prepared:
+        ready = plan(request, train)  # which refuses tensors that require grad
+        return Prepared(Fitted.of(ready, shared=True, advance=advance), ready.data.dtype, ready.data.origin)
+
+    moved = 0 if progress is False else _moved(request, Argument.of("train", train))
+    with watched(progress, moved) as advance:
+        return with_fallback(request, compute)
 
 
 @public
 @takes_options
-def debias(train: Any, **options: Unpack[Options]) -> Any:
+def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ½ H ∇log p̂(x_j), half a mean-shift step: the samples whose KDE is the SD-KDE.
 
     Parameters as for :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
@@ -181,22 +221,25 @@ def debias(train: Any, **options: Unpack[Options]) -> Any:
     (n, d) array
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
     """
-    request = Request.of(Goal.DEBIASED, options)
+    request = Request.of(Goal.DEBIASED, options, "progress")
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
-        shift = _at_home(ready, run(ready).shift)
+        shift = _at_home(ready, shifted(ready, ready.problems[0], ready.columns, advance=advance))
         return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
-    return with_fallback(request, compute)
+    rows = 0 if progress is False else _count(Argument.of("train", detached(train)))
+    with watched(progress, rows) as advance:
+        return with_fallback(request, compute)
 
 
 @public
 @takes_options
-def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) -> Any:
+def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **options: Unpack[Options]) -> Any:
     """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
 
-    Parameters as for :func:`estimate`; ``method`` is ``"sdkde"`` or ``"kde"``.
+    Parameters as for :func:`estimate`. With ``method="laplace"`` it is NaN where p̂ < 0, takes some ten times as long as
+    the density, and is not attached to autograd.
 
     Returns
     -------
@@ -204,11 +247,14 @@ def grad_log_density(train: Any, query: Any = None, **options: Unpack[Options]) 
         Per data unit; of the kind and on the device of ``query`` (else ``train``). Attached to autograd where something
         requires grad, so that a loss of the score can be minimised.
     """
-    request = Request.of(Goal.GRADIENT, options, "query")
+    request = Request.of(Goal.GRADIENT, options, "query", "progress")
+    if progress is not False:
+        with _long(request, train, query, None, progress) as (ready, given, advance):
+            return gradients(ready, given, advance)
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query)
-        score = ready.bandwidth.pull_back(_at_home(ready, run(ready).shift))
+        score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         return _restored(ready, score, train, query, request.weights, request.bandwidth)
 
     return with_fallback(request, compute)
@@ -370,17 +416,35 @@ def release_replays() -> None:
     graphs.release()
 
 
-def prepared(request: Request, train: Any, expected: int | None = None, **how: Any) -> Prepared:
-    """Return fitted columns with a public face.
+def fitted(request: Request, train: Any, query: Argument, advance: Advance | None = None) -> Fitted:
+    """Return fitted columns for a query that is answered by batches, here and on the command line."""
 
-    ``expected``, as for :func:`plan`, and ``how``, as for :meth:`Fitted.of`, are for the command line.
-    """
-
-    def compute(request: Request) -> Prepared:
-        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
-        return Prepared(Fitted.of(ready, shared=True, **how), ready.data.dtype)
+    def compute(request: Request) -> Fitted:
+        return Fitted.of(plan(request, train, expected=query), shared=True, advance=advance)
 
     return with_fallback(request, compute)
+
+
+@contextmanager
+def _long(
+    request: Request, train: Any, query: Any, out: Any, progress: Any
+) -> Iterator[tuple[Fitted, Argument, Advance | None]]:
+    """Yield fitted columns for a query that is answered by batches, the query, and who is to be told."""
+    x = Argument.of("train", train)
+    given = x if query is None else Argument.of("query", query)
+    check_out(out, given)
+    with watched(progress, _moved(request, x) + _count(given)) as advance:
+        yield fitted(request, train, given, advance), given, advance
+
+
+def _moved(request: Request, train: Argument) -> int:
+    """How many rows the passes before the last take."""
+    return _count(train) if any(step.moves for step in request.passes) else 0
+
+
+def _count(points: Argument) -> int:
+    """How many points there are; 0 of what has no axis, which is refused where it is read."""
+    return points.shape[0] if points.shape else 0
 
 
 def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None, *, measure: bool) -> Explanation:
@@ -424,7 +488,7 @@ def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) ->
 def _check_bandwidth(request: Request, d: int) -> None:
     """Raise as :func:`resolve` would, as far as that is known without data."""
     if isinstance(request.bandwidth, str):
-        check_rule(request.bandwidth, request.method)
+        check_rule(request.bandwidth, request.method, request.kernel)
     else:
         Bandwidth.of(request.bandwidth, d)
 

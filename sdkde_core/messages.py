@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from types import FrameType
 
-__all__ = ["SdkdeWarning", "caller_level", "did_you_mean", "warn_once"]
+__all__ = ["SdkdeWarning", "brief", "caller_level", "did_you_mean", "warn_once"]
 
 
 class SdkdeWarning(UserWarning):
@@ -62,3 +62,12 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     names = {name.lower(): name for name in known}
     close = difflib.get_close_matches(str(given).lower(), names, n=1, cutoff=0.75)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def brief(value: object) -> str:
+    """Return the value as messages show it: on one line, cut where it is long, whatever its ``repr`` does."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # what cannot be shown is named
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:76]} …"

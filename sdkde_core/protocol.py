@@ -11,6 +11,8 @@ for every query row i; with ℓ_i = log Σ_j w_j φ_ij:
                 same sum with plus signs throughout (the scale that L_i's error is measured against)
 ==============  =========================================================================================
 
+With the feature ``"kernel"`` φ_ij = K(r_ij), r_ij = ‖u_i − u_j‖, in ``LOG_SUM`` only; see :data:`KERNELS`.
+
 A backend is an entry point of group ``sdkde.backends`` whose value is a :class:`BackendInfo`, and an object
 with the two methods of :class:`Backend`. Everything here is public and versioned by :data:`PROTOCOL`.
 """
@@ -32,6 +34,7 @@ from .messages import did_you_mean
 __all__ = [
     "ARRAYS",
     "FEATURES",
+    "KERNELS",
     "PRECISIONS",
     "PROTOCOL",
     "TOLERANCES",
@@ -69,6 +72,23 @@ FEATURES: Mapping[str, str] = {
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",
     "multi_scale": "φ_ij = exp(−½ r²_ij / s²) for every s in Problem.scales; results gain an axis after the first",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
+    "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
+}
+
+#: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
+#: ``"exponential"`` are positive everywhere, the others have bounded support: they are 0 from r = 1 on.
+#:
+#: At the edge of a bounded support log K changes by any amount within the rounding of r. So what is asked for is the
+#: sum for distances that are nearly the true ones: with the :class:`Tolerance` (a, b) of LOG_SUM,
+#: log Σ_j w_j K((1 + b) r_ij) − a ≤ ℓ_i ≤ log Σ_j w_j K((1 − b) r_ij) + a. Away from the edge that is the tolerance of
+#: the Gaussian. A column within b of the edge may count or not; a row that reaches no column has ℓ_i = −inf.
+KERNELS: Mapping[str, str] = {
+    "gaussian": "exp(−½ r²)",
+    "tophat": "1",
+    "epanechnikov": "1 − r²",
+    "exponential": "exp(−r)",
+    "linear": "1 − r",
+    "cosine": "cos(π r / 2)",
 }
 
 
@@ -167,11 +187,15 @@ class Problem:
     deterministic : bool
         The same call must give the same bits.
     extent : float
-        Largest distance of any row or column from the origin, in bandwidths (those of scale 1).
+        Largest distance of any row or column from the origin, in bandwidths (those of scale 1). With ``"grad"`` or
+        ``"kernel"`` there is no limit to it: nothing is taken off.
     scales : tuple of float
         Bandwidth factors, with ``"multi_scale"``; otherwise empty. At scale s, φ_ij = exp(−½ r²_ij / s²) and LAPLACE's
         factor is 1 + d/2 − ½ r²_ij / s². The shift stays in bandwidths of scale 1; its tolerance at scale s is s times
-        that of scale 1. Points may be rounded once to each scale, as whitening by that bandwidth would.
+        that of scale 1. Points may be rounded once to each scale, as whitening by that bandwidth would. With
+        ``"kernel"`` φ_ij = K(r_ij / s).
+    kernel : str
+        One of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``.
     sample : callable, optional
         ``sample() -> Sample``, for ``supports`` and ``work`` of problems whose price depends on more than the extent.
         The first call takes it, from a device too, where it keeps the estimate from being replayed: so ask only where
@@ -194,6 +218,7 @@ class Problem:
     deterministic: bool = True
     extent: float = 0.0
     scales: tuple[float, ...] = ()
+    kernel: str = "gaussian"
     sample: Callable[[], Sample] | None = field(default=None, compare=False, repr=False)
     worth: float | None = field(default=None, compare=False)
 
@@ -204,6 +229,12 @@ class Problem:
             raise ValueError(f"precision is {self.precision!r}; pass one of {PRECISIONS}")
         if bool(self.scales) != ("multi_scale" in self.requires):
             raise ValueError("scales and requires={'multi_scale'} go together")
+        if self.kernel not in KERNELS:
+            raise ValueError(f"kernel is {self.kernel!r}; pass one of {tuple(KERNELS)}")
+        if (self.kernel != "gaussian") != ("kernel" in self.requires):
+            raise ValueError("a kernel other than 'gaussian' and requires={'kernel'} go together")
+        if self.kernel != "gaussian" and self.reduction is not Reduction.LOG_SUM:
+            raise ValueError(f"kernel={self.kernel!r} is for LOG_SUM; {self.reduction.name} is of kernel='gaussian'")
 
     @property
     def pairs(self) -> int:

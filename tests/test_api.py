@@ -280,11 +280,6 @@ def test_what_is_refused(options, error, message):
         sdkde_core.explain(x, y, **options)
 
 
-def test_gradients_of_laplace_are_not_there_yet():
-    with pytest.raises(ValueError, match="not available yet"):
-        sdkde_core.grad_log_density([[0.0], [1.0]], method="laplace")
-
-
 def test_environment(monkeypatch):
     x, y, _ = _data(n=9)
     monkeypatch.setenv("SDKDE_PRECISION", "float64")

@@ -28,6 +28,7 @@ from sdkde_core.cli import files
 from sdkde_core.cli import streaming as stream
 from sdkde_core.cli.main import main
 from sdkde_core.engine import columns
+from sdkde_core.estimator import batches
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 from sdkde_core.testing import reference
 
@@ -336,7 +337,7 @@ def test_negative_values_are_clipped(negative):
 @pytest.fixture
 def small_batches(monkeypatch):
     """Several batches in both passes, the last one short."""
-    monkeypatch.setattr(stream, "ROWS", 1024)
+    monkeypatch.setattr(batches, "ROWS", 1024)
 
 
 def allowed(precision, x, y, h, weights=None):
@@ -413,22 +414,6 @@ def test_a_value_that_is_not_finite_is_named_by_its_row_in_the_file(small_batche
         assert "query has values that are not finite, the first inf at row 2500, column 1" in line
     assert Path("out.npy").read_text() == "as before"
     assert sorted(p.name for p in Path().iterdir()) == ["out.npy", "x.npy", "y.csv", "y.npy"]
-
-
-def test_what_cannot_be_prepared_on_the_planned_device_goes_elsewhere_only_under_auto():
-    def densities(backend):
-        source = files.Source.of("x", X)
-        common = {"bandwidth": 1.0, "weights": None, "log": False, "precision": "auto", "device": None}
-        made = stream.Stream.of(source, method="sdkde", backend=backend, **common)
-        made.plan = replace(made.plan, device="cuda:99")
-        return made
-
-    job = densities("auto")
-    (got,) = job.densities(lambda rows: None)
-    assert job.where.endswith(" on cpu")
-    np.testing.assert_allclose(got, sdkde_core.estimate(X, bandwidth=1.0), rtol=1e-9)
-    with pytest.raises(BackendUnavailable, match="'numpy' cannot do this"):
-        list(densities("numpy").densities(lambda rows: None))
 
 
 def test_a_batch_that_reaches_farther_than_the_backend_goes_elsewhere_only_under_auto(monkeypatch, small_batches):
@@ -525,7 +510,7 @@ def test_errors_are_one_line():
         ((train, save("two.npy", Y[:, :2]), "-o", "o.npy"), "two.npy: query has 2 dimensions, but train has 3"),
         ((train, save("flat.npy", Y[:, 0]), "-o", "o.npy"), "flat.npy: query has 1 dimensions, but train has 3"),
         ((save("same.npy", np.ones((5, 2))), "-o", "o.npy"), "same.npy: bandwidth='auto' needs columns that vary"),
-        ((save("one.npy", np.ones((1, 2))), "-o", "o.npy"), "one.npy: bandwidth='auto' needs two samples"),
+        ((save("one.npy", np.ones((1, 2))), "-o", "o.npy"), "one.npy: bandwidth='auto' needs more than one sample"),
         ((train, "-o", "o.npy", "--bandwidth", "1e-300"), "bandwidth (given: h 1e-300) is too small"),
         ((train, "-o", "o.npy", "--device", "cuda", "--backend", "numpy"), "runs on cpu, not on cuda"),
         ((train,), "Missing option '-o'"),
@@ -543,7 +528,7 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(stream, "prepared", None)
+    monkeypatch.setattr(stream, "fitted", None)
     line = refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert line == "Error: out.npy: No space left on device\n"
     assert [p.name for p in Path().iterdir()] == ["x.npy"]
@@ -605,7 +590,7 @@ def test_running_out_of_memory_is_one_line(monkeypatch):
     def fail(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr(stream, "prepared", fail)
+    monkeypatch.setattr(stream, "fitted", fail)
     assert "Error: MemoryError" in refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert not Path("out.npy").exists()
 
@@ -614,7 +599,7 @@ def test_what_is_not_expected_keeps_its_traceback(monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(stream, "prepared", fail)
+    monkeypatch.setattr(stream, "fitted", fail)
     result = CliRunner().invoke(main, ["estimate", save("x.npy", X), "-o", "out.npy"])
     assert isinstance(result.exception, RuntimeError)
     assert [p.name for p in Path().iterdir()] == ["x.npy"]

@@ -1,4 +1,4 @@
-"""The Hopper backend passes the suite on a GPU of compute capability 9.0, and keeps its tolerance in the worst cases."""
+"""The Hopper backend passes the suite on a GPU of compute capability 9.0, and keeps its tolerance in the worst case."""
 
 import math
 
@@ -73,7 +73,7 @@ def test_sizes_about_tiles_and_supers(n):
 def test_rows_beyond_fp32_in_the_log_domain():
     """Rows 18 bandwidths on one side of columns 18 on the other: φ is e⁻⁶⁴⁸."""
     rng = np.random.default_rng(0)
-    points = rng.normal(size=(500, 3)) + [16.0, 0.0, 0.0]
+    points = rng.normal((16.0, 0.0, 0.0), size=(500, 3))
     points *= np.minimum(1.0, 18.5 / np.linalg.norm(points, axis=1))[:, None]
     queries = np.concatenate([-points[:50], points[:50]])
     case = Case("far", points, queries, np.full(500, -math.log(500)))

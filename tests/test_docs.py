@@ -26,6 +26,20 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", ["densities", "large-data", "scikit-learn", "scipy"])
+def test_the_examples_of_a_page_run(page, capsys, tmp_path, monkeypatch):
+    """One after the other, in one namespace; a comment that begins with a number below zero is what is printed."""
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)
+    names = {}
+    for example in examples:
+        exec(compile(example, f"{page}.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert printed
+    for said in re.findall(r"  # (-\d+\.\d+)", "".join(examples)):
+        assert any(abs(float(x) - float(said)) <= 0.05 for x in re.findall(r"-\d+\.\d+", printed)), said
+
+
 def test_the_readmes_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"make ([a-z-]+)", README)
@@ -61,7 +75,7 @@ def test_every_command_and_option_is_documented():
         assert all(getattr(p, "help", None) for p in command.params), name
 
 
-@pytest.mark.parametrize("module", ["api"])
+@pytest.mark.parametrize("module", ["api", "interop.gaussian_kde", "interop.kernel_density"])
 def test_docstring_examples(module):
     result = doctest.testmod(importlib.import_module(f"sdkde_core.{module}"))
     assert result.attempted > 0

@@ -319,3 +319,62 @@ def test_every_device_has_recordings_of_its_own(recordings):
                 assert str(got.device) == device
                 assert torch.equal(got.cpu(), want[id(x)])
     assert len(recordings) == 2
+
+
+@pytest.mark.parametrize("bandwidth", [0.5, "scott"])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_a_fitted_density_on_a_device(method, bandwidth):
+    """What it gives besides estimates is that of the same samples on the host, and its draws stay on the device."""
+    options = {"method": method, "precision": "float64", "bandwidth": bandwidth}
+    here, there = (sdkde_core.prepare(x, weights=w, **options) for x, w in ((X, W), (_cuda(X), _cuda(W))))
+    pairs = [(here.marginal([2, 0]), there.marginal([2, 0]))]
+    if method != "laplace":
+        pairs.append((here.conditional({1: 0.3}), there.conditional({1: 0.3})))
+        np.testing.assert_allclose(there.modes(), here.modes(), atol=1e-5)
+    for mine, its in pairs:
+        got = its.estimate(_cuda(Y[:, :2].copy()))
+        assert got.device.type == "cuda"
+        np.testing.assert_allclose(got.cpu().numpy(), mine.estimate(Y[:, :2]), rtol=1e-9)
+    got = there.grad_log_density(_cuda(Y))
+    np.testing.assert_allclose(got.cpu().numpy(), here.grad_log_density(Y), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(there.marginal(0).cdf([0.0, 1.0]), here.marginal(0).cdf([0.0, 1.0]), rtol=1e-9)
+
+
+def test_draws_on_a_device():
+    there = sdkde_core.prepare(_cuda(X), weights=_cuda(W), bandwidth=[0.3, 0.5, 0.7])
+    y = there.sample(100_000, random_state=3)
+    assert y.device.type == "cuda" and torch.equal(y, there.sample(100_000, random_state=3))
+    means, weights, covariance = there.mixture()
+    np.testing.assert_allclose(y.cpu().numpy().mean(axis=0), weights @ means, atol=0.02)
+    want = covariance + np.cov(means.T, aweights=weights, ddof=0)
+    np.testing.assert_allclose(np.cov(y.cpu().numpy().T), want, atol=0.03)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_work_in_batches_and_files_on_a_device(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(sdkde_core.estimator.batches, "ROWS", 256)
+    monkeypatch.setattr(sdkde_core.estimator.batches, "FEWEST", 32)
+    monkeypatch.setattr(sdkde_core.estimator.batches, "NUMBERS", 3 * 64)
+    options = {"method": method, "bandwidth": 0.5, "precision": "float64"}
+    told, want = [], reference.estimate(X, Y, method=method, bandwidth=0.5)
+    got = sdkde_core.estimate(_cuda(X), _cuda(Y), progress=lambda done, rows: told.append(done), **options)
+    assert got.device.type == "cuda"
+    np.testing.assert_allclose(got.cpu().numpy(), want, rtol=1e-9, atol=1e-14)
+    assert len(told) == 2 + 7 * (method == "sdkde")
+    out = np.empty(len(Y))
+    ready = sdkde_core.prepare(_cuda(X), **options)
+    assert ready.estimate(_cuda(Y), out=out) is out
+    np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-14)
+    ready.save(tmp_path / "a.sdkde")
+    again = sdkde_core.load(tmp_path / "a.sdkde")
+    assert (again.backend, again.device) == (ready.backend, ready.device)
+    assert torch.equal(again.estimate(_cuda(Y)), ready.estimate(_cuda(Y)))
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+def test_scipys_class_on_a_device(method):
+    here, there = (sdkde_core.gaussian_kde(x, weights=w, method=method) for x, w in ((X.T, W), (_cuda(X).T, _cuda(W))))
+    got = there.logpdf(_cuda(Y).T)
+    assert got.device.type == there.resample(5).device.type == "cuda"
+    np.testing.assert_allclose(got.cpu().numpy(), here.logpdf(Y.T), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(there.marginal(0)(0.5), here.marginal(0)(0.5), rtol=1e-9)

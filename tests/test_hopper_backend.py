@@ -168,7 +168,9 @@ def test_what_is_declined_and_why():
 def test_compiled_code_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
     made = []
-    monkeypatch.setattr(compiled, "compile_module", lambda module: made.append(module) or b"\x7fELF of " + module.encode())
+    monkeypatch.setattr(
+        compiled, "compile_module", lambda module: made.append(module) or b"\x7fELF of " + module.encode()
+    )
     assert compiled._code("pack") == compiled._code("pack") == b"\x7fELF of pack"
     assert made == ["pack"]
     (kept,) = (tmp_path / "hopper").iterdir()

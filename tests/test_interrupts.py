@@ -77,11 +77,11 @@ options = {"backend": backend, "bandwidth": 0.1}
 options["backend_options"] = {"always": True} if backend == "fourier" else None
 sdkde_core.estimate(x[:5000], **options)  # imports and compiles
 signal.signal(signal.SIGPROF, signal.default_int_handler)
-for after in (0.5, 1.5, 4.0):
+for after, progress in ((0.5, False), (1.5, False), (4.0, False), (1.5, lambda done, rows: None)):
     start = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, after)
     try:
-        sdkde_core.estimate(x, **options)
+        sdkde_core.estimate(x, progress=progress, **options)
         raise SystemExit("was not interrupted")
     except KeyboardInterrupt:
         print((time.process_time() - start - after) / threads, flush=True)

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import plain_torch
 from plain_torch import PlainTorch
 from sdkde_numpy.backend import NumpyBackend
+from sdkde_numpy.compact import Compact
 from sdkde_numpy.formulas import Expanded
 from sdkde_numpy.info import INFO
 
@@ -213,6 +214,50 @@ class AnyOption(NumpyBackend):
         super().__init__()
 
 
+class KernelIgnored(NumpyBackend):
+    """Every kernel is the Gaussian."""
+
+    def prepare(self, problem, columns):
+        return super().prepare(_gaussian(problem), columns)
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return super().reduce(_gaussian(problem), queries, state, own_offset)
+
+
+def _gaussian(problem):
+    return replace(problem, kernel="gaussian", requires=problem.requires - {"kernel"})
+
+
+class NothingIsLittle(NumpyBackend):
+    """A row that reaches no column has a small sum in place of none."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        return replace(got, log_sum=np.maximum(got.log_sum, -745.0)) if "kernel" in problem.requires else got
+
+
+class OneLevel(NumpyBackend):
+    """Columns of another kernel whose weights are far below the largest have none."""
+
+    def prepare(self, problem, columns):
+        state = super().prepare(problem, columns)
+        if isinstance(state.formula, Compact):
+            state.formula.weights[:, 1:] = 0.0
+        return state
+
+
+class EdgesBlurred(NumpyBackend):
+    """Distances right to 1e-4, as from expanded squares in float32."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        if "kernel" not in problem.requires:
+            return super().reduce(problem, queries, state, own_offset)
+        scales = tuple(1.0001 * s for s in problem.scales or (1.0,))
+        blurred = replace(problem, requires=problem.requires | {"multi_scale"}, scales=scales)
+        got = super().reduce(blurred, queries, state, own_offset)
+        return got if problem.scales else replace(got, log_sum=got.log_sum[:, 0])
+
+
 class Unattached(PlainTorch):
     """Declares derivatives, and gives results without."""
 
@@ -285,6 +330,10 @@ MUTANTS = {
     "a thread that a forked child lacks": (OneThread, INFO, {"forked_child"}),
     "no precision": (NumpyBackend, replace(INFO, precisions=()), {"declaration"}),
     "grad in NumPy": (NumpyBackend, replace(INFO, features=INFO.features | {"grad"}), {"declaration"}),
+    "kernels ignored": (KernelIgnored, INFO, {"kernel"}),
+    "rows out of reach have a sum": (NothingIsLittle, INFO, {"kernel"}),
+    "little weights lost by other kernels": (OneLevel, INFO, {"kernel"}),
+    "edges of supports blurred": (EdgesBlurred, INFO, {"kernel"}),
     "results not attached": (Unattached, plain_torch.INFO, {"grad"}),
     "points are no rows to autograd": (RowsForgotten, plain_torch.INFO, {"grad"}),
     "no derivative by weights of zero": (ZeroWeightsDropped, plain_torch.INFO, {"grad"}),
@@ -382,13 +431,14 @@ def test_names_are_stable():
         "exclude_self[high-mean]",
         "multi_scale[float64-laplace]",
         "grad[high-mean]",
+        "kernel[high-tophat]",
         "drawn[12-d17-p400000]",
     } <= set(names)
     assert set(CHECKS) == {
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched", "results_are_the_callers"),
         *("expected_rows", "threads", "far_below", "not_a_number", "exclude_self", "multi_scale", "grad", "drawn"),
-        *("interrupts", "forked_child"),
+        *("interrupts", "forked_child", "kernel"),
     }
 
 

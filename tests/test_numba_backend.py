@@ -17,7 +17,7 @@ from sdkde_numba import backend as implementation
 from sdkde_numba import compiled, kept
 from sdkde_numba.backend import NumbaBackend
 from sdkde_numba.bounds import choose, double_limit, extent_limit, single_limit, single_products
-from sdkde_numba.cpu_kernels import LEAST, exp2
+from sdkde_numba.cpu_kernels import CODES, LEAST, exp2
 from sdkde_numba.info import INFO
 
 import sdkde_core
@@ -283,6 +283,17 @@ def test_one_compiled_form_a_precision_serves_every_problem():
     assert len(compiled.reduce_tiles.overloads) <= 2
 
 
+def test_other_kernels_are_one_compiled_form_that_nobody_else_waits_for(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(90, 3))
+    for kernel in CODES:
+        for precision in ("fast", "float64"):
+            how = {"method": "kde", "kernel": kernel, "precision": precision, "bandwidth": 0.3, "backend": "numba"}
+            sdkde_core.estimate(x, x[::2], **how)
+    assert len(compiled.reduce_kernel_tiles.overloads) == 1
+    monkeypatch.setattr(compiled, "reduce_kernel_tiles", None)
+    sdkde_core.estimate(x, bandwidth=0.3, backend="numba")
+
+
 @pytest.mark.slow
 def test_without_a_folder_to_write_to_it_compiles_for_the_process():
     nowhere = """
@@ -314,7 +325,7 @@ def test_a_person_at_a_terminal_reads_one_line_unless_it_is_in_the_log(monkeypat
 def test_a_quick_compilation_says_nothing(monkeypatch, caplog):
     monkeypatch.setattr(compiled, "_announced", False)
     monkeypatch.setattr(compiled.reduce_tiles, "compile", lambda signature: None)
-    compiled._compile(())
+    compiled._compile(compiled.reduce_tiles, ())
     assert not caplog.records
 
 

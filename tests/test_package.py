@@ -3,12 +3,20 @@
 import ast
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
+
+import sdkde_core
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,15 +60,17 @@ ROOMS = {
     "protocol": {"messages"},
     "fresh": set(),
     "storage": set(),
+    "archive": {"messages", "storage"},
     "arrays": set(),
     "engine": {"protocol", "arrays"},
     "choice": {"messages", "protocol", "fresh", "storage", "engine"},
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "bandwidth": {"messages", "arrays", "engine", "choice"},
-    "estimator": {"messages", "protocol", "arrays", "engine", "choice", "bandwidth"},
+    "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
-    "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api"},
+    "interop": {"archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
+    "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api", "interop"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
 
@@ -80,7 +90,8 @@ def test_the_cores_rooms_import_each_other_one_way():
 def test_what_the_core_imports():
     allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
     own = {"cli": {"click", "sklearn", "matplotlib"}, "testing": {"pytest"}, "storage.py": {"platformdirs"}}
-    own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "bandwidth": {"matplotlib"}}
+    own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "interop": {"matplotlib", "sklearn"}}
+    own |= {"estimator": {"scipy", "tqdm"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]
         found = {name.partition(".")[0] for name in _imports(path)}
@@ -146,16 +157,41 @@ def test_the_core_names_no_backend():
         assert not [n for n in names if n in text], path
 
 
+def _tracked():
+    """The names of the files that are tracked, or new and not ignored; None in an unpacked sdist."""
+    if not (ROOT / ".git").exists():
+        return None
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
+
+
+def _copy_source(folder):
+    names = _tracked()
+    if names is None:
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+        return
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
+
+
+def _check_metadata(text):
+    """As PyPI does."""
+    metadata = Metadata.from_email(text, validate=True)
+    assert metadata.name == "sdkde-core" and str(metadata.version) == sdkde_core.__version__
+    assert metadata.license_expression == "BSD-3-Clause" and not any("License" in c for c in metadata.classifiers)
+    assert metadata.description_content_type == "text/markdown" and metadata.description.startswith("# sdkde")
+    assert metadata.project_urls["Paper"] == "https://arxiv.org/abs/2602.10378"
+    assert set(metadata.provides_extra) >= {"all", "plot", "sklearn"}
+
+
 def test_the_wheel_works_outside_the_checkout(tmp_path):
     """Top-level names are sdkde_* only, and an unpacked wheel on the path has its entry points."""
     build = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
     source = tmp_path / "source"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
-    changed = subprocess.run(["git", "ls-files", "-mo", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    for name in changed.stdout.split():
-        if (ROOT / name).exists():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+    _copy_source(source)
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -163,6 +199,8 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
         ours = {f"sdkde_{x}" for x in ("core", "fourier", "keops", "numba", "numpy", "torch", "triton", "autotune")}
         assert {n for n in names if not n.endswith(".dist-info")} == ours
         assert {"sdkde_core/py.typed", "sdkde_numpy/py.typed"} <= set(archive.namelist())
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        _check_metadata(archive.read(metadata))
         archive.extractall(tmp_path / "site")
     code = """
 import sdkde_core
@@ -174,16 +212,100 @@ print(sdkde_core.estimate([0.0, 1.0, 3.0], [1.0]))
     assert _python(code, cwd=tmp_path, env=env).startswith("[0.")
 
 
-def test_the_version_is_in_the_changelog_and_the_citation():
-    import sdkde_core
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """The folder with the sdist and the wheel as `python -m build` makes them: the wheel from the sdist."""
+    pytest.importorskip("build")
+    folder = tmp_path_factory.mktemp("distributions")
+    source = folder / "source"
+    _copy_source(source)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder
 
+
+@pytest.fixture(scope="module", params=["whl", "tar.gz"])
+def environment(request, distributions, tmp_path_factory):
+    """The interpreter of a new virtual environment in which the wheel or the sdist is installed, and its variables.
+
+    Without the network: what it needs besides is that of this environment, of which sdkde-core itself is left out.
+    """
+    pytest.importorskip("pip")
+    (file,) = distributions.glob(f"*.{request.param}")
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COVERAGE"))}
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True, env=env).stdout.strip()
+    needed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    Path(own, "needed.pth").write_text("\n".join(sorted(needed)), encoding="utf-8")  # their own .pth files stay unread
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed"]
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *offline, str(file)]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, env=env)
+    return python, {"cwd": folder, "env": env, "check": True, "capture_output": True, "text": True}
+
+
+@pytest.mark.slow
+def test_what_is_installed_runs(environment):
+    """The core, its backends' entry points, the tuner's tables, and the command."""
+    python, how = environment
+    code = """
+import sys, sdkde_core, importlib.metadata, importlib.resources
+assert sdkde_core.__file__.startswith(sys.prefix), sdkde_core.__file__
+assert importlib.metadata.version("sdkde-core") == sdkde_core.__version__
+own = {entry.name for entry in importlib.metadata.distribution("sdkde-core").entry_points}
+assert {record.name for record in sdkde_core.backends() if record.distribution == "sdkde-core"} <= own
+assert list((importlib.resources.files("sdkde_autotune") / "tables").iterdir())
+print(sdkde_core.estimate([0.0, 1.0, 3.0], [1.0], backend="numpy"))
+"""
+    assert subprocess.run([python, "-c", code], **how).stdout.startswith("[0.")
+    told = subprocess.run([python.with_name("sdkde"), "--version"], **how).stdout
+    assert sdkde_core.__version__ in told
+    assert "numpy" in subprocess.run([python.with_name("sdkde"), "backends"], **how).stdout
+
+
+@pytest.mark.slow
+def test_the_sdist_has_what_is_tracked(distributions):
+    (file,) = distributions.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}
+        (top,) = {name.partition("/")[0] for name in archive.getnames()}
+        _check_metadata(archive.extractfile(f"{top}/PKG-INFO").read())
+    made = {name for name in names if name in ("PKG-INFO", "setup.cfg") or ".egg-info/" in name}
+    tracked = _tracked()
+    if tracked is None:
+        pytest.skip("an unpacked sdist does not know what is tracked")
+    assert names - made == tracked - {".gitignore"}
+
+
+@pytest.mark.slow
+def test_tests_run_from_the_sdist(environment, distributions, tmp_path):
+    """Those that read documents, workflows and benchmarks beside the sources."""
+    python, how = environment
+    (file,) = distributions.glob("*.tar.gz")
+    shutil.unpack_archive(file, tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    tests = [f"tests/test_{name}.py" for name in ("docs", "package", "platforms", "workflows")]
+    chosen = ["-m", "not slow and not gpu", "-k", "not demo", "-p", "no:cacheprovider"]
+    command = [python, "-P", "-m", "pytest", "-q", *chosen, *tests]
+    result = subprocess.run(command, **(how | {"cwd": folder, "check": False}))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_version_is_in_the_changelog_and_the_citation():
     assert f"## {sdkde_core.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {sdkde_core.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_public_names_have_docstrings():
-    import sdkde_core
+def test_the_citation_names_the_paper():
+    yaml = pytest.importorskip("yaml")
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    (paper,) = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["references"]
+    assert (paper["url"], paper["repository-code"]) == (urls["Paper"], urls["Paper's code"])
 
+
+def test_public_names_have_docstrings():
     for name in sdkde_core.__all__:
         if name != "__version__":
             assert len(getattr(sdkde_core, name).__doc__) > 40, name

@@ -4,6 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from sdkde_core.protocol import KERNELS
 from sdkde_core.testing import problems, reference, truths
 from sdkde_core.testing.checks import PROFILES
 from sdkde_core.testing.drawn import draw, parameters
@@ -114,6 +115,35 @@ def test_rows_and_samples_at_any_distance(distance, stray):
             assert got.signed[i] == pytest.approx(float(signed), abs=1e-13)
             shift = [float(sum(p * delta[k] for p, delta in zip(phi, away)) / total) for k in range(2)]
             assert np.hypot(*(got.shift[i] - shift)) <= 1e-13 + 1e-15 * np.hypot(*shift)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_have_twelve_digits(kernel):
+    rng = np.random.default_rng(6)
+    x, w = rng.normal(size=(9, 2)), rng.random(9)
+    y = np.concatenate([x[:4] + rng.normal(size=(4, 2)) * 0.4, [[0.0, 70.0]]])
+    h = np.array([[0.8, 0.3], [0.3, 0.5]])
+    value = {
+        "gaussian": lambda r: mpmath.exp(-(r**2) / 2),
+        "tophat": lambda r: mpmath.mpf(r < 1),
+        "epanechnikov": lambda r: 1 - r**2 if r < 1 else mpmath.mpf(0),
+        "exponential": lambda r: mpmath.exp(-r),
+        "linear": lambda r: 1 - r if r < 1 else mpmath.mpf(0),
+        "cosine": lambda r: mpmath.cos(mpmath.pi * r / 2) if r < 1 else mpmath.mpf(0),
+    }[kernel]
+    with mpmath.workdps(50):
+        inverse = mpmath.matrix(h.tolist()) ** -1
+        weights = [mpmath.mpf(float(v)) for v in w]
+        want = []
+        for row in y:
+            away = [mpmath.matrix([mpmath.mpf(float(a)) - mpmath.mpf(float(b)) for a, b in zip(row, p)]) for p in x]
+            terms = [v * value(mpmath.sqrt((a.T * inverse * a)[0])) for v, a in zip(weights, away)]
+            total = sum(terms) / sum(weights)
+            want.append(float(mpmath.log(total)) if total else -np.inf)
+        norm = mpmath.quad(lambda r: 2 * mpmath.pi * r * value(r), [0, 0.5, 1, 5, 60])
+    np.testing.assert_allclose(reference.kernel_log_sum(y, x, kernel, h, weights=w), want, rtol=1e-12, atol=1e-12)
+    assert np.isfinite(want[1:4]).all()
+    assert reference.kernel_log_norm(kernel, 2) == pytest.approx(float(mpmath.log(norm)), abs=1e-13)
 
 
 def test_exclude_self_leaves_out_one_column():

@@ -36,8 +36,12 @@ class _State:
         return grid_step(self.problem.extent)
 
     def packed(self) -> launch.Packed:
-        """The points as rows of MEAN, and as columns."""
-        return self.made.get("points", lambda: launch.pack(self.points, self.step), self.points, launch.Packed.tensors)
+        """The points as columns, and as rows of MEAN."""
+
+        def make() -> launch.Packed:
+            return launch.pack(self.points, self.step, self.problem.reduction)
+
+        return self.made.get("points", make, self.points, launch.Packed.tensors)
 
 
 class HopperBackend:

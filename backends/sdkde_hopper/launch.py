@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
-from sdkde_core.protocol import Partial
+from sdkde_core.protocol import Partial, Reduction
 
 from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
@@ -17,40 +18,51 @@ __all__ = ["Packed", "log_sum", "mean", "pack", "pack_rows"]
 #: Numbers of a partial sum: Σφv in sixteen dimensions, Σφ, and three that are free.
 SUMS = 20
 
-TILE_BYTES = 64 * (48 + 40) * 2
+#: Bytes of a tile of 64 columns: what the exponents need, and with what φ is multiplied by.
+EXPONENT_BYTES, TILE_BYTES = 64 * 48 * 2, 64 * (48 + 40) * 2
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Points in pieces, padded to whole supers; see ``device/pack.cu``."""
+    """Points in pieces, padded to whole supers; see ``device/pack.cu``. For LOG_SUM they are ``tiles`` alone."""
 
-    rows: torch.Tensor
-    tiles: torch.Tensor
-    bytes: torch.Tensor
     count: int
     padded: int
+    tiles: torch.Tensor
+    rows: torch.Tensor | None = None
+    bytes: torch.Tensor | None = None
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> list[torch.Tensor]:
         """Return the buffers."""
-        return self.rows, self.tiles, self.bytes
+        return [x for x in (self.tiles, self.rows, self.bytes) if x is not None]
 
 
-def pack(points: torch.Tensor, step: float) -> Packed:
-    """Pack float64 points (n, d) as rows and columns; ``step``: see :func:`sdkde_hopper.bounds.grid_step`."""
+def pack(points: torch.Tensor, step: float, reduction: Reduction) -> Packed:
+    """Pack float64 points (n, d) as columns, and for MEAN as its rows.
+
+    Parameters
+    ----------
+    points : (n, d) float64 tensor
+    step : float
+        See :func:`sdkde_hopper.bounds.grid_step`.
+    reduction : Reduction
+        LOG_SUM or MEAN.
+    """
     n, d = points.shape
     padded = -(-n // plan.COLUMNS) * plan.COLUMNS
-    rows = torch.empty(padded * 48, dtype=torch.float16, device=points.device)
-    tiles = torch.empty(padded // 64 * TILE_BYTES, dtype=torch.uint8, device=points.device)
-    in_bytes = torch.empty(padded * 40, dtype=torch.uint8, device=points.device)
+    mean = reduction is Reduction.MEAN
+    new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
+    tiles = new(padded // 64 * (TILE_BYTES if mean else EXPONENT_BYTES))
+    rows, in_bytes = (new(padded * 96), new(padded * 40)) if mean else (None, None)
     kernel("pack", "pack", 256)(padded // 16, points, n, padded, d, step, float(SCALE_BITS), rows, tiles, in_bytes)
-    return Packed(rows, tiles, in_bytes, n, padded)
+    return Packed(n, padded, tiles, rows, in_bytes)
 
 
 def pack_rows(points: torch.Tensor, step: float) -> torch.Tensor:
     """Pack float64 points (m, d) as rows of LOG_SUM, in whole blocks."""
     m, d = points.shape
     padded = -(-m // plan.ROWS) * plan.ROWS
-    rows = torch.empty(padded * 48, dtype=torch.float16, device=points.device)
+    rows = torch.empty(padded * 96, dtype=torch.uint8, device=points.device)
     kernel("pack", "pack", 256)(padded // 16, points, m, padded, d, step, float(RAISED_BITS), rows, None, None)
     return rows
 
@@ -102,7 +114,7 @@ def _on_device(tables: plan.Tables, device: torch.device) -> _Tables:
 
 def mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
     """MEAN of the points themselves; all log weights (n,) are equal."""
-    device = points.rows.device
+    device = points.tiles.device
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
     programs = _programs(device)
     launches = plan.launches(supers, programs)
@@ -121,5 +133,5 @@ def mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
         reduce(programs, *given, out_rows, out_columns, *circle)
         when = int(i == 0), int(i == len(launches) - 1)
         end = points.rows, log_weights, n, d, log_sum, shift
-        merge(points.padded // 8, out_rows, out_columns, *table.lists, *circle, sums, *when, *end)
+        merge(points.padded // 32, out_rows, out_columns, *table.lists, *circle, sums, *when, *end)
     return Partial(log_sum, shift)

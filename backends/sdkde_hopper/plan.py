@@ -32,7 +32,7 @@ LOG_SUM_SHARED = 73928
 MOST_UNITS = 16384
 
 #: What they take, in symmetric tiles: a tile whose φ is used once, the beginning of a unit, of new columns.
-DENSE, UNIT, NEW_COLUMNS = 0.6, 0.65, 2.0
+DENSE, UNIT, NEW_COLUMNS = 0.63, 0.69, 2.5
 
 Ints = NDArray[np.int32]
 

@@ -15,7 +15,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import Form, choose
 from .compiled import kernel
-from .cpu_kernels import ABSENT, FLOOR, MULTIPLE, ROWS
+from .cpu_kernels import ABSENT, CODES, FLOOR, MULTIPLE, ROWS
 from .info import TASK
 
 Array = NDArray[Any]
@@ -80,7 +80,7 @@ class NumbaBackend:
         points, log_weights = columns.points, columns.log_weights
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
-        kernel(form.dtype)
+        kernel(form.dtype, problem.kernel)
         n = len(points)
         parts = [points] if form.direct else [points, -0.5 * np.vecdot(points, points)[:, None]]
         many = sum(part.shape[1] for part in parts)
@@ -158,9 +158,13 @@ def _reduce(problem: Problem, state: _State, queries: Array, own_offset: int, st
     step = max(1, CALL // (height * state.columns.shape[2] * (many + 16 * len(scales))))
     for first in range(start, min(stop, tiles), step):  # the sums go on from one call to the next
         checkpoint()
+        over = state.columns, state.log_weights, first, min(first + step, stop, tiles), rows
+        own = own_offset if "exclude_self" in problem.requires else NO_COLUMN
+        if problem.kernel in CODES:
+            kernel("float64", problem.kernel)(*over, CODES[problem.kernel], 1.0 / scales**2, own, tops, moments)
+            continue
         kernel(state.form.dtype)(
-            *(state.columns, state.log_weights, first, min(first + step, stop, tiles), rows, state.form.direct),
-            *(1.0 / scales**2, own_offset if "exclude_self" in problem.requires else NO_COLUMN),
+            *(*over, state.form.direct, 1.0 / scales**2, own),
             *(problem.reduction is Reduction.LAPLACE, tops, sums, moments),
         )
     return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])

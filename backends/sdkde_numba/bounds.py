@@ -17,7 +17,17 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["MOST_EXTENT", "SCALES", "Form", "choose", "double_limit", "extent_limit", "single_limit", "single_products"]
+__all__ = [
+    "MOST_EXTENT",
+    "MOST_KERNEL_EXTENT",
+    "SCALES",
+    "Form",
+    "choose",
+    "double_limit",
+    "extent_limit",
+    "single_limit",
+    "single_products",
+]
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -29,6 +39,9 @@ SINGLE_SCALES, SINGLE_SPAN = (1e-4, 1e4), 1e5
 
 #: What float64 takes for the same reason: bandwidth factors, and extents over the smallest of them.
 SCALES, MOST_EXTENT = (1e-7, 1e7), 1e140
+
+#: Extents over the smallest factor that other kernels than the Gaussian take: squares of distances are finite.
+MOST_KERNEL_EXTENT = 2e149
 
 
 class Form(NamedTuple):
@@ -42,7 +55,12 @@ class Form(NamedTuple):
 
 
 def choose(problem: Problem, log_weight_span: float = 0.0) -> Form:
-    """Return the fastest form that keeps the precision; ``log_weight_span``: the largest magnitude of a log weight."""
+    """Return the fastest form that keeps the precision; ``log_weight_span``: the largest magnitude of a log weight.
+
+    Another kernel than the Gaussian has one form, right at any extent.
+    """
+    if "kernel" in problem.requires:
+        return Form("float64", True)
     if problem.extent <= single_limit(problem) and log_weight_span <= SINGLE_SPAN:
         return Form("float32", problem.extent > single_products(problem))
     return Form("float64", problem.extent > double_limit(problem))

@@ -15,7 +15,7 @@ from numba import config, njit, types
 
 from sdkde_core.plugin import Unforkable, claim_memory, new_lock
 
-from .cpu_kernels import reduce_tiles
+from .cpu_kernels import CODES, reduce_kernel_tiles, reduce_tiles
 from .kept import reload_damaged
 
 __all__ = ["kernel"]
@@ -34,28 +34,30 @@ _announced = False
 
 try:
     if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
-        reduce_tiles.enable_caching()
+        reduce_tiles.enable_caching(), reduce_kernel_tiles.enable_caching()
 except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
     _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
 
 
-def kernel(dtype: str) -> Any:
-    """Return ``reduce_tiles`` for arrays of ``dtype``, compiled."""
-    signature = _signature(dtype)
-    if signature not in reduce_tiles.overloads:
+def kernel(dtype: str, name: str = "gaussian") -> Any:
+    """Return ``reduce_tiles`` for arrays of ``dtype``, compiled; of another kernel ``reduce_kernel_tiles``."""
+    function, signature = reduce_tiles, _signature(dtype)
+    if name in CODES:
+        function, signature = reduce_kernel_tiles, _kernel_signature()
+    if signature not in function.overloads:
         with _lock, _compiler, claim_memory("compiling with Numba", COMPILER, tasks=CORES, fewest=CORES):
-            _compile(signature)
-    return reduce_tiles
+            _compile(function, signature)
+    return function
 
 
-def _compile(signature: tuple[Any, ...]) -> None:
+def _compile(function: Any, signature: tuple[Any, ...]) -> None:
     start = time.perf_counter()
     timer = threading.Timer(PATIENCE, _announce)
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # where no thread can be started it is said afterwards
         timer.start()
     try:
-        reload_damaged(lambda: reduce_tiles.compile(signature), lambda: njit(cache=True)(reduce_tiles.py_func))
+        reload_damaged(lambda: function.compile(signature), lambda: njit(cache=True)(function.py_func))
     finally:
         timer.cancel()
         if timer.is_alive():
@@ -95,3 +97,9 @@ def _signature(dtype: str) -> tuple[Any, ...]:
         *(cube, matrix, count, count, matrix, switch, scales, count, switch),
         *(tops, sums, sums),
     )
+
+
+@functools.cache
+def _kernel_signature() -> tuple[Any, ...]:
+    cube, matrix, vector = (types.Array(types.float64, k, "C") for k in (3, 2, 1))
+    return cube, matrix, types.intp, types.intp, matrix, types.intp, vector, types.intp, matrix, cube

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, on_this_thread, stack
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
+from .compact import Compact, reduce_compact
 from .formulas import Formula, choose
 from .info import ROWS, columns_of_a_task, default_threads
-from .kernels import Sums, reduce_block
+from .kernels import reduce_block
 
 Array = NDArray[Any]
 
@@ -24,7 +25,7 @@ TILE = ROWS * 960
 
 @dataclass(frozen=True)
 class _State:
-    formula: Formula
+    formula: Formula | Compact
     log_weights: Array | None  # (n,) in the formula's dtype, or None: all are ``uniform``
     uniform: float
 
@@ -49,9 +50,12 @@ class NumpyBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Choose the formula from the error bounds and pack the columns."""
         weighted, log_weights = "weights" in problem.requires, columns.log_weights
+        uniform = 0.0 if weighted else float(log_weights[0])
+        if problem.kernel not in ("gaussian", "exponential"):
+            return _State(Compact(columns.points, log_weights if weighted else None), None, uniform)
         formula = choose(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
         packed = log_weights.astype(formula.dtype, copy=False) if weighted else None
-        return _State(formula, packed, 0.0 if weighted else float(log_weights[0]))
+        return _State(formula, packed, uniform)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
@@ -64,11 +68,13 @@ class NumpyBackend:
         chunk = columns_of_a_task(m, n)
         width = min(chunk, max(1, TILE // min(m, ROWS)))
 
-        def task(where: tuple[int, int]) -> list[Sums]:
+        def task(where: tuple[int, int]) -> list[Any]:
             r, c = where
             block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
             # As in the calling thread: sums of exponentials underflow by design.
             with np.errstate(all="ignore"), on_this_thread():
+                if isinstance(state.formula, Compact):
+                    return reduce_compact(problem, state.formula, block, own_offset + r, over, width)
                 return reduce_block(problem, state.formula, block, own_offset + r, over, state.log_weights, width)
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
@@ -82,7 +88,7 @@ class NumpyBackend:
         return concatenate([stack(strip) if problem.scales else strip[0] for strip in results])
 
 
-def _join(parts: list[list[Sums]]) -> list[Sums]:
+def _join(parts: list[list[Any]]) -> list[Any]:
     """The sums of a block of rows at every scale, over all chunks of columns."""
     first, *others = parts
     for other in others:

@@ -1,6 +1,7 @@
 """Three ways to the exponents −½ r² of a tile: expanded squares, split squares, and direct differences.
 
-:func:`choose` takes the fastest whose error bound (``bounds.py``) keeps the problem's precision.
+:func:`choose` takes the fastest whose error bound (``bounds.py``) keeps the problem's precision. The exponents of the
+exponential kernel, −r, are the square roots of direct differences'.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sdkde_core.protocol import Problem
 
 from .bounds import double_limit, product_shift_limit, single_limit, takes_split
 
-__all__ = ["Direct", "Expanded", "Formula", "Split", "choose"]
+__all__ = ["Direct", "Expanded", "Exponential", "Formula", "Split", "choose", "squares"]
 
 Array = NDArray[Any]
 Own = tuple[Array, Array] | None
@@ -43,6 +44,8 @@ class Formula(Protocol):
 
 def choose(problem: Problem, points: Array, log_weight_span: float) -> Formula:
     """Pack the points for the fastest formula that keeps the precision; it serves any number of rows."""
+    if problem.kernel == "exponential":
+        return Exponential(points)
     if problem.extent <= single_limit(problem, log_weight_span):
         return Expanded(points, np.float32)
     if problem.extent <= double_limit(problem):
@@ -148,13 +151,7 @@ class Direct:
         return queries
 
     def exponents(self, rows: Any, start: int, stop: int, out: Array, own: Own) -> Array:
-        difference = np.empty_like(out)
-        out[...] = 0.0
-        for k, column in enumerate(self.points[start:stop].T):
-            checkpoint()
-            np.subtract(column, rows[:, k, None], out=difference)
-            np.multiply(difference, difference, out=difference)
-            np.add(out, difference, out=out)
+        squares(rows, self.points[start:stop], out)
         np.multiply(out, -0.5, out=out)
         if own is not None:
             out[own] = -np.inf
@@ -162,6 +159,29 @@ class Direct:
 
     def displacement(self, rows: Any, phi: Array, total: Array, start: int, stop: int) -> Array:
         return _direct_displacement(rows, self.points[start:stop], phi)
+
+
+class Exponential(Direct):
+    """Exponents −r."""
+
+    def exponents(self, rows: Any, start: int, stop: int, out: Array, own: Own) -> Array:
+        squares(rows, self.points[start:stop], out)
+        np.sqrt(out, out=out)
+        np.negative(out, out=out)
+        if own is not None:
+            out[own] = -np.inf
+        return np.zeros(len(out))
+
+
+def squares(queries: Array, points: Array, out: Array) -> None:
+    """Write ‖u_i − u_j‖² to ``out``, (b, w), by direct differences."""
+    difference = np.empty_like(out)
+    out[...] = 0.0
+    for k, column in enumerate(points.T):
+        checkpoint()
+        np.subtract(column, queries[:, k, None], out=difference)
+        np.multiply(difference, difference, out=difference)
+        np.add(out, difference, out=out)
 
 
 def _product_displacement(queries: Array, points: Array, phi: Array, total: Array) -> Array:

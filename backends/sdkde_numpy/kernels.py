@@ -17,7 +17,7 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .formulas import Formula
 
-__all__ = ["Sums", "reduce_block"]
+__all__ = ["Sums", "own_entries", "reduce_block"]
 
 Array = NDArray[Any]
 
@@ -32,14 +32,14 @@ FLOOR = {np.dtype(np.float32): -1e30, np.dtype(np.float64): -1e300}
 class Sums:
     """Streaming sums of a block of rows at one scale.
 
-    All are relative to exp(base / scale² + top), a running maximum in two parts: far from every point exponents are
+    All are relative to exp(base · sharpness + top), a running maximum in two parts: far from every point exponents are
     huge, and formulas give them relative to a base, so that their differences keep their digits. Bases are kept
     unscaled, as the formulas give them: their differences are exact.
     """
 
     def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any], scale: float = 1.0) -> None:
         self.problem = problem
-        self.sharpness = 1.0 / scale**2
+        self.sharpness = 1.0 / (scale if problem.kernel == "exponential" else scale**2)
         self.base = np.zeros(rows)
         self.top = np.full(rows, FLOOR[dtype])
         self.total = np.zeros(rows)  # Σ w φ
@@ -61,7 +61,7 @@ class Sums:
         Parameters
         ----------
         terms : (b, w) array
-            (−½ r²_ij − base_i) / scale², −inf for entries left out; overwritten.
+            (−½ r²_ij − base_i) / scale², or −r_ij / scale, −inf for entries left out; overwritten.
         base : (b,) array
         phi : (b, w) array
             A buffer; may be ``terms`` itself but for LAPLACE, which needs both.
@@ -162,7 +162,7 @@ def reduce_block(
         right = min(left + width, stop)
         size, shape = b * (right - left), (b, right - left)
         exponents, terms, phi = (x[:size].reshape(shape) for x in (exponent_buffer, term_buffer, phi_buffer))
-        own = _own(own_offset, b, left, right) if "exclude_self" in problem.requires else None
+        own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
         base = formula.exponents(rows, left, right, exponents, own)
         weights = None if log_weights is None else log_weights[left:right]
 
@@ -177,7 +177,7 @@ def reduce_block(
     return sums
 
 
-def _own(offset: int, rows: int, left: int, right: int) -> tuple[Array, Array] | None:
+def own_entries(offset: int, rows: int, left: int, right: int) -> tuple[Array, Array] | None:
     """Indices in the tile of the entries (i, i + offset)."""
     columns = np.arange(max(offset, left), min(offset + rows, right))
     return (columns - offset, columns - left) if columns.size else None

@@ -1,6 +1,6 @@
 """Arrays of every kind: validated on the way in, and returned as they came."""
 
-from .arguments import Argument, Data, Query, check_names, columns_are_points, ingest, ingest_query
+from .arguments import Argument, Data, Query, check_names, check_query, columns_are_points, ingest
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 from .quiet import quiet
 
@@ -11,13 +11,13 @@ __all__ = [
     "Query",
     "c_order",
     "check_names",
+    "check_query",
     "columns_are_points",
     "convert",
     "detached",
     "device_name",
     "grad_enabled",
     "ingest",
-    "ingest_query",
     "is_attached",
     "quiet",
     "to_host",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from array_api_compat import device as device_of
 
 from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host
 
-__all__ = ["Argument", "Data", "Query", "check_names", "columns_are_points", "ingest", "ingest_query"]
+__all__ = ["Argument", "Data", "Query", "check_names", "check_query", "columns_are_points", "ingest"]
 
 
 class _Refused(Exception):
@@ -37,6 +37,7 @@ class Argument:
     dtype: str  # "float32" or "float64"
     origin: Origin
     names: tuple[str, ...] = ()  # of a data frame's columns
+    first: int = 0  # of a part of the rows, the first one's number in the whole
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,8 +49,8 @@ class Argument:
         if getattr(value, "requires_grad", False):
             if grad_enabled() or not is_attached(value):  # who differentiates has detached what comes here
                 raise TypeError(
-                    f"{name} requires grad, and only estimate, debias and grad_log_density differentiate; "
-                    f"pass {name}.detach(), or call within torch.no_grad()"
+                    f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, without "
+                    f"out and progress; pass {name}.detach(), or call within torch.no_grad()"
                 )
             value = detached(value)
         if isinstance(value, np.ma.MaskedArray):
@@ -95,6 +96,10 @@ class Argument:
         narrow = narrow and array.dtype.kind == "f" and array.dtype.itemsize <= 4
         names = () if array is value else _names_of(value)
         return cls(name, array, "float32" if narrow else "float64", origin, names)
+
+    def rows(self, start: int, stop: int) -> Argument:
+        """Return some of the rows; a memory map is not read."""
+        return replace(self, array=self.array[start:stop, ...], first=self.first + start)
 
     def at(self, place: Origin) -> Any:
         """Return the numbers at ``place``, not a copy where they are there already.
@@ -223,34 +228,36 @@ def ingest(
 
 @dataclass(frozen=True)
 class Query:
-    """Validated query points of a prepared training set, where that is; NaN and inf were not looked for."""
+    """Query points of a prepared training set, where that is; NaN and inf were not looked for."""
 
     points: Any  # (m, d) float64; on a device also float32
     dtype: str  # the query's share in the result's
     origin: Origin
     unchecked: bool  # as Data's
+    first: int = 0  # as Argument's
+
+    @classmethod
+    def of(cls, query: Argument, place: Origin, check_finite: bool) -> Query:
+        """Bring what :func:`check_query` has let pass to ``place``."""
+        return cls(_columns(query.at(place)), query.dtype, query.origin, check_finite, query.first)
 
     def check_finite(self) -> None:
         """Look for NaN and inf where they are to be refused; ValueError names the first."""
         if self.unchecked:
-            _check_finite("query", self.points)
+            _check_finite("query", self.points, self.first)
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point: its argument, its number there, its values."""
-        return "query", i, to_host(self.points[i, :])
+        return "query", self.first + i, to_host(self.points[i, :])
 
 
-def ingest_query(
-    query: Any, n: int, d: int, place: Origin, *, names: tuple[str, ...] = (), check_finite: bool = True
-) -> Query:
-    """Validate query points against train, (n, d), and its columns' names, and bring them to ``place``.
+def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:
+    """Validate the shape of query points against train, (n, d), and its columns' names; none of their values is read.
 
     Raises as :func:`ingest` does.
     """
-    q = Argument.of("query", query)
-    check_names(names, q.names)
-    _check_query(q, n, d)
-    return Query(_columns(q.at(place)), q.dtype, q.origin, check_finite)
+    check_names(names, query.names)
+    _check_query(query, n, d)
 
 
 def _numbers_from(array: Any, value: Any) -> str:
@@ -344,14 +351,15 @@ def _check_points(train: Any, query: Any) -> None:
         _check_finite("query", query)
 
 
-def _check_finite(name: str, x: Any) -> None:
+def _check_finite(name: str, x: Any, first: int = 0) -> None:
     xp = array_namespace(x)
     total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
     if np.isfinite(total) or bool(xp.all(xp.isfinite(x))):
         return
     i, j = (int(k) for k in np.argwhere(~np.isfinite(to_host(x)))[0])
     raise ValueError(
-        f"{name} has values that are not finite, the first {to_host(x)[i, j]} at row {i}, column {j}; drop or fill them"
+        f"{name} has values that are not finite, the first {to_host(x)[i, j]} at row {first + i}, column {j}; "
+        "drop or fill them"
     )
 
 

@@ -34,6 +34,27 @@ class Origin:
     device: Any = None
     on_host: bool = True
 
+    def __reduce__(self) -> Any:
+        """Modules and devices do not pickle; where they are not there, arrays are NumPy's."""
+        return Origin.at, self.address
+
+    @property
+    def address(self) -> tuple[str, str, bool]:
+        """What :meth:`at` takes."""
+        return "" if self.xp is None else self.xp.__name__, str(self.device), self.on_host
+
+    @staticmethod
+    def at(library: str, device: str, on_host: bool) -> Origin:
+        """Return the place of that name, if it is here; else NumPy's. Imports the library."""
+        if not library:
+            return Origin()
+        try:
+            xp = importlib.import_module(library)
+            place = device_of(xp.zeros(1, device=None if "torch" not in library else device))
+        except Exception:  # a library says in its own way that it has no such device
+            return Origin()
+        return Origin(xp, place, on_host) if str(place) == device else Origin()
+
     def restore(self, x: Any, dtype: str) -> Any:
         """Return ``x`` with ``dtype``, as the kind of array and on the device that this origin describes."""
         if self.xp is None or isinstance(x, np.ndarray) or (self.on_host and not is_attached(x)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,35 @@ class Bandwidth:
             where = "" if h.ndim == 0 else f" at index {bad}"
             raise ValueError(f"bandwidth is {h.flat[bad]}{where}; pass positive finite numbers in the data's units")
         return cls(d, np.full(d, h, dtype=np.float64), rule)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return what :meth:`from_arrays` makes the same bandwidth of, to the last bit, on the host; no tensors."""
+        if self.factor.ndim == 1:
+            return {"factor": self.factor}
+        named = {"factor": self.factor, "matrix": self._matrix, **self._inverse._asdict()}
+        return {name: array for name, array in named.items() if array is not None}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], rule: str, selection: Any = None) -> Bandwidth:
+        """Make a bandwidth of what :meth:`arrays` has returned; others among them are passed over.
+
+        Raises
+        ------
+        ValueError
+            They cannot be right.
+        """
+        factor = np.asarray(arrays.get("factor", 0.0))
+        d, full = factor.size if factor.ndim == 1 else len(factor) if factor.ndim == 2 else 0, factor.ndim == 2
+        shapes = {"factor": (d, d) if full else (d,)}
+        if full:
+            shapes |= {"matrix": (d, d), "scale": (d,), "high": (d, d), "low": (d, d)}
+        known = {name: arrays[name] for name in shapes if name in arrays}
+        right = {"scale", "high"} <= set(known) or not full
+        right &= all(x.shape == shapes[name] and x.dtype == float and np.isfinite(x).all() for name, x in known.items())
+        if not (d and right and (np.diagonal(factor) if full else factor).min() > 0.0):
+            raise ValueError("its bandwidth cannot be right")
+        inverse = Inverse(known["scale"], known["high"], known.get("low")) if full else None
+        return cls(d, factor, rule, selection, known.get("matrix"), inverse)
 
     @property
     @quiet

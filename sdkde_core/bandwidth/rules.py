@@ -100,11 +100,16 @@ RULES: dict[str, Callable[[Sample], Array]] = {
 FULL_RULES = ("scott", "silverman-full")
 
 
-def check_rule(rule: str, method: str) -> None:
-    """Raise ValueError where there is no such rule, or not for the method."""
+def check_rule(rule: str, method: str, kernel: str = "gaussian") -> None:
+    """Raise ValueError where there is no such rule, or not for the method or the kernel."""
     if rule not in RULES:
         known = ", ".join(map(repr, RULES))
         raise ValueError(f"bandwidth is {rule!r}; pass one of {known}, or values{did_you_mean(rule, RULES)}")
+    if kernel != "gaussian":
+        raise ValueError(
+            f"bandwidth={rule!r} is a rule for kernel='gaussian', but kernel is {kernel!r}; pass bandwidth as a "
+            "number, one per dimension, or a matrix H"
+        )
     if rule == "lcv" and method == "laplace":
         raise ValueError(
             "bandwidth='lcv' needs a density that is positive, and laplace's is signed; pass 'lscv' or 'auto'"
@@ -122,6 +127,7 @@ def resolve(
     log_weights: Any = None,
     *,
     method: str = "sdkde",
+    kernel: str = "gaussian",
     common: bool = False,
     folds: int | None = None,
 ) -> Bandwidth:
@@ -137,6 +143,8 @@ def resolve(
         Normalised, −inf for weight zero.
     method : {"kde", "sdkde", "laplace"}
         The estimator that the bandwidth is for; most rules are the same for all.
+    kernel : str
+        All rules are for ``"gaussian"``.
     common : bool
         A rule that chooses from the data chooses one number for all columns.
     folds : int, optional
@@ -156,7 +164,7 @@ def resolve(
             if turned and np.shape(bandwidth)[:1] == (n,) and n > 1:
                 raise ValueError(f"{error}{turned}") from None
             raise
-    check_rule(bandwidth, method)
+    check_rule(bandwidth, method, kernel)
     xp = array_namespace(train)
     train = xp.astype(train, xp.float64, copy=False)
     weights, carrying, n_eff = None, None, float(train.shape[0])
@@ -168,7 +176,9 @@ def resolve(
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
     n = int(train.shape[0])
     if n == 1 or n_eff <= 1.0 + 1e-12:
-        raise ValueError(f"bandwidth={bandwidth!r} needs two samples with weight; pass bandwidth as a number{turned}")
+        raise ValueError(
+            f"bandwidth={bandwidth!r} needs more than one sample with weight; pass bandwidth as a number{turned}"
+        )
     low, high = to_host(xp.min(train, axis=0)), to_host(xp.max(train, axis=0))
     if not (np.isfinite(low) & np.isfinite(high)).all():
         values = to_host(train)

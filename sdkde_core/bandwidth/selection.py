@@ -107,20 +107,6 @@ class Selection:
         known = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
         return known | {"likelihood": None if np.isnan(self.likelihood).any() else known["likelihood"]}
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the criteria over the multiples, and the choice; returns matplotlib's axes."""
-        if ax is None:
-            from matplotlib import pyplot
-
-            ax = pyplot.subplots()[1]
-        for name, curve in (("least squares", self.least_squares), ("likelihood", self.likelihood)):
-            if np.isfinite(curve).any():
-                ax.plot(self.multiples, curve / np.nanmax(curve), ".-", label=name)
-        ax.axvline(self.multiple, color="black", label=f"{self.rule}: {self.multiple:.3g}")
-        ax.set(xscale="log", xlabel="bandwidth over the normal reference", ylabel="criterion less its least, scaled")
-        ax.legend()
-        return ax
-
 
 class _Losses(NamedTuple):
     """What every sample adds to the criteria at every bandwidth that was looked at."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..engine.columns import PROVIDED, per_scale
-from ..engine.outliers import within_limit
+from ..engine.outliers import limit_of, within_limit
 from ..protocol import BackendInfo, Problem, Support
 from . import cost, registry
 from .calibration import calibration_of, machine_of
@@ -233,7 +233,7 @@ def judge(
 
 def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, float, Support]:
     """The problem as the backend will see it, the share of the pairs that it will not, and its answer."""
-    limit = info.extent_limit(problem)
+    limit = limit_of(info, problem)
     far = share(step, limit) if share is not None and problem.extent > limit else 1.0
     asked = problem if share is None else within_limit(info, problem, far)
     return asked, far, as_support(info.supports(asked))

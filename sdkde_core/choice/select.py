@@ -196,15 +196,16 @@ def named_backend(backend: str) -> str:
 
 
 def _mend(problems: Sequence[Problem], how: str) -> str:
-    """What to do about input that requires grad, where there is some."""
-    if "grad" not in problems[0].requires:
-        return ""
-    able = [f"{r.name}: {r.info.install}" for r in registry.records() if r.info and "grad" in r.info.features]
-    known = f" ({'; '.join(able)})" if able else ""
-    return (
-        f"\nthe input requires grad: {how} a backend with the feature 'grad'{known}, "
-        "or pass detached tensors, or call within torch.no_grad()"
-    )
+    """What to do about input that requires grad, where there is some, and about kernels that few backends have."""
+    for feature, what, instead in (
+        ("grad", "the input requires grad", "pass detached tensors, or call within torch.no_grad()"),
+        ("kernel", f"kernel={problems[0].kernel!r} is asked for", "leave kernel out"),
+    ):
+        if feature in problems[0].requires:
+            able = [f"{r.name}: {r.info.install}" for r in registry.records() if r.info and feature in r.info.features]
+            known = f" ({'; '.join(able)})" if able else ""
+            return f"\n{what}: {how} a backend with the feature {feature!r}{known}, or {instead}"
+    return ""
 
 
 def _foremost(

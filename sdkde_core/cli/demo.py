@@ -14,15 +14,13 @@ from ..api import debias, estimate, explain, prepare
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
+from ..interop.plots import COLOURS, DARK, STYLE
 from ..storage import write_atomically
 from .files import FileError, no_folder
 
 __all__ = ["run_demo"]
 
 Array = NDArray[Any]
-
-COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
-DARK = "#2b2d42"
 
 
 class Example(NamedTuple):
@@ -192,7 +190,7 @@ def _plot(output: Path, example: Example, data: Digits, scores: dict[str, Score]
     """The known density with its errors; the debiasing moves; likelihoods of the digits; typical and odd ones."""
     import matplotlib.pyplot as plt
 
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+    with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(13, 10), layout="constrained")
         (known, moves), (likelihoods, ends) = figure.subfigures(2, 2, wspace=0.03, hspace=0.03)
         _plot_example(known.subplots(2, 1, sharex=True, height_ratios=[1.4, 1]), example)

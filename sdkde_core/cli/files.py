@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import check_names
+from ..estimator.batches import NUMBERS, ROWS
 from ..messages import did_you_mean
 from ..storage import write_atomically
 
@@ -32,9 +33,6 @@ __all__ = ["EXTENSIONS", "FileError", "Source", "about", "check_order", "no_fold
 
 Array = NDArray[Any]
 Write = Callable[[Array], Any]
-
-#: Rows of a batch at most, and numbers in it at most (32 MiB).
-ROWS, NUMBERS = 1 << 16, 1 << 22
 
 
 class FileError(ValueError):

@@ -19,7 +19,7 @@ from ..bandwidth.rules import RULES
 from ..choice import hardware, registry
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
-from ..protocol import PRECISIONS
+from ..protocol import KERNELS, PRECISIONS
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
 from .files import EXTENSIONS, FileError, Source, about, check_order, same_file, source, writing
@@ -36,6 +36,13 @@ _estimator = together(
         show_default=True,
         help=f"A rule ({', '.join(RULES)}); a number; a number per column, separated by commas; or a file with (d,) "
         "numbers or a (d, d) covariance matrix.",
+    ),
+    click.option(
+        "--kernel",
+        type=Choice(tuple(KERNELS)),
+        default="gaussian",
+        show_default=True,
+        help="Others than the Gaussian go with --method kde, and a bandwidth in numbers.",
     ),
     click.option(
         "--negative",

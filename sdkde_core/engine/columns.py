@@ -4,8 +4,8 @@ Columns of weight zero are dropped (and stay rows). Outliers are summed apart: b
 has one, else by direct differences. Where the device's memory does not suffice, the rows are cut. A backend without
 ``"multi_scale"`` is asked scale by scale.
 
-Of problems that require ``"grad"`` nothing is dropped or taken off: a backend with that feature holds at any extent,
-and the derivative by a weight of zero is not zero.
+Of problems that require ``"grad"`` or ``"kernel"`` nothing is taken off: a backend with that feature holds at any
+extent. With ``"grad"`` nothing is dropped either, as the derivative by a weight of zero is not zero.
 """
 
 from __future__ import annotations
@@ -20,21 +20,12 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
 from ..arrays import to_host
-from ..protocol import (
-    Backend,
-    BackendInfo,
-    BackendUnavailable,
-    Columns,
-    DeviceOutOfMemory,
-    Partial,
-    Problem,
-    with_fields,
-)
+from ..protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, with_fields
 from .exact import Exact
-from .failures import call, checked, read_only, unchanged
+from .failures import OutOfReach, call, checked, read_only, unchanged
 from .forks import new_lock
 from .merge import concatenate, each, empty, merge, stack
-from .outliers import Outliers, count, find_outliers, pair_share, radii, read_back, within_limit
+from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, read_back, within_limit
 
 __all__ = ["KEPT", "PROVIDED", "PackedColumns", "ScaleByScale", "pack", "per_scale", "reduce_pass"]
 
@@ -128,7 +119,7 @@ class PackedColumns:
 
     Raises
     ------
-    BackendUnavailable
+    OutOfReach
         The backend cannot answer the problem; :meth:`reduce` too, where rows reach beyond what it can.
     """
 
@@ -138,15 +129,14 @@ class PackedColumns:
         self._points = columns.points  # what rows are by default, those of weight zero too
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         self._kept: Any = None  # indices of the columns with weight; None: all
-        splits = "grad" not in problem.requires
-        if splits and "weights" in problem.requires:
+        if "weights" in problem.requires and "grad" not in problem.requires:
             carries = columns.log_weights > -math.inf
             kept = array_namespace(carries).nonzero(carries)[0]
             if kept.shape[0] < carries.shape[0]:
                 self._kept, self._columns = kept, take_columns(columns, kept)
         n = self._columns.points.shape[0]
         self._problem = with_fields(problem, n=n, same=False) if problem.same or problem.n != n else problem
-        self._limit = info.extent_limit(self._problem) if splits else math.inf
+        self._limit = limit_of(info, self._problem)
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
         self._lock = new_lock()
         self._far: Outliers | None = None
@@ -205,9 +195,7 @@ class PackedColumns:
     @functools.cached_property
     def _own_limit(self) -> float:
         """The limit where the rows are the columns."""
-        if "grad" in self._problem.requires:
-            return math.inf
-        return self._info.extent_limit(with_fields(self._problem, same=True))
+        return limit_of(self._info, with_fields(self._problem, same=True))
 
     def _count(self, far: Any) -> int:
         """How many rows a mask has; the first time the columns' outliers are found, and all numbers read at once."""
@@ -282,7 +270,7 @@ class PackedColumns:
         if backend is self._backend and (self._shared or extent > self._problem.extent):
             support = self._info.supports(problem)
             if not support.ok:
-                raise BackendUnavailable(f"backend {self._info.name!r} cannot do this: {support.reason}")
+                raise OutOfReach(self._info, problem.device, support.reason)
         columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
         with unchanged(self._info, problem.device, columns.points, columns.log_weights):
             state = call(self._info, problem, backend.prepare, columns)

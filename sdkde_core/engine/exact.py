@@ -48,6 +48,8 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
     own_offset : int
         With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one.
     """
+    if "kernel" in problem.requires:  # of such problems nothing is taken off
+        raise ValueError(f"the exact path has kernel='gaussian' only, not {problem.kernel!r}")
     m, n, d = queries.shape[0], columns.points.shape[0], problem.d
     width = max(1, min(n, BLOCK // max(1, d)))
     height = max(1, BLOCK // (width * max(1, d)))

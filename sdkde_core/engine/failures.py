@@ -16,7 +16,7 @@ from array_api_compat import is_torch_array
 from ..arrays import detached, to_host
 from ..protocol import BackendInfo, BackendUnavailable, Columns, NotWorthIt, Partial, Problem, Reduction
 
-__all__ = ["BackendFailed", "GaveUp", "call", "checked", "checks_always", "read_only", "unchanged"]
+__all__ = ["BackendFailed", "GaveUp", "OutOfReach", "call", "checked", "checks_always", "read_only", "unchanged"]
 
 R = TypeVar("R")
 
@@ -48,6 +48,19 @@ class GaveUp(BackendUnavailable):
     def __init__(self, info: BackendInfo, device: str, why: str) -> None:
         self.backend, self.device = info.name, device
         super().__init__(f"gave up: {why}")
+
+
+class OutOfReach(BackendUnavailable):
+    """Rows lie farther from the samples than a backend can answer: another one may.
+
+    Attributes
+    ----------
+    backend, device : str
+    """
+
+    def __init__(self, info: BackendInfo, device: str, why: str) -> None:
+        self.backend, self.device = info.name, device
+        super().__init__(f"backend {info.name!r} cannot do this: {why}")
 
 
 def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *arguments: Any) -> R:

@@ -15,7 +15,20 @@ from array_api_compat import array_namespace
 from ..arrays import to_host
 from ..protocol import BackendInfo, Columns, Problem
 
-__all__ = ["Outliers", "count", "find_outliers", "outlier_share", "pair_share", "radii", "read_back", "within_limit"]
+__all__ = [
+    "Outliers",
+    "count",
+    "find_outliers",
+    "limit_of",
+    "outlier_share",
+    "pair_share",
+    "radii",
+    "read_back",
+    "within_limit",
+]
+
+#: Features of which nothing is taken off: a backend that has one holds at any extent.
+WHOLE = frozenset({"grad", "kernel"})
 
 #: Largest share of the pairs that is taken off a backend that also takes the whole. Those pairs cost the same either
 #: way; what the others save must pay for packing the columns twice and for sorting rows and columns.
@@ -26,6 +39,11 @@ SPLIT_SHARE = 0.5
 NEGLIGIBLE = 2000.0
 
 
+def limit_of(info: BackendInfo, problem: Problem) -> float:
+    """Return the extent beyond which points are outliers for a backend: inf where none are to be taken off."""
+    return math.inf if WHOLE & problem.requires else info.extent_limit(problem)
+
+
 def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
     """Return the problem as the backend will see it: its extent cut to the limit where outliers are summed apart.
 
@@ -34,10 +52,10 @@ def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
     info : BackendInfo
     problem : Problem
     share : float
-        Share of the pairs with a point beyond ``info.extent_limit(problem)``.
+        Share of the pairs with a point beyond ``limit_of(info, problem)``.
     """
-    limit = info.extent_limit(problem)
-    if problem.extent <= limit or "grad" in problem.requires:
+    limit = limit_of(info, problem)
+    if problem.extent <= limit:
         return problem
     if share <= SPLIT_SHARE or not info.supports(problem).ok:
         return replace(problem, extent=limit)

@@ -23,7 +23,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
 from .plan import Plan, plan_data, read
 from .plan import plan as plan_detached
-from .request import Request
+from .request import Goal, Request
 
 __all__ = ["plan", "tie"]
 
@@ -41,6 +41,11 @@ class Given(NamedTuple):
         """Whether one of them requires grad, and grad mode is on."""
         return grad_enabled() and any(map(is_attached, self))
 
+    @property
+    def required(self) -> str:
+        """The names of those that require grad."""
+        return ", ".join(name for name, x in zip(self._fields, self) if is_attached(x))
+
     def detached(self, request: Request) -> Request:
         """Return the request with its tensors detached."""
         return replace(request, weights=detached(self.weights), bandwidth=detached(self.bandwidth))
@@ -51,10 +56,20 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     given = Given(train, query, request.weights, request.bandwidth)
     if not given.attached:
         return plan_detached(request, train, query, explained=explained, replays=replays)
+    if request.kernel != "gaussian":
+        raise ValueError(
+            f"{given.required} requires grad, but kernel={request.kernel!r} has no derivatives; leave kernel out, "
+            "pass detached tensors, or call within torch.no_grad()"
+        )
     if request.negative == "renormalise":
         raise ValueError(
             "negative='renormalise' has no derivatives, as the mass that it divides by is a sum over random points; "
             "pass negative='clip', or call within torch.no_grad()"
+        )
+    if request.method == "laplace" and request.goal is Goal.GRADIENT:
+        raise ValueError(
+            "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde', "
+            "or call within torch.no_grad()"
         )
     request = given.detached(request)
     data, bandwidth = read(request, detached(train), detached(query))
@@ -78,10 +93,9 @@ def _accepted(given: Given, data: Data) -> Data:
     """
     if getattr(data.origin.xp, "__name__", "") != "array_api_compat.torch":
         name, kind = ("train", given.train) if given.query is None else ("query", given.query)
-        required = ", ".join(n for n, x in zip(Given._fields, given) if is_attached(x))
         raise TypeError(
-            f"{required} requires grad, but {name} is a {type(kind).__name__}, and so would the result be, without "
-            f"derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
+            f"{given.required} requires grad, but {name} is a {type(kind).__name__}, and so would the result be, "
+            f"without derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
         )
     if data.log_weights is None and is_attached(given.weights):
         xp = array_namespace(data.train)

@@ -48,6 +48,7 @@ class Explanation:
     data_device: str = "cpu"
     negative_mass: NegativeMass | None = None
     selection: Selection | None = field(default=None, compare=False)  # what it chose is the bandwidth
+    kernel: str = "gaussian"
 
     @classmethod
     def of(
@@ -83,7 +84,7 @@ class Explanation:
             )
         chosen = (choice.name, choice.device, choice.reason)
         what = tuple(lines), choice.candidates, choice.calls
-        return cls(method, bandwidth, *chosen, *what, data_device, negative_mass, selection)
+        return cls(method, bandwidth, *chosen, *what, data_device, negative_mass, selection, problems[-1].kernel)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -95,7 +96,8 @@ class Explanation:
     def __str__(self) -> str:
         last = self.passes[-1]
         error = TOLERANCES[last.precision][Reduction.LOG_SUM].absolute
-        lines = [f"{self.method} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
+        how = self.method if self.kernel == "gaussian" else f"{self.method} with the {self.kernel} kernel"
+        lines = [f"{how} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
         if self.selection is not None:
             lines.append(f"chosen from the data: {self.selection.reason}")
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")

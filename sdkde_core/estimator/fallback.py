@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..choice import select, started
-from ..engine.failures import BackendFailed, GaveUp
+from ..engine.failures import BackendFailed, GaveUp, OutOfReach
 from ..messages import warn_once
 from .request import Request
 
@@ -36,8 +36,8 @@ def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
             set_aside(request, failure)
 
 
-def without(request: Request, stopped: GaveUp) -> Request:
-    """Return the request for this call to go on with: it does without the backend that gave up."""
+def without(request: Request, stopped: GaveUp | OutOfReach) -> Request:
+    """Return the request for this call to go on with: it does without the backend that does not answer."""
     _logger.debug("backend %s on %s %s", stopped.backend, stopped.device, stopped)
     return replace(request, without={**request.without, (stopped.backend, stopped.device): str(stopped)})
 

@@ -13,22 +13,25 @@ import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from ..arrays import Origin, Query, convert, detached, ingest_query, quiet, to_host
+from ..arrays import Argument, Origin, Query, check_query, convert, detached, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..choice import select
 from ..engine.columns import PackedColumns, ScaleByScale, pack
-from ..engine.failures import BackendFailed, GaveUp
+from ..engine.failures import BackendFailed, GaveUp, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
+from .batches import Advance, batch_rows
 from .fallback import set_aside, without
+from .kernels import log_constant
 from .negative import NegativeMass, negative_mass
-from .plan import Plan, read_extent
+from .plan import Plan, read_extent, rounded
 from .request import Request
 from .resolution import REACH, check_resolution
+from .slope import laplace_slope
 
-__all__ = ["Fitted", "PassReport", "Progress", "run"]
+__all__ = ["Fitted", "PassReport", "loaded", "run", "shifted", "slope"]
 
 R = TypeVar("R")
 
@@ -42,22 +45,6 @@ class PassReport:
     far_points: int  # outliers, summed apart by a slower formula
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How the pass that moves the samples is to say how far it is.
-
-    Parameters
-    ----------
-    advance : callable
-        Told of every k rows that are done.
-    rows : int
-        Rows of a batch.
-    """
-
-    advance: Callable[[int], None]
-    rows: int
-
-
 def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Partial:
     """Run all passes of a plan, and return the result of the last; ``report`` is told of each."""
     last = plan.problems[-1]
@@ -65,6 +52,15 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Parti
         return empty(last, plan.columns.points)
     check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     return Fitted.of(plan, report=report).reduce(None if last.same else plan.query, report=report)
+
+
+def slope(plan: Plan) -> Any:
+    """Run all passes of a plan whose goal is the gradient, and return it, per bandwidth."""
+    last = plan.problems[-1]
+    if not last.m:
+        return plan.columns.points[:0, :]
+    check_resolution(last, plan.bandwidth, plan.columns, plan.query)
+    return Fitted.of(plan).slope(None if last.same else plan.query)
 
 
 class Fitted:
@@ -116,7 +112,7 @@ class Fitted:
         plan: Plan,
         *,
         report: Callable[[PassReport], None] | None = None,
-        progress: Progress | None = None,
+        advance: Advance | None = None,
         shared: bool = False,
     ) -> Fitted:
         """Run all passes of a plan but the last.
@@ -126,14 +122,14 @@ class Fitted:
         plan : Plan
         report : callable, optional
             Told of each pass.
-        progress : Progress, optional
+        advance : callable, optional
+            Told of every k samples that were moved.
         shared : bool
             It is to serve many calls: then it is packed now.
         """
         columns, choice = plan.columns, plan.choice
         for problem in plan.problems[:-1]:  # each moves the samples, by half a mean-shift step in float64
-            check_resolution(problem, plan.bandwidth, columns)
-            shift = _shift(plan, problem, columns, report, progress)
+            shift = shifted(plan, problem, columns, report, advance)
             columns = Columns(columns.points + 0.5 * shift, columns.log_weights, columns.weights)
         # Resubstitution is at the samples as they were.
         rows = plan.columns.points if len(plan.problems) > 1 and not shared else None
@@ -151,7 +147,8 @@ class Fitted:
     def serve(self, compute: Callable[[Fitted], R]) -> R:
         """Return ``compute(fitted)``; where the backend fails, of the same columns with the next best one.
 
-        Where it gives up, that holds for this call only: what others get does not depend on it.
+        Where it gives up, or the rows lie farther than it reaches, that holds for this call only: what others get does
+        not depend on it.
 
         Raises
         ------
@@ -162,7 +159,7 @@ class Fitted:
         while True:
             try:
                 return compute(here)
-            except GaveUp as stopped:
+            except (GaveUp, OutOfReach) as stopped:
                 here = here._instead(stopped)
             except BackendFailed as failure:
                 set_aside(self.request, failure)
@@ -170,15 +167,22 @@ class Fitted:
                     raise
                 with here._lock:
                     if here._successor is None:
-                        here._successor = _loaded(*here._state("auto"))
+                        here._successor = loaded(*here.state("auto"))
                 here = here.current
 
-    def _instead(self, stopped: GaveUp) -> Fitted:
-        """The same columns with the next best backend, for calls that this one gives up; made once."""
+    def _instead(self, stopped: GaveUp | OutOfReach) -> Fitted:
+        """The same columns with the next best backend, for calls that this one does not answer; made once."""
+        if select.named_backend(self.request.backend) != "auto":
+            raise stopped
         with self._lock:
             if self._second is None:
-                self._second = _loaded(without(self.request, stopped), *self._state("auto")[1:])
+                self._second = loaded(without(self.request, stopped), *self.state("auto")[1:])
             return self._second.current
+
+    @property
+    def has_second(self) -> bool:
+        """Whether some calls have gone to another backend."""
+        return self.current._second is not None
 
     @functools.cached_property
     def negative_mass(self) -> NegativeMass:
@@ -188,14 +192,19 @@ class Fitted:
     @property
     def log_constant(self) -> Any:
         """What the log sums of the last pass are raised by."""
-        constant = self.bandwidth.log_constant
+        constant = log_constant(self.request.kernel, self.bandwidth)
         renormalised = self.request.negative == "renormalise"
         return constant - math.log1p(self.negative_mass.mass) if renormalised else constant
 
-    def read(self, query: Any) -> Query:
-        """Validate the user's query and bring it to where the columns are."""
-        how = {"names": self._names, "check_finite": self.request.check_finite}
-        return ingest_query(query, self.problem.n, self.problem.d, self.home, **how)  # type: ignore[arg-type]
+    def asked(self, query: Any) -> Argument:
+        """Recognise the user's query and validate its shape."""
+        given = Argument.of("query", query)
+        check_query(given, self.problem.n, self.problem.d, self._names)
+        return given
+
+    def read(self, query: Argument) -> Query:
+        """Bring a query, or some of its rows, to where the columns are."""
+        return Query.of(query, self.home, self.request.check_finite)
 
     def reduce(
         self, queries: Any = None, reduction: Reduction | None = None, *, report: Any = None, **known: Any
@@ -222,15 +231,81 @@ class Fitted:
 
     def reduce_query(self, query: Query, reduction: Reduction | None = None) -> Partial:
         """Whiten a query, measure its extent, and reduce for every row of it; of a shared one only."""
+        queries, known = self._placed(query, reduction or self.problem.reduction)
+        return self.reduce(queries, reduction, **known)
+
+    def _placed(self, query: Query, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
+        """The query, whitened, with its distances and its extent."""
         assert self._whiten is not None  # as made with shared
         points = self._whiten(query.points)
         distances = radii(points)
         largest = array_namespace(distances).max(distances)
         extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
-            problem = replace(self.problem, reduction=reduction or self.problem.reduction)
-            check_resolution(problem, self.bandwidth, self._columns, points)
-        return self.reduce(points, reduction, distances=distances, extent=extent)
+            problem = replace(self.problem, reduction=reduction)
+            check_resolution(problem, self.bandwidth, self._columns, points, query.first)
+        return points, {"distances": distances, "extent": extent}
+
+    def slope(self, queries: Any = None, **known: Any) -> Any:
+        """Return ∇ log p̂ for every row, m ≥ 1, (m, d), per bandwidth; arguments as for :meth:`reduce`."""
+        if self.problem.reduction is not Reduction.LAPLACE:
+            return self.reduce(queries, Reduction.MEAN, **known).shift
+        queries = self._rows if queries is None else queries
+        return laplace_slope(self._columns.points if queries is None else queries, self._columns)
+
+    def slope_at(self, query: Query) -> Any:
+        """Whiten a query, and return :meth:`slope` there; of a shared one only."""
+        queries, known = self._placed(query, Reduction.MEAN)
+        return self.slope(queries, **known)
+
+    @property
+    def points(self) -> Any:
+        """The columns (n, d), whitened, where they are."""
+        return self._columns.points
+
+    @property
+    def log_weights(self) -> Any:
+        """Of the columns (n,)."""
+        return self._columns.log_weights
+
+    @property
+    def centre(self) -> Any:
+        """What is subtracted before whitening (d,), in data units, where the columns are."""
+        return self._centre
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns of the data; empty where they have none."""
+        return self._names
+
+    @property
+    def on_host(self) -> tuple[Any, Any, Any]:
+        """The columns' points (n, d), in bandwidths, their log weights (n,), and the centre (d,), in data units."""
+        return to_host(self._columns.points), to_host(self._columns.log_weights), to_host(self._centre)
+
+    def derived(
+        self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: tuple[str, ...]
+    ) -> Fitted:
+        """Return other columns, for the same request, shared.
+
+        Parameters
+        ----------
+        bandwidth : Bandwidth
+        centre : (d,) array
+            In data units.
+        points : (n, d) array
+            In bandwidths from the centre, on the host, as all of these.
+        log_weights : (n,) array
+        names : tuple of str
+            Of the columns of the data.
+        """
+        weighted = bool((log_weights != log_weights[0]).any())
+        n, d = points.shape
+        requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())
+        asked = replace(
+            self.problem, n=n, m=n, d=d, requires=requires, extent=rounded(float(radii(points).max())), worth=None
+        )
+        return loaded(self.request, bandwidth, asked, "auto", centre, Columns(points, log_weights), names)
 
     def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale:
         with self._lock:
@@ -243,10 +318,10 @@ class Fitted:
             return self._packed[reduction]
 
     def __reduce__(self) -> Any:
-        return _loaded, self.current._state(self.current.choice.name)
+        return loaded, self.current.state(self.current.choice.name)
 
-    def _state(self, backend: str) -> tuple[Any, ...]:
-        """What :func:`_loaded` makes the same columns from, on the host, for a backend of that name if it is there."""
+    def state(self, backend: str) -> tuple[Any, ...]:
+        """What :func:`loaded` makes the same columns from, on the host, for a backend of that name if it is there."""
         columns = Columns(to_host(self._columns.points), to_host(self._columns.log_weights))
         return self.request, self.bandwidth, self.problem, backend, to_host(self._centre), columns, self._names
 
@@ -267,27 +342,29 @@ def _pass(
     return result
 
 
-def _shift(
+def shifted(
     plan: Plan,
     problem: Problem,
     columns: Columns,
-    report: Callable[[PassReport], None] | None,
-    progress: Progress | None,
+    report: Callable[[PassReport], None] | None = None,
+    advance: Advance | None = None,
 ) -> Any:
-    """The shift at the columns themselves: all at once, or by batches where somebody watches."""
+    """Return the shift at the columns themselves (n, d): all at once, or by batches where somebody watches."""
+    check_resolution(problem, plan.bandwidth, columns)
     packed = pack(plan.choice.backend, plan.choice.info, problem, columns)
-    if progress is None:
+    if advance is None:
         return _pass(problem, packed, None, report).shift
-    batches = []
-    for start in range(0, problem.n, progress.rows):
-        batch = columns.points[start : start + progress.rows, :]
+    batches, size = [], batch_rows(problem.n, problem)
+    for start in range(0, problem.n, size):
+        batch = columns.points[start : start + size, :]
         batches.append(_pass(replace(problem, m=batch.shape[0], same=False), packed, batch, report))
-        progress.advance(batch.shape[0])
+        to_host(detached(batches[-1].log_sum[:1]))  # waits for the device
+        advance(batch.shape[0])
     return concatenate(batches).shift
 
 
 @quiet
-def _loaded(
+def loaded(
     request: Request,
     bandwidth: Bandwidth,
     problem: Problem,
@@ -296,7 +373,7 @@ def _loaded(
     columns: Columns,
     names: tuple[str, ...],
 ) -> Fitted:
-    """Make fitted columns from what was pickled, with a backend that is here."""
+    """Make fitted columns from what was pickled or saved, with a backend that is here."""
     own = backend if request.backend == "auto" else request.backend
     where: dict[str, Any] = {"device": request.device, "options": request.backend_options}
     where |= {"calls": request.calls, "without": request.without}

@@ -86,7 +86,7 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     kinds = tuple((tuple(x.shape), x.dtype) for x in given)
     modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
     settings = (*map(os.environ.get, ENVIRONMENT), *modes)
-    names = ("method", "negative", "precision", "deterministic", "backend", "check_finite")
+    names = ("method", "kernel", "negative", "precision", "deterministic", "backend", "check_finite")
     asked = float(request.bandwidth), bool(log), *(getattr(request, name) for name in names)
     return asked, kinds, here, torch.cuda.current_stream().cuda_stream, settings
 

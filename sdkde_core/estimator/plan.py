@@ -7,14 +7,14 @@ whether all of them are finite shows in it, and it bounds every pass.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Data, Query, convert, detached, ingest, to_host
+from ..arrays import Argument, Data, Query, check_query, convert, detached, ingest, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
@@ -83,8 +83,9 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     """Validate the arrays, and find the bandwidth."""
     on_host = request.device == "cpu"
     data = ingest(train, query, request.weights, check_finite=request.check_finite, host=on_host)
+    bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
     try:
-        return data, resolve(request.bandwidth, data.train, data.log_weights, method=request.method)
+        return data, resolve(bandwidth, data.train, data.log_weights, method=method, kernel=kernel)
     except (TypeError, ValueError):
         data.check_finite()  # says what is wrong better
         raise
@@ -97,7 +98,7 @@ def plan(
     *,
     explained: bool = False,
     replays: bool = False,
-    expected: int | None = None,
+    expected: Argument | None = None,
 ) -> Plan:
     """Read the data, whiten them and choose the backend.
 
@@ -109,8 +110,9 @@ def plan(
         With every candidate's reason and price.
     replays : bool
         Such calls are replayed, where the backend can and the data are near enough.
-    expected : int, optional
-        Query rows that are to come later; None: as many as samples.
+    expected : Argument, optional
+        A query that is to come later, of which only the shape, the dtype and the names are looked at; None: one of as
+        many rows as samples.
 
     Raises
     ------
@@ -119,8 +121,12 @@ def plan(
     BackendUnavailable
         See :func:`sdkde_core.choice.select.choose`.
     """
-    how = {"explained": explained, "replays": replays, "expected": expected}
-    return plan_data(request, *read(request, train, query), **how)  # type: ignore[arg-type]
+    data, bandwidth = read(request, train, query)
+    if expected is not None:
+        check_query(expected, data.n, data.d, data.names)
+        data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
+    rows = None if expected is None else expected.shape[0]
+    return plan_data(request, data, bandwidth, explained=explained, replays=replays, expected=rows)
 
 
 def plan_data(

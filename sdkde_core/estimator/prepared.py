@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import Query
+from ..archive import write
+from ..arrays import Argument, Origin, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..protocol import Reduction
-from .density import density
+from ..messages import brief
+from .batches import check_out, densities, gradients, watched
 from .fitted import Fitted
+from .integrals import distribution, probability, quantiles
+from .marginals import conditional, marginal
+from .mixture import Mixture, draws, mixture
+from .modes import modes
 from .negative import NegativeMass
 from .public import public
-from .request import Goal, Request
+from .saved import from_saved, origin_of, to_saved
 
-__all__ = ["Prepared"]
+__all__ = ["Divergence", "Prepared"]
+
+
+class Divergence(NamedTuple):
+    """A mean difference of log densities, in nats, and its standard error."""
+
+    mean: float
+    standard_error: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,10 +41,12 @@ class Prepared:
 
     It is immutable, safe to use from several threads, and pickles and copies: with its columns, so that a process or
     host that loads it has nothing left to do but to pack them, for the same backend, or for the best one that is there.
+    :meth:`save` writes the same to a file that is safe to load.
 
     Attributes
     ----------
     method : {"sdkde", "kde", "laplace"}
+    kernel : str
     n_train, n_dimensions : int
     bandwidth : Bandwidth
     precision : {"fast", "high", "float64"}
@@ -38,10 +56,15 @@ class Prepared:
 
     _fitted: Fitted
     _dtype: str
+    _origin: Origin = field(default_factory=Origin)
 
     @property
     def method(self) -> str:
         return self._fitted.request.method
+
+    @property
+    def kernel(self) -> str:
+        return self._fitted.request.kernel
 
     @property
     def n_train(self) -> int:
@@ -68,7 +91,7 @@ class Prepared:
         return self._fitted.current.choice.device
 
     @public
-    def estimate(self, query: Any, *, log: bool = False) -> Any:
+    def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Any = False) -> Any:
         """Estimate the density at ``query``.
 
         The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
@@ -79,29 +102,26 @@ class Prepared:
             As for :func:`sdkde_core.estimate`, but required.
         log : bool
             Return log p̂. Laplace: NaN where p̂ < 0, with one RuntimeWarning, or −inf where that is clipped.
+        out, progress
+            As for :func:`sdkde_core.estimate`: with one of them the rows are cut into batches.
 
         Returns
         -------
         (m,) array
-            Of the kind and on the device of ``query``, with the wider dtype of it and of the training samples.
+            ``out``, or one of the kind and on the device of ``query``, with the wider dtype of it and of the training
+            samples.
 
         Raises
         ------
         TypeError, ValueError
             A query that cannot be right.
         BackendUnavailable
-            The backend cannot answer queries so far from the training samples.
+            The backend that was named, or with ``"auto"`` any, cannot answer queries so far from the training samples.
         """
-
-        def compute(fitted: Fitted) -> Any:
-            read = fitted.read(query)
-            if not read.points.shape[0]:
-                return self._restored(np.empty(0), read)
-            sums = fitted.reduce_query(read)
-            clip = fitted.request.negative != "keep"
-            return self._restored(density(sums, fitted.log_constant, log, clip), read)
-
-        return self._fitted.serve(compute)
+        given = self._fitted.asked(query)
+        check_out(out, given)
+        with watched(progress, given.shape[0]) as advance:
+            return densities(self._fitted, given, log, out, advance)
 
     @public
     def negative_mass(self) -> NegativeMass:
@@ -126,25 +146,194 @@ class Prepared:
         return self._fitted.serve(lambda fitted: fitted.negative_mass)
 
     @public
-    def grad_log_density(self, query: Any) -> Any:
-        """Return the score ∇log p̂ at ``query``, (m, d), per data unit; not for ``method="laplace"``.
+    def grad_log_density(self, query: Any, *, progress: Any = False) -> Any:
+        """Return the score ∇log p̂ at ``query``, (m, d), per data unit; NaN where a Laplace estimate is negative.
 
-        The first call packs the training samples for it, and keeps them.
+        The first call packs the training samples for it, and keeps them. ``progress`` as for
+        :func:`sdkde_core.estimate`.
         """
-        Request(Goal.GRADIENT, self.method)  # raises where there is none
+        self._gaussian("gradient")
+        given = self._fitted.asked(query)
+        with watched(progress, given.shape[0]) as advance:
+            return gradients(self._fitted, given, advance)
 
-        def compute(fitted: Fitted) -> Any:
-            read = fitted.read(query)
-            if not read.points.shape[0]:
-                return self._restored(np.empty((0, self.n_dimensions)), read)
-            shift = fitted.reduce_query(read, Reduction.MEAN).shift
-            return self._restored(self.bandwidth.pull_back(shift), read)
+    @public
+    def sample(self, n: int = 1, random_state: Any = None) -> Any:
+        """Draw from the density; exact, for every kernel, shape of bandwidth and weights. Not for ``method="laplace"``.
 
-        return self._fitted.serve(compute)
+        Parameters
+        ----------
+        n : int
+        random_state : None, int, numpy.random.Generator or numpy.random.RandomState
+            One seed gives the same draws on one device; on a GPU others than on the host.
 
-    def _restored(self, x: Any, query: Query) -> Any:
-        return query.origin.restore(x, max(query.dtype, self._dtype))  # "float64" > "float32"
+        Returns
+        -------
+        (n, d) array
+            Of the kind, on the device and with the dtype of the training samples.
+        """
+        try:
+            many = -1 if isinstance(n, (bool, np.bool_)) else operator.index(n)
+        except TypeError:
+            many = -1
+        if many < 0:
+            raise ValueError(f"n is {brief(n)}; pass an integer ≥ 0")
+        return self._origin.restore(draws(self._fitted.current, many, random_state), self._dtype)
+
+    @public
+    def mixture(self) -> Mixture:
+        """Return the density as a mixture of normals: means, weights and their covariance. Not for laplace."""
+        return mixture(self._gaussian("normal components"))
+
+    @public
+    def marginal(self, dims: Any) -> Prepared:
+        """Return the density of some of the dimensions, in closed form, prepared.
+
+        Parameters
+        ----------
+        dims : int, str, or sequence of these
+            Indices, in the order wanted; of a data frame names too.
+        """
+        return replace(self, _fitted=marginal(self._gaussian("marginals"), dims))
+
+    @public
+    def conditional(self, given: Mapping[Any, Any]) -> Prepared:
+        """Return the density of the other dimensions where some have the values given, in closed form, prepared.
+
+        It is again a mixture: the same components, of other weights. Not for ``method="laplace"``.
+
+        Parameters
+        ----------
+        given : mapping of int or str to float
+            Values in data units, by index, or by name for a data frame; such as ``{0: 1.5}``.
+        """
+        return replace(self, _fitted=conditional(self._gaussian("conditionals"), given))
+
+    @public
+    def probability(self, lower: Any, upper: Any) -> float:
+        """Return the probability of the box between two corners.
+
+        Needs SciPy. Exact to rounding where the bandwidth is one number per dimension. For a full matrix by quadrature
+        in two dimensions, to some 1e-10, and by Genz's method over 2,048 to 16,384 points in more, to some 1e-4.
+
+        Parameters
+        ----------
+        lower, upper : float or (d,) array_like
+            In data units; may be infinite. Dimensions without bounds are integrated out first.
+        """
+        return probability(self._gaussian("probabilities"), lower, upper)
+
+    @public
+    def cdf(self, x: Any) -> Any:
+        """Return the distribution function at ``x``, in one dimension: (m,), or a number for a number. Needs SciPy.
+
+        Right to rounding, relative to itself in the lower tail. Laplace's is not monotone.
+        """
+        values = _numbers("x", x)
+        return distribution(self._gaussian("distribution function"))(values.ravel()).reshape(values.shape)[()]
+
+    @public
+    def quantile(self, q: Any) -> Any:
+        """Return the values of which :meth:`cdf` is ``q``, in one dimension: (m,), or a number for a number."""
+        values = _numbers("q", q)
+        if not ((values >= 0) & (values <= 1)).all():
+            raise ValueError(f"q is {brief(q)}; pass probabilities from 0 to 1")
+        return quantiles(self._gaussian("quantiles"), values.ravel()).reshape(values.shape)[()]
+
+    @public
+    def modes(self, starts: Any = None) -> Any:
+        """Return the local maxima that mean shift reaches (k, d), highest first. Not for ``method="laplace"``.
+
+        Parameters
+        ----------
+        starts : (m, d) array_like, optional
+            Where it starts. Default: up to 512 of the samples, drawn by a fixed seed; a mode that draws none of them to
+            it is not found.
+        """
+        fitted, points = self._gaussian("modes"), None
+        if starts is not None:
+            rows = to_host(fitted.read(fitted.asked(starts)).points)
+            points = to_host(self.bandwidth.whiten(rows, to_host(fitted.centre)))
+        return modes(fitted, points)
+
+    @public
+    def divergence(self, other: Prepared, samples: Any = None, *, n: int = 10_000, random_state: Any = 0) -> Divergence:
+        """Return the mean of log p̂ − log q̂, q̂ the other density: which one held-out samples speak for.
+
+        Parameters
+        ----------
+        other : Prepared
+            Of as many dimensions.
+        samples : (m, d) array_like, optional
+            Held-out samples. Default: ``n`` draws of this density; then it is the Kullback–Leibler divergence from the
+            other to this one.
+        n : int
+        random_state : see :meth:`sample`
+
+        Returns
+        -------
+        Divergence
+            ``mean``, in nats, and ``standard_error``.
+        """
+        if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
+            raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
+        points = self.sample(n, random_state) if samples is None else samples
+        difference = np.asarray(
+            to_host(self.estimate(points, log=True)) - to_host(other.estimate(points, log=True)), dtype=np.float64
+        )
+        if difference.size < 2:
+            raise ValueError("samples has fewer than 2 points; pass more")
+        return Divergence(float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(difference.size)))
+
+    @public
+    def save(self, path: Path | str) -> None:
+        """Write it to one file, which :func:`sdkde_core.load` reads here and elsewhere; overwritten if it exists.
+
+        The file has the samples, moved and whitened, and all that was decided from them. It is no pickle; its format is
+        described in :mod:`sdkde_core.archive`. After an error or an interrupt an older file is as it was.
+
+        Parameters
+        ----------
+        path : path
+            In a folder that exists; by custom it ends in ``.sdkde``.
+
+        Raises
+        ------
+        OSError
+            It cannot be written.
+        TypeError
+            ``backend_options`` has something else than booleans, numbers, strings, and lists and dicts of those.
+        """
+        write(path, "Prepared", *self.to_saved())
+
+    def to_saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the content and the arrays of a file: what other kinds of files, of this in something else, need."""
+        content, arrays = to_saved(self._fitted)
+        return {**content, "origin": list(self._origin.address)}, arrays
+
+    @classmethod
+    def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> Prepared:
+        """Return what :meth:`to_saved` was of; ValueError where it cannot be right. ``name``: of the file."""
+        fitted = from_saved(content, arrays, name)
+        return cls(fitted, fitted.problem.dtype, origin_of(content))
+
+    def _gaussian(self, what: str) -> Fitted:
+        """The fitted density; ValueError where its kernel is another than the Gaussian, of which ``what`` is known."""
+        if self.kernel != "gaussian":
+            raise ValueError(
+                f"kernel={self.kernel!r} has densities and draws, no {what}; prepare with kernel='gaussian'"
+            )
+        return self._fitted.current
 
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
-        return f"Prepared({self.method}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
+        how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
+        return f"Prepared({how}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """Real numbers without NaN, on the host, float64."""
+    array = np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
+    if np.isnan(array).any():
+        raise ValueError(f"{name} has NaN; drop or fill it")
+    return array

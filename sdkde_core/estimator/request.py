@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
 from ..messages import did_you_mean
-from ..protocol import PRECISIONS, Problem, Reduction, Sample
+from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample
 
 __all__ = ["METHODS", "NEGATIVE", "Goal", "Options", "Pass", "Request", "takes_options"]
 
@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
 
     method: str
     bandwidth: Any
+    kernel: str
     weights: Any
     negative: str
     precision: str
@@ -78,6 +79,7 @@ class Request:
     goal: Goal
     method: str = "sdkde"
     bandwidth: Any = "auto"
+    kernel: str = "gaussian"
     weights: Any = None
     negative: str = "keep"
     precision: str = "auto"
@@ -100,12 +102,14 @@ class Request:
         return cls(goal, **options)
 
     def __post_init__(self) -> None:
-        for name in ("method", "negative", "precision", "backend"):
+        for name in ("method", "kernel", "negative", "precision", "backend"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
         if self.method not in METHODS:
             known = ", ".join(map(repr, METHODS))
             raise ValueError(f"method is {self.method!r}; pass one of {known}{did_you_mean(self.method, METHODS)}")
+        if self.kernel != "gaussian":
+            self._check_kernel()
         if self.negative not in NEGATIVE:
             known, hint = ", ".join(map(repr, NEGATIVE)), did_you_mean(self.negative, NEGATIVE)
             raise ValueError(f"negative is {self.negative!r}; pass one of {known}{hint}")
@@ -115,14 +119,28 @@ class Request:
                 "leave negative out"
             )
         object.__setattr__(self, "precision", _asked_precision(self.precision))
-        if self.method == "laplace" and self.goal is Goal.GRADIENT:
-            raise ValueError("the gradient of method='laplace' is not available yet; pass method='sdkde' or 'kde'")
         if self.method != "sdkde" and self.goal is Goal.DEBIASED:
             raise ValueError(f"method={self.method!r} moves no samples; debiased samples are method='sdkde'")
         options = self.backend_options
         if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
             raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
         object.__setattr__(self, "device", parse_device(self.device))
+
+    def _check_kernel(self) -> None:
+        """Raise where there is no such kernel, or it does not go with the method or the goal."""
+        if self.kernel not in KERNELS:
+            known, hint = ", ".join(map(repr, KERNELS)), did_you_mean(self.kernel, KERNELS)
+            raise ValueError(f"kernel is {self.kernel!r}; pass one of {known}{hint}")
+        if self.method != "kde":
+            raise ValueError(
+                f"kernel={self.kernel!r} is for method='kde', but method={self.method!r} is made for the Gaussian "
+                "kernel; pass method='kde', or leave kernel out"
+            )
+        if self.goal is Goal.GRADIENT:
+            raise ValueError(
+                f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out: those are of "
+                "the Gaussian kernel"
+            )
 
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""
@@ -134,9 +152,9 @@ class Request:
         if self.goal is Goal.DEBIASED:
             return (Pass(Reduction.MEAN, "train"),)
         move = (Pass(Reduction.MEAN, "train", moves=True),) if self.method == "sdkde" else ()
-        if self.goal is Goal.GRADIENT:
-            return (*move, Pass(Reduction.MEAN, "query"))
-        return (*move, Pass(Reduction.LAPLACE if self.method == "laplace" else Reduction.LOG_SUM, "query"))
+        if self.method == "laplace":  # of its gradient the sum is the core's own
+            return (Pass(Reduction.LAPLACE, "query"),)
+        return (*move, Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query"))
 
     def precision_for(self, dtype: str) -> str:
         """The precision for input of ``dtype``: unless the user says otherwise high for float64, fast for narrower."""
@@ -170,6 +188,8 @@ class Request:
             By what a pass's rows are, ``"train"`` and ``"query"``.
         """
         moved, result = False, []
+        if self.kernel != "gaussian":
+            requires |= {"kernel"}
         for step in self.passes:
             at_train = step.rows == "train" or m is None
             result.append(
@@ -185,6 +205,7 @@ class Request:
                     requires=requires,
                     deterministic=self.deterministic,
                     extent=extent,
+                    kernel=self.kernel,
                     sample=samples[step.rows] if samples else None,
                 )
             )

@@ -66,7 +66,9 @@ def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
     return best
 
 
-def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Columns, rows: Any = None) -> None:
+def check_resolution(
+    problem: Problem, bandwidth: Bandwidth, columns: Columns, rows: Any = None, first: int = 0
+) -> None:
     """Raise where a row and a column, both beyond the precision's reach, are too near each other for their rounding.
 
     Parameters
@@ -79,6 +81,8 @@ def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Columns, r
         Those of weight zero add nothing and are passed over.
     rows : (m, d) array, optional
         Query points. None: the columns.
+    first : int
+        The first row's number in the whole query.
 
     Raises
     ------
@@ -99,7 +103,7 @@ def check_resolution(problem: Problem, bandwidth: Bandwidth, columns: Columns, r
     far = float(np.linalg.vector_norm(far_rows[i]))
     others = [p for p in PRECISIONS if REACH[p] > max(far, reach)]
     hint = f"pass precision={others[-1]!r}, which holds up to {REACH[others[-1]]:.0e}, " if others else "pass "
-    row = f"row {here[i]} of {'train' if rows is None else 'query'}"
+    row = f"row {first + here[i]} of {'train' if rows is None else 'query'}"
     raise ValueError(
         f"precision={problem.precision!r} holds up to {reach:.0e} bandwidths from the median of train, but {row} is "
         f"{far:.1e} away, and {distance:.2g} from row {there[j]} of train: rounding to float64 blurs that by "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +14,11 @@ from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import problems, reference
 from .problems import Array, Case, Truth
-from .target import NotDeclared, Target, make, take, weighted, within
+from .target import MIXED, NotDeclared, Target, make, take, weighted, within, within_each
 
 __all__ = ["DISTANCES", "SIZES", "about_tiles", "boundaries", "far_below", "not_a_number", "sizes", "some", "tolerance"]
+
+DTYPES = ("float64", "float32")
 
 #: Rows and columns of most checks: sizes that divide nothing.
 COLUMNS, ROWS = 211, 67
@@ -84,6 +88,25 @@ def sizes(target: Target, parameter: str) -> None:
         dtype = ("float64", "float32")[(SIZES.index((n, m)) + same) % 2]
         problem = target.problem(case, Reduction(reduction), precision, same=same, dtype=dtype)
         within(problem, target.answer(problem, case), want, case.name)
+    if n * m < 10:
+        _features_of_few(target, Reduction(reduction), precision, case)
+
+
+def _features_of_few(target: Target, reduction: Reduction, precision: str, case: Case) -> None:
+    """Features mixed with one row or one column, which may be what is left of more: its weight is not 1 then."""
+    mixed = sorted(target.info.features & MIXED)
+    case = replace(weighted(case), log_weights=weighted(case).log_weights - 0.7)
+    equal = replace(case, log_weights=np.full(len(case.points), -0.7 - math.log(len(case.points))))
+    for k, same in itertools.product(range(2 ** len(mixed)), (False, True)):
+        features = {name for i, name in enumerate(mixed) if k >> i & 1}
+        asked, excluding = case if "weights" in features else equal, "exclude_self" in features
+        scales = (0.7, 1.6)[: 1 + k % 2] if "multi_scale" in features else ()
+        problem = target.problem(
+            asked, reduction, precision, same=same, dtype=DTYPES[(k + same) % 2], requires=features, scales=scales
+        )
+        rows = asked.points if same else asked.queries
+        truths = [reference.near_sums(rows, asked.points, asked.log_weights, excluding, s) for s in scales or (1.0,)]
+        within_each(problem, target.answer(problem, asked), truths, asked.name)
 
 
 #: Bandwidths from every point at which rows are checked: from where float32 ends to what stands for missing values.

@@ -10,6 +10,7 @@ parameters that suit a backend's declarations; names and parameters are stable w
 :mod:`~sdkde_core.testing.calls`                    one call after another, several at once, whose memory is whose
 :mod:`~sdkde_core.testing.broken_off`               calls that are interrupted, and those of a forked child
 :mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``multi_scale``, ``grad``
+:mod:`~sdkde_core.testing.other_kernels`            ``kernel``
 :mod:`~sdkde_core.testing.drawn`                    random problems
 ==================================================  ==================================================================
 """
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import BackendInfo, Reduction
 
-from . import accuracy, broken_off, calls, drawn, featured, formalities
+from . import accuracy, broken_off, calls, drawn, featured, formalities, other_kernels
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -137,6 +138,7 @@ CHECKS: Mapping[str, Check] = {
         Check(featured.exclude_self, _featured("exclude_self")),
         Check(featured.multi_scale, _each),
         Check(featured.grad, _featured("grad")),
+        Check(other_kernels.kernel, other_kernels.parameters),
         Check(drawn.drawn, drawn.parameters),
     )
 }

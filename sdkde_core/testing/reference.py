@@ -21,6 +21,8 @@ __all__ = [
     "debias",
     "estimate",
     "grad_log_density",
+    "kernel_log_norm",
+    "kernel_log_sum",
     "near_sums",
     "paper_kde",
     "paper_laplace",
@@ -159,12 +161,71 @@ def near_sums(
     return Sums(*(np.concatenate(parts) for parts in zip(*blocks)))
 
 
+def kernel_log_sum(
+    query: ArrayLike,
+    train: ArrayLike,
+    kernel: str,
+    bandwidth: ArrayLike = 1.0,
+    *,
+    weights: ArrayLike | None = None,
+    log_weights: ArrayLike | None = None,
+    exclude_self: bool | ArrayLike = False,
+    scale: float = 1.0,
+) -> Array:
+    """Return log Σ_j w_j K(r_ij / scale) for every row, (m,), K one of ``protocol.KERNELS``; arguments as of `sums`."""
+    y, x = _points(query), _points(train)
+    log_w = _log_weights(len(x), weights) if log_weights is None else np.asarray(log_weights, float)
+    if np.ndim(bandwidth) == 2:
+        (y, x), bandwidth = _whitened(bandwidth, y, x), 1.0
+    x, own, found = x.astype(np.longdouble), _own_columns(exclude_self, len(y)), [np.empty(0)]
+    height = max(1, (1 << 18) // x.size)
+    for start in range(0, len(y), height):
+        away = x - y[start : start + height, None]  # (b, n, d)
+        terms = _log_kernel(kernel, np.sqrt(_mahalanobis(away, away, bandwidth)) / scale) + log_w
+        terms[own[start : start + height, None] == np.arange(len(x))] = -np.inf
+        top = terms.max(axis=1)
+        with np.errstate(invalid="ignore"):  # −inf − −inf of a row that reaches no column
+            total = np.log(np.exp(terms - top[:, None]).sum(axis=1)) + top
+        found.append(np.where(top == -np.inf, top, total).astype(float))
+    return np.concatenate(found)
+
+
+def _log_kernel(kernel: str, r: Any) -> Any:
+    if kernel == "gaussian":
+        return -0.5 * r**2
+    if kernel == "exponential":
+        return -r
+    inside = np.minimum(r, 1.0)
+    values = {
+        "tophat": np.ones_like(r),
+        "epanechnikov": (1 - inside) * (1 + inside),
+        "linear": 1 - inside,
+        "cosine": np.sin(np.longdouble(np.pi) / 2 * (1 - inside)),
+    }[kernel]
+    with np.errstate(divide="ignore"):
+        return np.log(np.where(r < 1, values, 0.0).astype(float))
+
+
+def kernel_log_norm(kernel: str, d: int) -> float:
+    """Return log ∫K(‖u‖) du over d dimensions: of bounded support by Gauss's quadrature along the radius."""
+    if kernel == "gaussian":
+        return 0.5 * d * math.log(2 * math.pi)
+    surface = math.log(2) + 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d)
+    if kernel == "exponential":
+        return surface + math.lgamma(d)
+    nodes, weights = np.polynomial.legendre.leggauss(d // 2 + 20)
+    r = (1 + nodes) / 2
+    terms = (d - 1) * np.log(r) + np.log(weights / 2) + _log_kernel(kernel, r)
+    return surface + float(np.logaddexp.reduce(terms))
+
+
 def estimate(
     train: ArrayLike,
     query: ArrayLike | None = None,
     *,
     method: str = "sdkde",
     bandwidth: ArrayLike = 1.0,
+    kernel: str = "gaussian",
     weights: ArrayLike | None = None,
     log: bool = False,
     exclude_self: bool = False,
@@ -172,6 +233,10 @@ def estimate(
     """Return the density at ``query`` (default: at ``train``), or its log; Laplace's log is NaN where p̂ < 0."""
     x = _points(train)
     y = x if query is None else _points(query)
+    if kernel != "gaussian":
+        log_sum = kernel_log_sum(y, x, kernel, bandwidth, weights=weights, exclude_self=exclude_self)
+        log_density = log_sum - kernel_log_norm(kernel, x.shape[1]) - 0.5 * _log_determinant(bandwidth, x.shape[1])
+        return log_density if log else np.exp(log_density)
     constant = -0.5 * x.shape[1] * math.log(2 * math.pi) - 0.5 * _log_determinant(bandwidth, x.shape[1])
     if np.ndim(bandwidth) == 2:  # moved samples would lose digits in the units of the data
         y, x = (_points(a) for a in _whitened(bandwidth, y, x))

@@ -82,7 +82,7 @@ log_sum(const uint32_t* rows, const uint8_t* tiles, float2* out, int m, int coun
   }
   __syncthreads();
   const int blocks = (m + 255) / 256, block = blockIdx.x % blocks, part = blockIdx.x / blocks;
-  const uint8_t* from = tiles + (size_t)part * length * TILE_BYTES;
+  const uint8_t* from = tiles + (size_t)part * length * EXPONENT_BYTES;
   count = min(length, count - part * length);
   int stage = 0, phase = 0;
   if (threadIdx.x >= 512) {
@@ -91,7 +91,7 @@ log_sum(const uint32_t* rows, const uint8_t* tiles, float2* out, int m, int coun
         for (int t = 0; t < count; t++) {
           barrier_wait(shared + EMPTY + 8 * stage, phase ^ 1);
           barrier_expect(shared + FULL + 8 * stage, EXPONENT_BYTES);
-          bulk_copy(shared + stage * EXPONENT_BYTES, from + (size_t)t * TILE_BYTES, EXPONENT_BYTES, shared + FULL + 8 * stage);
+          bulk_copy(shared + stage * EXPONENT_BYTES, from + (size_t)t * EXPONENT_BYTES, EXPONENT_BYTES, shared + FULL + 8 * stage);
           if (++stage == STAGES) { stage = 0; phase ^= 1; }
         }
       }

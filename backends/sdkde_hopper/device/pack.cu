@@ -24,7 +24,8 @@ __device__ __forceinline__ uint8_t byte_of(float x, float& back) {
 // Points (n, d), float64, in bandwidths, as rows (padded, 48) and as tiles of columns; sixteen threads for each.
 //
 // v = √(log2 e) u is hi + lo in half precision, hi a multiple of ``step``; c = -½|v|² is two pieces, multiples of step².
-// Rows' c is larger by ``row_offset``. ``tiles`` or ``bytes`` may be null. Points beyond n have c so low that φ is 0.
+// Rows' c is larger by ``row_offset``. Rows, columns and what MEAN needs besides are written where ``rows``, ``tiles`` and
+// ``bytes`` are not null; without ``bytes``, tiles are what the exponents need. Points beyond n have c so low that φ is 0.
 extern "C" __global__ void pack(const double* points, int n, int padded, int d, double step, double row_offset, uint16_t* rows, uint16_t* tiles, uint8_t* bytes) {
   const int point = (blockIdx.x * blockDim.x + threadIdx.x) / 16, k = threadIdx.x % 16;
   if (point >= padded) return;
@@ -44,73 +45,72 @@ extern "C" __global__ void pack(const double* points, int n, int padded, int d, 
   };
   const uint16_t one = 0x3c00;
   const uint16_t of_row = constant(row_offset), of_column = constant(0.0);
-  uint16_t* row = rows + (size_t)point * 48;
-  row[k] = hi;
-  row[16 + k] = k < 2 ? of_row : k < 4 ? one : 0;
-  row[32 + k] = lo;
+  if (rows) {
+    uint16_t* row = rows + (size_t)point * 48;
+    row[k] = hi;
+    row[16 + k] = k < 2 ? of_row : k < 4 ? one : 0;
+    row[32 + k] = lo;
+  }
   const int tile = point / 64, j = point % 64;
   // A column's constant stands where the row has its ones.
   const uint16_t column_c = __shfl_sync(0xffffffffu, of_column, (k - 2) & 1, 16);
   if (tiles) {
-    uint16_t* first = tiles + (size_t)tile * (TILE_BYTES / 2) + j / 8 * 64 + j % 8 * 8 + k % 8;
-    first[k / 8 * 512] = hi;
-    first[(2 + k / 8) * 512] = k < 2 ? one : k < 4 ? column_c : 0;
-    first[(4 + k / 8) * 512] = lo;
+    uint16_t* to = tiles + (size_t)tile * ((bytes ? TILE_BYTES : EXPONENT_BYTES) / 2) + j / 8 * 64 + j % 8 * 8 + k % 8;
+    to[k / 8 * 512] = hi;
+    to[(2 + k / 8) * 512] = k < 2 ? one : k < 4 ? column_c : 0;
+    to[(4 + k / 8) * 512] = lo;
+  }
+  if (bytes) {
     uint16_t* values = tiles + (size_t)tile * (TILE_BYTES / 2) + EXPONENT_BYTES / 2 + j / 8 * 320 + k % 8 * 8 + j % 8;
     values[k / 8 * 64] = hi;
     values[(3 + k / 8) * 64] = lo;
     if (k < 8) values[128] = k == 0 && inside ? one : 0;
-  }
-  if (bytes) {  // rows g and g + 8 of 16 beside each other
+    // Rows g and g + 8 of 16 beside each other.
     float back, unused;
-    const uint8_t first = byte_of((float)packed, back), second = byte_of((float)(packed - back), unused);
+    const uint8_t coarse = byte_of((float)packed, back), fine = byte_of((float)(packed - back), unused);
     uint8_t* to = bytes + (size_t)tile * (64 * VALUES) + j / 16 * 640 + k % 8 * 16 + j % 8 * 2 + j / 8 % 2;
-    to[k / 8 * 128] = first;
-    to[(3 + k / 8) * 128] = second;
+    to[k / 8 * 128] = coarse;
+    to[(3 + k / 8) * 128] = fine;
     if (k < 8) to[256] = k == 0 && inside ? 0x38 : 0;  // 1
   }
 }
 
-// Adds up what the units and the columns' slots have of every row, always in the same order, and at the end makes ℓ and
-// the shift of them. A row's 20 sums are Σφv in 16 dimensions, Σφ, and three that are free; 20 threads for each row.
+// Adds up what the units and the columns' slots have of 32 rows, always in the same order, and at the end makes ℓ and the
+// shift of them. A row's 20 sums are Σφv in 16 dimensions, Σφ, and three that are free; a thread has four of them.
 //
-// ``sums`` (n, 20), float64, carries the sums from one launch to the next.
+// ``sums`` (padded, 20), float64, carries the sums from one launch to the next.
 extern "C" __global__ void __launch_bounds__(160)
 merge(const float4* out_rows, const float4* out_columns, const int* row_begin, const int* row_units, const int* column_begin, const int* column_slots, int block_offset, int super_offset, int blocks, int supers, double* sums, int begins, int ends, const uint16_t* rows, const double* log_weights, int n, int d, double* log_sum, double* shift) {
-  __shared__ double shared[8][20];
-  const int local = threadIdx.x / 20, k = threadIdx.x % 20 / 4, part = threadIdx.x % 4, row = blockIdx.x * 8 + local;
-  int block = row / 256 - block_offset, super = row / (64 * TILES) - super_offset;
+  __shared__ double shared[160 * 4];
+  const int first = blockIdx.x * 32, own = threadIdx.x;  // in the four's order of 32 rows
+  int block = first / 256 - block_offset, super = first / (64 * TILES) - super_offset;
   if (block < 0) block += blocks;
   if (super < 0) super += supers;
   double s[4] = {0, 0, 0, 0};
   auto add = [&](float4 x) { s[0] += x.x; s[1] += x.y; s[2] += x.z; s[3] += x.w; };
+  const float4* here = out_rows + first % 256 * 5 + own;
   const int last_unit = row_begin[block + 1], last_slot = column_begin[super + 1];
+#pragma unroll 8
+  for (int j = row_begin[block]; j < last_unit; j++) add(here[(size_t)row_units[j] * (256 * 5)]);
+  here = out_columns + first % (64 * TILES) * 5 + own;
 #pragma unroll 4
-  for (int j = row_begin[block] + part; j < last_unit; j += 4) add(out_rows[((size_t)row_units[j] * 256 + row % 256) * 5 + k]);
-#pragma unroll 2
-  for (int j = column_begin[super] + part; j < last_slot; j += 4) add(out_columns[((size_t)column_slots[j] * (64 * TILES) + row % (64 * TILES)) * 5 + k]);
+  for (int j = column_begin[super]; j < last_slot; j++) add(here[(size_t)column_slots[j] * (64 * TILES * 5)]);
+  double* kept = sums + (size_t)first * 20 + own * 4;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-#pragma unroll
-    for (int m = 1; m < 4; m *= 2) s[i] += __shfl_xor_sync(0xffffffffu, s[i], m);
+    if (!begins) s[i] += kept[i];
+    if (!ends) kept[i] = s[i];
+    shared[own * 4 + i] = s[i];
   }
-  // The four threads of a float4 hold the same sums; each sees to one.
-  double mine = part == 0 ? s[0] : part == 1 ? s[1] : part == 2 ? s[2] : s[3];
-  const int at = 4 * k + part;
-  if (!begins) mine += sums[(size_t)row * 20 + at];
-  if (!ends) {
-    sums[(size_t)row * 20 + at] = mine;
-    return;
-  }
-  shared[local][at] = mine;
+  if (!ends) return;
   __syncthreads();
-  if (row >= n) return;
-  const double total = shared[local][16];
-  if (at < d) {
-    const double own = of_half(rows[(size_t)row * 48 + at]) + of_half(rows[(size_t)row * 48 + 32 + at]);
-    shift[(size_t)row * d + at] = (mine / total - own) / 1.2011224087864498;
+  const int count = min(32, n - first);
+  for (int i = threadIdx.x; i < count * d; i += 160) {
+    const int row = first + i / d, k = i % d;
+    const double packed = of_half(rows[(size_t)row * 48 + k]) + of_half(rows[(size_t)row * 48 + 32 + k]);
+    shift[(size_t)first * d + i] = (shared[i / d * 20 + k] / shared[i / d * 20 + 16] - packed) * (1.0 / 1.2011224087864498);
   }
-  if (at == 16) log_sum[row] = log(total) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
+  if (threadIdx.x < count) log_sum[first + threadIdx.x] = log(shared[threadIdx.x * 20 + 16]) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
 }
 
 // ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 2).

@@ -1,0 +1,94 @@
+"""Kernels of bounded support: sums of K(r) as they are, as none of them overflows, and of none the log is needed.
+
+Only weights may span more than float64 does. So the columns fall into levels by the size of their weights, mostly one,
+and a tile of K times a matrix of weights, a column for each level, is the sum of each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdkde_core.plugin import checkpoint, product
+from sdkde_core.protocol import Partial, Problem
+
+from .formulas import squares
+from .kernels import own_entries
+
+__all__ = ["Compact", "Totals", "reduce_compact"]
+
+Array = NDArray[Any]
+
+#: Nats of log weights in a level: its least weight, times a K at the edge of the support, is still a normal number.
+SPAN = 600.0
+
+
+class Compact:
+    """Columns packed for a kernel of bounded support."""
+
+    def __init__(self, points: Array, log_weights: Array | None) -> None:
+        self.points = points
+        self.tops, self.weights = np.zeros(1), np.ones((len(points), 1))  # (levels,), (n, levels): w / exp(top)
+        if log_weights is not None:
+            top = float(log_weights.max())
+            level = np.floor((top - log_weights) / SPAN)
+            used = np.unique(level)
+            self.tops = top - SPAN * used
+            within = np.where(level[:, None] == used, log_weights[:, None] - self.tops, -np.inf)
+            self.weights = np.exp(within)
+
+
+class Totals:
+    """Sums of a block of rows at one scale, level by level."""
+
+    def __init__(self, formula: Compact, rows: int) -> None:
+        self.tops = formula.tops
+        self.total = np.zeros((rows, len(formula.tops)))
+
+    def join(self, other: Totals) -> None:
+        """Add the sums of the same rows over other columns."""
+        self.total += other.total
+
+    def result(self, log_weight: float) -> Partial:
+        """Return the log sums, every column's log weight raised by ``log_weight``; −inf where no column is in reach."""
+        with np.errstate(divide="ignore"):
+            return Partial(np.logaddexp.reduce(np.log(self.total) + self.tops, axis=1) + log_weight)
+
+
+def reduce_compact(
+    problem: Problem, formula: Compact, queries: Array, own_offset: int, columns: tuple[int, int], width: int
+) -> list[Totals]:
+    """Reduce a block of query rows over a range of columns; as :func:`.kernels.reduce_block`."""
+    b, (start, stop) = len(queries), columns
+    scales = problem.scales or (1.0,)
+    sums = [Totals(formula, b) for _ in scales]
+    buffers = np.empty((2, b * width))
+    for left in range(start, stop, width):
+        checkpoint()
+        right = min(left + width, stop)
+        r2, values = (x[: b * (right - left)].reshape(b, right - left) for x in buffers)
+        squares(queries, formula.points[left:right], r2)
+        own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
+        for scale, total in zip(scales, sums):
+            np.multiply(r2, 1.0 / scale**2, out=values)
+            _evaluate(problem.kernel, values)
+            if own is not None:
+                values[own] = 0.0
+            total.total += product(values, formula.weights[left:right])
+    return sums
+
+
+def _evaluate(kernel: str, x: Array) -> None:
+    """Replace r² by K(r); NaN stays NaN."""
+    if kernel in ("linear", "cosine"):
+        np.sqrt(x, out=x)
+    np.subtract(1.0, x, out=x)
+    np.clip(x, 0.0, 1.0, out=x)
+    if kernel == "tophat":
+        np.ceil(x, out=x)
+    elif kernel == "cosine":  # cos(π r / 2), which is exactly 0 at the edge like this
+        np.multiply(x, 0.5 * math.pi, out=x)
+        np.sin(x, out=x)

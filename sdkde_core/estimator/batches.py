@@ -1,0 +1,207 @@
+"""Long work in batches of rows: somebody may watch it, and neither queries nor results need be whole in memory.
+
+Within the precision's bounds a row's sums do not depend on the other rows. To the last bit they do not where the
+backend sums every row alone, by one formula; for a batch with rows far from the samples it may take another. The size
+of a batch follows from the shapes and the number of threads, so the same call gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from ..arrays import Argument, Query, to_host
+from ..choice.hardware import cpu_threads
+from ..protocol import Problem
+from .density import density, warn_of_negative
+
+if TYPE_CHECKING:
+    from .fitted import Fitted
+
+__all__ = [
+    "NUMBERS",
+    "ROWS",
+    "Advance",
+    "batch_rows",
+    "check_out",
+    "densities",
+    "density_of",
+    "gradients",
+    "in_batches",
+    "watched",
+]
+
+R = TypeVar("R")
+
+#: Told of every k rows that are done.
+Advance = Callable[[int], None]
+
+#: Rows of a batch at most, and numbers in it at most (32 MiB).
+ROWS, NUMBERS = 1 << 16, 1 << 22
+
+#: Rows of a batch at least, as fewer would occupy no backend; and batches that show progress well enough.
+FEWEST, STEPS = 256, 256
+
+
+def batch_rows(m: int, problem: Problem) -> int:
+    """Return the rows of a batch, of m over the samples: up to 32 MiB, on a CPU about a second's work or a 256th."""
+    n, d, rows = problem.n, problem.d, min(ROWS, NUMBERS // problem.d)
+    if problem.device == "cpu":
+        rows = min(rows, max(cpu_threads() * (1 << 32) // (n * (d + 16)), m // STEPS))
+    return max(rows, FEWEST)
+
+
+@contextmanager
+def watched(progress: Any, rows: int) -> Iterator[Advance | None]:
+    """Yield the function to call with every number of rows done; None where nobody watches, or there are no rows.
+
+    Parameters
+    ----------
+    progress : bool or callable
+        As the user has it: a bar of tqdm's, or a function of the rows done and of all rows.
+    rows : int
+        To be done, in all passes.
+
+    Raises
+    ------
+    TypeError
+    ImportError
+        There is no tqdm.
+    """
+    if isinstance(progress, bool | np.bool_):
+        if progress:
+            with _bar(rows) as show:
+                yield show if rows else None
+        else:
+            yield None
+    elif callable(progress):
+        done = 0
+
+        def advance(k: int) -> None:
+            nonlocal done
+            done = min(done + k, rows)  # what is done anew with another backend does not count twice
+            progress(done, rows)
+
+        yield advance if rows else None
+    else:
+        raise TypeError(f"progress is {progress!r}; pass True for a bar, or a function of the rows done and all rows")
+
+
+@contextmanager
+def _bar(rows: int) -> Iterator[Advance]:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError(
+            f"progress=True needs tqdm: pip install 'sdkde-core[progress]' ({error}); or pass a function of the rows "
+            "done and of all rows"
+        ) from error
+    with tqdm(total=rows, desc="sdkde", unit=" rows", unit_scale=True, disable=not rows) as bar:
+        yield lambda k: bar.update(min(k, rows - bar.n))
+
+
+def check_out(out: Any, query: Argument) -> None:
+    """Raise unless results for every row of the query can be written to ``out``; None can always.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    if out is None:
+        return
+    if not isinstance(out, np.ndarray) or out.dtype.kind != "f":
+        kind = f"of dtype {out.dtype}" if isinstance(out, np.ndarray) else f"a {type(out).__name__}"
+        raise TypeError(f"out is {kind}; pass a NumPy array of floats, which may be memory-mapped")
+    if out.shape != query.shape[:1]:
+        raise ValueError(f"out has shape {out.shape}, but query has {query.shape}; pass one of shape {query.shape[:1]}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only; pass an array that can be written to (of a memory map, mode 'r+' or 'w+')")
+    if isinstance(query.array, np.ndarray) and np.may_share_memory(out, query.array):
+        raise ValueError("out shares memory with query; pass another array")
+
+
+def in_batches(
+    fitted: Fitted, batches: Iterable[Argument], compute: Callable[[Fitted, Query], R], advance: Advance | None
+) -> Iterator[R]:
+    """Yield ``compute(fitted, batch)`` for every batch of a query; who watches is told once it was taken."""
+    for rows in batches:
+        yield fitted.serve(lambda here, rows=rows: compute(here, here.read(rows)))  # type: ignore[misc]
+        if advance is not None:
+            advance(rows.shape[0])
+
+
+def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advance: Advance | None = None) -> Any:
+    """Return the density, or its log, at a query (m,), as the user wants it; NaN has one RuntimeWarning.
+
+    Parameters
+    ----------
+    fitted : Fitted
+    query : Argument
+    log : bool
+    out : (m,) array, optional
+        Takes the result, and is returned.
+    advance : callable, optional
+        Who watches. With one of these it is done by batches, else at once.
+    """
+    below: list[int] = []
+    compute = density_of(log, lambda count, rows: below.append(count))
+    result = _answered(fitted, query, compute, out, advance)
+    if below:
+        warn_of_negative(sum(below), query.shape[0])
+    return result
+
+
+def density_of(log: bool, negative: Callable[[int, int], None]) -> Callable[[Fitted, Query], Any]:
+    """Return the function from fitted columns and rows to their densities; ``negative`` as for :func:`.density`."""
+
+    def compute(fitted: Fitted, rows: Query) -> Any:
+        if not rows.points.shape[0]:
+            return _restored(fitted, np.empty(0), rows)
+        clip = fitted.request.negative != "keep"
+        return _restored(fitted, density(fitted.reduce_query(rows), fitted.log_constant, log, clip, negative), rows)
+
+    return compute
+
+
+def gradients(fitted: Fitted, query: Argument, advance: Advance | None = None) -> Any:
+    """Return the score at a query (m, d), per data unit, as the user wants it; ``advance`` as for :func:`densities`."""
+
+    def compute(fitted: Fitted, rows: Query) -> Any:
+        if not rows.points.shape[0]:
+            return _restored(fitted, np.empty((0, fitted.problem.d)), rows)
+        return _restored(fitted, fitted.bandwidth.pull_back(fitted.slope_at(rows)), rows)
+
+    return _answered(fitted, query, compute, None, advance)
+
+
+def _restored(fitted: Fitted, x: Any, query: Query) -> Any:
+    return query.origin.restore(x, max(query.dtype, fitted.problem.dtype))  # "float64" > "float32"
+
+
+def _answered(
+    fitted: Fitted,
+    query: Argument,
+    compute: Callable[[Fitted, Query], Any],
+    out: Any,
+    advance: Advance | None,
+) -> Any:
+    """Return ``compute`` of a query: of all rows at once, or by batches where there is ``out``, or somebody watches."""
+    if out is None and advance is None:
+        return fitted.serve(lambda here: compute(here, here.read(query)))
+    m = query.shape[0]
+    size = batch_rows(m, fitted.problem)
+    batches = (query.rows(start, start + size) for start in range(0, max(m, 1), size))  # one of no rows where m = 0
+    done, parts = 0, []
+    for part in in_batches(fitted, batches, compute, advance):
+        if out is None:
+            parts.append(part)
+        else:
+            out[done : done + part.shape[0]] = to_host(part)
+            done += part.shape[0]
+    if out is not None:
+        return out
+    return parts[0] if len(parts) == 1 else array_namespace(parts[0]).concat(parts)

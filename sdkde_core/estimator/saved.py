@@ -1,0 +1,197 @@
+"""Fitted columns as what a file can hold, and back: numbers, strings and float64 arrays, each checked.
+
+The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
+
+==============  ===================================================================================================
+``request``     the options of :func:`sdkde_core.estimate` by name, but for ``bandwidth`` and ``weights``; those that
+                are not there have their defaults, so that older files load, and unknown ones are refused
+``names``       of the columns of the data; empty without
+``rule``        where the bandwidth came from
+``selection``   how it was chosen from the data, the numbers and strings of a :class:`.Selection`; or null
+``dtype``       of the samples: ``"float32"`` or ``"float64"``
+``weighted``    whether the weights differ
+``rows``        how many query rows were expected when the backend was chosen
+``extent``      of the columns, in bandwidths
+``worth``       seconds beyond which another backend is to answer, or null: ``Problem.worth``
+``backend``     what was chosen
+``origin``      array library and device of the samples, and whether that is the host; NumPy where they cannot be had
+==============  ===================================================================================================
+
+Its arrays: ``points`` (n, d), moved and whitened; ``log_weights`` (n,); ``centre`` (d,), what whitening subtracts;
+those of :meth:`.Bandwidth.arrays`; and ``selection.multiples`` and so on, the arrays of the selection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..archive import plain
+from ..arrays import Origin
+from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.selection import Selection
+from ..engine.outliers import radii
+from ..messages import brief, warn_once
+from ..protocol import BackendUnavailable, Columns
+from .fitted import Fitted, loaded
+from .request import Goal, Options, Request
+
+__all__ = ["from_saved", "origin_of", "to_saved"]
+
+Array = NDArray[np.float64]
+
+#: Of arrays that samples may be drawn as.
+_LIBRARIES = ("array_api_compat.torch", "array_api_compat.cupy", "jax.numpy")
+
+#: Where to compute: what cannot be had where the file is loaded is done without.
+_WHERE = ("backend", "device", "backend_options")
+
+
+def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the content and the arrays of a file.
+
+    Raises
+    ------
+    TypeError
+        backend_options has something else than what JSON has.
+    """
+    fitted = fitted.current
+    request, bandwidth, problem, backend, centre, columns, names = fitted.state(fitted.choice.name)
+    options = request.options("bandwidth", "weights") | {"precision": problem.precision}
+    options |= {name: bool(options[name]) for name in ("deterministic", "check_finite")}
+    if request.backend_options is not None:
+        options["backend_options"] = plain("backend_options", request.backend_options)
+    content = {
+        "request": options,
+        "names": list(names),
+        "rule": bandwidth.rule,
+        "selection": None,
+        "dtype": problem.dtype,
+        "weighted": "weights" in problem.requires,
+        "rows": problem.m,
+        "extent": problem.extent,
+        "worth": problem.worth,
+        "backend": backend,
+    }
+    arrays = {"points": columns.points, "log_weights": columns.log_weights, "centre": centre}
+    arrays |= bandwidth.arrays()
+    if bandwidth.selection is not None:
+        chosen = {name: x.item() if isinstance(x, np.generic) else x for name, x in vars(bandwidth.selection).items()}
+        arrays |= {f"selection.{name}": x for name, x in chosen.items() if isinstance(x, np.ndarray)}
+        content["selection"] = {name: x for name, x in chosen.items() if not isinstance(x, np.ndarray)}
+    return content, arrays
+
+
+def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Fitted:
+    """Return the columns, with the backend that they were made with, or another one that is here.
+
+    Where the user had named a backend or a device that cannot be had here, a warning says so.
+
+    Parameters
+    ----------
+    content, arrays
+        As from :func:`to_saved`; nothing in them is trusted.
+    name : str
+        Of the file, for the warning.
+
+    Raises
+    ------
+    ValueError
+        They cannot be right.
+    BackendUnavailable
+        No backend that is here can take them.
+    """
+    options = dict(_checked(content, "request", dict))
+    where = {key: options.pop(key, None) for key in _WHERE}
+    named = {key: value for key, value in where.items() if value not in (None, "auto")}
+    request = Request(Goal.DENSITY, bandwidth="silverman", **_options(options))
+    selection = _selection(content.get("selection"), arrays)
+    bandwidth = Bandwidth.from_arrays(arrays, _checked(content, "rule", str), selection)
+    points, log_weights, centre = (_array(arrays, key, ndim) for key, ndim in _COLUMNS.items())
+    n, d = points.shape
+    if bandwidth.d != d or len(log_weights) != n or len(centre) != d or not n:
+        raise ValueError("its arrays do not fit one another")
+    weighted, rows = _checked(content, "weighted", bool), _checked(content, "rows", int)
+    if not abs(np.exp(log_weights).sum() - 1.0) < 1e-6 or not (weighted or (log_weights == log_weights[0]).all()):
+        raise ValueError("its weights cannot be right")
+    dtype, extent = _checked(content, "dtype", str), _checked(content, "extent", float)
+    worth = None if content.get("worth") is None else _checked(content, "worth", float)
+    distances = radii(points)
+    farthest = float(distances[~np.isnan(distances)].max(initial=0.0))
+    extent = max(extent, farthest)  # no backend is to look beyond it
+    if dtype not in ("float32", "float64") or rows < 1 or not extent < 1e150:
+        raise ValueError("its fields cannot be right")
+    asked = None if rows == n else rows, n, d, extent, frozenset(["weights"] * weighted), dtype, "cpu"
+    problem = replace(request.problems(*asked)[-1], worth=worth)
+    names = _names(content, d)
+    backend = _checked(content, "backend", str)
+    state = bandwidth, problem, backend, centre, Columns(points, log_weights), names
+    try:
+        return loaded(replace(request, **named), *state)
+    except (BackendUnavailable, TypeError, ValueError) as error:
+        if not named:
+            raise
+        fitted = loaded(request, *state)
+        wanted = ", ".join(f"{key}={brief(value)}" for key, value in named.items())
+        warn_once(f"{name} was made with {wanted}, not to be had here ({error}); {fitted.choice.name} takes its place")
+        return fitted
+
+
+def origin_of(content: Mapping[str, Any]) -> Origin:
+    """Where the samples came from, if that is here, and of a library that is known: no other is imported."""
+    match content.get("origin"):
+        case [str(library), str(device), bool(on_host)] if library in _LIBRARIES:
+            return Origin.at(library, device, on_host)
+    return Origin()
+
+
+_COLUMNS = {"points": 2, "log_weights": 1, "centre": 1}
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that say what is estimated, of the types of their defaults."""
+    defaults = {f.name: f.default for f in fields(Request) if f.name in Options.__annotations__}
+    for name, value in options.items():
+        if name not in defaults:
+            raise ValueError(f"it has the option {name!r}, which this version does not know; pip install -U sdkde-core")
+        if type(value) is not type(defaults[name]):
+            raise ValueError(f"its option {name} is {brief(value)}")
+    return options
+
+
+def _selection(content: Any, arrays: Mapping[str, Array]) -> Selection | None:
+    if content is None:
+        return None
+    curves = {name.removeprefix("selection."): x for name, x in arrays.items() if name.startswith("selection.")}
+    found: dict[str, Any] = {**content, **curves} if isinstance(content, dict) else {}
+    required = {f.name for f in fields(Selection) if f.default is MISSING and f.default_factory is MISSING}
+    known = all(isinstance(x, str | int | float | np.ndarray | None) for x in found.values())
+    if not (known and required <= set(found) <= {f.name for f in fields(Selection)}):
+        raise ValueError("its selection of the bandwidth cannot be right")
+    return Selection(**found)
+
+
+def _names(content: Mapping[str, Any], d: int) -> tuple[str, ...]:
+    names = _checked(content, "names", list)
+    if len(names) not in (0, d) or not all(isinstance(name, str) for name in names):
+        raise ValueError("its columns' names cannot be right")
+    return tuple(names)
+
+
+def _array(arrays: Mapping[str, Array], name: str, ndim: int) -> Array:
+    x = arrays.get(name)
+    if x is None or x.ndim != ndim or x.dtype != np.float64:
+        raise ValueError(f"its array {name!r} is missing, or is another")
+    return x
+
+
+def _checked(content: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = content.get(name)
+    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"its {name} is {brief(value)}")
+    return value

@@ -1,0 +1,237 @@
+"""What plots are drawn with: style, ranges, curves, and contours that enclose shares of the probability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Argument, to_host
+from ..estimator.mixture import components
+from ..estimator.prepared import Prepared
+
+__all__ = [
+    "COLOURS",
+    "DARK",
+    "LINES",
+    "OTHERS",
+    "SHARES",
+    "STYLE",
+    "Drawn",
+    "axes_of",
+    "draw_contours",
+    "draw_curves",
+    "kind",
+    "labelled",
+    "limits_of",
+    "points_of",
+    "shares_of",
+    "some",
+    "style",
+]
+
+Array = NDArray[np.float64]
+
+#: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
+COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
+DARK = "#2b2d42"
+
+#: Of further densities of a method that is drawn already.
+OTHERS = ("#edae49", "#c77dff", DARK)
+
+#: What new figures look like, for ``matplotlib.rc_context``.
+STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+
+LINES: dict[str, dict[str, Any]] = {"kde": {"lw": 2}, "sdkde": {"lw": 2}, "laplace": {"lw": 1.5, "ls": "--"}}
+
+#: The shares of probability that contours enclose.
+SHARES = (0.5, 0.8, 0.95)
+
+#: The range of a plot: the middle part of the samples, less this at each end, a tenth more and this many bandwidths.
+TAIL, BANDWIDTHS = 0.005, 4.0
+
+#: Points of a curve, and of a grid along each dimension: how many for a bandwidth, the fewest, the most.
+CURVE, GRID = (8, 400, 4000), (2, 80, 200)
+
+#: Samples drawn, of which more would be a black bar.
+MOST = 2000
+
+#: A contour plot marks as negative what is below minus this share of the highest value: far out all of laplace's is.
+NEGATIVE = 1e-3
+
+
+class Drawn(NamedTuple):
+    """A density with its label and colour."""
+
+    label: str
+    density: Prepared
+    colour: str
+
+
+def labelled(densities: Any, d: int | None = None, instead: str = "") -> list[Drawn]:
+    """The densities by label, with colours; of ``d`` dimensions, else of as many as the first."""
+    if isinstance(densities, Prepared):
+        densities = {densities.method: densities}
+    if not isinstance(densities, Mapping) or not densities:
+        raise TypeError(f"densities is {kind(densities)}; pass what sdkde_core.prepare returns, or a dict of those")
+    drawn: list[Drawn] = []
+    for label, density in densities.items():
+        if not isinstance(density, Prepared):
+            raise TypeError(f"densities[{label!r}] is {kind(density)}; pass what sdkde_core.prepare returns")
+        d = d or density.n_dimensions
+        if density.n_dimensions != d:
+            instead = instead or "pass densities of the same samples"
+            raise ValueError(f"densities[{label!r}] has {density.n_dimensions} dimensions instead of {d}; {instead}")
+        taken = {one.colour for one in drawn}
+        free = (colour for colour in (COLOURS[density.method], *OTHERS, *COLOURS.values()) if colour not in taken)
+        drawn.append(Drawn(str(label), density, next(free, DARK)))
+    return drawn
+
+
+def kind(value: Any) -> str:
+    """What ``value`` is, for a message."""
+    return "an empty dict" if isinstance(value, Mapping) and not value else f"of type {type(value).__name__}"
+
+
+def points_of(samples: Any, d: int) -> Array:
+    """The samples on the host, (n, d)."""
+    x = np.asarray(to_host(Argument.of("samples", samples).array), dtype=np.float64)
+    x = x[:, None] if x.ndim == 1 and d == 1 else x
+    if x.ndim != 2 or x.shape[1] != d:
+        raise ValueError(f"samples has shape {x.shape}, but the density has {d} dimensions: pass shape (n, {d})")
+    return x
+
+
+def shares_of(shares: Sequence[float]) -> Array:
+    """The shares, descending."""
+    found = np.unique(np.asarray(shares, dtype=np.float64))[::-1]
+    if not found.size or not (found > 0).all() or not (found < 1).all():
+        raise ValueError(f"shares is {shares!r}; pass numbers between 0 and 1, such as {SHARES}")
+    return found
+
+
+def limits_of(limits: Sequence[float] | None) -> tuple[float, float] | None:
+    """The limits as two floats."""
+    if limits is None:
+        return None
+    found = np.asarray(limits, dtype=np.float64)
+    if found.shape != (2,) or not np.isfinite(found).all() or found[0] >= found[1]:
+        raise ValueError(f"limits is {limits!r}; pass two finite numbers, the lower one first")
+    return float(found[0]), float(found[1])
+
+
+def style() -> Any:
+    """:data:`STYLE`, for what is made within.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is missing.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(f"plots need matplotlib: pip install 'sdkde-core[plot]' ({error})") from error
+    return matplotlib.rc_context(STYLE)
+
+
+def axes_of(ax: Any) -> Any:
+    """The axes given, or those of a new figure."""
+    if ax is not None:
+        return ax
+    with style():
+        from matplotlib import pyplot
+
+        return pyplot.subplots(layout="constrained")[1]
+
+
+def _range(drawn: Sequence[Drawn], j: int, tail: float = TAIL) -> tuple[float, float, float]:
+    """Where to draw dimension ``j`` of all densities, from and to, and the smallest of their bandwidths."""
+    ends, widths = [], []
+    for one in drawn:
+        means, weights, covariance = components(one.density._fitted)
+        means, weights = means[weights > 0], weights[weights > 0]
+        x, h = means[:, j], float(np.sqrt(covariance[j, j]))
+        low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")
+        more = 0.1 * (high - low) + BANDWIDTHS * h
+        ends.append((max(low - more, x.min() - BANDWIDTHS * h), min(high + more, x.max() + BANDWIDTHS * h)))
+        widths.append(h)
+    return float(min(low for low, _ in ends)), float(max(high for _, high in ends)), min(widths)
+
+
+def _grid(low: float, high: float, h: float, points: tuple[int, int, int]) -> Array:
+    per_bandwidth, fewest, most = points
+    return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / h, fewest, most)))
+
+
+def some(n: int) -> slice:
+    """Which of n samples to draw."""
+    return slice(None, None, -(-n // MOST) or 1)
+
+
+def draw_curves(ax: Any, drawn: Sequence[Drawn], rug: Array | None, limits: tuple[float, float] | None) -> None:
+    """Draw curves over what is in the axes; ``rug``: the samples for it, (n, 1)."""
+    low, high, h = _range(drawn, 0)
+    low, high = limits or (low, high)
+    x = _grid(low, high, h, CURVE)
+    baseline = ax.axhline(0, color="#adb5bd", lw=0.8, zorder=0)
+    baseline.sticky_edges.y.append(0)  # a density begins on the axis
+    ax.margins(x=0)
+    for one in drawn:
+        y = one.density.estimate(x)
+        ax.plot(x, y, color=one.colour, label=one.label, **LINES[one.density.method])
+        if (y < 0).any():
+            look = {"facecolor": "none", "edgecolor": one.colour, "hatch": "//////", "lw": 0}
+            ax.fill_between(x, y, 0, where=y < 0, interpolate=True, label=f"{one.label} < 0", **look)
+    if rug is not None:
+        there = rug[(rug >= low) & (rug <= high)]
+        there = there[some(len(there))]
+        alpha = float(np.clip(100 / max(len(there), 1), 0.1, 0.5))
+        look = {"color": DARK, "alpha": alpha, "ms": 6, "transform": ax.get_xaxis_transform(), "label": "_samples"}
+        ax.plot(there, np.full(len(there), 0.015), "|", **look)  # at a height that is a part of the axes'
+
+
+def draw_contours(ax: Any, drawn: Sequence[Drawn], dots: Array | None, shares: Array, told: bool) -> None:
+    """Draw contours over what is in the axes.
+
+    Parameters
+    ----------
+    ax : Axes
+    drawn : sequence of Drawn
+    dots : (n, 2) array or None
+        The samples.
+    shares : (k,) array
+        Descending.
+    told : bool
+        Whether the shares stand beside the contours.
+    """
+    tail = min(TAIL, (1 - shares[0]) / 8)  # so that the largest share is within
+    x, y = (_grid(*_range(drawn, j, tail), GRID) for j in (0, 1))
+    where = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+    cell = (x[1] - x[0]) * (y[1] - y[0])
+    for one in drawn:
+        values = one.density.estimate(where).reshape(len(y), len(x))
+        levels = _levels(values, cell, shares)
+        if len(drawn) == 1:
+            shades = [(one.colour, alpha) for alpha in np.linspace(0.2, 0.7, len(levels))]
+            ax.contourf(x, y, values, [*levels, 2 * values.max()], colors=shades, zorder=1)
+        look = LINES[one.density.method].get("ls", "-")
+        lines = ax.contour(x, y, values, levels, colors=one.colour, linewidths=1.2, linestyles=look)
+        if told and one is drawn[0]:  # those of the others lie beside them
+            ax.clabel(lines, fmt={level: f"{100 * share:g}%" for level, share in zip(levels, shares)}, fontsize=8)
+        floor = -NEGATIVE * values.max()
+        if values.min() < floor:
+            below = ax.contourf(x, y, values, [2 * values.min(), floor], colors="none", hatches=["////"])
+            below.set(edgecolor=one.colour, linewidth=0)
+    if dots is not None:
+        there = dots[((dots >= [x[0], y[0]]) & (dots <= [x[-1], y[-1]])).all(axis=1)]
+        ax.plot(*there[some(len(there))].T, ".", color=DARK, alpha=0.35, ms=2, mew=0, zorder=1.5, label="_samples")
+
+
+def _levels(values: Array, cell: float, shares: Array) -> Array:
+    """The densities above which the shares lie, from the values on a grid; ascending, as the shares descend."""
+    heights = np.sort(values, axis=None)[::-1]
+    enclosed = np.maximum.accumulate(np.cumsum(heights)) * cell
+    return np.interp(shares, enclosed, heights)

@@ -1,0 +1,412 @@
+"""SciPy's class ``gaussian_kde``, on this library's densities. It needs SciPy for integrals over boxes only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from ..api import estimate, prepare
+from ..archive import write
+from ..arrays import Argument, Origin, quiet, to_host
+from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.rules import check_rule, resolve
+from ..bandwidth.sample import Sample
+from ..estimator.prepared import Prepared
+from ..estimator.public import public
+from ..estimator.request import Goal, Request
+
+__all__ = ["gaussian_kde"]
+
+Array = NDArray[Any]
+
+
+class gaussian_kde:
+    """SciPy's ``gaussian_kde``, with bandwidths chosen from the data, debiasing, and backends.
+
+    Arguments, defaults, attributes and numbers are those of :class:`scipy.stats.gaussian_kde`; what is added stands
+    after ``weights``. Subclasses may override ``covariance_factor``. The density is prepared at the first evaluation
+    and kept until the bandwidth changes.
+
+    Parameters
+    ----------
+    dataset : (d, n) or (n,) array_like
+        Samples in columns, in any units; NumPy, or an array of any library that :func:`sdkde_core.prepare` takes.
+    bw_method : str, float or callable, optional
+        The factor of the bandwidth H = factor² · covariance of the data: a number, a function of this object that
+        returns one, ``"scott"`` (the default) or ``"silverman"``, which are SciPy's formulas, or another rule of
+        :func:`sdkde_core.estimate`, such as ``"auto"`` or ``"isj"``. A rule looks at the data in units of their
+        covariance, and where it has one bandwidth per dimension the geometric mean is taken.
+    weights : (n,) array_like, optional
+        Not negative; need not sum to 1.
+    method : {"kde", "sdkde", "laplace"}
+        ``"sdkde"`` moves the samples to remove the leading bias. ``"laplace"`` is debiased too, but signed.
+    precision, backend, device
+        As for :func:`sdkde_core.estimate`.
+
+    Attributes
+    ----------
+    dataset : (d, n) array
+    d, n : int
+    weights : (n,) array
+        They sum to 1.
+    neff : float
+        1 / Σ w².
+    factor : float
+    covariance, inv_cov : (d, d) array
+        H, in squared data units, and its inverse.
+    cho_cov : (d, d) array
+        The lower Cholesky factor of H.
+    prepared : Prepared
+        The density, with what SciPy's class lacks: gradient, quantiles, modes, conditionals.
+
+    Raises
+    ------
+    ValueError
+        Fewer samples than dimensions, or an argument that cannot be right.
+    numpy.linalg.LinAlgError
+        The covariance of the data is singular.
+
+    Examples
+    --------
+    >>> import numpy as np, sdkde_core
+    >>> x = np.random.default_rng(0).normal(size=(2, 500))
+    >>> kde = sdkde_core.gaussian_kde(x, "auto", method="sdkde")
+    >>> kde([0.0, 0.0]).shape, kde.resample(7).shape
+    ((1,), (2, 7))
+    """
+
+    # Of subclasses that do not call __init__, as old ones of SciPy's class.
+    method = "kde"
+    _options: Mapping[str, Any] = {"precision": "float64", "backend": "auto", "device": None}
+    _origin = Origin()
+    _weights: Array | None = None
+    _made: tuple[Any, Any, Prepared] | None = None
+
+    dataset: Any
+    covariance: Array
+
+    @public
+    def __init__(
+        self,
+        dataset: Any,
+        bw_method: Any = None,
+        weights: Any = None,
+        *,
+        method: str = "kde",
+        precision: str = "float64",
+        backend: str = "auto",
+        device: str | None = None,
+    ) -> None:
+        self._options = {"precision": precision, "backend": backend, "device": device}
+        Request(Goal.DENSITY, method, **self._options)  # raises for what cannot be right
+        self.method = method
+        self.dataset, self._origin = _columns("dataset", dataset)
+        self.d, self.n = self.dataset.shape
+        if self.d * self.n < 2:
+            raise ValueError("`dataset` input should have multiple elements.")
+        if weights is not None:
+            self._weights = _normalised(weights, self.n)
+        if self.d > self.n:
+            raise ValueError(
+                f"Number of dimensions is greater than number of samples, {self.d} > {self.n}: the covariance is "
+                "singular. Columns of `dataset` are points; consider transposing it."
+            )
+        self.set_bandwidth(bw_method)
+
+    @public
+    def evaluate(self, points: Any) -> Any:
+        """Return the density at ``points``.
+
+        Parameters
+        ----------
+        points : (d, m) array_like, (m,) in one dimension, or (d,) for one point
+
+        Returns
+        -------
+        (m,) array
+            float64, of the kind and on the device of ``points``.
+
+        Raises
+        ------
+        ValueError
+            The points have other dimensions than the dataset, or are not finite.
+        """
+        return self._evaluate(points, log=False)
+
+    __call__ = evaluate
+
+    def pdf(self, x: Any) -> Any:
+        """Return the density: :meth:`evaluate`."""
+        return self.evaluate(x)
+
+    @public
+    def logpdf(self, x: Any) -> Any:
+        """Return the log density, right where the density underflows; NaN where a Laplace estimate is negative."""
+        return self._evaluate(x, log=True)
+
+    @public
+    def integrate_gaussian(self, mean: Any, cov: Any) -> float:
+        """Return the integral of the density times a normal density with that mean (d,) and covariance (d, d)."""
+        mean, cov = np.atleast_1d(np.squeeze(mean)), np.atleast_2d(cov)
+        if mean.shape != (self.d,):
+            raise ValueError(f"mean does not have dimension {self.d}")
+        if cov.shape != (self.d, self.d):
+            raise ValueError(f"covariance does not have dimension {self.d}")
+        total = _definite(self.covariance + cov, "cov and the covariance of the kernels do not add up to one.")
+        u = total.whiten(self._means(), mean)  # (n, d)
+        terms = np.exp(total.log_constant - 0.5 * (u * u).sum(axis=1))
+        if self.method == "laplace":  # whose kernel is N − ½ tr(H ∇∇ᵀ) N, which convolution leaves as it is
+            h = total.whiten(total.whiten(self.covariance, np.zeros(self.d)).T, np.zeros(self.d))  # L⁻¹ H L⁻ᵀ
+            terms *= 1 + 0.5 * (np.trace(h) - ((u @ h) * u).sum(axis=1))
+        return float(self.weights @ terms)
+
+    def integrate_box_1d(self, low: float, high: float) -> float:
+        """Return the integral of a one-dimensional density between two bounds."""
+        if self.d != 1:
+            raise ValueError("integrate_box_1d() only handles 1D pdfs")
+        return self.integrate_box(low, high)
+
+    @public
+    def integrate_box(self, low_bounds: Any, high_bounds: Any, maxpts: Any = None, *, rng: Any = None) -> float:
+        """Return the integral over a box, by :meth:`Prepared.probability`; needs SciPy.
+
+        For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` are SciPy's, and change
+        nothing: the sum is the same every time.
+        """
+        low, high = (np.broadcast_to(np.asarray(b, np.float64), (self.d,)) for b in (low_bounds, high_bounds))
+        sign = (-1) ** int((low > high).sum())  # as for any integral
+        return sign * self.prepared.probability(np.minimum(low, high), np.maximum(low, high))
+
+    @public
+    def integrate_kde(self, other: Any) -> float:
+        """Return the integral of the product with another such density, SciPy's too; not for laplace."""
+        if other.d != self.d:
+            raise ValueError("KDEs are not the same dimensionality")
+        for kde in (self, other):
+            if getattr(kde, "method", "kde") == "laplace":
+                raise ValueError("integrate_kde is not for method='laplace', which is signed; pass 'sdkde' or 'kde'")
+        means = other._means() if isinstance(other, gaussian_kde) else other.dataset.T
+        how = {"bandwidth": _bandwidth(self.covariance + other.covariance), "weights": self._weights, **self._options}
+        return float(other.weights @ estimate(self._means(), means, method="kde", **how))
+
+    @public
+    def resample(self, size: int | None = None, seed: Any = None) -> Any:
+        """Return draws from the density, (d, size), as SciPy does: for method="kde" the same ones for a seed.
+
+        Parameters
+        ----------
+        size : int, optional
+            Default: ``int(neff)``.
+        seed : None, int, numpy.random.Generator or numpy.random.RandomState
+            None: NumPy's global state.
+        """
+        if self.method == "laplace":
+            raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
+        size = int(self.neff) if size is None else size
+        state: Any = np.random if seed is None else seed
+        if not hasattr(state, "multivariate_normal"):
+            state = np.random.RandomState(seed)
+        noise = state.multivariate_normal(np.zeros(self.d), self.covariance, size=size)
+        chosen = state.choice(self.n, size=size, p=self.weights)
+        return self._origin.restore((self._means()[chosen] + noise).T, "float64")
+
+    @public
+    def marginal(self, dimensions: Any) -> gaussian_kde:
+        """Return the density of some of the dimensions, in the order given; negative ones count from the end.
+
+        With ``method="sdkde"`` it is the marginal of this density, until its bandwidth is changed.
+        """
+        dims = np.atleast_1d(dimensions)
+        if not np.issubdtype(dims.dtype, np.integer):
+            raise ValueError(
+                "Elements of `dimensions` must be integers - the indices of the marginal variables being retained."
+            )
+        kept = np.where(dims < 0, dims + self.d, dims)
+        if len(np.unique(kept)) != len(kept):
+            raise ValueError("All elements of `dimensions` must be unique.")
+        invalid = (kept < 0) | (kept >= self.d)
+        if invalid.any():
+            raise ValueError(f"Dimensions {dims[invalid]} are invalid for a distribution in {self.d} dimensions.")
+        dataset = array_namespace(self.dataset).stack([self.dataset[int(k), :] for k in kept])
+        result = gaussian_kde(dataset, self.factor, self._weights, method=self.method, **self._options)
+        if self.method == "sdkde":  # moved in these dimensions alone, the samples would be others
+            result._made = result.dataset, result.covariance, self.prepared.marginal([int(k) for k in kept])
+        return result
+
+    @public
+    def save(self, path: Path | str) -> None:
+        """Write it to one file, which :func:`sdkde_core.load` reads; as :meth:`Prepared.save`, which see.
+
+        What is loaded has the same density, the factor as its ``bw_method``, and NumPy's arrays.
+        """
+        content, arrays = self.prepared.to_saved()
+        own = {"method": self.method, "options": dict(self._options), "factor": float(self.factor), "density": content}
+        given = {} if self._weights is None else {"weights": self._weights}
+        write(path, "gaussian_kde", own, arrays | given | {"dataset": self._samples.T})
+
+    @classmethod
+    def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> gaussian_kde:
+        """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
+        try:
+            options, factor, density = content["options"], content["factor"], content["density"]
+            made = cls(arrays["dataset"], factor, arrays.get("weights"), method=content["method"], **options)
+            prepared = Prepared.from_saved(density, arrays, name)
+        except KeyError as error:
+            raise ValueError(f"its {error.args[0]} is missing") from None
+        if (prepared.n_train, prepared.n_dimensions, prepared.method) != (made.n, made.d, made.method):
+            raise ValueError("its density and its dataset do not fit each other")
+        made._made = made.dataset, made.covariance, prepared
+        return made
+
+    def scotts_factor(self) -> float:
+        """Return neff^(−1/(d+4))."""
+        return self.neff ** (-1 / (self.d + 4))
+
+    def silverman_factor(self) -> float:
+        """Return (neff (d+2)/4)^(−1/(d+4))."""
+        return (self.neff * (self.d + 2) / 4) ** (-1 / (self.d + 4))
+
+    #: The factor; a subclass may have its own, and :meth:`set_bandwidth` sets another.
+    covariance_factor: Callable[..., Any] = scotts_factor
+
+    @public
+    def set_bandwidth(self, bw_method: Any = None) -> None:
+        """Change the bandwidth; ``bw_method`` as for the class, None keeps ``covariance_factor``."""
+        if isinstance(bw_method, str):
+            formulas = {"scott": self.scotts_factor, "silverman": self.silverman_factor}
+            self.covariance_factor = formulas.get(bw_method) or partial(_same, self._factor_by(bw_method))
+        elif np.isscalar(bw_method):
+            self.covariance_factor = partial(_same, bw_method)
+        elif callable(bw_method):
+            self.covariance_factor = partial(bw_method, self)
+        elif bw_method is not None:
+            raise ValueError(
+                f"bw_method is {bw_method!r}; pass 'scott', 'silverman' or another rule, a number, or a callable"
+            )
+        self._compute_covariance()
+
+    @property
+    def weights(self) -> Array:
+        return np.full(self.n, 1 / self.n) if self._weights is None else self._weights
+
+    @property
+    def neff(self) -> float:
+        return float(self.n) if self._weights is None else float(1 / (self._weights @ self._weights))
+
+    @property
+    def inv_cov(self) -> Array:
+        return np.linalg.inv(self.covariance)
+
+    @property
+    def prepared(self) -> Prepared:
+        made = self._made
+        if made is None or made[0] is not self.dataset or made[1] is not self.covariance:
+            prepared = prepare(
+                self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T,
+                method=self.method,
+                bandwidth=_bandwidth(self.covariance),
+                weights=self._weights,
+                **self._options,
+            )
+            made = self._made = self.dataset, self.covariance, prepared
+        return made[2]
+
+    @property
+    def _samples(self) -> Array:
+        """The dataset on the host, (n, d) float64."""
+        return np.asarray(to_host(self.dataset), dtype=np.float64).T
+
+    def _means(self) -> Array:
+        """Of the kernels (n, d), on the host: the samples, for sdkde as they have moved."""
+        return self.prepared.mixture().means if self.method == "sdkde" else self._samples
+
+    def _evaluate(self, points: Any, log: bool) -> Any:
+        x, origin = _columns("points", points)
+        if x.shape[0] != self.d:
+            if x.shape != (1, self.d):
+                raise ValueError(
+                    f"points have dimension {x.shape[0]}, dataset has dimension {self.d}; pass ({self.d}, m)"
+                )
+            x = x.T
+        values = self.prepared.estimate(x.T, log=log)
+        return origin.restore(values, "float64") if origin.on_host else values
+
+    @quiet
+    def _compute_covariance(self) -> None:
+        """Set what follows from ``covariance_factor``; SciPy's users call it."""
+        factor = self.covariance_factor()
+        if not 0 < abs(factor) < math.inf:
+            raise ValueError(f"bw_method gives the factor {factor}; pass what gives a positive number")
+        data, self.factor = self._data, factor
+        self.covariance = data.matrix * self.factor**2
+        self.cho_cov = (data.factor * self.factor).astype(np.float64)
+        self.log_det = 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
+
+    @cached_property
+    def _data(self) -> Bandwidth:
+        """The covariance of the data, and its factor."""
+        covariance = Sample(self._samples, self._weights, self.neff).covariance()
+        return _definite(
+            np.where(np.isnan(covariance), 0.0, covariance),  # 0/0 where a row is constant
+            "The data appears to lie in a lower-dimensional subspace of the space in which it is expressed, so that "
+            "its covariance is singular. Consider principal component analysis, and gaussian_kde of what that gives.",
+        )
+
+    def _factor_by(self, rule: str) -> float:
+        """The factor that a rule of ours chooses, of the data in units of their covariance."""
+        try:
+            check_rule(rule, self.method)
+        except ValueError as error:
+            raise ValueError(str(error).replace("bandwidth", "bw_method", 1)) from None
+        x = self._samples
+        log_weights = None if self._weights is None else np.log(self._weights)
+        whitened = self._data.whiten(x, x.mean(axis=0))
+        chosen = resolve(rule, whitened, log_weights, method=self.method, common=True)
+        return math.exp(chosen.log_determinant / self.d)
+
+
+def _columns(name: str, value: Any) -> tuple[Any, Origin]:
+    """Points in columns, (d, m), of NumPy where they are on the host, and where they came from."""
+    argument = Argument.of(name, value)
+    x, xp = argument.array, array_namespace(argument.array)
+    if x.ndim > 2:
+        raise ValueError(f"{name} has shape {argument.shape}; pass (dimensions, points), or (points,) in one dimension")
+    if not bool(xp.all(xp.isfinite(x))):
+        raise ValueError(f"{name} has values that are not finite; drop or fill them")
+    return (x if x.ndim == 2 else xp.reshape(x, (1, -1))), argument.origin
+
+
+def _normalised(weights: Any, n: int) -> Array:
+    w = np.atleast_1d(to_host(Argument.of("weights", weights).array)).astype(np.float64)
+    if w.ndim != 1:
+        raise ValueError("`weights` input should be one-dimensional.")
+    if len(w) != n:
+        raise ValueError(f"`weights` input should be of length n: it has {len(w)}, dataset has {n} columns")
+    if not ((w >= 0) & (w < math.inf)).all() or not w.any():
+        raise ValueError("weights has values that are negative or not finite, or none above zero; pass weights ≥ 0")
+    w = w / w.max()  # whose sum overflows nowhere
+    return w / w.sum()
+
+
+def _bandwidth(covariance: Array) -> Any:
+    """What :func:`prepare` is to take: in one dimension a number, of which laplace's integrals are known."""
+    return math.sqrt(covariance[0, 0]) if covariance.shape == (1, 1) else covariance
+
+
+def _definite(covariance: Array, otherwise: str) -> Bandwidth:
+    """Return H and its factor; LinAlgError where it has none."""
+    try:
+        return Bandwidth.of(covariance, len(covariance))
+    except ValueError as error:
+        raise np.linalg.LinAlgError(otherwise) from error
+
+
+def _same(value: Any) -> Any:
+    return value

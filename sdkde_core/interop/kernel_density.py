@@ -1,0 +1,258 @@
+"""scikit-learn's estimator ``KernelDensity``, on this library's densities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..api import prepare
+from ..archive import plain, write
+from ..bandwidth.matrix import Bandwidth
+from ..estimator.prepared import Prepared
+from ..estimator.request import METHODS, NEGATIVE
+from ..protocol import PRECISIONS
+
+try:
+    from sklearn import neighbors
+    from sklearn.base import _fit_context
+    from sklearn.utils import check_random_state
+    from sklearn.utils._param_validation import StrOptions
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        f"sdkde_core.KernelDensity needs scikit-learn, 1.6 or newer: pip install 'sdkde-core[sklearn]' ({error})"
+    ) from error
+
+__all__ = ["KernelDensity"]
+
+Array = NDArray[Any]
+
+
+class KernelDensity(neighbors.KernelDensity):
+    """scikit-learn's ``KernelDensity``, with bandwidths chosen from the data, debiasing, and backends.
+
+    Its parameters, defaults and numbers are those of :class:`sklearn.neighbors.KernelDensity`; what the others add
+    stands below them.
+
+    Parameters
+    ----------
+    bandwidth : float, str, (d,) or (d, d) array_like, or Bandwidth
+        ``"scott"`` and ``"silverman"`` are scikit-learn's formulas, n^(−1/(d+4)) and (n (d+2)/4)^(−1/(d+4)), which do
+        not look at the data's scale. Any other string is a rule of :func:`sdkde_core.estimate`, such as ``"auto"``,
+        chosen from the data. One number per dimension is in the data's units, a matrix H in squared units.
+    kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
+        Others than the Gaussian for ``method="kde"`` only.
+    rtol : float
+        0: log densities to about 1e-10. From 1e-5 and from 5e-4 on, ``precision="auto"`` takes ``"high"`` and
+        ``"fast"``, see :data:`sdkde_core.protocol.TOLERANCES`.
+    metric, metric_params
+        As far as they mean the Euclidean distance.
+    algorithm, atol, breadth_first, leaf_size
+        As scikit-learn's. There is no tree here, and they change nothing.
+    method : {"kde", "sdkde", "laplace"}
+        ``"sdkde"`` moves the samples once, in :meth:`fit`. ``"laplace"`` is signed: see ``negative``.
+    negative : {"keep", "clip", "renormalise"}
+        What becomes of values of ``"laplace"`` below zero: log densities of NaN, of −inf, or of −inf with the others
+        divided by their integral.
+    precision : {"auto", "fast", "high", "float64"}
+        ``"auto"`` goes by ``rtol``, whatever the environment says.
+    backend, device, deterministic, backend_options
+        As for :func:`sdkde_core.estimate`.
+
+    Attributes
+    ----------
+    bandwidth_ : float, (d,) or (d, d) array
+        What was given or chosen: a float where it is one number for all dimensions.
+    density_ : Prepared
+        The fitted density, with all that it can do. It stands in place of scikit-learn's ``tree_``.
+    n_features_in_ : int
+    feature_names_in_ : (d,) array of str
+        Of a data frame whose columns have names.
+
+    Examples
+    --------
+    >>> import numpy as np, sdkde_core
+    >>> x = np.random.default_rng(0).normal(size=(500, 2))
+    >>> model = sdkde_core.KernelDensity(method="sdkde", bandwidth="auto").fit(x)
+    >>> model.score_samples([[0.0, 0.0]]).shape
+    (1,)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **neighbors.KernelDensity._parameter_constraints,
+        "bandwidth": [neighbors.KernelDensity._parameter_constraints["bandwidth"][0], str, "array-like", Bandwidth],
+        "method": [StrOptions(set(METHODS))],
+        "negative": [StrOptions(set(NEGATIVE))],
+        "precision": [StrOptions({"auto", *PRECISIONS})],
+        "backend": [str],
+        "device": [None, str],
+        "deterministic": ["boolean"],
+        "backend_options": [None, Mapping],
+    }
+
+    def __init__(
+        self,
+        *,
+        bandwidth: Any = 1.0,
+        algorithm: str = "auto",
+        kernel: str = "gaussian",
+        metric: str = "euclidean",
+        atol: float = 0,
+        rtol: float = 0,
+        breadth_first: bool = True,
+        leaf_size: int = 40,
+        metric_params: dict[str, Any] | None = None,
+        method: str = "kde",
+        negative: str = "keep",
+        precision: str = "auto",
+        backend: str = "auto",
+        device: str | None = None,
+        deterministic: bool = True,
+        backend_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            bandwidth=bandwidth,
+            algorithm=algorithm,
+            kernel=kernel,
+            metric=metric,
+            atol=atol,
+            rtol=rtol,
+            breadth_first=breadth_first,
+            leaf_size=leaf_size,
+            metric_params=metric_params,
+        )
+        self.method = method
+        self.negative = negative
+        self.precision = precision
+        self.backend = backend
+        self.device = device
+        self.deterministic = deterministic
+        self.backend_options = backend_options
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelDensity:
+        """Fit the density to samples.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features) array_like
+            Dense and finite, unless scikit-learn's ``assume_finite`` is set.
+        y : ignored
+        sample_weight : (n_samples,) array_like, optional
+            Not negative.
+
+        Returns
+        -------
+        KernelDensity
+            Itself.
+        """
+        _check_metric(self.metric, self.metric_params)
+        X = validate_data(self, X, order="C", dtype=np.float64)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        self.density_: Prepared = prepare(
+            X,
+            method=self.method,
+            bandwidth=_bandwidth(self.bandwidth, *X.shape),
+            kernel=self.kernel,
+            weights=sample_weight,
+            negative=self.negative,
+            precision=_precision(self.rtol) if self.precision == "auto" else self.precision,
+            backend=self.backend,
+            device=self.device,
+            deterministic=self.deterministic,
+            check_finite=False,  # scikit-learn has, or was told not to
+            backend_options=self.backend_options,
+        )
+        self.bandwidth_ = _plain(self.density_.bandwidth)
+        return self
+
+    def score_samples(self, X: Any) -> Array:
+        """Return the log density of each sample, (n_samples,) float64.
+
+        Laplace: NaN where the density is negative, with one RuntimeWarning, or −inf where that is clipped.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, order="C", dtype=np.float64, reset=False)
+        return self.density_.estimate(X, log=True)
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> Array:
+        """Return (n_samples, n_features) random samples from the density.
+
+        Raises
+        ------
+        NotImplementedError
+            Another kernel than the Gaussian and the tophat, as with scikit-learn; ``density_.sample`` draws of all.
+        ValueError
+            ``method="laplace"``, which is signed.
+        """
+        check_is_fitted(self)
+        if self.density_.kernel not in ("gaussian", "tophat"):
+            raise NotImplementedError(
+                f"kernel={self.density_.kernel!r} is not sampled here, as by scikit-learn; call density_.sample"
+            )
+        return self.density_.sample(n_samples, check_random_state(random_state))
+
+    def save(self, path: Path | str) -> None:
+        """Write the fitted estimator to one file, which :func:`sdkde_core.load` reads; see :meth:`Prepared.save`.
+
+        Of a bandwidth that was given as an array or a :class:`Bandwidth` the parameter becomes ``bandwidth_``.
+        """
+        check_is_fitted(self)
+        content, arrays = self.density_.to_saved()
+        parameters = self.get_params(deep=False)
+        if not isinstance(self.bandwidth, str | Real):
+            parameters["bandwidth"] = np.asarray(self.bandwidth_).tolist()
+        own: dict[str, Any] = {"parameters": plain("KernelDensity", parameters), "density": content}
+        if hasattr(self, "feature_names_in_"):
+            own["feature_names"] = list(self.feature_names_in_)
+        write(path, "KernelDensity", own, arrays)
+
+    @classmethod
+    def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> KernelDensity:
+        """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
+        try:
+            made = cls(**content["parameters"])
+            made.density_ = Prepared.from_saved(content["density"], arrays, name)
+        except KeyError as error:
+            raise ValueError(f"its {error.args[0]} is missing") from None
+        made._validate_params()
+        made.bandwidth_, made.n_features_in_ = _plain(made.density_.bandwidth), made.density_.n_dimensions
+        if "feature_names" in content:
+            made.feature_names_in_ = np.array(content["feature_names"], dtype=object)
+        return made
+
+
+def _bandwidth(given: Any, n: int, d: int) -> Any:
+    """What ``prepare`` is to take: scikit-learn has two formulas of its own, and any real number counts as float."""
+    if isinstance(given, str):
+        return {"scott": n ** (-1 / (d + 4)), "silverman": (n * (d + 2) / 4) ** (-1 / (d + 4))}.get(given, given)
+    return float(given) if isinstance(given, Real) else given
+
+
+def _plain(bandwidth: Bandwidth) -> Any:
+    """A float where one number says it all, else (d,) in data units, or the matrix H."""
+    h = bandwidth.factor
+    if h.ndim == 2:
+        return bandwidth.matrix
+    return float(h[0]) if (h == h[0]).all() else h
+
+
+def _precision(rtol: float) -> str:
+    """The cheapest precision whose log densities keep ``rtol``."""
+    return "fast" if rtol >= 5e-4 else "high" if rtol >= 1e-5 else "float64"
+
+
+def _check_metric(metric: str, params: Mapping[str, Any] | None) -> None:
+    """Raise ValueError unless it is the Euclidean distance, by whatever name scikit-learn knows that."""
+    if metric not in ("euclidean", "l2", "minkowski", "p") or {"p": 2, **(params or {})} != {"p": 2}:
+        raise ValueError(
+            f"invalid metric {metric!r}{f' with metric_params={params}' if params else ''}: kernels are functions of "
+            "the Euclidean distance here; pass metric='euclidean', with numbers per dimension or a matrix as bandwidth "
+            "for a scaled or Mahalanobis distance, or take sklearn.neighbors.KernelDensity"
+        )

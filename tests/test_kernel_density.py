@@ -1,0 +1,355 @@
+"""KernelDensity: scikit-learn's conventions and numbers, and what it adds to them."""
+
+import inspect
+import pickle
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import cloudpickle
+import joblib
+import numpy as np
+import pyarrow
+import pytest
+import sklearn
+from hypothesis import given, settings
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import sparse, stats
+from scipy.special import logsumexp
+from sklearn import neighbors
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import get_tags
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from strange import OPTIONS, arrays
+
+import sdkde_core
+from sdkde_core import KernelDensity
+from sdkde_core.interop import kernel_density
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 2)) * [1.0, 2.0]
+Y = RNG.normal(size=(20, 2)) * [1.0, 2.0]
+WEIGHTS = RNG.uniform(size=60)
+H = np.array([[0.3, 0.1], [0.1, 0.5]])
+
+
+@parametrize_with_checks([KernelDensity(), KernelDensity(method="sdkde", bandwidth="auto")])
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+def test_the_parameters_are_scikit_learns_and_more():
+    ours = inspect.signature(KernelDensity).parameters
+    theirs = inspect.signature(neighbors.KernelDensity).parameters
+    assert [(p.name, p.default, p.kind) for p in ours.values()][: len(theirs)] == [
+        (p.name, p.default, p.kind) for p in theirs.values()
+    ]
+    assert list(inspect.signature(KernelDensity.fit).parameters) == ["self", "X", "y", "sample_weight"]
+    assert get_tags(KernelDensity()) == get_tags(neighbors.KernelDensity())
+
+
+@pytest.mark.parametrize("bandwidth", [1.0, 0.2, 1, np.float32(0.5), "scott", "silverman"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weights"])
+def test_the_numbers_are_scikit_learns(bandwidth, weights):
+    for x, y in ((X, Y), (X[:, :1], Y[:, :1]), (X.astype(np.float32), Y), (np.rint(X).astype(int), Y.tolist())):
+        ours, theirs = (c(bandwidth=bandwidth).fit(x, None, weights) for c in (KernelDensity, neighbors.KernelDensity))
+        assert_allclose(ours.score_samples(y), theirs.score_samples(y), rtol=1e-9)
+        assert_allclose(ours.score(y), theirs.score(y), rtol=1e-9)
+        assert ours.bandwidth_ == theirs.bandwidth_
+        assert isinstance(ours.bandwidth_, float)
+        assert ours.score_samples(y).dtype == np.float64
+
+
+@pytest.mark.parametrize("kernel", ["tophat", "epanechnikov", "exponential", "linear", "cosine"])
+def test_the_numbers_of_other_kernels_are_scikit_learns(kernel):
+    """In an odd number of dimensions: in an even one scikit-learn's cosine does not integrate to 1."""
+    x, y, how = X[:, :1], Y[:, :1], {"kernel": kernel, "bandwidth": 1.3}
+    ours, theirs = (c(**how).fit(x, None, WEIGHTS) for c in (KernelDensity, neighbors.KernelDensity))
+    assert_allclose(ours.score_samples(y), theirs.score_samples(y), rtol=1e-9)
+    with pytest.raises(ValueError, match="kernel"):
+        KernelDensity(method="sdkde", **how).fit(X)
+
+
+def test_tails_are_right_where_scikit_learns_are_not():
+    x, h = np.random.default_rng(2).normal(size=(500, 5)), 0.1
+    y = np.array([[3.0, 0.0, 0.0, 0.0, 0.0], [5.0, 1.0, 1.0, 1.0, 1.0]])
+    squares = ((y[:, None] - x) ** 2).sum(-1)
+    want = logsumexp(-squares / (2 * h**2), axis=1) - np.log(500) - 2.5 * np.log(2 * np.pi * h**2)
+    assert_allclose(KernelDensity(bandwidth=h).fit(x).score_samples(y), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.parametrize(
+    "bandwidth",
+    [0.7, [0.7, 0.7], [0.5, 0.9], H, "auto", "normal-reference", "silverman-iso", sdkde_core.Bandwidth.of(H, 2)],
+    ids=["h", "same", "h_j", "H", "auto", "reference", "iso", "Bandwidth"],
+)
+def test_methods_and_bandwidths_are_those_of_estimate(method, bandwidth):
+    how = {"method": method, "bandwidth": bandwidth, "precision": "float64"}
+    if method == "laplace":
+        how["negative"] = "clip"
+    model = KernelDensity(**how).fit(X, sample_weight=WEIGHTS)
+    with np.errstate(divide="ignore"):
+        want = np.log(sdkde_core.estimate(X, Y, weights=WEIGHTS, **how))
+    assert_allclose(model.score_samples(Y), want, rtol=1e-9)
+    h = model.density_.bandwidth
+    if h.factor.ndim == 2:
+        assert_array_equal(model.bandwidth_, H)
+    elif (h.factor == h.factor[0]).all():
+        assert isinstance(model.bandwidth_, float)
+        assert model.bandwidth_ == h.factor[0]
+    else:
+        assert_array_equal(model.bandwidth_, h.factor)
+
+
+def test_negative_densities():
+    model = KernelDensity(method="laplace", bandwidth=1.0).fit(X)
+    far = [[9.0, 9.0]]
+    with pytest.warns(RuntimeWarning, match="negative"):
+        assert np.isnan(model.score_samples(far))
+    assert np.isneginf(clone(model).set_params(negative="renormalise").fit(X).score_samples(far))
+    with pytest.raises(ValueError, match="laplace"):
+        KernelDensity(negative="clip").fit(X)
+
+
+@pytest.mark.parametrize(
+    "rtol, precision", [(0, "float64"), (9e-6, "float64"), (1e-5, "high"), (4e-4, "high"), (5e-4, "fast")]
+)
+def test_the_precision_follows_rtol(rtol, precision, monkeypatch):
+    monkeypatch.setenv("SDKDE_PRECISION", "fast")
+    assert KernelDensity(rtol=rtol).fit(X).density_.precision == precision
+    assert KernelDensity(rtol=rtol, precision="high").fit(X).density_.precision == "high"
+
+
+def test_samples_move_once(monkeypatch):
+    model = KernelDensity(method="sdkde").fit(X)
+    monkeypatch.setattr(kernel_density, "prepare", None)
+    assert_array_equal(model.score_samples(Y), model.density_.estimate(Y, log=True))
+    assert model.score(Y) == model.score_samples(Y).sum()
+
+
+def _pandas(values, names):
+    return pytest.importorskip("pandas").DataFrame(values, columns=names)
+
+
+def _polars(values, names):
+    return pytest.importorskip("polars").DataFrame(dict(zip(names, values.T)))
+
+
+def _arrow(values, names):
+    return pyarrow.table(dict(zip(names, values.T)))
+
+
+@pytest.mark.parametrize("frame", [_pandas, _polars, _arrow])
+def test_columns_of_data_frames_go_by_name(frame):
+    model = KernelDensity(method="sdkde").fit(frame(X, ["a", "b"]))
+    assert model.feature_names_in_.tolist() == ["a", "b"]
+    assert model.n_features_in_ == 2
+    assert_array_equal(model.score_samples(frame(Y, ["a", "b"])), KernelDensity(method="sdkde").fit(X).score_samples(Y))
+    with pytest.raises(ValueError, match="same order"):
+        model.score_samples(frame(Y[:, ::-1], ["b", "a"]))
+    with pytest.raises(ValueError, match="unseen at fit time"):
+        model.score_samples(frame(Y, ["a", "c"]))
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        model.score_samples(Y)
+
+
+def test_assume_finite():
+    model, holed = KernelDensity().fit(X), np.vstack([Y, [np.nan, 0.0]])
+    with pytest.raises(ValueError, match="NaN"):
+        model.score_samples(holed)
+    with sklearn.config_context(assume_finite=True):
+        found = model.score_samples(holed)
+    assert np.isnan(found[-1])
+    assert_array_equal(found[:-1], model.score_samples(Y))
+
+
+@pytest.mark.parametrize(
+    "x, weights",
+    [
+        (X[:, 0], None),
+        (sparse.csr_array(X), None),
+        (np.where(X > 1, np.nan, X), None),
+        (np.where(X > 1, np.inf, X), None),
+        (X[:0], None),
+        (X * 1j, None),
+        (X, WEIGHTS[:5]),
+        (X, -WEIGHTS),
+        (X, WEIGHTS * 0),
+        (X, WEIGHTS * np.nan),
+        (X, np.ones((60, 2))),
+    ],
+    ids=["1d", "sparse", "nan", "inf", "empty", "complex", "length", "negative", "zero", "weight nan", "2d"],
+)
+def test_bad_input_gets_scikit_learns_errors(x, weights):
+    errors = []
+    for model in (KernelDensity(), neighbors.KernelDensity()):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            model.fit(x, sample_weight=weights)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1500, marks=pytest.mark.slow)])
+def test_whatever_people_pass_gets_scikit_learns_answer(count):
+    """Its numbers where they are right, its errors; and one of ours where float64 does not hold squared distances."""
+
+    def outcome(estimator, x, y, weights):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return estimator.fit(x, sample_weight=weights).score_samples(y)
+        except Exception as error:
+            return type(error), str(error)
+
+    @settings(max_examples=count, deadline=None, derandomize=True, database=None)
+    @given(arrays(), arrays(), OPTIONS["weights"])
+    def check(x, y, weights):
+        ours, theirs = (outcome(model, x, y, weights) for model in (KernelDensity(), neighbors.KernelDensity()))
+        if isinstance(ours, tuple):
+            assert "overflow" in ours[1] or ours == theirs
+        else:
+            assert_allclose(ours, theirs, rtol=1e-9)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"bandwidth": 0.0},
+        {"bandwidth": -1},
+        {"bandwidth": None},
+        {"bandwidth": "best"},
+        {"bandwidth": [1.0, 1.0, 1.0]},
+        {"algorithm": "brute"},
+        {"kernel": "box"},
+        {"metric": "mine"},
+        {"metric": "manhattan"},
+        {"metric": "mahalanobis"},
+        {"metric": "minkowski", "metric_params": {"p": 3}},
+        {"metric": "minkowski", "metric_params": {"w": [1.0, 2.0]}},
+        {"metric_params": 2},
+        {"atol": -1},
+        {"rtol": -1e-3},
+        {"breadth_first": 3},
+        {"leaf_size": 0},
+        {"method": "best"},
+        {"negative": "drop"},
+        {"precision": "float16"},
+        {"backend": 1},
+        {"device": 0},
+        {"deterministic": None},
+        {"backend_options": 3},
+    ],
+    ids=str,
+)
+def test_parameters_are_refused_by_name(parameters):
+    model = KernelDensity(**parameters)  # and nothing earlier than fit
+    with pytest.raises(ValueError, match=max(parameters)):
+        model.fit(X)
+
+
+@pytest.mark.parametrize("metric, params", [("l2", None), ("minkowski", None), ("minkowski", {"p": 2}), ("p", {})])
+def test_other_names_of_the_euclidean_metric(metric, params):
+    model = KernelDensity(metric=metric, metric_params=params).fit(X)
+    assert_array_equal(model.score_samples(Y), KernelDensity().fit(X).score_samples(Y))
+
+
+def test_other_backends():
+    model = KernelDensity(backend="numpy", device="cpu", backend_options={"threads": 1}, deterministic=True).fit(X)
+    assert model.density_.backend == "numpy"
+    with pytest.raises(sdkde_core.BackendUnavailable):
+        KernelDensity(backend="nope").fit(X)
+
+
+@pytest.mark.parametrize("through", [pickle, cloudpickle, joblib], ids=lambda module: module.__name__)
+def test_pickled_models_give_the_same_numbers(through, tmp_path):
+    model = KernelDensity(method="sdkde", bandwidth=H).fit(X)
+    if through is joblib:
+        joblib.dump(model, tmp_path / "model")
+        again = joblib.load(tmp_path / "model", mmap_mode="r")
+    else:
+        again = through.loads(through.dumps(model))
+    assert_array_equal(again.score_samples(Y), model.score_samples(Y))
+    assert_array_equal(again.bandwidth_, H)
+
+
+def test_clones_have_the_parameters_and_no_fit():
+    model = KernelDensity(bandwidth=H, method="sdkde", backend_options={"threads": 1}, backend="numpy").fit(X)
+    copy = clone(model)
+    assert repr(copy) == repr(model)
+    with pytest.raises(NotFittedError):
+        copy.score_samples(Y)
+    assert_array_equal(copy.fit(X).score_samples(Y), model.score_samples(Y))
+
+
+GRID = {"kerneldensity__bandwidth": [0.2, "scott", "auto"], "kerneldensity__method": ["kde", "sdkde"]}
+
+
+@pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
+def test_pipelines_and_grid_searches(backend):
+    with joblib.parallel_backend(backend):
+        search = GridSearchCV(make_pipeline(StandardScaler(), KernelDensity()), GRID, n_jobs=2, cv=3).fit(X)
+    model = search.best_estimator_
+    assert search.best_params_["kerneldensity__method"] == model[-1].density_.method
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert model.score_samples(Y).shape == (20,)
+
+
+def test_threads_share_a_model():
+    model = KernelDensity(method="sdkde").fit(X)
+    want = model.score_samples(Y)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(np.array_equal(got, want) for got in pool.map(model.score_samples, [Y] * 16))
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+def test_samples_are_of_the_density(method):
+    model = KernelDensity(method=method, bandwidth=H).fit(X, sample_weight=WEIGHTS)
+    drawn = model.sample(2000, random_state=0)
+    assert drawn.shape == (2000, 2)
+    assert_array_equal(model.sample(2000, random_state=0), drawn)
+    assert model.sample().shape == (1, 2)
+    columns = model.density_.mixture()
+    index = np.random.default_rng(1).choice(60, 2000, p=columns.weights)
+    want = columns.means[index] + np.random.default_rng(2).multivariate_normal([0, 0], H, 2000)
+    for direction in ([1, 0], [0, 1], [1, -1]):
+        assert stats.ks_2samp(drawn @ direction, want @ direction).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weights"])
+def test_samples_are_scikit_learns(weights):
+    ours, theirs = (c(bandwidth=0.5).fit(X, None, weights) for c in (KernelDensity, neighbors.KernelDensity))
+    assert_allclose(ours.sample(50, random_state=3), theirs.sample(50, random_state=3), rtol=1e-9, atol=1e-12)
+
+
+def test_samples_of_the_tophat_fill_its_ellipsoid():
+    model = KernelDensity(kernel="tophat", bandwidth=H).fit(X[:1])
+    u = model.density_.bandwidth.whiten(model.sample(3000, random_state=0), X[:1])
+    radius = np.linalg.norm(u, axis=1)
+    assert radius.max() <= 1
+    assert stats.kstest(radius**2, "uniform").pvalue > 1e-3
+    assert stats.kstest(np.arctan2(u[:, 1], u[:, 0]) / (2 * np.pi) + 0.5, "uniform").pvalue > 1e-3
+
+
+def test_what_cannot_be_sampled():
+    with pytest.raises(ValueError, match="laplace"):
+        KernelDensity(method="laplace").fit(X).sample()
+    model = KernelDensity(kernel="epanechnikov").fit(X)
+    with pytest.raises(NotImplementedError, match="epanechnikov"):
+        model.sample()
+    assert model.density_.sample(3).shape == (3, 2)
+
+
+def test_without_scikit_learn(monkeypatch):
+    monkeypatch.delitem(sys.modules, "sdkde_core.interop.kernel_density")
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r"pip install 'sdkde-core\[sklearn\]'"):
+        _ = sdkde_core.KernelDensity
+    with pytest.raises(AttributeError, match="Kernel_Density"):
+        _ = sdkde_core.Kernel_Density
