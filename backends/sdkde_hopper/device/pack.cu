@@ -110,7 +110,7 @@ merge(const float4* out_rows, const float4* out_columns, const int* row_begin, c
     const double packed = of_half(rows[(size_t)row * 48 + k]) + of_half(rows[(size_t)row * 48 + 32 + k]);
     shift[(size_t)first * d + i] = (shared[i / d * 20 + k] / shared[i / d * 20 + 16] - packed) * (1.0 / 1.2011224087864498);
   }
-  if (threadIdx.x < count) log_sum[first + threadIdx.x] = log(shared[threadIdx.x * 20 + 16]) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
+  if (own < count) log_sum[first + own] = log(shared[own * 20 + 16]) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
 }
 
 // ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 2).
