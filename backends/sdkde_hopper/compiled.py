@@ -43,7 +43,7 @@ MODULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, int]]
             wgmma("add_transposed", 40, a="transposed"),
         ),
         ("sm90.cuh", "mean.cu"),
-        {"TILES": TILES, "RING": 4, "REST_BUFFERS": 1, "MEAN_SHARED": MEAN_SHARED},
+        {"TILES": TILES, "MEAN_SHARED": MEAN_SHARED},
     ),
     "log_sum": (
         (wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)),

@@ -11,6 +11,7 @@
 // points in two pieces of four (e4m3). A byte's place along K is free, so rows g and g + 8 of 16, which one
 // thread holds, are beside each other.
 
+constexpr int RING = 4;  // of tiles of columns, as many as there are in a group
 constexpr int PHI_BUFFERS = 2;
 
 constexpr int BYTE_TILE = TILE_COLUMNS * VALUES;  // of a tile in four bits: core matrices of 8 values by 16 points
@@ -18,13 +19,13 @@ constexpr int SUM_BYTES = 128 * 32, ONES_BYTES = 32 * 8;  // of a tile: 8 floats
 constexpr int ONES = TILES * SUM_BYTES;
 constexpr int PHI = ONES + TILES * ONES_BYTES, PHI_BYTES = 256 * TILE_COLUMNS * 2;
 constexpr int REST = PHI + PHI_BUFFERS * PHI_BYTES, REST_BYTES = 256 * TILE_COLUMNS;
-constexpr int ROWS = REST + REST_BUFFERS * REST_BYTES, ROWS_BYTES = 4 * VALUE_BYTES;
+constexpr int ROWS = REST + REST_BYTES, ROWS_BYTES = 4 * VALUE_BYTES;
 constexpr int BYTES = ROWS + ROWS_BYTES, BYTES_BYTES = 4 * BYTE_TILE;
 constexpr int COLUMNS = BYTES + BYTES_BYTES;
 constexpr int FULL = COLUMNS + RING * TILE_BYTES, EMPTY = FULL + 8 * RING;
 constexpr int PHI_FULL = EMPTY + 8 * RING, PHI_EMPTY = PHI_FULL + 8 * PHI_BUFFERS;
 constexpr int REST_EMPTY = PHI_EMPTY + 8 * PHI_BUFFERS;
-constexpr int ROWS_FULL = REST_EMPTY + 8 * REST_BUFFERS, BYTES_FULL = ROWS_FULL + 8;
+constexpr int ROWS_FULL = REST_EMPTY + 8, BYTES_FULL = ROWS_FULL + 8;
 constexpr int SHARED = BYTES_FULL + 8;
 static_assert(SHARED == MEAN_SHARED && SHARED <= 232448, "shared memory");
 
@@ -74,7 +75,7 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   const uint32_t ring = __shfl_sync(0xffffffffu, shared + COLUMNS, 0);
   float S[32], O[20];
   uint32_t P[16], L[16], q[3][4];
-  int phase = 0, turn = 0;
+  int phase = 0;
   bool begun = false;
   int4 unit = units[units.begin];
   auto load_rows = [&]() {
@@ -127,14 +128,14 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         for (int i = 0; i < 4; i++) add_n40(O, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v + 80 * i);
         WGMMA_COMMIT;
         if (flags & 1) {
-          barrier_wait(shared + PHI_EMPTY + 8 * (k & 1), (k >> 1 & 1) ^ 1 ^ (RING == 2 ? turn : 0));
-          barrier_wait(shared + REST_EMPTY + 8 * (k % REST_BUFFERS), (k / REST_BUFFERS & 1) ^ 1 ^ (RING == 2 && REST_BUFFERS == 2 ? turn : 0));
+          barrier_wait(shared + PHI_EMPTY + 8 * (k & 1), (k >> 1) ^ 1);
+          barrier_wait(shared + REST_EMPTY, (k & 1) ^ 1);
 #pragma unroll
           for (int i = 0; i < 4; i++)
             store4(phi_at + (k & 1) * PHI_BYTES + 256 * i, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3]);
 #pragma unroll
           for (int i = 0; i < 2; i++)
-            store4_transposed(rest_at + (k % REST_BUFFERS) * REST_BYTES + 512 * i, residuals(L[8 * i], L[8 * i + 1]), residuals(L[8 * i + 2], L[8 * i + 3]),
+            store4_transposed(rest_at + 512 * i, residuals(L[8 * i], L[8 * i + 1]), residuals(L[8 * i + 2], L[8 * i + 3]),
                               residuals(L[8 * i + 4], L[8 * i + 5]), residuals(L[8 * i + 6], L[8 * i + 7]));
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
@@ -142,7 +143,6 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         }
       }
       phase ^= 1;
-      turn ^= flags & 1;
     }
     WGMMA_WAIT(0);
     hold(O);
@@ -230,13 +230,13 @@ __device__ __forceinline__ void transpose(uint32_t shared, const uint8_t* tiles,
         if (lane == 0) columns.fetch(shared, (tile - 1) % RING, tiles, units);
       }
       if (flags & 1) {
-        const int b = t & 1, r = t % REST_BUFFERS;
+        const int b = t & 1;
         const bool last = t + 1 == flags >> 16;
         barrier_wait(shared + PHI_FULL + 8 * b, (t >> 1) & 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base));  // else all descriptors are kept, and registers are few
         const uint64_t v = descriptor(base + ROWS, VALUES * 16, 128), v_bytes = descriptor(base + BYTES, VALUES * 16, 128);
-        const uint64_t rest = descriptor(base + REST + r * REST_BYTES, 1024, 128);
+        const uint64_t rest = descriptor(base + REST, 1024, 128);
         hold(C);
         WGMMA_FENCE;
         begin_bytes(C, rest, v_bytes);
@@ -245,7 +245,7 @@ __device__ __forceinline__ void transpose(uint32_t shared, const uint8_t* tiles,
         WGMMA_COMMIT;
         WGMMA_WAIT(0);
         hold(C);
-        if (lane == 0) barrier_arrive(shared + REST_EMPTY + 8 * r);
+        if (lane == 0) barrier_arrive(shared + REST_EMPTY);
         if (last) {
           asm volatile("bar.sync 1, 128;" ::: "memory");
           if (threadIdx.x % 128 == 0) fetch_bytes(shared, bytes, units, next_symmetric(units, u + 1));
@@ -303,7 +303,7 @@ mean_symmetric(const uint32_t* rows, const uint8_t* tiles, const uint8_t* bytes,
   if (threadIdx.x == 0) {
     for (int i = 0; i < RING; i++) { barrier_init(shared + FULL + 8 * i, 1); barrier_init(shared + EMPTY + 8 * i, 16); }
     for (int i = 0; i < PHI_BUFFERS; i++) { barrier_init(shared + PHI_FULL + 8 * i, 16); barrier_init(shared + PHI_EMPTY + 8 * i, 4); }
-    for (int i = 0; i < REST_BUFFERS; i++) barrier_init(shared + REST_EMPTY + 8 * i, 4);
+    barrier_init(shared + REST_EMPTY, 4);
     barrier_init(shared + ROWS_FULL, 1);
     barrier_init(shared + BYTES_FULL, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
