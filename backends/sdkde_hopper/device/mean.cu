@@ -73,7 +73,7 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   const uint32_t phi_at = shared + PHI + ((warp * 2 + ((lane / 8) & 1)) * 8 + (lane / 16)) * 128 + (lane % 8) * 16;
   const uint32_t rest_at = shared + REST + (warp * 8 + lane / 8) * 128 + (lane % 8) * 16;
   const uint32_t ring = __shfl_sync(0xffffffffu, shared + COLUMNS, 0);
-  float S[32], O[20];
+  float S[32], O[20], R[12];  // exponents; sums by φ's first piece, and by the second: each sum is truncated once a step
   uint32_t P[16], L[16], q[3][4];
   int phase = 0;
   bool begun = false;
@@ -93,6 +93,8 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     if (u + 1 < units.end) unit = units[u + 1];  // ahead
 #pragma unroll
     for (int i = 0; i < 20; i++) O[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 12; i++) R[i] = 0;
 #pragma unroll 1
     for (int groups = ((flags >> 16) - ((flags >> 8) & 255)) / RING; groups > 0; groups--) {
 #pragma unroll
@@ -102,6 +104,7 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         barrier_wait(shared + FULL + 8 * k, phase);
         WGMMA_WAIT(0);  // the last tile's sums
         hold(O);
+        hold(R);
         if (lane == 0 && (k > 0 || begun)) barrier_arrive(shared + EMPTY + 8 * ((k + RING - 1) % RING));
         begun = true;
         WGMMA_FENCE;
@@ -114,16 +117,15 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         WGMMA_WAIT(0);
         hold(S);
         hold(O);
+        hold(R);
         if (k == RING - 1 && groups == 1) load_rows();  // the next unit's
 #pragma unroll
         for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
         hold(O);
+        hold(R);
         WGMMA_FENCE;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          float(&ones)[12] = *reinterpret_cast<float(*)[12]>(&O);
-          add_n24(ones, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + 80 * i);  // by hi and one
-        }
+        for (int i = 0; i < 4; i++) add_n24(R, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + 80 * i);  // by hi and one
 #pragma unroll
         for (int i = 0; i < 4; i++) add_n40(O, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v + 80 * i);
         WGMMA_COMMIT;
@@ -146,12 +148,14 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     }
     WGMMA_WAIT(0);
     hold(O);
+    hold(R);
+    auto sum = [&](int j) { return O[j] + (O[12 + j] + R[j]); };
     float* to = out_rows + (size_t)u * 256 * 20 + (warp * 16 + g) * 20;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      *(float2*)(to + 160 * i + 2 * c) = make_float2(O[2 * i] + O[12 + 2 * i], O[2 * i + 1] + O[13 + 2 * i]);
-      *(float2*)(to + 160 * i + 8 + 2 * c) = make_float2(O[4 + 2 * i] + O[16 + 2 * i], O[5 + 2 * i] + O[17 + 2 * i]);
-      if (c == 0) to[160 * i + 16] = O[8 + 2 * i];
+      *(float2*)(to + 160 * i + 2 * c) = make_float2(sum(2 * i), sum(2 * i + 1));
+      *(float2*)(to + 160 * i + 8 + 2 * c) = make_float2(sum(4 + 2 * i), sum(5 + 2 * i));
+      if (c == 0) to[160 * i + 16] = O[8 + 2 * i] + R[8 + 2 * i];
     }
   }
 }
