@@ -73,7 +73,9 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   const uint32_t phi_at = shared + PHI + ((warp * 2 + ((lane / 8) & 1)) * 8 + (lane / 16)) * 128 + (lane % 8) * 16;
   const uint32_t rest_at = shared + REST + (warp * 8 + lane / 8) * 128 + (lane % 8) * 16;
   const uint32_t ring = __shfl_sync(0xffffffffu, shared + COLUMNS, 0);
-  float S[32], O[20], R[12];  // exponents; sums by φ's first piece, and by the second: each sum is truncated once a step
+  // Exponents; sums by φ's first piece over a group of tiles, and over a unit: a Tensor Core truncates what it adds to, so
+  // these are added up apart; sums by the second piece, for which that is nothing.
+  float S[32], O[20], M[10], R[12];
   uint32_t P[16], L[16], q[3][4];
   int phase = 0;
   bool begun = false;
@@ -94,6 +96,8 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
 #pragma unroll
     for (int i = 0; i < 20; i++) O[i] = 0;
 #pragma unroll
+    for (int i = 0; i < 10; i++) M[i] = 0;
+#pragma unroll
     for (int i = 0; i < 12; i++) R[i] = 0;
 #pragma unroll 1
     for (int groups = ((flags >> 16) - ((flags >> 8) & 255)) / RING; groups > 0; groups--) {
@@ -105,6 +109,13 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         WGMMA_WAIT(0);  // the last tile's sums
         hold(O);
         hold(R);
+        if (k == 0) {  // hi and lo together; of the ones a thread has two rows'
+#pragma unroll
+          for (int i = 0; i < 8; i++) { M[i] += O[i] + O[12 + i]; O[i] = O[12 + i] = 0; }
+          M[8] += O[8]; M[9] += O[10];
+          O[8] = O[9] = O[10] = O[11] = 0;
+          hold(O);
+        }
         if (lane == 0 && (k > 0 || begun)) barrier_arrive(shared + EMPTY + 8 * ((k + RING - 1) % RING));
         begun = true;
         WGMMA_FENCE;
@@ -149,13 +160,13 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     WGMMA_WAIT(0);
     hold(O);
     hold(R);
-    auto sum = [&](int j) { return O[j] + (O[12 + j] + R[j]); };
+    auto sum = [&](int j) { return (M[j] + R[j]) + (O[j] + O[12 + j]); };
     float* to = out_rows + (size_t)u * 256 * 20 + (warp * 16 + g) * 20;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       *(float2*)(to + 160 * i + 2 * c) = make_float2(sum(2 * i), sum(2 * i + 1));
       *(float2*)(to + 160 * i + 8 + 2 * c) = make_float2(sum(4 + 2 * i), sum(5 + 2 * i));
-      if (c == 0) to[160 * i + 16] = O[8 + 2 * i] + R[8 + 2 * i];
+      if (c == 0) to[160 * i + 16] = O[8 + 2 * i] + (R[8 + 2 * i] + M[8 + i]);
     }
   }
 }
