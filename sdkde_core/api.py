@@ -67,11 +67,11 @@ def estimate(
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
-        ``"auto"`` chooses from the data for the method, see :func:`select_bandwidth`; so do ``"lscv"`` and ``"lcv"``,
-        by the minimum of cross-validation. Formulas: ``"normal-reference"``, the method's own, ``"silverman"``,
-        ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per dimension); ``"silverman-iso"``;
-        ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy has them). What each is good for is
-        in ``docs/bandwidths.md``.
+        ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;
+        ``"lscv"`` and ``"lcv"`` by the minimum of cross-validation, per dimension. Formulas: ``"normal-reference"``,
+        the method's own, ``"silverman"``, ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per
+        dimension); ``"silverman-iso"``; ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy
+        has them). What each is good for is in ``docs/bandwidths.md``.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
         Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
         the Gaussian and the exponential are 0 from r = 1 on. Another than the Gaussian goes with ``method="kde"`` and
@@ -284,12 +284,13 @@ def select_bandwidth(
     rule : {"auto", "lscv", "lcv"}
         ``"lscv"``: the minimum of least squares, an estimate of the integrated squared error. ``"lcv"``: the maximum of
         the likelihood; not for laplace, which is signed. ``"auto"``: the upper end of the bandwidths that least
-        squares does not tell apart, at most what is best for normal samples: less noisy. Any other rule's name
-        of :func:`estimate` is its bandwidth.
+        squares does not tell apart, at most what is best for normal samples: less noisy. It chooses a shape first: a
+        scale per column or a full matrix, where the likelihood of a KDE is clearly better so. Any other rule's
+        name of :func:`estimate` is its bandwidth.
     weights : (n,) array_like, optional
     base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
         The shape of the bandwidth, of which a multiple is chosen; such as ``"scott"`` for that of the covariance.
-        Default: in proportion to each column's spread, min(std, IQR/1.34).
+        Default: in proportion to each column's spread, min(std, IQR/1.34), unless ``"auto"`` finds another.
     folds : int, optional
         Leave out so many parts instead of each sample by itself. That takes longer and finds the same.
 

@@ -23,7 +23,6 @@ say who wrote the file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -47,7 +46,7 @@ MAGIC, VERSION = b"\x89sdkde\r\n", 1
 _HEAD = struct.Struct("<8sIIQ")
 
 #: Bytes of the fingerprint, and of a header at most.
-_DIGEST, _LONGEST = hashlib.sha256().digest_size, 1 << 22
+_DIGEST, _LONGEST = 32, 1 << 22
 
 #: What arrays may be of, by name.
 _DTYPES: dict[str, Any] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
@@ -121,6 +120,8 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
         raise ValueError(f"what is to be saved beside the arrays takes {len(header)} bytes, and {_LONGEST} at most")
     total = _HEAD.size + len(header) + sum(x.nbytes for x in kept.values()) + _DIGEST
     pieces: list[Any] = [_HEAD.pack(MAGIC, VERSION, len(header), total), header, *map(_bytes_of, kept.values())]
+    import hashlib  # a millisecond, and most processes write and read no file
+
     digest = hashlib.sha256()
     with write_atomically(path) as temporary, temporary.open("wb") as file:
         for piece in pieces:
@@ -173,6 +174,8 @@ def _read(file: BinaryIO) -> Saved:
     space = total - _HEAD.size - length - _DIGEST
     if version < 1 or size > total or length > _LONGEST or space < 0:
         raise _damaged("the lengths that it begins with do not fit it")
+    import hashlib
+
     raw, digest = file.read(length), hashlib.sha256(head)
     digest.update(raw)
     kind, content, arrays = _parsed(raw, space)

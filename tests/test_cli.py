@@ -674,7 +674,8 @@ def test_doctor_reports_what_is_missing_and_what_fails(monkeypatch):
     assert "SDKDE_NUM_THREADS is 'many'" in sdkde("doctor").output
 
 
-@pytest.mark.parametrize("measured", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("measured", [False, True])
 def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeypatch):
     if not measured:
         rates = {"name": "a CPU", "matrix_flops": {"float32": 8e10, "float64": 4e10}, "source": "measured"}

@@ -20,6 +20,7 @@ def _run(pytester, backend="numpy", xfail="{}", *arguments):
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-q", *arguments)
 
 
+@pytest.mark.slow
 def test_a_class_with_a_name_is_a_whole_test_file(pytester):
     result = _run(pytester, "numpy", "{}", "-vv")
     counts = result.parseoutcomes()

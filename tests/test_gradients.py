@@ -446,6 +446,7 @@ def test_the_same_bits_again_and_inputs_untouched():
     assert all(torch.equal(a, b.detach()) for a, b in zip(before, leaves))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # PyTorch's look at its own
 def test_a_compiled_caller():
     def loss(x, y, h):

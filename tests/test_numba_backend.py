@@ -231,7 +231,11 @@ def _run(script, **environment):
 
 
 @pytest.mark.parametrize(
-    "precisions", [("high", "high"), pytest.param(("fast", "high", "fast"), marks=pytest.mark.slow)]
+    "precisions",
+    [
+        pytest.param(("high", "high"), marks=pytest.mark.slow),
+        pytest.param(("fast", "high", "fast"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_first_call_says_that_it_compiles_and_the_next_process_finds_the_code(tmp_path, precisions):
     script, count = f"PRECISIONS = {precisions}" + _SCRIPT, len(set(precisions))

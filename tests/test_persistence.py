@@ -256,7 +256,7 @@ def test_after_an_error_the_old_file_stands(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(archive, "hashlib", SimpleNamespace(sha256=lambda: SimpleNamespace(update=interrupted)))
+        patch.setattr(hashlib, "sha256", lambda: SimpleNamespace(update=interrupted))
         ready.save("a.sdkde")
     assert [p.name for p in Path().iterdir()] == ["a.sdkde"]
     assert Path("a.sdkde").read_bytes() == before

@@ -30,6 +30,7 @@ def _nothing_left(monkeypatch):
     """A display is never asked for; what is drawn into given axes leaves pyplot alone."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
     pyplot.switch_backend("Agg")
+    pyplot.close("all")  # those of other tests
     before = dict(pyplot.rcParams)
     yield
     assert dict(pyplot.rcParams) == before

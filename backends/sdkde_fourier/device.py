@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import PerStream, concatenate, empty, in_child, memory_errors, stack
+from sdkde_core.plugin import PerStream, concatenate, empty, in_child, memory_errors, stack, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price, separable
@@ -89,9 +89,10 @@ class TorchFourierBackend:
             )
         return Support(True, f"PyTorch {torch.__version__} on {device}")
 
+    @without_grad
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Transform the columns to modes, if that is faster than direct sums."""
-        with torch.no_grad(), memory_errors():
+        with memory_errors():
             return _State(columns, self._transform(problem, columns))
 
     def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
@@ -135,13 +136,14 @@ class TorchFourierBackend:
             return _Series(basis, modes, epsilon, errors)
         return _Series(basis, modes, epsilon, errors, inside, Tiles(points[members], log_weights[members], members))
 
+    @without_grad
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
         """Sum by modes, then redo the rows whose sum is too small against the bound on its error."""
         rows = state.columns.points if queries is None else queries
         if not len(rows):
             return empty(problem, rows)
         blocks, limit = [], price.Limit(problem)
-        with torch.no_grad(), memory_errors():
+        with memory_errors():
             for start in range(0, len(rows), ROWS):
                 block, own = rows[start : start + ROWS], None
                 if "exclude_self" in problem.requires:

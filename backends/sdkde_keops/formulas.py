@@ -21,7 +21,7 @@ import threadpoolctl
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import cpu_threads, map_threads
+from sdkde_core.plugin import cpu_threads, map_threads, without_grad
 from sdkde_core.protocol import BackendUnavailable, Reduction
 
 from . import library
@@ -77,13 +77,13 @@ def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
     device = arguments[0].device
     key = (formula, arguments[0].dtype, scheme, device)
 
+    @without_grad
     def run(key: tuple[Any, ...]) -> Tensor:
-        with torch.no_grad():
-            if key not in _ready:
-                _compile(formula, [x[:1] for x in arguments], scheme)
-                _ready.add(key)
-            with _threads(device):
-                return _call(formula, arguments, scheme)
+        if key not in _ready:
+            _compile(formula, [x[:1] for x in arguments], scheme)
+            _ready.add(key)
+        with _threads(device):
+            return _call(formula, arguments, scheme)
 
     with library.exclusive():
         # In a forked child this thread would wait for OpenMP's, which are not there; a new one makes its own.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import concatenate, memory_errors
+from sdkde_core.plugin import concatenate, memory_errors, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
@@ -61,19 +61,20 @@ class TorchBackend:
         numbers = "float64" if found.double else "float32 alone: float64 stays on the host"
         return Support(True, f"PyTorch {torch.__version__} on {device}, {numbers}")
 
+    @without_grad
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Choose the formula from the error bounds, and pack the columns."""
         where = place(problem.device)
         single = computes_float32_exactly(where.device)
-        with torch.no_grad(), memory_errors():
+        with memory_errors():
             return _State(problem, columns, where, single, self._packed(problem, columns, where, single))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
 
+        @without_grad
         def sums() -> Partial:
-            with torch.no_grad():
-                return self._sums(problem, queries, state, own_offset)
+            return self._sums(problem, queries, state, own_offset)
 
         if "grad" in problem.requires:
             return gradients.reduce(sums, problem, queries, state.columns, own_offset, self.memory)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from sdkde_core.plugin import claim_memory, cpu_threads, in_child, map_threads, new_lock
+from sdkde_core.plugin import claim_memory, cpu_threads, in_child, map_threads, new_lock, without_grad
 
 __all__ = ["Place", "computes_float32_exactly", "place", "side_by_side"]
 
@@ -69,6 +69,7 @@ _pool: ThreadPoolExecutor | None = None
 MOST_THREADS = 1 << 16
 
 
+@without_grad
 def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequence[A]) -> list[R]:
     """Return ``[task(a) for a in arguments]``: side by side on a CPU, each on one thread; elsewhere one by one.
 
@@ -82,8 +83,7 @@ def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequen
             except BaseException:  # an interrupt may have left locks within the pool locked: they are Python's own
                 _begin_anew()
                 raise
-    with torch.no_grad():
-        return [task(a) for a in arguments]
+    return [task(a) for a in arguments]
 
 
 def _workers() -> ThreadPoolExecutor:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import cpu_threads
+from sdkde_core.plugin import cpu_threads, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
@@ -163,43 +163,43 @@ class _Backward:
     memory: int
     wants: tuple[bool, bool, bool]  # by rows, columns, weights
 
+    @without_grad
     def run(self, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> _Found:
         """Return the derivatives; ``results`` are the log of what is divided by, and the shift, or L's sign."""
-        with torch.no_grad():
-            formula = self._formula()
-            log_weights = self.log_weights.clamp(min=NOTHING[torch.float64])
-            columns = formula.columns(self.points, None if self._laplace else log_weights)
-            ones = _with_one(self.points)
-            asked = zip(self.wants, (self.rows, self.points, self.weights))
-            found = _Found(*(torch.zeros_like(x) if want and x is not None else None for want, x in asked))
-            light, by_light = None, torch.zeros(0)
-            if found.weights is not None and self.weights is not None:
-                light = (self.weights < LIGHT).nonzero()[:, 0]
-                by_light = self.weights.new_zeros(len(light))
-            chunks = _slices(len(self.points), CHUNK)
+        formula = self._formula()
+        log_weights = self.log_weights.clamp(min=NOTHING[torch.float64])
+        columns = formula.columns(self.points, None if self._laplace else log_weights)
+        ones = _with_one(self.points)
+        asked = zip(self.wants, (self.rows, self.points, self.weights))
+        found = _Found(*(torch.zeros_like(x) if want and x is not None else None for want, x in asked))
+        light, by_light = None, torch.zeros(0)
+        if found.weights is not None and self.weights is not None:
+            light = (self.weights < LIGHT).nonzero()[:, 0]
+            by_light = self.weights.new_zeros(len(light))
+        chunks = _slices(len(self.points), CHUNK)
 
-            def chunk(where: tuple[_Block, slice]) -> Tensor | None:
-                block, some = where
-                extra = log_weights[some] if self._laplace else None
-                return self._add(found, formula, block, columns.at(some), ones[some], extra, some)
+        def chunk(where: tuple[_Block, slice]) -> Tensor | None:
+            block, some = where
+            extra = log_weights[some] if self._laplace else None
+            return self._add(found, formula, block, columns.at(some), ones[some], extra, some)
 
-            for given in self._blocks(formula, results, g, by_shift):
-                block = given
-                if self.problem.extent > FAR:
-                    block = self._summed(formula, given, columns, ones, log_weights)
-                found_by = side_by_side(self.points.device, chunk, [(block, some) for some in chunks])
-                by_rows = [x for x in found_by if x is not None]
-                if found.rows is not None:
-                    here = slice(block.start, block.start + len(block.g))
-                    for part in by_rows:
-                        found.rows[here] += part
-                    if given.by_shift is not None:
-                        found.rows[here] -= given.by_shift
-                if light is not None:
-                    by_light += self._by_light(formula, block, light)
-            if found.weights is not None and self.weights is not None and light is not None:
-                found.weights = (found.weights / self.weights).index_copy_(0, light, by_light)
-            return found
+        for given in self._blocks(formula, results, g, by_shift):
+            block = given
+            if self.problem.extent > FAR:
+                block = self._summed(formula, given, columns, ones, log_weights)
+            found_by = side_by_side(self.points.device, chunk, [(block, some) for some in chunks])
+            by_rows = [x for x in found_by if x is not None]
+            if found.rows is not None:
+                here = slice(block.start, block.start + len(block.g))
+                for part in by_rows:
+                    found.rows[here] += part
+                if given.by_shift is not None:
+                    found.rows[here] -= given.by_shift
+            if light is not None:
+                by_light += self._by_light(formula, block, light)
+        if found.weights is not None and self.weights is not None and light is not None:
+            found.weights = (found.weights / self.weights).index_copy_(0, light, by_light)
+        return found
 
     @property
     def _laplace(self) -> bool:

@@ -82,7 +82,13 @@ def _chosen(rule: str, s: Sample) -> Array:
     if s.common:
         spreads = np.full(s.d, np.exp(np.log(spreads).mean()))
     s.selection = choose(s, rule, spreads, s.folds)
-    return s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads
+    h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape
+    if shape is None:
+        return h
+    scales = np.sqrt(np.diagonal(shape))
+    if (shape == np.diag(np.diagonal(shape))).all():
+        return h * scales
+    return shape * h[:, None] * h
 
 
 RULES: dict[str, Callable[[Sample], Array]] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import to_host
+from ..arrays import device_name, to_host
 from .matrix import like
 
 __all__ = ["Sample"]
@@ -56,6 +56,13 @@ class Sample:
         self.unit = to_host(xp.max(xp.abs(centred), axis=0))  # (d,) data units
         scaled = centred / like(self.unit, x)
         self.x = scaled - (xp.mean(scaled, axis=0) if weights is None else weights @ scaled)
+
+    def there(self, *arrays: Array) -> Any:
+        """Host arrays where the samples are: on their device, else NumPy's."""
+        if isinstance(self.x, np.ndarray) or device_name(self.x) == "cpu":
+            return arrays
+        xp = array_namespace(self.x)
+        return tuple(xp.asarray(array, device=device(self.x)) for array in arrays)
 
     def std(self) -> Array:
         """Standard deviation per column, (d,), ddof 0."""

@@ -14,6 +14,8 @@ In many dimensions a few samples make up all of least squares, as densities ther
 are less than a fifth of the samples, effectively, the maximum of the likelihood is taken instead, unbounded, and about
 there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only
 a few samples count, it gets the upper bound.
+
+``"auto"`` has :mod:`.shapes` choose the bandwidth's shape first; the criteria are then summed in its units.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import device_name, quiet, to_host
+from ..arrays import quiet, to_host
+from ..engine.products import product
 from .folds import Folds
 from .normal import normal_reference, widest
 from .pairs import Pairs
 from .sample import Sample
+from .shapes import find_shape
 
 __all__ = ["CHOOSERS", "Selection", "choose"]
 
@@ -91,6 +95,8 @@ class Selection:
         −Σ w_i log p̂₋ᵢ(x_i), in nats, NaN for laplace.
     used : int
         Samples that the criteria were summed over.
+    shape : (d, d) array or None
+        Of the bandwidth in the columns' spreads, where the data ask for one: diagonal for a scale per column.
     """
 
     method: str
@@ -101,6 +107,7 @@ class Selection:
     least_squares: Array
     likelihood: Array
     used: int
+    shape: Array | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists, numbers and strings; the likelihood of laplace is None."""
@@ -123,7 +130,7 @@ class _Losses(NamedTuple):
 
 @quiet
 def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) -> Selection:
-    """Choose a multiple of the normal reference.
+    """Choose a multiple of the normal reference, and by ``"auto"`` a shape first.
 
     Parameters
     ----------
@@ -132,7 +139,7 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
     rule : str
         One of :data:`CHOOSERS`.
     spreads : (d,) array
-        The columns' share in the bandwidth, data units.
+        The columns' share in the bandwidth, data units, where no other shape is chosen.
     folds : int, optional
         Leave out folds instead of samples one by one.
     """
@@ -143,6 +150,12 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
         empty = np.empty(0)
         reason = f"the normal reference: {n} distinct samples are too few to choose from"
         return Selection(method, rule, 1.0, reason, empty, empty, empty, n)
+    shape = None
+    if rule == "auto" and not sample.common:
+        held = bool(spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
+        shape = find_shape(sample, u, weights, index, mixed=held)
+    if shape is not None:
+        u = product(u, np.linalg.inv(np.linalg.cholesky(shape.matrix)).T)
     steps = np.arange(-BELOW, 1 + (0 if rule == "auto" else ABOVE))
     if n >= PAYS * COARSE:
         few, coarse = index[:COARSE], steps[::-STRIDE][::-1]
@@ -166,7 +179,9 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
     reason = f"{multiple:.3g} of the normal reference, {what}, {left} of {n} samples left out in turn"
     likelihood = np.full(len(steps), np.nan) if logs is None else _curve(logs, weights)
     curves = unit * np.exp(STEP * steps), _curve(squares, weights), likelihood
-    return Selection(method, rule, multiple, reason, *curves, n)
+    if shape is not None:
+        reason += f"; its shape is {shape.reason}"
+    return Selection(method, rule, multiple, reason, *curves, n, None if shape is None else shape.matrix)
 
 
 def _unit(method: str, d: int, n: float) -> float:
@@ -240,11 +255,8 @@ def _without_gaps(u: Array) -> Array:
 
 def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp], folds: int | None) -> _Losses:
     """Sum up the criteria at multiples of the best bandwidth for as many normal samples, where the data are."""
-    unit, place = _unit(sample.method, sample.d, 1.0 / float(weights @ weights)), sample.x
-    points: tuple[Any, Any] = u, weights
-    if not isinstance(place, np.ndarray) and device_name(place) != "cpu":
-        points = tuple(array_namespace(place).asarray(x, device=device(place)) for x in points)
-    pairs = Pairs(*points, sample.method) if folds is None else Folds(*points, sample.method, folds)
+    unit, (x, w) = _unit(sample.method, sample.d, 1.0 / float(weights @ weights)), sample.there(u, weights)
+    pairs = Pairs(x, w, sample.method) if folds is None else Folds(x, w, sample.method, folds)
     left = pairs.at([unit * math.exp(STEP * int(step)) for step in steps])
     logs = np.stack([one.log_density for one in left])
     squares = np.array([one.log_square for one in left])

@@ -5,16 +5,20 @@ PyTorch is not imported here: the tensors that come in have brought it.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ..protocol import DeviceOutOfMemory, Partial
 from .merge import concatenate
 
-__all__ = ["PerStream", "in_slabs", "memory_errors", "on_device"]
+__all__ = ["PerStream", "in_slabs", "memory_errors", "on_device", "without_grad"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Rows that :func:`in_slabs` does not cut further.
 FEWEST_ROWS = 256
@@ -40,6 +44,26 @@ def memory_errors() -> Iterator[None]:
         if named or re.search("out of memory|can't allocate|ALLOC_FAILED|bad_alloc", str(error)):
             raise DeviceOutOfMemory(str(error)) from error
         raise
+
+
+def without_grad(function: Callable[P, R]) -> Callable[P, R]:
+    """Make PyTorch record nothing of a function's calls, and go on as before after them, whenever Ctrl-C comes.
+
+    ``torch.no_grad`` is Python code: between its instructions an interrupt may leave recording off for good. Here it
+    may come only where what was set is put back.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        library = sys.modules["torch"]._C
+        before = library.is_grad_enabled()
+        try:
+            library._set_grad_enabled(False)
+            return function(*args, **kwargs)
+        finally:
+            library._set_grad_enabled(before)
+
+    return call
 
 
 def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Partial:

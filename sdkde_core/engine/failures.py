@@ -83,7 +83,18 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     except (Exception, SystemExit) as error:
         if _from_signal_handler(error):
             raise
+        interrupt = _interrupt_before(error)
+        if interrupt is not None:
+            raise interrupt from None
         raise BackendFailed(info, problem.device, f"{type(error).__name__}: {error}") from error
+
+
+def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
+    """Ctrl-C, where it is what an error came of: a lock of Python's own that it broke off raises another at its end."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__
+    return cause
 
 
 def _from_signal_handler(error: BaseException) -> bool:

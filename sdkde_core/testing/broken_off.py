@@ -46,12 +46,19 @@ def interrupts(target: Target, parameter: str) -> None:
     call()
     seconds = time.perf_counter() - start
     many = max(2, min(INTERRUPTED, int(SECONDS / seconds)))
+    records = _records()
     for k in range(many):
         _, raised = _alarmed(call, (k + 0.5) / many * seconds)
         assert raised < 2, f"a call that was interrupted did not end within {PATIENCE:g} s"
         got, raised = _alarmed(call, PATIENCE)
         assert got is not None and not raised, f"after one that was interrupted no call ends within {PATIENCE:g} s"
         within(problem, got, truth, f"{case.name}, after a call that was interrupted")
+        assert _records() == records, "a call that was interrupted has left PyTorch's recording of gradients off"
+
+
+def _records() -> bool:
+    """Whether PyTorch records gradients, which is this thread's."""
+    return "torch" not in sys.modules or sys.modules["torch"].is_grad_enabled()
 
 
 def _problem(target: Target, case: Case) -> Problem:
@@ -74,6 +81,9 @@ def _alarmed(call: Callable[[], Any], seconds: float) -> tuple[Any, int]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
     except _Interrupt:  # our own, and counted
         pass
+    except RuntimeError as error:  # of a lock of Python's own that ours broke off; the core sees what it came of
+        if not isinstance(error.__context__, _Interrupt):
+            raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)

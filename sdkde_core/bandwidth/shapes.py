@@ -1,0 +1,245 @@
+"""The shape of a bandwidth, chosen from the data: the columns' spreads, a scale for each, or a full matrix.
+
+Shapes are judged by the likelihood of a KDE's left-out samples, Σ_i a_i log p̂₋ᵢ(u_i), and sought where that is largest,
+by the EM algorithm; a_i is w_i, and less for far samples. With the share r_ij ∝ w_j N(u_i − u_j; 0, H) of sample j ≠ i
+in p̂₋ᵢ(u_i), its step is
+
+    H ← Σ_i a_i Σ_j r_ij (u_i − u_j)(u_i − u_j)ᵀ
+
+or the diagonal of that, or a multiple of the H before (Leiva-Murillo and Artés-Rodríguez, "Algorithms for
+maximum-likelihood bandwidth selection in kernel density estimators", Pattern Recognition Letters 33, 2012). It is one
+pass over all pairs and raises the likelihood. Only the shape is taken from it, the same for all methods: what kernels
+along the data's structure buy KDE they buy debiased estimates too. The scale is each method's own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from ..arrays import to_host
+from ..engine.products import on_this_thread, product
+from .normal import normal_reference
+from .sample import Sample
+
+__all__ = ["Shape", "find_shape"]
+
+Array = NDArray[np.float64]
+
+#: Samples that a shape is judged by, in few dimensions; in many the pairs times those are limited.
+MOST, MOST_PRODUCTS = 500, 500**2 * 16
+
+#: How many samples there must be for each column, and for each parameter of a matrix that is fitted.
+ENOUGH, ENOUGH_FOR_EACH = 10, 3
+
+#: Steps to the best scale, and from there to the best shape; a step is as much longer than EM's.
+SCALE_STEPS, SHAPE_STEPS, LENGTH = 5, 10, 1.6
+
+#: By how many standard errors a shape that is fitted must be better than a simpler one, and the samples' correlation.
+CLEARLY, LIKELY = 2.0, 1.0
+
+#: How many times what Akaike takes for chance the correlation must add to the log likelihood of normal samples.
+BEYOND_CHANCE = 2.0
+
+#: The share of the samples, those of least density, that count for less, and how far from the median a sample's
+#: difference counts, in nats: one far sample can have more than all others.
+FEWEST, FAR = 0.03, 2.0
+
+#: The least eigenvalue of a shape, as a correlation matrix: below it columns are nearly dependent.
+LEAST = 1e-6
+
+
+class Shape(NamedTuple):
+    """A bandwidth's shape in the columns' spreads."""
+
+    matrix: Array  # (d, d), diagonal for a scale per column; its scale is that of normal samples
+    reason: str
+
+
+class _Fit(NamedTuple):
+    """Kernels N(0, L Lᵀ), and what they say of left-out samples."""
+
+    factor: NDArray[Any]  # L, (d, d), not triangular
+    inverse: NDArray[Any]  # L⁻¹
+    least: Any  # (n,) of ½ r² to another sample
+    sums: Any  # (n,) of the kernels relative to that
+    moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
+    logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
+
+    @property
+    def matrix(self) -> NDArray[Any]:
+        return self.factor @ self.factor.T
+
+
+def find_shape(
+    sample: Sample, u: Array, weights: Array, order: NDArray[np.intp], *, mixed: bool = True
+) -> Shape | None:
+    """Find a shape that is clearly better than the columns' spreads; None where there is none.
+
+    A scale per column is tried first, then the samples' correlation, then any matrix. "Clearly": by the score of the
+    differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike). So where a
+    choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is not fitted
+    to that likelihood: it need not be as clear.
+
+    Parameters
+    ----------
+    sample : Sample
+        Where the data are.
+    u : (n, d) array
+        Distinct samples in units of their spread.
+    weights : (n,) array
+        Positive, summing to 1.
+    order : (n,) int array
+        One in which samples may be cut short.
+    mixed : bool
+        Look at full matrices too.
+    """
+    n, d = u.shape
+    most = min(n, MOST, math.isqrt(MOST_PRODUCTS // max(d, 16)))
+    if d == 1 or most < ENOUGH * d:
+        return None
+    few = order[:most]
+    w = weights[few] / weights[few].sum()
+    kernels, start = _Kernels(*sample.there(u[few], w)), normal_reference("kde", d, 1.0 / float(w @ w))
+    columns = kernels.climb(kernels.without_the_far(start), "scale", SCALE_STEPS)
+    simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
+    scales = kernels.climb(columns, "scales", SHAPE_STEPS)
+    if kernels.better(scales, columns, "scale", d - 1, CLEARLY):
+        simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
+        found = Shape(matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}")
+    correlation = _correlation(u, weights)
+    if not mixed or not _far_from_singular(correlation):
+        return found
+    size, more, likeliest = _size(correlation), d * (d - 1) / 2, simple
+    if -0.5 * d * math.log(size) > BEYOND_CHANCE * more * float(weights @ weights):
+        factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
+        oriented = kernels.climb(kernels.fit(factor, np.linalg.inv(factor)), "scale", SCALE_STEPS)
+        likeliest = max(simple, oriented, key=kernels.likelihood)
+        if kernels.better(oriented, simple, freed, 0, LIKELY):
+            simple, freed = oriented, "scale"
+            found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
+    if most < ENOUGH_FOR_EACH * d * (d + 1) / 2:
+        return found
+    full = kernels.climb(likeliest, "matrix", SHAPE_STEPS)
+    more += (d - 1) * (freed == "scale")
+    if kernels.better(full, simple, freed, more, CLEARLY) and _far_from_singular(full.matrix):
+        matrix = full.matrix * (size / _size(full.matrix))
+        found = Shape((matrix + matrix.T) / 2, f"a full matrix, {_better(full, columns)}")
+    return found
+
+
+class _Kernels:
+    """Kernels of any covariance at samples."""
+
+    def __init__(self, u: Any, weights: Any) -> None:
+        self.xp = xp = array_namespace(u)
+        self.u, self.w, self.on_host = u, weights, isinstance(u, np.ndarray)
+        self.d, self.rows = int(u.shape[1]), weights
+        self.where = {} if self.on_host else {"device": u.device}
+        index = xp.arange(int(u.shape[0]), **self.where)
+        zeros = xp.zeros_like(u[:, :1] + u[:, :1].T)
+        self.itself = xp.where(index[:, None] == index[None, :], xp.full_like(zeros, math.inf), zeros)
+
+    def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
+        """What kernels of that factor say."""
+        xp, w = self.xp, self.w
+        v = self._product(self.u, xp.asarray(np.ascontiguousarray(inverse.T), **self.where))
+        norms = 0.5 * xp.sum(v * v, axis=1)
+        q = norms[:, None] + (norms[None, :] + self.itself) - self._product(v, v.T)
+        least = xp.min(q, axis=1)
+        near = self._exp(least[:, None] - q) * w[None, :]
+        sums = xp.sum(near, axis=1)
+        shares = near * (self.rows / sums)[:, None]
+        both = self.rows + xp.sum(shares, axis=0)
+        across = self._product(v.T, self._product(shares, v))
+        moment = to_host(self._product((v * both[:, None]).T, v) - across - across.T)
+        return _Fit(factor, inverse, least, sums, (moment + moment.T) / 2)
+
+    def without_the_far(self, h: float) -> _Fit:
+        """Let the samples in the thinnest places count for less, and fit that bandwidth.
+
+        In proportion to their density there: far samples would have the kernels reach as far.
+        """
+        fit = self.judged(self.fit(h * np.eye(self.d), np.eye(self.d) / h))
+        rows = to_host(self.w) * np.exp(np.minimum(fit.logs - np.quantile(fit.logs, FEWEST), 0.0))
+        self.rows = self.xp.asarray(rows / rows.sum(), **self.where)
+        return fit
+
+    def climb(self, fit: _Fit, free: str, steps: int) -> _Fit:
+        """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
+        for _ in range(steps):
+            values, vectors = np.diagonal(fit.moment), np.eye(self.d)
+            if free == "scale":
+                values = np.full(self.d, values.mean())
+            elif free == "matrix":
+                values, vectors = np.linalg.eigh(fit.moment)
+            stretch = np.maximum(values, LEAST) ** (0.5 * LENGTH)
+            fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
+        return self.judged(fit)
+
+    def judged(self, fit: _Fit) -> _Fit:
+        """The fit, with what it says of every sample."""
+        sums, least = to_host(self.xp.stack([fit.sums, fit.least]))
+        logs = np.log(sums) - least - np.log1p(-to_host(self.w)) - float(np.linalg.slogdet(fit.factor)[1])
+        return fit._replace(logs=logs)
+
+    def likelihood(self, fit: _Fit) -> float:
+        """The mean of log p̂₋ᵢ."""
+        return float(fit.logs @ to_host(self.rows))
+
+    def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float) -> bool:
+        """Whether a fit is better than one with ``more`` parameters less, by so many standard errors.
+
+        That one is given as many steps, as the scale of both may not have come to its best.
+        """
+        return (
+            self._score(fit, other, more) > errors
+            and self._score(fit, self.climb(other, free, SHAPE_STEPS), more) > errors
+        )
+
+    def _score(self, fit: _Fit, other: _Fit, more: float) -> float:
+        """By how many standard errors a fit is better than another, which has ``more`` parameters less."""
+        differences, rows = fit.logs - other.logs, to_host(self.rows)
+        middle = float(np.median(differences))
+        differences = np.clip(differences, middle - FAR, middle + FAR)
+        mean = float(differences @ rows)
+        error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
+        return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
+
+    def _exp(self, x: Any) -> Any:
+        """exp to single precision, which takes a CPU half the time; on a GPU two conversions cost more."""
+        if self.on_host:
+            return np.exp(x.astype(np.float32)).astype(np.float64)
+        return self.xp.exp(x)
+
+    def _product(self, a: Any, b: Any) -> Any:
+        if not self.on_host:
+            return self.xp.matmul(a, b)
+        with on_this_thread():
+            return product(a, b)
+
+
+def _better(fit: _Fit, columns: _Fit) -> str:
+    return f"which makes a left-out sample {math.exp(float(np.median(fit.logs - columns.logs))):.3g} times as likely"
+
+
+def _correlation(u: Array, weights: Array) -> Array:
+    centred = u - weights @ u
+    covariance = product((centred * weights[:, None]).T, centred)
+    scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
+    return (covariance + covariance.T) / 2 / scale[:, None] / scale
+
+
+def _size(matrix: Array) -> float:
+    """The geometric mean of the eigenvalues."""
+    return math.exp(float(np.linalg.slogdet(matrix)[1]) / len(matrix))
+
+
+def _far_from_singular(matrix: Array) -> bool:
+    """Whether no column is nearly a sum of others."""
+    scale = np.sqrt(np.diagonal(matrix))
+    return bool(np.linalg.eigvalsh(matrix / scale[:, None] / scale)[0] > LEAST)
