@@ -3,6 +3,8 @@
 import io
 import math
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -186,3 +188,26 @@ def test_parts_of_the_columns_fill_the_card():
     assert plan.parts(16, 512, 132) == 8  # 4096 rows, 32768 columns: 128 programs of 132
     assert plan.parts(128, 512, 132) == 1
     assert plan.parts(1, 3, 132) == 1
+
+
+def test_what_is_missing_is_named_with_its_mend():
+    """PyTorch brings packages named ``cuda`` without this one."""
+    code = """
+import sys
+sys.modules["cuda.core"] = None
+from sdkde_core.choice.started import start
+from sdkde_hopper.info import INFO
+print(start(INFO, "cuda:0")[1].reason)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'sdkde-core[hopper]'" in done.stdout
+
+
+def test_an_older_driver_is_told_apart(monkeypatch):
+    success = compiled.driver.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(compiled, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(compiled.driver, "cuDriverGetVersion", lambda: (success, 13000))
+    compiled.check_driver()
+    monkeypatch.setattr(compiled.driver, "cuDriverGetVersion", lambda: (success, 12080))
+    with pytest.raises(RuntimeError, match=r"NVRTC is 13\.0 and the driver knows CUDA up to 12\.8"):
+        compiled.check_driver()

@@ -12,7 +12,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
 from .bounds import grid_step
-from .compiled import nvrtc_version
+from .compiled import check_driver, nvrtc_version
 
 #: What the code is compiled for; that of no other card runs it, later ones' neither.
 CAPABILITY = (9, 0)
@@ -59,11 +59,11 @@ class HopperBackend:
             of = ".".join(map(str, capability))
             return Support(False, f"{name} has compute capability {of}; the kernels are for 9.0 (H100, H200)")
         try:
-            version = nvrtc_version()
+            check_driver()
         except Exception as error:  # whatever loading it raises
             said = str(error).partition("\n")[0]
-            return Support(False, f"NVRTC, which compiles the kernels, cannot be used: {said}")
-        return Support(True, f"{name}, NVRTC {version}")
+            return Support(False, f"the kernels cannot be compiled or loaded: {said}")
+        return Support(True, f"{name}, NVRTC {nvrtc_version()}")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cuda.bindings import driver, nvrtc
-from cuda.core import Device, ObjectCode, Program, ProgramOptions
 
 from sdkde_core.plugin import cache_folder, new_lock, write_atomically
 
@@ -23,7 +21,13 @@ from .bounds import RAISED_BITS, SCALE_BITS
 from .plan import LOG_SUM_SHARED, MEAN_SHARED, TILES
 from .wgmma import wgmma
 
-__all__ = ["ARCHITECTURE", "MODULES", "Kernel", "compile_module", "kernel", "nvrtc_version", "source"]
+try:
+    from cuda.bindings import driver, nvrtc
+    from cuda.core import Device, ObjectCode, Program, ProgramOptions
+except ModuleNotFoundError as error:  # PyTorch brings other packages whose name begins with ``cuda``
+    raise ModuleNotFoundError(f"{error}: pip install 'sdkde-core[hopper]'") from error
+
+__all__ = ["ARCHITECTURE", "MODULES", "Kernel", "check_driver", "compile_module", "kernel", "nvrtc_version", "source"]
 
 ARCHITECTURE = "sm_90a"
 
@@ -68,6 +72,17 @@ def nvrtc_version() -> str:
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(f"NVRTC does not tell its version: {error.name}")
     return f"{major}.{minor}"
+
+
+def check_driver() -> None:
+    """Raise RuntimeError where the driver is of an older major version than NVRTC, whose code it does not load."""
+    error, version = driver.cuDriverGetVersion()
+    compiler = nvrtc_version()
+    if error != driver.CUresult.CUDA_SUCCESS or version // 1000 < int(compiler.partition(".")[0]):
+        known = f"{version // 1000}.{version % 1000 // 10}"
+        raise RuntimeError(
+            f"NVRTC is {compiler} and the driver knows CUDA up to {known}; install cuda-core's extra for it"
+        )
 
 
 def source(module: str) -> str:

@@ -89,7 +89,7 @@ def launches(supers: int, programs: int) -> tuple[Launch, ...]:
     return tuple(found)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
     """Plan ``count`` supers; the last ``shorter`` of them meet one super less, or half of all if these are all."""
     per, half = COLUMNS // ROWS, supers // 2
