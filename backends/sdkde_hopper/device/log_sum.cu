@@ -76,7 +76,10 @@ log_sum(const uint32_t* rows, const uint8_t* tiles, float2* out, int m, int coun
   const uint32_t shared = shared_address(memory);
   volatile int* far = (volatile int*)(memory + FAR);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) { barrier_init(shared + FULL + 8 * i, 1); barrier_init(shared + EMPTY + 8 * i, 16); }
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(shared + FULL + 8 * i, 1);
+      barrier_init(shared + EMPTY + 8 * i, 16);
+    }
     *far = 0;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -91,7 +94,8 @@ log_sum(const uint32_t* rows, const uint8_t* tiles, float2* out, int m, int coun
         for (int t = 0; t < count; t++) {
           barrier_wait(shared + EMPTY + 8 * stage, phase ^ 1);
           barrier_expect(shared + FULL + 8 * stage, EXPONENT_BYTES);
-          bulk_copy(shared + stage * EXPONENT_BYTES, from + (size_t)t * EXPONENT_BYTES, EXPONENT_BYTES, shared + FULL + 8 * stage);
+          const uint8_t* tile = from + (size_t)t * EXPONENT_BYTES;
+          bulk_copy(shared + stage * EXPONENT_BYTES, tile, EXPONENT_BYTES, shared + FULL + 8 * stage);
           if (++stage == STAGES) { stage = 0; phase ^= 1; }
         }
       }

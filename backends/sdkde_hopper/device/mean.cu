@@ -1,10 +1,10 @@
 // MEAN of the points themselves, every tile of φ computed once, for its rows and for its columns. Deterministic.
 //
 // A unit is 256 rows and up to TILES tiles of columns, a multiple of four. A program runs consecutive units, sorted by
-// their columns. Four warpgroups of 64 rows each take exponentials and sum over columns, in registers, as long as a unit
-// lasts. They leave φ in shared memory, where a fifth warpgroup reads it for the transposed product, 64 columns by 256
-// rows, and adds that to the columns' sums, in shared memory as long as the columns stay the same. The fifth also
-// fetches: columns in a ring, rows as what φᵀ is multiplied by.
+// their columns. Four warpgroups of 64 rows each take exponentials and sum over columns, in registers, as long as a
+// unit lasts. They leave φ in shared memory, where a fifth warpgroup reads it for the transposed product, 64 columns
+// by 256 rows, and adds that to the columns' sums, in shared memory as long as the columns stay the same. The fifth
+// also fetches: columns in a ring, rows as what φᵀ is multiplied by.
 //
 // φ is two pieces: half precision, the nearest, and what that leaves. For the rows the second piece is in half
 // precision too; for the columns it is in three significant bits (e5m2), by half the traffic, and multiplied by the
@@ -14,7 +14,7 @@
 constexpr int RING = 4;  // of tiles of columns, as many as there are in a group
 constexpr int PHI_BUFFERS = 2;
 
-constexpr int BYTE_TILE = TILE_COLUMNS * VALUES;  // of a tile in four bits: core matrices of 8 values by 16 points
+constexpr int BYTE_TILE = TILE_COLUMNS * VALUES;  // of a tile in bytes: core matrices of 8 values by 16 points
 constexpr int SUM_BYTES = 128 * 32, ONES_BYTES = 32 * 8;  // of a tile: 8 floats a thread, and the ones
 constexpr int ONES = TILES * SUM_BYTES;
 constexpr int PHI = ONES + TILES * ONES_BYTES, PHI_BYTES = 256 * TILE_COLUMNS * 2;
@@ -29,8 +29,9 @@ constexpr int ROWS_FULL = REST_EMPTY + 8, BYTES_FULL = ROWS_FULL + 8;
 constexpr int SHARED = BYTES_FULL + 8;
 static_assert(SHARED == MEAN_SHARED && SHARED <= 232448, "shared memory");
 
-// What a program does: {rows' block, columns' super, flags, slot of the columns' sums}. Flags: 1 symmetric, 2 the first
-// with these columns, 4 the last, first tile << 8, end << 16. Blocks and supers count from an offset, round in a circle.
+// What a program does: {rows' block, columns' super, flags, slot of the columns' sums}. Flags: 1 symmetric, 2 the
+// first with these columns, 4 the last, first tile << 8, end << 16. Blocks and supers count from an offset, round in a
+// circle.
 struct Units {
   const int4* list;
   int begin, end, block_offset, super_offset, blocks, supers;
@@ -45,10 +46,12 @@ struct Units {
 };
 
 __device__ __forceinline__ void store4(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 __device__ __forceinline__ void store4_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // φ of two exponents to half precision, and what that leaves.
@@ -56,12 +59,13 @@ __device__ __forceinline__ uint32_t exponentials(float a, float b, uint32_t& res
   const float x = exp2_(a), y = exp2_(b);
   const uint32_t near = halves(x, y);
   float x_near, y_near;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x_near), "=f"(y_near) : "r"(near));
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(x_near), "=f"(y_near) : "r"(near));
   rest = halves(x - x_near, y - y_near);
   return near;
 }
-// What is left in rows g and g + 8, two columns each, to bytes (e5m2: the upper half of half precision, rounded): of the
-// first column both rows, then of the second.
+// What is left in rows g and g + 8, two columns each, to bytes (e5m2: the upper half of half precision, rounded): of
+// the first column both rows, then of the second.
 __device__ __forceinline__ uint32_t residuals(uint32_t g, uint32_t g8) {
   uint32_t r;
   asm("prmt.b32 %0, %1, %2, 0x7351;" : "=r"(r) : "r"(g + 0x00800080u), "r"(g8 + 0x00800080u));
@@ -73,8 +77,8 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   const uint32_t phi_at = shared + PHI + ((warp * 2 + ((lane / 8) & 1)) * 8 + (lane / 16)) * 128 + (lane % 8) * 16;
   const uint32_t rest_at = shared + REST + (warp * 8 + lane / 8) * 128 + (lane % 8) * 16;
   const uint32_t ring = __shfl_sync(0xffffffffu, shared + COLUMNS, 0);
-  // Exponents; sums by φ's first piece over a group of tiles, and over a unit: a Tensor Core truncates what it adds to, so
-  // these are added up apart; sums by the second piece, for which that is nothing.
+  // Exponents; sums by φ's first piece over a group of tiles, and over a unit: a Tensor Core truncates what it adds
+  // to, so these are added up apart; sums by the second piece, for which that is nothing.
   float S[32], O[20], M[10], R[12];
   uint32_t P[16], L[16], q[3][4];
   int phase = 0;
@@ -104,7 +108,8 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
 #pragma unroll
       for (int k = 0; k < RING; k++) {
         const uint32_t tile = ring + k * TILE_BYTES;
-        const uint64_t b = descriptor(tile, TILE_COLUMNS * 16, 128), v = descriptor(tile + EXPONENT_BYTES, VALUES * 16, 128);
+        const uint64_t b = descriptor(tile, TILE_COLUMNS * 16, 128);
+        const uint64_t v = descriptor(tile + EXPONENT_BYTES, VALUES * 16, 128);
         barrier_wait(shared + FULL + 8 * k, phase);
         WGMMA_WAIT(0);  // the last tile's sums
         hold(O);
@@ -135,8 +140,8 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         hold(O);
         hold(R);
         WGMMA_FENCE;
-#pragma unroll
-        for (int i = 0; i < 4; i++) add_n24(R, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + 80 * i);  // by hi and one
+#pragma unroll  // by hi and one alone
+        for (int i = 0; i < 4; i++) add_n24(R, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + 80 * i);
 #pragma unroll
         for (int i = 0; i < 4; i++) add_n40(O, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v + 80 * i);
         WGMMA_COMMIT;
@@ -148,8 +153,9 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
             store4(phi_at + (k & 1) * PHI_BYTES + 256 * i, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3]);
 #pragma unroll
           for (int i = 0; i < 2; i++)
-            store4_transposed(rest_at + 512 * i, residuals(L[8 * i], L[8 * i + 1]), residuals(L[8 * i + 2], L[8 * i + 3]),
-                              residuals(L[8 * i + 4], L[8 * i + 5]), residuals(L[8 * i + 6], L[8 * i + 7]));
+            store4_transposed(rest_at + 512 * i, residuals(L[8 * i], L[8 * i + 1]),
+                              residuals(L[8 * i + 2], L[8 * i + 3]), residuals(L[8 * i + 4], L[8 * i + 5]),
+                              residuals(L[8 * i + 6], L[8 * i + 7]));
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
           if (lane == 0) barrier_arrive(shared + PHI_FULL + 8 * (k & 1));
@@ -203,11 +209,14 @@ __device__ __forceinline__ void fetch_rows(uint32_t shared, const uint8_t* tiles
   if (u >= units.end) return;
   const uint8_t* from = tiles + (size_t)units[u].x * (4 * TILE_BYTES) + EXPONENT_BYTES;
   barrier_expect(shared + ROWS_FULL, ROWS_BYTES);
-  for (int w = 0; w < 4; w++) bulk_copy(shared + ROWS + w * VALUE_BYTES, from + w * TILE_BYTES, VALUE_BYTES, shared + ROWS_FULL);
+  for (int w = 0; w < 4; w++)
+    bulk_copy(shared + ROWS + w * VALUE_BYTES, from + w * TILE_BYTES, VALUE_BYTES, shared + ROWS_FULL);
 }
 
-__device__ __forceinline__ void transpose(uint32_t shared, const uint8_t* tiles, const uint8_t* bytes, const Units& units, float* out_columns) {
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 16, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+__device__ __forceinline__ void transpose(
+    uint32_t shared, const uint8_t* tiles, const uint8_t* bytes, const Units& units, float* out_columns) {
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 16, lane = threadIdx.x % 32;
+  const int g = lane / 4, c = lane % 4;
   const uint32_t mine = shared + (threadIdx.x % 128) * 16, ones = shared + ONES + (warp * 8 + g) * 8;
   float C[20];
 #pragma unroll
@@ -250,7 +259,8 @@ __device__ __forceinline__ void transpose(uint32_t shared, const uint8_t* tiles,
         barrier_wait(shared + PHI_FULL + 8 * b, (t >> 1) & 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base));  // else all descriptors are kept, and registers are few
-        const uint64_t v = descriptor(base + ROWS, VALUES * 16, 128), v_bytes = descriptor(base + BYTES, VALUES * 16, 128);
+        const uint64_t v = descriptor(base + ROWS, VALUES * 16, 128);
+        const uint64_t v_bytes = descriptor(base + BYTES, VALUES * 16, 128);
         const uint64_t rest = descriptor(base + REST, 1024, 128);
         hold(C);
         WGMMA_FENCE;
@@ -312,12 +322,20 @@ __device__ __forceinline__ void transpose(uint32_t shared, const uint8_t* tiles,
 }
 
 extern "C" __global__ void __launch_bounds__(640, 1)
-mean_symmetric(const uint32_t* rows, const uint8_t* tiles, const uint8_t* bytes, const int4* list, const int* begins, float* out_rows, float* out_columns, int block_offset, int super_offset, int blocks, int supers) {
+mean_symmetric(
+    const uint32_t* rows, const uint8_t* tiles, const uint8_t* bytes, const int4* list, const int* begins,
+    float* out_rows, float* out_columns, int block_offset, int super_offset, int blocks, int supers) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < RING; i++) { barrier_init(shared + FULL + 8 * i, 1); barrier_init(shared + EMPTY + 8 * i, 16); }
-    for (int i = 0; i < PHI_BUFFERS; i++) { barrier_init(shared + PHI_FULL + 8 * i, 16); barrier_init(shared + PHI_EMPTY + 8 * i, 4); }
+    for (int i = 0; i < RING; i++) {
+      barrier_init(shared + FULL + 8 * i, 1);
+      barrier_init(shared + EMPTY + 8 * i, 16);
+    }
+    for (int i = 0; i < PHI_BUFFERS; i++) {
+      barrier_init(shared + PHI_FULL + 8 * i, 16);
+      barrier_init(shared + PHI_EMPTY + 8 * i, 4);
+    }
     barrier_init(shared + REST_EMPTY, 4);
     barrier_init(shared + ROWS_FULL, 1);
     barrier_init(shared + BYTES_FULL, 1);

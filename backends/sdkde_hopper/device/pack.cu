@@ -23,10 +23,13 @@ __device__ __forceinline__ uint8_t byte_of(float x, float& back) {
 
 // Points (n, d), float64, in bandwidths, as rows (padded, 48) and as tiles of columns; sixteen threads for each.
 //
-// v = √(log2 e) u is hi + lo in half precision, hi a multiple of ``step``; c = -½|v|² is two pieces, multiples of step².
-// Rows' c is larger by ``row_offset``. Rows, columns and what MEAN needs besides are written where ``rows``, ``tiles`` and
-// ``bytes`` are not null; without ``bytes``, tiles are what the exponents need. Points beyond n have c so low that φ is 0.
-extern "C" __global__ void pack(const double* points, int n, int padded, int d, double step, double row_offset, uint16_t* rows, uint16_t* tiles, uint8_t* bytes) {
+// v = √(log2 e) u is hi + lo in half precision, hi a multiple of ``step``; c = -½|v|² is two pieces, multiples of
+// step². Rows' c is larger by ``row_offset``. Rows, columns and what MEAN needs besides are written where ``rows``,
+// ``tiles`` and ``bytes`` are not null; without ``bytes``, tiles are what the exponents need. Points beyond n have c
+// so low that φ is 0.
+extern "C" __global__ void pack(
+    const double* points, int n, int padded, int d, double step, double row_offset, uint16_t* rows, uint16_t* tiles,
+    uint8_t* bytes) {
   const int point = (blockIdx.x * blockDim.x + threadIdx.x) / 16, k = threadIdx.x % 16;
   if (point >= padded) return;
   const bool inside = point < n;
@@ -75,12 +78,16 @@ extern "C" __global__ void pack(const double* points, int n, int padded, int d, 
   }
 }
 
-// Adds up what the units and the columns' slots have of 32 rows, always in the same order, and at the end makes ℓ and the
-// shift of them. A row's 20 sums are Σφv in 16 dimensions, Σφ, and three that are free; a thread has four of them.
+// Adds up what the units and the columns' slots have of 32 rows, always in the same order, and at the end makes ℓ and
+// the shift of them. A row's 20 sums are Σφv in 16 dimensions, Σφ, and three that are free; a thread has four of them.
 //
 // ``sums`` (padded, 20), float64, carries the sums from one launch to the next.
 extern "C" __global__ void __launch_bounds__(160)
-merge(const float4* out_rows, const float4* out_columns, const int* row_begin, const int* row_units, const int* column_begin, const int* column_slots, int block_offset, int super_offset, int blocks, int supers, double* sums, int begins, int ends, const uint16_t* rows, const double* log_weights, int n, int d, double* log_sum, double* shift) {
+merge(
+    const float4* out_rows, const float4* out_columns, const int* row_begin, const int* row_units,
+    const int* column_begin, const int* column_slots, int block_offset, int super_offset, int blocks, int supers,
+    double* sums, int begins, int ends, const uint16_t* rows, const double* log_weights, int n, int d, double* log_sum,
+    double* shift) {
   __shared__ double shared[160 * 4];
   const int first = blockIdx.x * 32, own = threadIdx.x;  // in the four's order of 32 rows
   int block = first / 256 - block_offset, super = first / (64 * TILES) - super_offset;
@@ -108,13 +115,15 @@ merge(const float4* out_rows, const float4* out_columns, const int* row_begin, c
   for (int i = threadIdx.x; i < count * d; i += 160) {
     const int row = first + i / d, k = i % d;
     const double packed = of_half(rows[(size_t)row * 48 + k]) + of_half(rows[(size_t)row * 48 + 32 + k]);
-    shift[(size_t)first * d + i] = (shared[i / d * 20 + k] / shared[i / d * 20 + 16] - packed) * (1.0 / 1.2011224087864498);
+    const double mean = shared[i / d * 20 + k] / shared[i / d * 20 + 16];
+    shift[(size_t)first * d + i] = (mean - packed) * (1.0 / 1.2011224087864498);
   }
   if (own < count) log_sum[first + own] = log(shared[own * 20 + 16]) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
 }
 
 // ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 2).
-extern "C" __global__ void finish_log_sum(const float2* out, const double* log_weights, int m, int parts, double* log_sum) {
+extern "C" __global__ void finish_log_sum(
+    const float2* out, const double* log_weights, int m, int parts, double* log_sum) {
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= m) return;
   double top = -1e300, total = 0.0;

@@ -36,8 +36,8 @@ __device__ __forceinline__ void barrier_expect(uint32_t b, int n) {
 __device__ __forceinline__ void barrier_arrive(uint32_t b) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
 }
-// Ends a program that waits for minutes, as it would for ever. Without that end the compiler takes the loop for one that
-// the products of a warpgroup must not run across, and waits for each of them.
+// Ends a program that waits for minutes, as it would for ever. Without that end the compiler takes the loop for one
+// that the products of a warpgroup must not run across, and waits for each of them.
 __device__ __forceinline__ void barrier_wait(uint32_t b, int phase) {
   uint32_t done = 0, tries = 0;
   while (true) {
@@ -60,7 +60,8 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t at, int along_k, int acr
 
 __device__ __forceinline__ float4 load4(uint32_t a) {
   float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(a) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(a) : "memory");
   return x;
 }
 __device__ __forceinline__ void save4(uint32_t a, float4 x) {
