@@ -196,7 +196,8 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {n.partition("/")[0] for n in archive.namelist()}
-        ours = {f"sdkde_{x}" for x in ("core", "fourier", "keops", "numba", "numpy", "torch", "triton", "autotune")}
+        backends = ("fourier", "hopper", "keops", "numba", "numpy", "torch", "triton")
+        ours = {f"sdkde_{x}" for x in ("core", "autotune", *backends)}
         assert {n for n in names if not n.endswith(".dist-info")} == ours
         assert {"sdkde_core/py.typed", "sdkde_numpy/py.typed"} <= set(archive.namelist())
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))

@@ -19,10 +19,10 @@ PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().spl
 PLATFORMS = {
     "Linux": ({"sys_platform": "linux", "platform_machine": "x86_64"}, set()),
     "Linux on Arm": ({"sys_platform": "linux", "platform_machine": "aarch64"}, set()),
-    "Mac": ({"sys_platform": "darwin", "platform_machine": "arm64"}, {"triton", "numba-cuda"}),
+    "Mac": ({"sys_platform": "darwin", "platform_machine": "arm64"}, {"triton", "numba-cuda", "cuda-core"}),
     "Mac with Intel": (
         {"sys_platform": "darwin", "platform_machine": "x86_64"},
-        {"triton", "numba-cuda", "torch", "pykeops"},
+        {"triton", "numba-cuda", "cuda-core", "torch", "pykeops"},
     ),
     "Windows": ({"sys_platform": "win32", "platform_machine": "AMD64"}, {"triton", "pykeops"}),
 }

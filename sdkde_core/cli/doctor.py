@@ -21,7 +21,7 @@ __all__ = ["sections"]
 #: Distributions that ``sdkde doctor`` lists, by name, importing none.
 DISTRIBUTIONS = (
     *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),
-    *("torch", "triton", "numba", "numba-cuda", "pykeops", "finufft", "optuna", "pyarrow"),
+    *("torch", "triton", "numba", "numba-cuda", "cuda-core", "pykeops", "finufft", "optuna", "pyarrow"),
 )
 
 

@@ -1,0 +1,89 @@
+"""The implementation of the protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sdkde_core.plugin import PerStream, empty, in_slabs, memory_errors, on_device, reduce_exact
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
+
+from . import launch
+from .bounds import grid_step
+from .compiled import check_driver, nvrtc_version
+
+#: What the code is compiled for; that of no other card runs it, later ones' neither.
+CAPABILITY = (9, 0)
+
+#: Rows of LOG_SUM at a time, which take 200 bytes each.
+SLAB_ROWS = 1 << 21
+
+
+@dataclass(frozen=True)
+class _State:
+    """The training points, and what has been made of them so far."""
+
+    problem: Problem  # as given to prepare: its extent is the largest
+    points: torch.Tensor  # (n, d) float64
+    log_weights: torch.Tensor  # (n,)
+    made: PerStream = field(default_factory=PerStream)
+
+    @property
+    def step(self) -> float:
+        """The grid of the leading pieces."""
+        return grid_step(self.problem.extent)
+
+    def packed(self) -> launch.Packed:
+        """The points as columns, and as rows of MEAN."""
+
+        def make() -> launch.Packed:
+            return launch.pack(self.points, self.step, self.problem.reduction)
+
+        return self.made.get("points", make, self.points, launch.Packed.tensors)
+
+
+class HopperBackend:
+    """Kernels for GPUs of compute capability 9.0."""
+
+    def probe(self, device: str) -> Support:
+        """Look for such a GPU, and for what compiles for it."""
+        if not torch.cuda.is_available():
+            return Support(False, "PyTorch finds no CUDA device")
+        index = torch.device(device).index or 0
+        if index >= torch.cuda.device_count():
+            return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
+        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+        if capability != CAPABILITY:
+            of = ".".join(map(str, capability))
+            return Support(False, f"{name} has compute capability {of}; the kernels are for 9.0 (H100, H200)")
+        try:
+            check_driver()
+        except Exception as error:  # whatever loading it raises
+            said = str(error).partition("\n")[0]
+            return Support(False, f"the kernels cannot be compiled or loaded: {said}")
+        return Support(True, f"{name}, NVRTC {nvrtc_version()}")
+
+    def prepare(self, problem: Problem, columns: Columns) -> _State:
+        """Keep the training points; they are packed when the first rows come."""
+        return _State(problem, columns.points, columns.log_weights)
+
+    def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
+        """Reduce over all columns for every row."""
+        points = state.points if queries is None else queries
+        m = points.shape[0]
+        if m == 0:
+            return empty(problem, points)
+        with on_device(points), memory_errors():
+            if problem.reduction is Reduction.LOG_SUM:
+                return in_slabs(lambda start, stop: _log_sum(problem, points[start:stop], state), m, SLAB_ROWS)
+            if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
+                return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
+            return launch.mean(state.packed(), problem.d, state.log_weights)
+
+
+def _log_sum(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
+    """Some rows' LOG_SUM; the parts of the columns follow from how many rows there are in all."""
+    rows = launch.pack_rows(points, state.step)
+    return launch.log_sum(rows, points.shape[0], problem.m, state.packed(), state.log_weights)

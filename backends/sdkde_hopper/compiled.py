@@ -1,0 +1,200 @@
+"""Compiling the kernels by NVRTC, keeping what came of it, and launching them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import io
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdkde_core.plugin import cache_folder, new_lock, write_atomically
+
+from .bounds import RAISED_BITS, SCALE_BITS
+from .plan import LOG_SUM_SHARED, MEAN_SHARED, TILES
+from .wgmma import wgmma
+
+try:
+    from cuda.bindings import driver, nvrtc
+    from cuda.core import Device, ObjectCode, Program, ProgramOptions
+except ModuleNotFoundError as error:  # PyTorch brings other packages whose name begins with ``cuda``
+    raise ModuleNotFoundError(f"{error}: pip install 'sdkde-core[hopper]'") from error
+
+__all__ = ["ARCHITECTURE", "MODULES", "Kernel", "check_driver", "compile_module", "kernel", "nvrtc_version", "source"]
+
+ARCHITECTURE = "sm_90a"
+
+_logger = logging.getLogger("sdkde")
+
+#: Of every module: the products that it takes, its files, and its constants.
+MODULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, int]]] = {
+    "pack": ((), ("sm90.cuh", "pack.cu"), {"TILES": TILES, "SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS}),
+    "mean": (
+        (
+            wgmma("begin_n64", 64, begins=True),
+            wgmma("add_n64", 64),
+            wgmma("add_n24", 24),
+            wgmma("add_n40", 40),
+            wgmma("begin_bytes", 40, k=32, kind="e5m2", a="shared", begins=True),
+            wgmma("add_bytes", 40, k=32, kind="e5m2", a="shared"),
+            wgmma("add_transposed", 40, a="transposed"),
+        ),
+        ("sm90.cuh", "mean.cu"),
+        {"TILES": TILES, "MEAN_SHARED": MEAN_SHARED},
+    ),
+    "log_sum": (
+        (wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)),
+        ("sm90.cuh", "log_sum.cu"),
+        {"LOG_SUM_SHARED": LOG_SUM_SHARED},
+    ),
+}
+
+#: What a number of every type is given to a kernel as.
+_TYPES = {int: ctypes.c_int, float: ctypes.c_double}
+
+
+def nvrtc_version() -> str:
+    """Return NVRTC's version; loads the library.
+
+    Raises
+    ------
+    RuntimeError
+        There is none.
+    """
+    error, major, minor = nvrtc.nvrtcVersion()
+    if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise RuntimeError(f"NVRTC does not tell its version: {error.name}")
+    return f"{major}.{minor}"
+
+
+def check_driver() -> None:
+    """Raise RuntimeError where the driver is of an older major version than NVRTC, whose code it does not load."""
+    error, version = driver.cuDriverGetVersion()
+    compiler = nvrtc_version()
+    if error != driver.CUresult.CUDA_SUCCESS or version // 1000 < int(compiler.partition(".")[0]):
+        known = f"{version // 1000}.{version % 1000 // 10}"
+        raise RuntimeError(
+            f"NVRTC is {compiler} and the driver knows CUDA up to {known}; install cuda-core's extra for it"
+        )
+
+
+def source(module: str) -> str:
+    """Return a module's CUDA C++."""
+    products, files, constants = MODULES[module]
+    defined = "".join(f"#define {name} {value}\n" for name, value in constants.items())
+    first, *rest = (resources.files(__package__).joinpath("device", name).read_text("utf-8") for name in files)
+    return "\n".join([defined, first, *products, *rest])
+
+
+def compile_module(module: str, log: io.StringIO | None = None) -> bytes:
+    """Compile a module, which needs no card; ``log`` is told registers, spills, and what the assembler warns of."""
+    options = ProgramOptions(arch=ARCHITECTURE, std="c++17", ptxas_options=None if log is None else ["-v"])
+    program = Program(source(module), "c++", options)
+    try:
+        return bytes(program.compile("cubin", logs=log).code)
+    finally:
+        program.close()
+
+
+def _kept(module: str) -> Path | None:
+    """The file of a module's compiled code; None without a place for one."""
+    key = hashlib.sha256("\n".join([source(module), nvrtc_version(), ARCHITECTURE]).encode()).hexdigest()
+    try:
+        return cache_folder() / "hopper" / f"{module}-{key[:32]}.cubin"
+    except FileNotFoundError:
+        return None
+
+
+def _code(module: str) -> bytes:
+    """A module's compiled code, from disk where it is there."""
+    path = _kept(module)
+    if path is not None:
+        with suppress(OSError):
+            found = path.read_bytes()
+            if found.startswith(b"\x7fELF"):
+                return found
+    code = compile_module(module)
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with write_atomically(path) as new:
+                new.write_bytes(code)
+        except OSError as error:
+            _logger.info("hopper: compiled code is not kept: %s", error)
+    return code
+
+
+class Kernel:
+    """A kernel of a module, and how it is launched.
+
+    Parameters
+    ----------
+    module, name : str
+    threads : int
+        Of a program.
+    shared : int
+        Bytes of shared memory that a program takes, beyond what the code itself declares.
+    """
+
+    def __init__(self, module: ObjectCode, name: str, threads: int, shared: int) -> None:
+        self._kernel = module.get_kernel(name)
+        self._function = driver.CUfunction(int(self._kernel.handle))
+        self._threads, self._shared = threads, shared
+        self._allowed: set[int] = set()  # devices on which it may take that much
+
+    def __call__(self, programs: int, *arguments: torch.Tensor | int | float | None) -> None:
+        """Launch it on the current stream of the current device. None is a null pointer."""
+        device = torch.cuda.current_device()
+        _enter(device)
+        if self._shared and device not in self._allowed:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(driver.cuKernelSetAttribute(attribute, self._shared, self._kernel.handle, device))
+            self._allowed.add(device)
+        values, types = [], []
+        for x in arguments:
+            pointer = x is None or isinstance(x, torch.Tensor)
+            values.append((0 if x is None else x.data_ptr()) if pointer else x)  # type: ignore[union-attr]
+            types.append(ctypes.c_void_p if pointer else _TYPES[type(x)])
+        stream = torch.cuda.current_stream(device).cuda_stream
+        grid, block = (programs, 1, 1), (self._threads, 1, 1)
+        given = (tuple(values), tuple(types))
+        _check(driver.cuLaunchKernel(self._function, *grid, *block, self._shared, stream, given, 0))
+
+
+def _enter(device: int) -> None:
+    """Make the device the driver's current one: PyTorch does not where a thread has only taken memory from its pool."""
+    error, here = driver.cuCtxGetDevice()
+    if error != driver.CUresult.CUDA_SUCCESS or int(here) != device:
+        Device(device).set_current()
+
+
+_lock = new_lock()
+
+
+@functools.cache
+def _module(name: str) -> ObjectCode:
+    return ObjectCode.from_cubin(_code(name), name=name)
+
+
+@functools.cache
+def _kernel(module: str, name: str, threads: int, shared: int) -> Kernel:
+    return Kernel(_module(module), name, threads, shared)
+
+
+def kernel(module: str, name: str, threads: int, shared: int = 0) -> Kernel:
+    """Return a kernel, compiled the first time; see :class:`Kernel`."""
+    with _lock:
+        return _kernel(module, name, threads, shared)
+
+
+def _check(result: tuple[Any, ...]) -> None:
+    if result[0] != driver.CUresult.CUDA_SUCCESS:
+        message = driver.cuGetErrorString(result[0])[1]
+        raise RuntimeError(f"CUDA: {message.decode() if message else result[0].name}")

@@ -1,0 +1,139 @@
+"""Which program of the symmetric kernel does what, and where the partial sums of a row are.
+
+The points are cut into blocks of :data:`ROWS` rows, and into supers of :data:`COLUMNS` columns, of which each is the
+columns of one program at a time. Super s meets its own blocks with every φ computed, and those of the supers after it,
+half way round the circle, with every φ used twice. The programs run these units in the order of their columns, cut so
+that all of them take equally long.
+
+Partial sums take 20 KB a unit: so with many points supers come some at a time, :class:`Launch` by launch.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["COLUMNS", "LOG_SUM_SHARED", "MEAN_SHARED", "ROWS", "TILES", "Launch", "Tables", "launches", "parts"]
+
+#: Tiles of 64 columns to a super.
+TILES = 16
+ROWS, COLUMNS = 256, 64 * TILES
+
+#: Bytes of shared memory of a program of ``mean_symmetric``; the code says so where it is another number.
+MEAN_SHARED = 227448
+
+#: And of ``log_sum``.
+LOG_SUM_SHARED = 73928
+
+#: Units of a launch, at most.
+MOST_UNITS = 16384
+
+#: What they take, in symmetric tiles: a tile whose φ is used once, the beginning of a unit, of new columns.
+DENSE, UNIT, NEW_COLUMNS = 0.63, 0.69, 2.5
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Units and partial sums; blocks and supers count from the launch's first.
+
+    Parameters
+    ----------
+    units : (k, 4) array
+        {block, super, flags, slot}: see ``device/mean.cu``.
+    begins : (programs + 1,) array
+        Each program's first unit.
+    slots : int
+        Of columns' partial sums.
+    row_begin, row_units : (blocks + 1,), (k,) arrays
+        The units of every block, in a fixed order.
+    column_begin, column_slots : (supers + 1,), (slots,) arrays
+        Likewise the slots of every super.
+    """
+
+    units: Ints
+    begins: Ints
+    slots: int
+    row_begin: Ints
+    row_units: Ints
+    column_begin: Ints
+    column_slots: Ints
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Some supers, ``count`` from ``first`` on."""
+
+    first: int
+    count: int
+    tables: Tables
+
+
+def launches(supers: int, programs: int) -> tuple[Launch, ...]:
+    """Return how the units of so many supers are dealt out to programs."""
+    per, half = COLUMNS // ROWS, supers // 2
+    if supers * per * (half + 1) <= MOST_UNITS:
+        return (Launch(0, supers, _tables(supers, supers, programs, 0)),)
+    found = []
+    # An even number of supers: those of the second half do not meet the one that is opposite.
+    for start, stop in ((0, half), (half, supers)):
+        most = max(1, MOST_UNITS // (per * (half + 1)))
+        size = -(-(stop - start) // -(-(stop - start) // most))
+        for first in range(start, stop, size):
+            count, skips = min(size, stop - first), supers % 2 == 0 and start > 0
+            found.append(Launch(first, count, _tables(supers, count, programs, count if skips else 0)))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
+    """Plan ``count`` supers; the last ``shorter`` of them meet one super less, or half of all if these are all."""
+    per, half = COLUMNS // ROWS, supers // 2
+    met = np.full(count, 1 + (half if supers % 2 == 0 else (supers - 1) // 2))
+    if supers % 2 == 0:
+        met[count - shorter if shorter else (half if count == supers else count) :] -= 1
+    own = np.repeat(np.arange(count), met * per)  # the super of every group of a block and a super
+    starts = np.concatenate([[0], np.cumsum(met * per)])
+    within = np.arange(len(own)) - starts[own]
+    symmetric = (within >= per).astype(np.int64)
+    block = (own * per + within) % (supers * per)
+    quarters = TILES // 4  # what a group is cut into
+    cost = np.repeat(np.where(symmetric, 4.0, 4.0 * DENSE) + UNIT / quarters, quarters)
+    cost[starts[1:-1] * quarters] += NEW_COLUMNS
+    total = np.concatenate([[0.0], np.cumsum(cost)])
+    cuts = np.searchsorted(total, np.linspace(0.0, total[-1], programs + 1) - 1e-9)
+    cuts[-1] = len(cost)
+    begin = np.unique(np.concatenate([np.arange(0, len(cost), quarters), cuts[:-1]]))
+    begin = begin[begin < len(cost)]
+    end = np.concatenate([begin[1:], [len(cost)]])
+    group = begin // quarters
+    program = np.searchsorted(cuts, begin, side="right")
+    new = np.ones(len(begin), bool)
+    new[1:] = (program[1:] != program[:-1]) | (own[group[1:]] != own[group[:-1]])
+    last = np.concatenate([new[1:], [True]])
+    flags = symmetric[group] | new * 2 | last * 4 | (begin % quarters * 4) << 8 | ((end - 1) % quarters * 4 + 4) << 16
+    slot = np.cumsum(new) - 1
+    units = np.stack([block[group], own[group], flags, slot], axis=1).astype(np.int32)
+    rows = _lists(units[:, 0], np.arange(len(units)), supers * per)
+    columns = _lists(units[last, 1], units[last, 3], supers)
+    return Tables(units, np.searchsorted(begin, cuts).astype(np.int32), int(slot[-1]) + 1, *rows, *columns)
+
+
+def parts(blocks: int, tiles: int, programs: int) -> int:
+    """Return into how many parts the columns are cut for LOG_SUM: with the fewest tiles in turn, then the fewest parts.
+
+    A program of a part begins and ends, which takes about as long as two tiles.
+    """
+    most = max(1, min(tiles // 8, programs))
+    waves = [(-(-blocks * count // programs) * (-(-tiles // count) + 2), count) for count in range(1, most + 1)]
+    return min(waves)[1]
+
+
+def _lists(keys: NDArray[np.integer], values: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:
+    """The values of every key, in their order: where each key's begin, and all of them."""
+    begins = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=size))])
+    return begins.astype(np.int32), values[np.argsort(keys, kind="stable")].astype(np.int32)

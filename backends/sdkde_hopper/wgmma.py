@@ -1,0 +1,43 @@
+"""C++ functions for the asynchronous products of Hopper's Tensor Cores: one instruction each, written by shape."""
+
+from __future__ import annotations
+
+__all__ = ["wgmma"]
+
+
+def wgmma(name: str, n: int, *, k: int = 16, kind: str = "f16", a: str = "registers", begins: bool = False) -> str:
+    """Return a function ``name(sums, operands)`` that adds a product of (64, k) by (k, n) to fp32 sums.
+
+    Parameters
+    ----------
+    name : str
+    n : int
+        Columns, a multiple of 8; a thread holds n/2 sums.
+    k : int
+        16 of half precision, 32 of bytes.
+    kind : str
+        ``"f16"`` for both operands, or the first's kind of byte; the second's is e4m3.
+    a : {"registers", "shared", "transposed"}
+        Where the first operand is; transposed: in shared memory, contiguous along its rows. The second is in shared
+        memory, contiguous along k.
+    begins : bool
+        The sums start at zero, whatever the registers hold.
+    """
+    sums = n // 2
+    if a == "registers":
+        operand, count, given = "{" + ", ".join(f"%{sums + i}" for i in range(4)) + "}", 4, [f"a{i}" for i in range(4)]
+        parameters = [f"uint32_t {x}" for x in given]
+    else:
+        operand, count, given, parameters = f"%{sums}", 1, ["a"], ["uint64_t a"]
+    flags = "" if k == 32 else {"registers": ", 0", "shared": ", 0, 0", "transposed": ", 1, 0"}[a]
+    constraint = '"r"' if a == "registers" else '"l"'
+    outputs = ", ".join(f'"{"=" if begins else "+"}f"(d[{i}])' for i in range(sums))
+    inputs = ", ".join([*(f"{constraint}({x})" for x in given), '"l"(b)', f'"n"({int(not begins)})'])
+    registers = ", ".join(f"%{i}" for i in range(sums))
+    types = f"f32.{kind}.{'f16' if k == 16 else 'e4m3'}"
+    return (
+        f"__device__ __forceinline__ void {name}(float (&d)[{sums}], {', '.join(parameters)}, uint64_t b) {{\n"
+        f'  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{sums + count + 1}, 0; wgmma.mma_async.sync.aligned."\n'
+        f'    "m64n{n}k{k}.{types} {{{registers}}}, {operand}, %{sums + count}, p, 1, 1{flags};}}"\n'
+        f"    : {outputs} : {inputs});\n}}\n"
+    )

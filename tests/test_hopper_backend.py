@@ -1,0 +1,213 @@
+"""The Hopper backend without a card: its kernels compile as they must, and its plan and its pieces are right."""
+
+import io
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cuda.core")
+
+from sdkde_hopper import bounds, compiled, plan
+from sdkde_hopper.info import INFO
+from sdkde_hopper.wgmma import wgmma
+
+from sdkde_core.protocol import Problem, Reduction
+
+LN2, SQRT_LOG2E = math.log(2.0), math.sqrt(math.log2(math.e))
+
+
+@pytest.mark.parametrize("module", list(compiled.MODULES))
+def test_kernels_compile_for_hopper(module):
+    """Without spilling; and products run on while the exponentials before them are taken."""
+    log = io.StringIO()
+    code = compiled.compile_module(module, log)
+    assert code.startswith(b"\x7fELF")
+    told = log.getvalue()
+    assert "sm_90a" in told
+    assert not re.findall(r"\(C7\d\d\d\).*", told)  # such as C7512 and C7514: products are serialised
+    spills = [int(x) for x in re.findall(r"(\d+) bytes spill stores", told)]
+    assert spills and not any(spills)
+    registers = max(int(x) for x in re.findall(r"Used (\d+) registers", told))
+    assert registers <= {"mean": 96, "log_sum": 112, "pack": 64}[module]
+
+
+def test_shared_memory_fits():
+    assert max(plan.MEAN_SHARED, plan.LOG_SUM_SHARED) <= 232448  # of a multiprocessor; the code asserts the sizes
+
+
+def test_products_name_their_operands_in_order():
+    text = wgmma("add", 16, k=32, kind="e5m2", a="shared")
+    assert "m64n16k32.f32.e5m2.e4m3" in text
+    assert "%8, %9, p, 1, 1;" in text and '"l"(a), "l"(b), "n"(1)' in text
+    assert "p, 1, 1, 1, 0;" in wgmma("add", 16, a="transposed")
+
+
+@pytest.mark.parametrize("supers", [1, 2, 3, 4, 7, 32, 33])
+@pytest.mark.parametrize("most", [40, 16384])
+def test_every_pair_comes_once(supers, most, monkeypatch):
+    """As a row and a column, in both directions, or in its own super in one."""
+    monkeypatch.setattr(plan, "MOST_UNITS", most)
+    per, tiles = plan.COLUMNS // plan.ROWS, np.zeros((supers, supers), int)
+    for launch in plan.launches(supers, 132):
+        tables = launch.tables
+        block, column, flags, _ = tables.units.T
+        row = (block // per + launch.first) % supers
+        column = (column + launch.first) % supers
+        assert ((row != column) == (flags & 1 == 1)).all()
+        count = (flags >> 16) - (flags >> 8 & 255)
+        assert (count > 0).all() and not (count % 4).any() and not ((flags >> 8 & 255) % 4).any()
+        np.add.at(tiles, (row, column), count)
+    both = tiles + tiles.T - np.diag(np.diag(tiles))
+    assert (both == per * plan.TILES).all()
+
+
+def test_programs_take_equally_long():
+    (launch,) = plan.launches(32, 132)
+    flags = launch.tables.units[:, 2]
+    tiles = (flags >> 16) - (flags >> 8 & 255)
+    cost = tiles * np.where(flags & 1, 1.0, plan.DENSE)
+    each = np.add.reduceat(cost, launch.tables.begins[:-1])
+    assert each.max() < 1.05 * each.mean()
+
+
+def _sums(points, supers, programs):
+    """Σφ and Σφu as the kernels take them: by units, into partial sums, merged by the tables."""
+    n, d = points.shape
+    total, ones = np.zeros((n, d + 1)), np.hstack([points, np.ones((n, 1))])
+    for launch in plan.launches(supers, programs):
+        tables = launch.tables
+        rows = np.full((len(tables.units), plan.ROWS, d + 1), np.nan)
+        columns = np.full((tables.slots, plan.COLUMNS, d + 1), np.nan)
+        for program in range(programs):
+            for u in range(tables.begins[program], tables.begins[program + 1]):
+                block, column, flags, slot = tables.units[u]
+                first = (block + launch.first * (plan.COLUMNS // plan.ROWS)) % (n // plan.ROWS) * plan.ROWS
+                start = (column + launch.first) % supers * plan.COLUMNS
+                some = slice(64 * (flags >> 8 & 255), 64 * (flags >> 16))
+                i, j = slice(first, first + plan.ROWS), slice(start + some.start, start + some.stop)
+                phi = np.exp(-0.5 * ((points[i, None] - points[None, j]) ** 2).sum(2))
+                rows[u] = phi @ ones[j]
+                if flags & 2:
+                    columns[slot] = 0.0
+                if flags & 1:
+                    columns[slot, some] += phi.T @ ones[i]
+        for own in range(n // plan.ROWS):
+            block = (own - launch.first * (plan.COLUMNS // plan.ROWS)) % (n // plan.ROWS)
+            units = tables.row_units[tables.row_begin[block] : tables.row_begin[block + 1]]
+            total[own * plan.ROWS : (own + 1) * plan.ROWS] += rows[units].sum(0)
+        for own in range(supers):
+            column = (own - launch.first) % supers
+            slots = tables.column_slots[tables.column_begin[column] : tables.column_begin[column + 1]]
+            total[own * plan.COLUMNS : (own + 1) * plan.COLUMNS] += columns[slots].sum(0)
+    return total
+
+
+@pytest.mark.parametrize(("supers", "most"), [(1, 16384), (3, 16384), (4, 20)])
+def test_partial_sums_make_the_whole(supers, most, monkeypatch):
+    monkeypatch.setattr(plan, "MOST_UNITS", most)
+    points = np.random.default_rng(supers).normal(size=(supers * plan.COLUMNS, 1))
+    phi = np.exp(-0.5 * (points - points.T) ** 2)
+    want = phi @ np.hstack([points, np.ones_like(points)])
+    np.testing.assert_allclose(_sums(points, supers, 5), want, rtol=1e-12, atol=1e-9)
+
+
+def _pieces(points, step, offset=0.0):
+    """v in two pieces and its constant in two, as pack.cu has them; float64."""
+    v = SQRT_LOG2E * points
+    hi = (np.rint(v / step) * step).astype(np.float16).astype(float)
+    lo = (v - hi).astype(np.float16).astype(float)
+    c = np.rint((offset - 0.5 * ((hi + lo) ** 2).sum(1)) / step**2) * step**2
+    c1 = c.astype(np.float16).astype(float)
+    c2 = (c - c1).astype(np.float16).astype(float)
+    return hi, lo, c1, c2
+
+
+@pytest.mark.parametrize("extent", [0.5, 3.0, 9.4, 12.0, bounds.MOST_EXTENT])
+@pytest.mark.parametrize("d", [1, 16])
+def test_exponents_of_pieces_are_as_near_as_the_bounds_say(d, extent):
+    rng = np.random.default_rng(d)
+    points = rng.normal(size=(300, d))
+    points *= extent * rng.random((300, 1)) ** 0.1 / np.linalg.norm(points, axis=1, keepdims=True)
+    points[1::2] = points[::2]  # duplicates
+    points[1::4] += 1e-3 * rng.normal(size=(75, d))
+    step = bounds.grid_step(extent * 1.01)
+    hi, lo, c1, c2 = _pieces(points, step)
+    # Sums of these are exact in fp32, with one bit more within a step of a Tensor Core.
+    assert np.abs(np.rint(hi / step) * step - hi).max() == 0 and np.abs(hi @ hi.T).max() <= 2.0**25 * step**2
+    got = hi @ hi.T + ((c1 + c2)[:, None] + (c1 + c2)) + hi @ lo.T + lo @ hi.T + lo @ lo.T
+    want = -0.5 * math.log2(math.e) * ((points[:, None] - points[None]) ** 2).sum(2)
+    near = want > -60
+    assert LN2 * np.abs(got - want)[near].max() <= 2.5e-5 + 1e-6 * 60
+
+
+def test_two_pieces_of_phi_hold_fifteen_bits():
+    """The second in e5m2, made of half precision by adding half a unit of the upper byte; down to r = 4.7."""
+    phi = np.exp2(np.random.default_rng(0).uniform(-16.0, 0.0, 100_000) + bounds.SCALE_BITS).astype(np.float32)
+    near = phi.astype(np.float16)
+    rest = (phi - near.astype(np.float32)).astype(np.float16)
+    byte = ((rest.view(np.uint16).astype(np.uint32) + 0x80) & 0xFF00).astype(np.uint16).view(np.float16)
+    error = (near.astype(float) + byte.astype(float)) / phi - 1.0
+    assert np.abs(error).max() <= 2.0**-15 * 1.01
+
+
+def test_what_is_declined_and_why():
+    def asked(reduction=Reduction.MEAN, d=16, extent=10.0, same=True):
+        problem = Problem(reduction, 5000, 5000, d, precision="fast", device="cuda:0", same=same, extent=extent)
+        return INFO.supports(problem)
+
+    assert asked().ok and asked(Reduction.LOG_SUM, same=False).ok
+    assert "16 dimensions, not 17" in asked(d=17).reason
+    assert "not of other rows" in asked(same=False).reason
+    assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason
+    assert "LAPLACE" in asked(Reduction.LAPLACE).reason
+
+
+def test_compiled_code_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
+    made = []
+    monkeypatch.setattr(
+        compiled, "compile_module", lambda module: made.append(module) or b"\x7fELF of " + module.encode()
+    )
+    assert compiled._code("pack") == compiled._code("pack") == b"\x7fELF of pack"
+    assert made == ["pack"]
+    (kept,) = (tmp_path / "hopper").iterdir()
+    kept.write_bytes(b"cut short")
+    assert compiled._code("pack") == b"\x7fELF of pack"
+    assert made == ["pack"] * 2
+    monkeypatch.setattr(compiled, "nvrtc_version", lambda: "99.0")
+    compiled._code("pack")
+    assert len(made) == 3  # another compiler's is another file
+
+
+def test_parts_of_the_columns_fill_the_card():
+    assert plan.parts(16, 512, 132) == 8  # 4096 rows, 32768 columns: 128 programs of 132
+    assert plan.parts(128, 512, 132) == 1
+    assert plan.parts(1, 3, 132) == 1
+
+
+def test_what_is_missing_is_named_with_its_mend():
+    """PyTorch brings packages named ``cuda`` without this one."""
+    code = """
+import sys
+sys.modules["cuda.core"] = None
+from sdkde_core.choice.started import start
+from sdkde_hopper.info import INFO
+print(start(INFO, "cuda:0")[1].reason)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'sdkde-core[hopper]'" in done.stdout
+
+
+def test_an_older_driver_is_told_apart(monkeypatch):
+    success = compiled.driver.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(compiled, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(compiled.driver, "cuDriverGetVersion", lambda: (success, 13000))
+    compiled.check_driver()
+    monkeypatch.setattr(compiled.driver, "cuDriverGetVersion", lambda: (success, 12080))
+    with pytest.raises(RuntimeError, match=r"NVRTC is 13\.0 and the driver knows CUDA up to 12\.8"):
+        compiled.check_driver()
