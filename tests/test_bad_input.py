@@ -45,6 +45,7 @@ def unchanged(x, before):
     if isinstance(x, torch.Tensor):
         return torch.equal(torch.nan_to_num(x.detach()), torch.nan_to_num(before))
     if isinstance(x, np.ndarray):
+        x, before = np.asarray(x), np.asarray(before)  # of a masked array what is below its mask
         return x.tobytes() == before.tobytes() or x.dtype.kind == "O"
     return repr(x) == repr(before)
 

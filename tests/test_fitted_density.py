@@ -300,6 +300,9 @@ def test_what_is_clipped_has_no_closed_forms():
         (lambda p: p.marginal(0).cdf("a"), TypeError, "x is"),
         (lambda p: p.divergence(3), TypeError, "other is 3"),
         (lambda p: p.modes([[0.0]]), ValueError, "3"),
+        (lambda p: p.modes(np.empty((0, 3))), ValueError, "starts is empty"),
+        (lambda p: p.modes([[0.0, np.inf, 0.0]]), ValueError, "starts is"),
+        (lambda p: p.modes([[0.0, 1e300, 0.0]]), ValueError, "starts is"),
     ],
 )
 def test_what_cannot_be_right_is_refused(call, error, message):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Argument, to_host
 from ..messages import brief
 from .fitted import Fitted
 from .marginals import marginal
@@ -144,10 +145,7 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
 
 
 def _corner(name: str, value: Any, d: int) -> Array:
-    try:
-        corner = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {brief(value)}; pass {d} numbers, which may be infinite") from None
+    corner = np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
     if corner.shape not in ((d,), (1,), ()) or np.isnan(corner).any():
         raise ValueError(
             f"{name} is {brief(value)}; pass {d} numbers, or one for all dimensions, which may be infinite"
