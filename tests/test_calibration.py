@@ -194,6 +194,7 @@ def test_a_factor_of_no_dimension_is_left_out(d):
     assert Calibration.of({f"mean fast {d}": 2.0}) == Calibration()
 
 
+@pytest.mark.slow
 def test_the_command_end_to_end(tmp_path, monkeypatch):
     """NumPy measured by a clock of equal steps; then explain says so, in this process and from the file alone."""
     pytest.importorskip("click_default_group")

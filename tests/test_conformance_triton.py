@@ -249,7 +249,7 @@ STAGES = {"suite": "TestInterpreted", "more dimensions": "TestMoreInterpreted", 
     ("stage", "marked"),
     [
         ("suite", "not slow and not gpu"),
-        ("more", "not slow and not gpu"),
+        pytest.param("more", "not slow and not gpu", marks=pytest.mark.slow),
         *(pytest.param(stage, "slow and not gpu", marks=pytest.mark.slow) for stage in STAGES),
     ],
 )

@@ -40,11 +40,8 @@ CALLS = {
 }
 
 
-#: Calls that `make test` has.
-QUICK = ("estimate",)
-
-
-@pytest.mark.parametrize("name", [pytest.param(c, marks=[pytest.mark.slow] * (c not in QUICK)) for c in CALLS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
 def test_the_same_bits_with_the_graph_broken_at_the_call(name):
     graphs = []
 

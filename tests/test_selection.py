@@ -170,7 +170,7 @@ def test_threads_do_not_matter(monkeypatch):
     np.testing.assert_array_equal(*picks)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_subsample_knows_no_order(weighted):
     """A prefix or a stride of sorted samples would."""
     rng = np.random.default_rng(0)
@@ -244,6 +244,7 @@ def test_folds_find_what_leave_one_out_finds(x, method, rule):
     assert "10 folds" in select_bandwidth(x, method=method, rule=rule, folds=10).selection.reason
 
 
+@pytest.mark.slow
 def test_bases(x):
     def chosen(base, **options):
         return select_bandwidth(x, base=base, **options)
@@ -298,7 +299,7 @@ def normal(y, at=0.0, sd=1.0):
     return np.exp(-0.5 * ((y - at) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["sdkde", *(pytest.param(m, marks=pytest.mark.slow) for m in ("kde", "laplace"))])
 def test_auto_is_better_than_silverman(method):
     """Geometric means over three draws: far better on separate modes, and near the best rule on one."""
     separated = normal_ones = 0.0
