@@ -74,6 +74,11 @@ def _alarmed(call: Callable[[], Any], seconds: float) -> tuple[Any, int]:
         raised += 1
         raise _Interrupt
 
+    def unraisable(lost: Any) -> None:  # Python drops what is raised in a destructor, and tells
+        if not isinstance(lost.exc_value, _Interrupt):
+            tell(lost)
+
+    tell, sys.unraisablehook = sys.unraisablehook, unraisable
     handler, timer = signal.signal(signal.SIGALRM, alarm), signal.getitimer(signal.ITIMER_REAL)
     try:
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), PATIENCE)
@@ -87,6 +92,7 @@ def _alarmed(call: Callable[[], Any], seconds: float) -> tuple[Any, int]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
+        sys.unraisablehook = tell
     return result, raised
 
 
