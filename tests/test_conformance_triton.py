@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +50,18 @@ class TestInterpreted(BackendConformance):
         "query_chunks",
         "repeat",
         "results_are_the_callers",
+        "row_range",
         "state_reuse",
         "sizes",
     )
+
+    def test_some_of_the_points_are_rows(self):
+        """The check ``row_range`` in small."""
+        (target,), case = self._targets(), problems.make("mixture", 90, 1, 5, 8.0)
+        problem = target.whole_problem(case, Reduction.MEAN, "fast", same=True)
+        got = target.reduce(replace(problem, m=20), None, target.prepare(problem, case), 65)
+        want = problems.truth(case, same=True, rows=np.arange(65, 85))
+        assert problems.errors(problem, got, want).max() < 1.0
 
     @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
     def test_threads(self, parameter):
@@ -195,7 +205,7 @@ def _crowded(compute, fit, sizes):
 
 
 def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
-    """Reduce, then again where memory does not suffice for more than ``fit`` rows at a time."""
+    """Reduce; again where memory does not suffice for more than ``fit`` rows at a time; and some of the points."""
     from sdkde_triton import backend as module
 
     from sdkde_core.engine import devices
@@ -218,10 +228,12 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
             patch.setattr(module, "_direct", _crowded(module._direct, fit, sizes))
             parts = backend.reduce(problem, queries, backend.prepare(problem, columns))
         assert max(sizes) > fit >= min(sizes)
+        some = backend.reduce(replace(problem, m=fit), None, backend.prepare(problem, columns), 11) if same else None
         for name in ("log_sum", "shift", "sign", "log_magnitude"):
             a, b = getattr(whole, name), getattr(parts, name)
             assert (a is None) == (b is None)
             assert a is None or torch.equal(a, b), (reduction, same, weighted, name)
+            assert a is None or some is None or torch.equal(a[11 : 11 + fit], getattr(some, name)), (reduction, name)
 
 
 @interpreted

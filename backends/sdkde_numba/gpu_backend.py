@@ -79,12 +79,15 @@ class CudaBackend:
         """Reduce over all columns for every row.
 
         Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits. A tuned configuration
-        that fails is given up for the next best, whose bits may differ.
+        that fails is given up for the next best, whose bits may differ. A range of the points is some slabs of all of
+        them.
         """
-        points = state.points if queries is None else queries
+        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         m = points.shape[0]
         if m == 0:
             return empty(problem, points)
+        if queries is None and problem.m < problem.n:
+            problem = replace(problem, m=problem.n)
         kind = arithmetic(replace(problem, extent=state.problem.extent), state.span)
         while True:
             config, tuned = launch.configuration(problem, kind, launch.Card.of(points.device))
@@ -116,7 +119,7 @@ def _slab(
 ) -> Partial:
     depth, group = depth_of(problem.d, config.depth)
     columns = state.packed(kind, depth * group, config.columns)
-    if anchored(problem) and stop - start == points.shape[0]:
+    if anchored(problem) and stop - start == columns.count:
         rows = columns  # the rows are the columns, packed alike
     else:
         rows = launch.pack(points[start:stop], kind, depth * group)

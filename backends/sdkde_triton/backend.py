@@ -90,11 +90,14 @@ class TritonBackend:
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
 
-        Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
+        Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits. A range of the points is
+        some slabs of all of them.
         """
-        points = state.points if queries is None else queries
+        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         if points.shape[0] == 0:
             return empty(problem, points)
+        if queries is None and problem.m < problem.n:
+            problem = replace(problem, m=problem.n)
         with on_device(points):
             return _reduce(problem, points, state, own_offset)
 

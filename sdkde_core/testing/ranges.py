@@ -19,8 +19,8 @@ from .target import MIXED, Profile, Target, take, weighted, within_each
 
 __all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "row_range"]
 
-#: Ranges of the points: one row, both ends, across the edges of tiles.
-RANGES = ((0, 1), (0, 40), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
+#: Ranges of the points: across the edges of tiles, both ends, one row.
+RANGES = ((0, 40), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
 
 #: Points beyond a whole number of quanta; pairs of a profile from which on so many points are not too many.
 BEYOND, MANY = 31, 400_000
@@ -42,9 +42,8 @@ def pairs_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
 
 
 def _mixes(info: BackendInfo) -> list[frozenset[str]]:
-    """Features that go together: none, each, and all that the backend has."""
-    mixed = info.features & MIXED
-    return list(dict.fromkeys([frozenset[str](), *(frozenset({name}) for name in sorted(mixed)), mixed]))
+    """Features that go together: none, and all that the backend has; ``drawn`` asks for others."""
+    return list(dict.fromkeys([frozenset[str](), info.features & MIXED]))
 
 
 @functools.lru_cache(maxsize=32)
@@ -96,7 +95,7 @@ def pairs(target: Target, parameter: str) -> None:
     """The sums of all blocks of pairs merge to the whole, whichever side comes first; a block again is the same."""
     n = QUANTUM + BEYOND
     parts = [(0, QUANTUM), (QUANTUM, n)]
-    for features in (frozenset[str](), target.info.features & MIXED):
+    for features in _mixes(target.info):
         case, scales, truths = _asked(n, features)
         problem = _problem(target, parameter, case, features, scales)
         state, found = target.prepare(problem, case), {}
