@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
@@ -99,8 +99,10 @@ def estimate(
     backend : str
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
         (:func:`explain` says which and why). Of start-up a tenth counts, until :func:`warm_up`.
-    device : {None, "cpu", "cuda", "cuda:0", …}
-        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included.
+    device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
+        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. Of
+        several GPUs, as in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster
+        than the first alone; on any number of GPUs of one model a list gives the same bits.
     deterministic : bool
         The same call gives the same bits.
     check_finite : bool
@@ -370,7 +372,7 @@ def backends() -> tuple[registry.Record, ...]:
 
 
 @public
-def warm_up(device: str | None = None) -> dict[str, dict[str, float]]:
+def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, float]]:
     """Start every backend that works on a device and compile what is common, so that neither counts any more.
 
     ``backend="auto"`` counts a tenth of a backend's start-up in every call, as a process seldom makes one alone, and
@@ -383,7 +385,7 @@ def warm_up(device: str | None = None) -> dict[str, dict[str, float]]:
 
     Parameters
     ----------
-    device : {None, "cpu", "cuda", "cuda:0", …}
+    device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
         None: the CPU, and a GPU if one is here.
 
     Returns
@@ -405,7 +407,10 @@ def warm_up(device: str | None = None) -> dict[str, dict[str, float]]:
     >>> sdkde_core.warm_up("cpu")  # doctest: +SKIP
     {'cpu': {'numba': 0.71, 'numpy': 0.09, 'torch': 1.93}}
     """
-    return warming.warm_up(select.parse_device(device))
+    parsed, found = select.parse_device(device), {}
+    for place in parsed if isinstance(parsed, tuple) else (parsed,):
+        found.update(warming.warm_up(place))
+    return found
 
 
 @public

@@ -76,7 +76,7 @@ FEATURES: Mapping[str, str] = {
     "multi_scale": "φ_ij = exp(−½ r²_ij / s²) for every s in Problem.scales; results gain an axis after the first",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
     "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
-    "range": "some consecutive points as rows: Problem.same with m < n, from the point own_offset on",
+    "range": "some of a pass's rows: of the points, Problem.same with m < n; of the queries, fewer than Problem.m",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, both sums at once; MEAN only",
 }
 
@@ -390,6 +390,9 @@ class Backend(TypingProtocol):
             deterministic backend a row has the same bits in every such range m < n that begins at a multiple of
             :data:`QUANTUM` and ends at one or at n. So several devices may share the rows in any way. With m = n they
             may be others, within the tolerance.
+
+            With ``"range"`` queries may be fewer than ``problem.m``: then they are some of so many, and a row has the
+            same bits however these are shared out.
 
         Raises
         ------

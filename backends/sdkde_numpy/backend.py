@@ -63,7 +63,7 @@ class NumpyBackend:
         rows = points[own_offset : own_offset + problem.m] if queries is None else queries
         # Every range of the points is cut in one way: a row has the same bits in all of them.
         cut = queries is None and len(rows) < len(points)
-        return self._sums(problem, rows, state, own_offset, (0, len(points)), QUANTUM if cut else len(rows))
+        return self._sums(problem, rows, state, own_offset, (0, len(points)), QUANTUM if cut else problem.m)
 
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]

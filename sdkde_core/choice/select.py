@@ -14,14 +14,18 @@ from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
 from . import registry, started
 from .calibration import switched_off, tuning_is_off
-from .hardware import cpu_threads, gpu_name, is_here
-from .judge import Candidate, Share, calls_of, judge, machine, start_up
+from .hardware import cpu_threads, gpu_name, is_here, visible_gpus
+from .judge import Candidate, Share, StartUp, calls_of, judge, machine, start_up
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
 #: A backend may take so many times its own predicted time or the next best's, whichever is more, before another one is
 #: to answer: both are right to about this factor.
 PATIENCE = 2.0
+
+#: What sharing rows among devices takes besides copies, in seconds: threads that start, and what every device does for
+#: itself; and the bytes per second that go from one card to another over PCIe.
+SHARED_SECONDS, SHARED_BYTES = 2e-3, 20e9
 
 _logger = logging.getLogger("sdkde")
 
@@ -31,7 +35,8 @@ class Choice:
     """The backend that runs, and the candidates that were considered, best first: all of them where it is explained.
 
     ``calls``: over how many start-up was spread. ``worth``: predicted seconds beyond which the next best one is to
-    answer; None where there is none, or no choice.
+    answer; None where there is none, or no choice. ``devices``: those that share the rows, ``device`` first, where the
+    user named several.
     """
 
     info: BackendInfo
@@ -41,20 +46,41 @@ class Choice:
     reason: str
     calls: int
     worth: float | None = None
+    devices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.info.name
+
+    @property
+    def where(self) -> str:
+        """The device, or all devices, for people."""
+        return ", ".join(self.devices) or self.device
 
     def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
         """Return the passes as the backend is asked them."""
         return tuple(with_fields(p, device=self.device, sample=None, worth=self.worth) for p in problems)
 
 
-def parse_device(device: str | None) -> str | None:
-    """Return the device that the user named; ValueError for one of a kind that no installed plugin declares."""
+def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    """Return the device that the user named, or the devices, all of one kind.
+
+    Raises
+    ------
+    ValueError
+        No installed plugin declares a device of that kind; or several that cannot share rows.
+    BackendUnavailable
+        ``"cuda:all"``, and there is none.
+    """
     if device is None:
         return None
+    if not isinstance(device, str) and isinstance(device, Sequence):
+        return _parsed_several(device)
+    if device == "cuda:all":
+        found = tuple(f"cuda:{i}" for i in range(len(visible_gpus())))
+        if not found:
+            raise BackendUnavailable("device is 'cuda:all', but no CUDA device is here; pass None, or 'cpu'")
+        return found
     kinds = {kind: None for record in registry.records() if record.info for kind in record.info.devices}
     kind, _, number = str(device).lower().partition(":")
     if kind not in {"cpu", *kinds} or not re.fullmatch("[0-9]*", number) or str(device).endswith(":"):
@@ -62,6 +88,18 @@ def parse_device(device: str | None) -> str | None:
         hint = did_you_mean(kind, ["cpu", *kinds]) if kind not in kinds else ""
         raise ValueError(f"device is {device!r}; pass None, or one of {known}, with a number as in 'cuda:0'{hint}")
     return "cpu" if kind == "cpu" else str(device).lower()
+
+
+def _parsed_several(devices: Sequence[str]) -> tuple[str, ...]:
+    parsed = tuple(parse_device(device) for device in devices)
+    for given, device in zip(devices, parsed):
+        if not isinstance(device, str) or ":" not in device:
+            raise ValueError(f"device has {given!r} in a list; pass GPUs by number, as in ['cuda:0', 'cuda:1']")
+        if parsed.count(device) > 1:
+            raise ValueError(f"device has {given!r} twice; pass each GPU once")
+    if len({str(device).partition(":")[0] for device in parsed}) != 1:
+        raise ValueError(f"device is {list(devices)!r}; pass one or more devices of one kind")
+    return parsed  # type: ignore[return-value]
 
 
 def rank(
@@ -125,7 +163,7 @@ def choose(
     problems: Sequence[Problem],
     *,
     backend: str = "auto",
-    device: str | None = None,
+    device: str | Sequence[str] | None = None,
     data_device: str = "cpu",
     options: Mapping[str, Any] | None = None,
     share: Share | None = None,
@@ -135,6 +173,8 @@ def choose(
     without: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
+
+    Of several devices it is the best one for the first, and rows are shared out where that is predicted to be faster.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
     A plugin is no candidate on a device that nobody named and that is not here. ``without``: those that ``"auto"`` is
@@ -148,8 +188,43 @@ def choose(
         The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
     ValueError
         ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``,
-        ``SDKDE_TUNING`` or ``SDKDE_REPLAY`` cannot be right.
+        ``SDKDE_TUNING`` or ``SDKDE_REPLAY`` cannot be right; several devices for input that requires grad.
     """
+    if isinstance(device, str) or device is None:
+        return _choose(problems, backend, device, data_device, options, share, calls, replays, explained, without)
+    if "grad" in problems[0].requires:
+        raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
+    choice = _choose(problems, backend, device[0], data_device, options, share, calls, False, explained, without)
+    for other in device[1:]:
+        implementation, support = started.start(choice.info, other, options)
+        if implementation is None or not support.ok:
+            raise BackendUnavailable(f"backend {choice.name!r} cannot use {other}: {support.reason}; leave it out")
+    return replace(choice, devices=tuple(device[: _worth_sharing(choice, problems, data_device, share, len(device))]))
+
+
+def _worth_sharing(
+    choice: Choice, problems: Sequence[Problem], data_device: str, share: Share | None, devices: int
+) -> int:
+    """How many of so many devices are predicted to be fastest: all, or one."""
+    judged = judge(choice.info, at(problems, choice.device), data_device, share, StartUp(0.0, 0.0))
+    if judged.seconds is None:
+        return devices
+    copied = 8 * sum((p.n + p.m) * (p.d + 1) for p in problems) * (devices - 1) / devices / SHARED_BYTES
+    return devices if judged.seconds / devices + copied + SHARED_SECONDS < judged.seconds else 1
+
+
+def _choose(
+    problems: Sequence[Problem],
+    backend: str,
+    device: str | None,
+    data_device: str,
+    options: Mapping[str, Any] | None,
+    share: Share | None,
+    calls: int | None,
+    replays: bool,
+    explained: bool,
+    without: Mapping[tuple[str, str], str] | None,
+) -> Choice:
     check_environment()
     named = named_backend(backend)
     told = f"SDKDE_BACKEND is {named!r}: " if named != backend else ""

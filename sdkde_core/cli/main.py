@@ -60,7 +60,11 @@ _estimator = together(
         help="Bound on the error of every row; auto: fast for float32 files, else high.",
     ),
     _backend,
-    click.option("--device", help="Where to compute: cpu, cuda, cuda:0. Default: the fastest."),
+    click.option(
+        "--device",
+        callback=lambda context, option, value: value.split(",") if value and "," in value else value,
+        help="Where to compute: cpu, cuda, cuda:0; several GPUs: cuda:0,cuda:1 or cuda:all. Default: the fastest.",
+    ),
 )
 
 

@@ -96,7 +96,7 @@ class Stream:
             return
         shape = np.broadcast_to(np.zeros((), self.query.dtype), (self.query.rows, self.query.columns))
         ready = fitted(self.request, self.train, Argument.of("query", shape), advance)
-        self.where = f"{ready.choice.name} on {ready.choice.device}"
+        self.where = f"{ready.choice.name} on {ready.choice.where}"
         size = batch_rows(self.query.rows, ready.problem)
         for part in in_batches(ready, self._rows(size), density_of(self.log, self._below), advance):
             self.elsewhere = ready.has_second

@@ -27,7 +27,7 @@ from .forks import new_lock
 from .merge import concatenate, each, empty, merge, stack
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, read_back, within_limit
 
-__all__ = ["KEPT", "PROVIDED", "PackedColumns", "ScaleByScale", "pack", "per_scale", "reduce_pass"]
+__all__ = ["KEPT", "PROVIDED", "PackedColumns", "ScaleByScale", "Whole", "pack", "per_scale", "reduce_pass"]
 
 #: Features that the core has for every backend: it reduces scale by scale.
 PROVIDED = frozenset({"multi_scale"})
@@ -92,6 +92,13 @@ def _of_rows(problem: Problem, m: int, same: bool) -> Problem:
     return with_fields(problem, m=m, same=same, worth=worth)
 
 
+class Whole(NamedTuple):
+    """The rows of a call, of which those at hand are some: several devices share them, and decide as for all."""
+
+    m: int
+    far: int  # how many of them are outliers
+
+
 class _Packed(NamedTuple):
     """Some of the columns as a backend holds them."""
 
@@ -154,6 +161,7 @@ class PackedColumns:
         some: tuple[int, int] | None = None,
         distances: Any = None,
         extent: float | None = None,
+        whole: Whole | None = None,
     ) -> tuple[Partial, int]:
         """Reduce over all columns for every row.
 
@@ -169,6 +177,8 @@ class PackedColumns:
             The rows' from the origin, where they are known.
         extent : float, optional
             A bound on them; None: the problem's.
+        whole : Whole, optional
+            The queries are some of so many; the extent is that of all.
 
         Returns
         -------
@@ -186,6 +196,8 @@ class PackedColumns:
         own = same and self._kept is None and (not cut or "range" in self._info.features)
         if own and max(extent, self._problem.extent) <= self._own_limit:
             return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own_offset, own), 0
+        if cut and not own:
+            whole = self.whole(radii(self._points), extent)
         far, m_far, before = None, 0, 0
         if extent > self._limit:
             if own and cut:
@@ -194,20 +206,23 @@ class PackedColumns:
                 far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
                 m_far = self._count(far)
         # Some of the columns are taken as all of them are: then a row's bits do not depend on those beside it.
-        whole = self._takes_whole(extent, self._n_far, n) if own else self._takes_whole(extent, m_far, m)
-        apart = 0 if whole else max(m_far, self._n_far) if same else m_far + self._n_far
+        every = whole or Whole(n if own else m, self.n_far if own else m_far)
+        together = self._takes_whole(extent, every.far, every.m)
+        apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far
         if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
-            return self._without_own(rows, own_offset, far, extent, whole), apart
-        if whole or not apart:
-            packed = self._packed("all", self._backend, self._stepped(extent) if whole else self._limit)
-            return self._sum([packed], rows, own_offset, own), apart
+            return self._without_own(rows, own_offset, far, extent, together), apart
+        n_near = None if whole is None else whole.m - whole.far
+        if together or not apart:
+            packed = self._packed("all", self._backend, self._stepped(extent) if together else self._limit)
+            return self._sum([packed], rows, own_offset, own, whole.m if whole and together else n_near), apart
         if not m_far:
-            return self._sum(self._for_near(), rows, own_offset - before, own), apart
+            return self._sum(self._for_near(), rows, own_offset - before, own, n_near), apart
         order, blocks = marked_last(far), []
         rows = take_rows(rows, order)
         if m > m_far:
-            blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], own_offset - before, own))
-        blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
+            blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], own_offset - before, own, n_near))
+        last = [self._packed("all", *self._reaching(extent))]
+        blocks.append(self._sum(last, rows[m - m_far :, :], of=None if whole is None else whole.far))
         return undo(concatenate(blocks), order), apart
 
     @functools.cached_property
@@ -234,8 +249,14 @@ class PackedColumns:
         among, before = read_back(count(far), count(self._far.mask[:start]))
         return far, int(among), int(before)
 
+    def whole(self, distances: Any, extent: float) -> Whole:
+        """Describe all rows of a call: those with these distances (m,) from the origin, and this extent."""
+        far = self._count(distances > self._limit) if extent > self._limit else 0
+        return Whole(distances.shape[0], far)
+
     @property
-    def _n_far(self) -> int:
+    def n_far(self) -> int:
+        """How many columns are outliers, as far as that was looked for."""
         return self._far.n if self._far else 0
 
     def _takes_whole(self, extent: float, m_far: int, m: int) -> bool:
@@ -244,7 +265,7 @@ class PackedColumns:
         if reach <= self._limit:
             return True
         problem = self._up_to(reach)
-        return within_limit(self._info, problem, pair_share(m_far, m, self._n_far, problem.n)) is problem
+        return within_limit(self._info, problem, pair_share(m_far, m, self.n_far, problem.n)) is problem
 
     def _for_near(self) -> list[_Packed]:
         """What near rows are summed over: near columns, and outliers where these may add something."""
@@ -303,11 +324,18 @@ class PackedColumns:
             state = call(self._info, problem, backend.prepare, columns)
         return _Packed(backend, problem, columns, state)
 
-    def _sum(self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False) -> Partial:
-        """Reduce over the columns of all states; ``own``: the rows are the first's columns from ``own_offset`` on."""
-        parts = []
+    def _sum(
+        self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False, of: int | None = None
+    ) -> Partial:
+        """Reduce over the columns of all states.
+
+        ``own``: the rows are the first's columns from ``own_offset`` on. ``of``: they are some of so many queries.
+        """
+        parts, m = [], rows.shape[0]
+        if of is not None and "range" in self._info.features:
+            m = of
         for i, packed in enumerate(states):
-            m, same, problem = rows.shape[0], own and i == 0, packed.problem
+            same, problem = own and i == 0, packed.problem
             if (m, same) != (problem.m, problem.same):
                 packed = packed._replace(problem=_of_rows(problem, m, same))
             parts.append(self._reduce_rows(packed, rows, own_offset))
@@ -322,13 +350,15 @@ class PackedColumns:
                 got = call(self._info, problem, backend.reduce, read_only(queries), state, own_offset)
             return checked(self._info, problem, columns, rows, got)
         except DeviceOutOfMemory:
-            if problem.m < 2:
+            if rows.shape[0] < 2:
                 raise
-        half, same = problem.m // 2, problem.same and "range" in self._info.features
+        ranges = "range" in self._info.features
+        half, same = rows.shape[0] // 2, problem.same and ranges
         half -= half % QUANTUM if half > QUANTUM else 0
         parts = []
-        for start, stop in ((0, half), (half, problem.m)):
-            sub = packed._replace(problem=_of_rows(problem, stop - start, same))
+        for start, stop in ((0, half), (half, rows.shape[0])):
+            m = problem.m if ranges and not same else stop - start  # of so many, as all were
+            sub = packed._replace(problem=_of_rows(problem, m, same))
             parts.append(self._reduce_rows(sub, rows[start:stop, :], own_offset + start))
         return concatenate(parts)
 

@@ -161,7 +161,8 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
 
     NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
     """
-    per_row = (problem.m, len(problem.scales)) if problem.scales else (problem.m,)
+    m = rows.shape[0]  # of the problem's rows these may be some
+    per_row = (m, len(problem.scales)) if problem.scales else (m,)
     mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
     expected = {
         "log_sum": per_row,

@@ -82,7 +82,7 @@ class Explanation:
                     report.far_points if report else 0,
                 )
             )
-        chosen = (choice.name, choice.device, choice.reason)
+        chosen = (choice.name, choice.where, choice.reason)
         what = tuple(lines), choice.candidates, choice.calls
         return cls(method, bandwidth, *chosen, *what, data_device, negative_mass, selection, problems[-1].kernel)
 

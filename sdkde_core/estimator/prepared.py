@@ -87,7 +87,7 @@ class Prepared:
 
     @property
     def device(self) -> str:
-        return self._fitted.current.choice.device
+        return self._fitted.current.choice.where
 
     @public
     def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Any = False) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict, TypeVar
@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     negative: str
     precision: str
     backend: str
-    device: str | None
+    device: str | Sequence[str] | None
     deterministic: bool
     check_finite: bool
     backend_options: Mapping[str, Any] | None
@@ -84,7 +84,7 @@ class Request:
     negative: str = "keep"
     precision: str = "auto"
     backend: str = "auto"
-    device: str | None = None
+    device: str | Sequence[str] | None = None
     deterministic: bool = True
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
@@ -105,7 +105,7 @@ class gaussian_kde:
         method: str = "kde",
         precision: str = "float64",
         backend: str = "auto",
-        device: str | None = None,
+        device: str | Sequence[str] | None = None,
     ) -> None:
         self._options = {"precision": precision, "backend": backend, "device": device}
         Request(Goal.DENSITY, method, **self._options)  # raises for what cannot be right

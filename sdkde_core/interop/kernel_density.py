@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -90,7 +90,7 @@ class KernelDensity(neighbors.KernelDensity):
         "negative": [StrOptions(set(NEGATIVE))],
         "precision": [StrOptions({"auto", *PRECISIONS})],
         "backend": [str],
-        "device": [None, str],
+        "device": [None, str, list, tuple],
         "deterministic": ["boolean"],
         "backend_options": [None, Mapping],
     }
@@ -111,7 +111,7 @@ class KernelDensity(neighbors.KernelDensity):
         negative: str = "keep",
         precision: str = "auto",
         backend: str = "auto",
-        device: str | None = None,
+        device: str | Sequence[str] | None = None,
         deterministic: bool = True,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:

@@ -78,17 +78,24 @@ def row_range(target: Target, parameter: str) -> None:
 
 
 def range_bits(target: Target, parameter: str) -> None:
-    """A row has the same bits in every range of whole quanta, and in one that ends with the points."""
+    """A row has the same bits in every range of whole quanta, and in one that ends with the points; of queries too."""
     start, n = 2 * QUANTUM, 2 * QUANTUM + BEYOND
     features = target.info.features & {"exclude_self"}
     case, scales, truths = _asked(n, features, start)
     problem = _problem(target, parameter, case, features, scales)
     state = target.prepare(problem, case)
-    few, more = (target.reduce(replace(problem, m=n - first), None, state, first) for first in (start, start - QUANTUM))
-    within_each(replace(problem, m=BEYOND), few, truths, f"{case.name}, the points from {start} to {n}")
-    for field in fields(Partial):
-        a, b = getattr(few, field.name), getattr(more, field.name)
-        assert a is None or np.array_equal(a, b[QUANTUM:]), f"{field.name} of the last rows differs in a longer range"
+    for queries, what in ((None, "range"), (case.points, "share of the queries")):
+        some = []
+        for first in (start, start - QUANTUM):
+            part = replace(problem, m=n - first) if queries is None else replace(problem, same=False)
+            some.append(target.reduce(part, None if queries is None else queries[first:], state, first))
+        few, more = some
+        within_each(replace(problem, m=BEYOND), few, truths, f"{case.name}, the {what} from {start} to {n}")
+        for field in fields(Partial):
+            a, b = getattr(few, field.name), getattr(more, field.name)
+            assert a is None or np.array_equal(a, b[QUANTUM:]), (
+                f"{field.name} of the last rows differs in a longer {what}"
+            )
 
 
 def pairs(target: Target, parameter: str) -> None:

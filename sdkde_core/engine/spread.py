@@ -1,0 +1,155 @@
+"""One reduction over fixed columns on several devices: each has all columns and takes some of the rows.
+
+The work per byte is so large that copies hardly matter: n² pairs for n points that travel. So every device packs all
+columns for itself, rows are shared out in multiples of :data:`QUANTUM`, and results are joined in the order of the
+rows. For a backend with the feature ``"range"`` a row has the same bits on however many devices of one model, one of
+them included.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..arrays import convert
+from ..protocol import QUANTUM, Backend, BackendInfo, Columns, Partial, Problem, with_fields
+from .columns import PackedColumns, ScaleByScale, pack
+from .devices import memory_errors
+from .merge import concatenate, each
+from .outliers import radii
+from .threads import map_threads
+
+__all__ = ["Spread", "pack_on", "shares"]
+
+
+def pack_on(
+    devices: Sequence[str],
+    backend: Backend,
+    info: BackendInfo,
+    problem: Problem,
+    columns: Columns,
+    shared: bool = False,
+) -> PackedColumns | ScaleByScale | Spread:
+    """Return the columns ready for rows; on several devices where any are named, else on the problem's."""
+    if devices:
+        return Spread(devices, backend, info, problem, columns, shared)
+    return pack(backend, info, problem, columns, shared)
+
+
+def shares(m: int, parts: int) -> list[tuple[int, int]]:
+    """Return the rows of up to so many parts, as even as multiples of :data:`QUANTUM` are."""
+    quanta = -(-m // QUANTUM)
+    ends = [min(m, QUANTUM * (quanta * k // parts)) for k in range(parts + 1)]
+    return [(start, stop) for start, stop in pairwise(ends) if stop > start]
+
+
+class Spread:
+    """The columns of one reduction on several devices.
+
+    Parameters
+    ----------
+    devices : sequence of str
+        Results return to the first, where columns and rows are.
+    backend, info, problem, columns, shared
+        See :class:`~sdkde_core.engine.columns.PackedColumns`; without ``"exclude_self"``, ``"multi_scale"`` and
+        ``"grad"``.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        backend: Backend,
+        info: BackendInfo,
+        problem: Problem,
+        columns: Columns,
+        shared: bool = False,
+    ) -> None:
+        assert not {"exclude_self", "multi_scale", "grad"} & problem.requires
+        self._devices, self._info, self._problem = tuple(devices), info, problem
+        self._n = columns.points.shape[0]
+
+        def packed(k: int, points: Any, log_weights: Any) -> PackedColumns:
+            there = with_fields(problem, device=self._devices[k])
+            return PackedColumns(backend, info, there, Columns(points, log_weights), shared)
+
+        given = [(k, self._sent(columns.points, k), self._sent(columns.log_weights, k)) for k in range(len(devices))]
+        self._packed: list[PackedColumns] = self._at_once(packed, given)
+
+    def reduce(
+        self,
+        queries: Any = None,
+        *,
+        some: tuple[int, int] | None = None,
+        distances: Any = None,
+        extent: float | None = None,
+    ) -> tuple[Partial, int]:
+        """As :meth:`PackedColumns.reduce`."""
+        extent, whole = self._problem.extent if extent is None else extent, None
+        first, last = (some or (0, self._n)) if queries is None else (0, queries.shape[0])
+        # Two parts at least, so that on one device too the points are not taken as one whole, which has other bits.
+        parts = [(first + a, first + b) for a, b in shares(last - first, max(2, len(self._devices)))]
+        if queries is not None:
+            distances = radii(queries) if distances is None else distances
+            whole = self._packed[0].whole(distances, extent)
+
+        def part(k: int, start: int, stop: int, rows: Any, radius: Any) -> tuple[Partial, int]:
+            here = self._packed[k]
+            if rows is None:
+                return here.reduce(some=(start, stop), extent=extent)
+            return here.reduce(rows, distances=radius, extent=extent, whole=whole)
+
+        given = []
+        for i, (start, stop) in enumerate(parts):
+            k, rows = i % len(self._devices), None
+            if queries is not None:
+                rows, radius = self._sent(queries[start:stop, :], k), self._sent(distances[start:stop], k)
+            given.append((k, start, stop, rows, None if rows is None else radius))
+        found = self._at_once(part, given)
+        home = self._problem.device
+        with memory_errors():
+            results = [each(partial, lambda x: convert(x, self._info.arrays, home)) for partial, _ in found]
+        apart = max(each_apart for _, each_apart in found)
+        if apart and whole is not None:
+            apart = whole.far + self._packed[0].n_far
+        return concatenate(results), apart
+
+    def _sent(self, x: Any, k: int) -> Any:
+        """Bring an array to a device; the calling thread's streams on both devices wait for each other."""
+        with memory_errors():
+            return convert(x, self._info.arrays, self._devices[k])
+
+    def _at_once(self, task: Any, given: list[tuple[Any, ...]]) -> list[Any]:
+        """Return ``task(*arguments)`` for each, the first argument being the device's number; a thread a device.
+
+        A thread takes its device's tasks in order, on the stream that the calling thread has there.
+        """
+        mine = [[a for a in given if a[0] == k] for k in range(len(self._devices))]
+        streams = [_stream(device) for device in self._devices]
+
+        def work(k: int) -> list[Any]:
+            with np.errstate(all="ignore"), _on(streams[k]):
+                return [task(*arguments) for arguments in mine[k]]
+
+        busy = [k for k in range(len(self._devices)) if mine[k]]
+        done = dict(zip(busy, map(iter, map_threads(work, busy, len(busy)))))
+        return [next(done[arguments[0]]) for arguments in given]
+
+
+def _stream(device: str) -> Any:
+    """The calling thread's current stream on a CUDA device; None elsewhere."""
+    return sys.modules["torch"].cuda.current_stream(device) if device.startswith("cuda") else None
+
+
+@contextmanager
+def _on(stream: Any) -> Iterator[None]:
+    """Work on a stream and its device; None: where the thread is."""
+    if stream is None:
+        yield
+    else:
+        with sys.modules["torch"].cuda.stream(stream):
+            yield

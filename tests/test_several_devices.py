@@ -1,0 +1,142 @@
+"""Rows shared out among several devices: the same bits on any number of them, and the choice of how many to use."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core.choice import registry, select
+from sdkde_core.engine.spread import Spread, shares
+from sdkde_core.estimator import request
+from sdkde_core.protocol import QUANTUM, BackendUnavailable, Columns, Problem, Reduction
+from sdkde_core.testing import reference
+
+INFO = registry.find("numpy").info
+N, M, D = 3 * QUANTUM + 77, 2 * QUANTUM + 5, 2
+
+
+@pytest.fixture
+def points():
+    x = np.random.default_rng(3).normal(size=(N, D))
+    x[::500] *= 2e4  # outliers, in several devices' shares
+    return x
+
+
+@pytest.fixture
+def queries():
+    y = np.random.default_rng(4).normal(size=(M, D)) * 1.5
+    y[2 * QUANTUM - 3 :] *= 3e4  # in the last share alone
+    return y
+
+
+def spread(points, number, reduction, weighted):
+    log_weights = np.full(N, -np.log(N))
+    if weighted:
+        log_weights = np.random.default_rng(5).normal(size=N)
+        log_weights -= np.logaddexp.reduce(log_weights)
+        log_weights[7] = -np.inf
+    extent = 2.0 ** np.ceil(np.log2(6e4 * 5))
+    features = frozenset({"weights"} if weighted else ())
+    problem = Problem(reduction, m=N, n=N, d=D, requires=features, extent=extent, precision="high")
+    info = replace(INFO, extent_limit=lambda problem: 1000.0)  # so that outliers are summed apart
+    return Spread(["cpu"] * number, info.load(), info, problem, Columns(points, log_weights)), log_weights
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_the_same_bits_on_any_number_of_devices(points, queries, reduction, weighted):
+    answers = []
+    for number in (1, 2, 3, 5):
+        several, log_weights = spread(points, number, reduction, weighted)
+        answers.append([several.reduce(), several.reduce(queries), several.reduce(some=(QUANTUM, 2 * QUANTUM))])
+    for other in answers[1:]:
+        for (a, a_far), (b, b_far) in zip(answers[0], other, strict=True):
+            assert a_far == b_far > 0
+            for name in ("log_sum", "shift", "sign", "log_magnitude"):
+                assert np.array_equal(getattr(a, name), getattr(b, name)) or getattr(a, name) is None
+    (own, _), (at_queries, _), (some, _) = answers[1]
+    assert np.array_equal(some.log_sum, own.log_sum[QUANTUM : 2 * QUANTUM])
+    for got, rows in ((own, points), (at_queries, queries)):
+        picked = np.r_[:9, 500:502, len(rows) - 9 : len(rows)]
+        want = reference.near_sums(rows[picked], points, log_weights)
+        log_sum = want.log_plus if reduction is Reduction.LAPLACE else want.log_sum
+        assert np.allclose(got.log_sum[picked], log_sum, 3e-6, 1e-5)
+
+
+def test_shares():
+    assert shares(5 * QUANTUM + 1, 2) == [(0, 3 * QUANTUM), (3 * QUANTUM, 5 * QUANTUM + 1)]
+    assert shares(7, 4) == [(0, 7)]
+    for m in (1, QUANTUM, 9 * QUANTUM - 1):
+        for parts in (1, 2, 3, 8):
+            found = shares(m, parts)
+            assert found[0][0] == 0 and found[-1][1] == m
+            assert all(a[1] == b[0] and b[0] % QUANTUM == 0 for a, b in pairwise(found))
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """The CPU counts as two devices, of any number that is asked for."""
+    monkeypatch.setattr(
+        request, "parse_device", lambda device: ("cpu",) * device if isinstance(device, int) else device
+    )
+    monkeypatch.setattr(select, "SHARED_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_estimates_on_several_devices(two, method):
+    x = np.random.default_rng(0).normal(size=(2 * QUANTUM + 9, 3))
+    how = {"method": method, "bandwidth": 0.5, "backend": "numpy"}
+    for query in (None, x[:1500] * 2):
+        plain = sdkde_core.estimate(x, query, **how)
+        one, several = (sdkde_core.estimate(x, query, device=number, **how) for number in (1, 3))
+        assert np.array_equal(one, several)
+        assert np.allclose(plain, several, rtol=3e-5, atol=1e-9 * plain.max())
+    prepared = sdkde_core.prepare(x, device=2, **how)
+    assert np.array_equal(prepared.estimate(x[:1500] * 2), several)
+    assert prepared.device == "cpu, cpu"
+    assert "cpu, cpu" in str(sdkde_core.explain(x, device=2, **how))
+
+
+def test_few_rows_stay_on_one_device(monkeypatch):
+    monkeypatch.setattr(request, "parse_device", lambda device: device)
+    x = np.random.default_rng(0).normal(size=(300, 3))
+    assert sdkde_core.explain(x, device=("cpu", "cpu"), backend="numpy").device == "cpu"
+
+
+def test_gradients_are_for_one_device(two):
+    torch = pytest.importorskip("torch")
+    x = torch.zeros((9, 2), dtype=torch.float64).normal_().requires_grad_()
+    with pytest.raises(ValueError, match="one device"):
+        sdkde_core.estimate(x, bandwidth=1.0, device=2)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (["cuda:0", "cuda:0"], "twice"),
+        (["cpu", "cuda:0"], "'cpu' in a list"),
+        (["cuda"], "by number"),
+        (["cuda:0", "mps:0"], "one kind"),
+        ([], "one or more"),
+        (["gpu:0"], "pass None, or one of"),
+    ],
+)
+def test_lists_of_devices_that_cannot_be(device, words):
+    with pytest.raises(ValueError, match=words):
+        sdkde_core.estimate([[0.0], [1.0]], device=device)
+
+
+def test_all_devices_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(select, "visible_gpus", lambda: ())
+    with pytest.raises(BackendUnavailable, match="no CUDA device is here"):
+        sdkde_core.estimate([[0.0], [1.0]], device="cuda:all")
+    monkeypatch.setattr(select, "visible_gpus", lambda: ("a", "b"))
+    assert select.parse_device("cuda:all") == ("cuda:0", "cuda:1")
+
+
+def test_a_device_that_does_not_work_is_named(monkeypatch):
+    monkeypatch.setattr(request, "parse_device", lambda device: device)
+    with pytest.raises(BackendUnavailable, match="cannot use cuda:7"):
+        sdkde_core.estimate(np.zeros((9, 2)), bandwidth=1.0, backend="numpy", device=("cpu", "cuda:7"))
