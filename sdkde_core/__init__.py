@@ -1,7 +1,7 @@
 """Score-debiased kernel density estimation: estimators, the contract for backends, and the choice among them.
 
 Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:`sdkde_core.plugin`,
-:mod:`sdkde_core.tuning` and :mod:`sdkde_core.testing`.
+:mod:`sdkde_core.tuning` and :mod:`sdkde_core.testing`; among processes :mod:`sdkde_core.distributed`.
 """
 
 import importlib

@@ -69,6 +69,7 @@ ROOMS = {
     "bandwidth": {"messages", "arrays", "engine", "choice"},
     "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
+    "distributed": {"arrays", "engine", "estimator"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
     "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api", "interop"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
@@ -91,7 +92,7 @@ def test_what_the_core_imports():
     allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
     own = {"cli": {"click", "sklearn", "matplotlib"}, "testing": {"pytest"}, "storage.py": {"platformdirs"}}
     own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "interop": {"matplotlib", "sklearn"}}
-    own |= {"estimator": {"scipy", "tqdm"}}
+    own |= {"estimator": {"scipy", "tqdm"}, "distributed.py": {"torch"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]
         found = {name.partition(".")[0] for name in _imports(path)}

@@ -9,36 +9,58 @@ them included.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 
 from ..arrays import convert
 from ..protocol import QUANTUM, Backend, BackendInfo, Columns, Partial, Problem, with_fields
-from .columns import PackedColumns, ScaleByScale, pack
+from .columns import PackedColumns, pack
 from .devices import memory_errors
 from .merge import concatenate, each
 from .outliers import radii
 from .threads import map_threads
 
-__all__ = ["Spread", "pack_on", "shares"]
+__all__ = ["Group", "Reducer", "Spread", "pack_on", "shares"]
+
+
+class Reducer(TypingProtocol):
+    """Columns ready for rows, wherever they are."""
+
+    @property
+    def reduce(self) -> Callable[..., tuple[Partial, int]]:
+        """As :meth:`PackedColumns.reduce`."""
+
+
+class Group(TypingProtocol):
+    """Processes that share the rows; see :mod:`sdkde_core.engine.ranks`."""
+
+    def pack(
+        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
+    ) -> Reducer:
+        """Return the columns ready for rows."""
 
 
 def pack_on(
-    devices: Sequence[str],
+    where: tuple[str, ...] | Group,
     backend: Backend,
     info: BackendInfo,
     problem: Problem,
     columns: Columns,
     shared: bool = False,
-) -> PackedColumns | ScaleByScale | Spread:
-    """Return the columns ready for rows; on several devices where any are named, else on the problem's."""
-    if devices:
-        return Spread(devices, backend, info, problem, columns, shared)
-    return pack(backend, info, problem, columns, shared)
+) -> Reducer:
+    """Return the columns ready for rows: on several devices or in several processes, else on the problem's device."""
+    if isinstance(where, tuple):
+        return (
+            Spread(where, backend, info, problem, columns, shared)
+            if where
+            else pack(backend, info, problem, columns, shared)
+        )
+    return where.pack(backend, info, problem, columns, shared)
 
 
 def shares(m: int, parts: int) -> list[tuple[int, int]]:

@@ -16,12 +16,11 @@ from array_api_compat import device as device_of
 from ..arrays import Argument, Origin, Query, check_query, convert, detached, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..choice import select
-from ..engine.columns import PackedColumns, ScaleByScale
 from ..engine.failures import BackendFailed, GaveUp, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
-from ..engine.spread import Spread, pack_on
+from ..engine.spread import Reducer, pack_on
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .batches import Advance, batch_rows
 from .fallback import set_aside, without
@@ -96,7 +95,7 @@ class Fitted:
     ) -> None:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self._centre, self._columns, self._rows, self._shared, self._names = centre, columns, rows, shared, names
-        self._packed: dict[Reduction, PackedColumns | ScaleByScale | Spread] = {}
+        self._packed: dict[Reduction, Reducer] = {}
         self._lock = new_lock()
         self._successor: Fitted | None = None
         self._second: Fitted | None = None
@@ -308,14 +307,15 @@ class Fitted:
         )
         return loaded(self.request, bandwidth, asked, "auto", centre, Columns(points, log_weights), names)
 
-    def _packed_for(self, reduction: Reduction) -> PackedColumns | ScaleByScale | Spread:
+    def _packed_for(self, reduction: Reduction) -> Reducer:
         with self._lock:
             if reduction not in self._packed:
                 problem = self.problem
                 if reduction is not problem.reduction:
                     problem = replace(problem, reduction=reduction)
-                how = self.choice.devices, self.choice.backend, self.choice.info
-                self._packed[reduction] = pack_on(*how, problem, self._columns, self._shared)
+                where, choice = self.request.ranks or self.choice.devices, self.choice
+                packed = pack_on(where, choice.backend, choice.info, problem, self._columns, self._shared)
+                self._packed[reduction] = packed
             return self._packed[reduction]
 
     def __reduce__(self) -> Any:
@@ -329,7 +329,7 @@ class Fitted:
 
 def _pass(
     problem: Problem,
-    columns: PackedColumns | ScaleByScale | Spread,
+    columns: Reducer,
     queries: Any,
     report: Callable[[PassReport], None] | None,
     **known: Any,
@@ -352,7 +352,8 @@ def shifted(
 ) -> Any:
     """Return the shift at the columns themselves (n, d): all at once, or by batches where somebody watches."""
     check_resolution(problem, plan.bandwidth, columns)
-    packed = pack_on(plan.choice.devices, plan.choice.backend, plan.choice.info, problem, columns)
+    where = plan.request.ranks or plan.choice.devices
+    packed = pack_on(where, plan.choice.backend, plan.choice.info, problem, columns)
     if advance is None:
         return _pass(problem, packed, None, report).shift
     batches, size = [], batch_rows(problem.n, problem)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
+from ..engine.spread import Group
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample
 
@@ -66,9 +67,9 @@ class Request:
     * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
 
-    Two fields are no options. ``calls``: how many like this one the process makes, over which ``"auto"`` spreads
+    Three fields are no options. ``calls``: how many like this one the process makes, over which ``"auto"`` spreads
     start-up; None: as many as the place of the data says. ``without``: backends by name and device that have given up
-    this call, and why.
+    this call, and why. ``ranks``: the processes that share the rows.
 
     Raises
     ------
@@ -90,6 +91,7 @@ class Request:
     backend_options: Mapping[str, Any] | None = None
     calls: int | None = None
     without: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    ranks: Group | None = None
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:

@@ -1,0 +1,120 @@
+"""Estimates among the processes of a ``torch.distributed`` group, as torchrun, Slurm or MPI starts them.
+
+Each process has some of the samples and some of the queries, and gets the density at its own queries. Import it by
+``import sdkde_core.distributed``; it needs PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from .arrays import Argument, detached, to_host
+from .engine.ranks import PeerFailed, Ranks
+from .estimator.fallback import with_fallback
+from .estimator.fitted import Fitted
+from .estimator.plan import plan
+from .estimator.prepared import Prepared
+from .estimator.public import public
+from .estimator.request import Goal, Options, Request, takes_options
+
+__all__ = ["estimate"]
+
+
+@public
+@takes_options
+def estimate(
+    local_train: Any, local_query: Any = None, *, group: Any = None, log: bool = False, **options: Unpack[Options]
+) -> Any:
+    """Estimate a density from samples that are spread over the processes of a group, at each one's own queries.
+
+    The result is that of :func:`sdkde_core.estimate` for the samples of all ranks, joined by rank, within the bounds of
+    the precision. Samples travel to all ranks, each of which keeps all of them: little beside the work on n² pairs. The
+    pass that moves the samples is shared out evenly, whoever brought them; the last pass is each rank's own queries.
+    All ranks must call, with the same options.
+
+    Parameters
+    ----------
+    local_train : (n_rank, d) or (n_rank,) array or tensor
+        This rank's samples; any number, none included.
+    local_query : (m_rank, d) or (m_rank,) array or tensor, optional
+        This rank's queries; any number, none included. Default: its samples.
+    group : torch.distributed.ProcessGroup, optional
+        Default: all processes. With NCCL each must have set its CUDA device.
+    log : bool
+        Return log p̂.
+
+    Other parameters as for :func:`sdkde_core.estimate`; ``weights`` are this rank's, (n_rank,), and sum to 1 over all.
+
+    Returns
+    -------
+    (m_rank,) array
+        Of the kind and on the device of ``local_query``, else of ``local_train``.
+
+    Raises
+    ------
+    RuntimeError
+        There is no process group; or another rank failed: the message says which, and why.
+    TypeError, ValueError
+        As :func:`sdkde_core.estimate`; or ranks differ in shape, dtype or options: the message says which.
+
+    Examples
+    --------
+    Started with ``torchrun --nproc-per-node 2 script.py``:
+
+    >>> import numpy as np, sdkde_core.distributed, torch.distributed as dist  # doctest: +SKIP
+    >>> dist.init_process_group("gloo")  # doctest: +SKIP
+    >>> x = np.load("samples.npy", mmap_mode="r")[dist.get_rank() :: dist.get_world_size()]  # doctest: +SKIP
+    >>> p = sdkde_core.distributed.estimate(x)  # doctest: +SKIP
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("there is no process group; call torch.distributed.init_process_group first")
+    ranks = Ranks(group)
+    try:
+        result = _estimate(ranks, local_train, local_query, log, options)
+        ranks.agreed("the end", "")
+    except PeerFailed:
+        raise
+    except Exception as error:
+        ranks.fail(error)
+        raise
+    return result
+
+
+def _plain(given: Argument) -> Any:
+    """The numbers, as an array of NumPy's or a tensor with the argument's dtype."""
+    if given.origin.on_host:
+        return np.asarray(given.array, given.dtype)
+    if not isinstance(given.array, torch.Tensor):
+        raise TypeError(f"{given.name} is on a device and no tensor of PyTorch's, which are what travels; pass one")
+    return given.array.to(getattr(torch, given.dtype))
+
+
+def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, options: Options) -> Any:
+    request = Request.of(Goal.DENSITY, options, "local_query", "group", "log")
+    train = Argument.of("local_train", detached(local_train))
+    query = train if local_query is None else Argument.of("local_query", detached(local_query))
+    ranks.agreed("samples of shape", ("n", *train.shape[1:]))
+    ranks.agreed("queries of shape", ("m", *query.shape[1:]))
+    ranks.agreed("dtypes", (train.dtype, query.dtype))
+    for name, value in request.options("weights", "device").items():
+        ranks.agreed(f"{name} =", to_host(value).tolist() if hasattr(value, "shape") else repr(value))
+    ranks.agreed("weights", "given" if request.weights is not None else "not given")
+    weights = None if request.weights is None else Argument.of("weights", detached(request.weights))
+    if weights is not None and weights.shape != train.shape[:1]:
+        raise ValueError(f"weights has shape {weights.shape}, but local_train has {train.shape[0]} points on this rank")
+    whole = ranks.joined(_plain(train))
+    request = replace(request, ranks=ranks, weights=None if weights is None else ranks.joined(_plain(weights)))
+
+    def compute(request: Request) -> Prepared:
+        ready = plan(request, whole)
+        return Prepared(Fitted.of(ready, shared=True), ready.data.dtype, ready.data.origin)
+
+    prepared = with_fallback(request, compute)
+    if not query.shape[0]:
+        prepared.estimate(whole[:1])  # a rank without queries takes part in what ranks tell one another
+    return prepared.estimate(local_train if local_query is None else local_query, log=log)

@@ -1,0 +1,152 @@
+"""The processes of a torch.distributed group: what they tell one another, and one reduction among them.
+
+Every process has all columns. The points as rows are shared out as among several devices (:mod:`.spread`), and each
+process learns the results of all; other rows are each process's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from ..protocol import Backend, BackendInfo, Columns, Partial, Problem
+from .columns import PackedColumns, Whole
+from .merge import concatenate
+from .outliers import radii
+from .spread import shares
+
+__all__ = ["AmongRanks", "PeerFailed", "Ranks"]
+
+
+class PeerFailed(RuntimeError):
+    """Another process of the group has failed; the message says which, and why."""
+
+
+class _Failure(str):
+    """What a process says instead, when it has failed."""
+
+
+class Ranks:
+    """The processes of a group.
+
+    All must ask for the same, in the same order. One that fails says so with :meth:`fail`; the others then raise
+    :class:`PeerFailed` the next time that they tell one another something.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup, optional
+        None: all processes.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        dist = sys.modules["torch"].distributed
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self._on_cards = "nccl" in str(dist.get_backend(group))
+
+    def told(self, value: Any) -> list[Any]:
+        """Return what each process says at this point, by rank; a value of any kind that pickles."""
+        values: list[Any] = [None] * self.size
+        sys.modules["torch"].distributed.all_gather_object(values, value, group=self.group)
+        for rank, other in enumerate(values):
+            if isinstance(other, _Failure) and rank != self.rank:
+                raise PeerFailed(f"rank {rank} failed: {other}")
+        return values
+
+    def agreed(self, what: str, value: Any) -> None:
+        """Check that all processes say the same.
+
+        Raises
+        ------
+        ValueError
+            They do not.
+        """
+        values = self.told((what, value))
+        for rank, (at, other) in enumerate(values):
+            if at != values[0][0]:
+                raise ValueError(f"rank {rank} has come to {at}, rank 0 to {values[0][0]}; all ranks must call alike")
+            if other != values[0][1]:
+                raise ValueError(f"rank {rank} has {what} {other}, rank 0 has {values[0][1]}; pass the same on all")
+
+    def pack(
+        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
+    ) -> AmongRanks:
+        """Return the columns ready for rows."""
+        return AmongRanks(self, backend, info, problem, columns, shared)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this process has failed."""
+        self.told(_Failure(f"{type(error).__name__}: {error}"))
+
+    def joined(self, part: Any) -> Any:
+        """Return the parts of all processes (n_rank, …), joined along the first axis by rank: an array like theirs."""
+        torch = sys.modules["torch"]
+        counts = self.told(part.shape[0])
+        host = isinstance(part, np.ndarray)
+        mine = torch.from_numpy(np.ascontiguousarray(part)) if host else part.contiguous()
+        home, whole = mine.device, torch.empty((sum(counts), *mine.shape[1:]), dtype=mine.dtype)
+        place = torch.device("cuda", torch.cuda.current_device()) if self._on_cards else torch.device("cpu")
+        whole = whole.to(home if home.type == place.type else place)
+        ends = np.cumsum([0, *counts])
+        whole[ends[self.rank] : ends[self.rank + 1]] = mine
+        waiting = []
+        for rank in range(self.size):
+            if counts[rank]:
+                source = rank if self.group is None else torch.distributed.get_global_rank(self.group, rank)
+                own = whole[ends[rank] : ends[rank + 1]]
+                waiting.append(torch.distributed.broadcast(own, source, group=self.group, async_op=True))
+        for one in waiting:
+            one.wait()
+        whole = whole.to(home)
+        return whole.numpy() if host else whole
+
+
+class AmongRanks:
+    """The columns of one reduction, all of them in every process.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    backend, info, problem, columns, shared
+        See :class:`~sdkde_core.engine.columns.PackedColumns`.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        backend: Backend,
+        info: BackendInfo,
+        problem: Problem,
+        columns: Columns,
+        shared: bool = False,
+    ) -> None:
+        ranks.agreed("the backend", info.name)
+        ranks.agreed("the problem", str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent)))
+        self._ranks, self._problem, self._n = ranks, problem, columns.points.shape[0]
+        self._packed = PackedColumns(backend, info, problem, columns, shared)
+
+    def reduce(self, queries: Any = None, *, distances: Any = None, extent: float | None = None) -> tuple[Partial, int]:
+        """As :meth:`PackedColumns.reduce`; the queries are this process's own, all have some."""
+        extent = self._problem.extent if extent is None else extent
+        return self._own(extent) if queries is None else self._queries(queries, distances, extent)
+
+    def _own(self, extent: float) -> tuple[Partial, int]:
+        """All points as rows: a share in each process."""
+        # Two parts at least, as among devices, so that one process has the same bits as several.
+        parts = shares(self._n, max(2, self._ranks.size))
+        mine = [p for i, p in enumerate(parts) if i % self._ranks.size == self._ranks.rank]
+        found = [self._packed.reduce(some=part, extent=extent) for part in mine or [(0, 1)]]
+        partial, apart = concatenate([one for one, _ in found]), max(far for _, far in found)
+        rows = slice(0, None if mine else 0)  # a process without a share adds nothing
+        got = {f.name: getattr(partial, f.name) for f in fields(Partial)}
+        whole = {name: None if x is None else self._ranks.joined(x[rows]) for name, x in got.items()}
+        return Partial(**whole), apart
+
+    def _queries(self, queries: Any, distances: Any, extent: float) -> tuple[Partial, int]:
+        distances = radii(queries) if distances is None else distances
+        extent = max(self._ranks.told(extent))
+        each = self._ranks.told(tuple(self._packed.whole(distances, extent)))
+        whole = Whole(*(sum(numbers) for numbers in zip(*each)))
+        return self._packed.reduce(queries, distances=distances, extent=extent, whole=whole)

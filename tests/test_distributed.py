@@ -1,0 +1,94 @@
+"""Estimates among processes: the numbers of one process, whoever has which samples, and errors that name the rank."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import sdkde_core
+
+pytest.importorskip("torch")
+
+RANK = """
+import sys
+import numpy as np
+import torch
+import torch.distributed as dist
+import sdkde_core.distributed
+
+torch.set_num_threads(1)
+rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+x, y, w = (np.load(f"{folder}/{name}.npy") for name in "xyw")
+here, there = slice(*{1: [(0, None)], 3: [(0, 700), (700, 700), (700, None)]}[size][rank]), slice(rank, None, size)
+
+def refused(words, *arguments, **options):
+    try:
+        sdkde_core.distributed.estimate(*arguments, **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        assert words in str(error), (rank, words, str(error))
+    else:
+        raise SystemExit(f"not refused: {words}")
+
+estimate = sdkde_core.distributed.estimate
+plain = estimate(x[here], backend="numpy")
+weighted = estimate(x[here], y[there], weights=w[here], method="laplace", backend="numpy", bandwidth=0.7)
+tensor = estimate(torch.from_numpy(x[here]), torch.from_numpy(y[there]).float(), log=True, backend="numpy")
+assert tensor.dtype == torch.float64 and isinstance(plain, np.ndarray)
+none = estimate(x[here], y[:0] if rank == 0 else y, backend="numpy", bandwidth=0.7)
+assert len(none) == (0 if rank == 0 else len(y))
+np.savez(f"{folder}/{rank}.npz", plain=plain, weighted=weighted, tensor=tensor)
+if size > 1:
+    refused("rank 2 has samples of shape ('n', 3)", x[here] if rank < 2 else np.ones((5, 3)))
+    refused("rank 1 has bandwidth = 2.0, rank 0 has 1.0", x[here], bandwidth=2.0 if rank == 1 else 1.0, backend="numpy")
+    refused("weights", x[here], weights=w[here][:3] if rank == 2 else w[here], backend="numpy")
+    bad = y * np.nan if rank == 1 else y
+    refused("query" if rank == 1 else "rank 1 failed: ValueError: query", x[here], bad, backend="numpy")
+    group = dist.new_group([0, 2])
+    if rank != 1:
+        assert len(estimate(x[:900] if rank else x[900:], y, group=group, backend="numpy", bandwidth=0.7)) == len(y)
+dist.barrier()
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_three_processes_have_the_numbers_of_one(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y, w = rng.normal(size=(3000, 2)), rng.normal(size=(101, 2)) * 2, rng.random(3000)
+    for name, array in {"x": x, "y": y, "w": w}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    found = {}
+    for size in (1, 3):
+        (tmp_path / "meet").unlink(missing_ok=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        running = [
+            subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(size), str(tmp_path)], **pipes)
+            for rank in range(size)
+        ]
+        for process in running:
+            out, err = process.communicate(timeout=300)
+            assert out == b"done\n", err.decode()[-3000:]
+        found[size] = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(size)]
+    one, three = found[1][0], found[3]
+    plain = np.concatenate([f["plain"] for f in three])
+    assert np.array_equal(plain, one["plain"])
+    assert np.allclose(plain, sdkde_core.estimate(x), rtol=5e-5)
+    how = {"weights": w, "method": "laplace", "bandwidth": 0.7}
+    for name, want in {
+        "weighted": sdkde_core.estimate(x, y, **how),
+        "tensor": sdkde_core.estimate(x, y, log=True),
+    }.items():
+        got = np.empty(len(y))
+        for rank in range(3):
+            got[rank::3] = three[rank][name]
+        assert np.allclose(got, want, rtol=5e-5, atol=1e-8)
+        assert np.allclose(got, one[name], rtol=1e-12)
+
+
+def test_there_must_be_a_group():
+    import sdkde_core.distributed
+
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        sdkde_core.distributed.estimate([[0.0], [1.0]])
