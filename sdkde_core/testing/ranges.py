@@ -22,8 +22,8 @@ __all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "row_ra
 #: Ranges of the points: across the edges of tiles, both ends, one row.
 RANGES = ((0, 40), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
 
-#: Points beyond a whole number of quanta; pairs of a profile from which on so many points are not too many.
-BEYOND, MANY = 31, 400_000
+#: Points beyond whole quanta: one row alone has other shapes. Pairs of a profile from which on so many are not too many.
+BEYOND, MANY = 1, 400_000
 
 
 def bits_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
