@@ -193,7 +193,7 @@ class PackedColumns:
             else:
                 far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
                 m_far = self._count(far)
-        # Some of the columns are taken as all of them are: then a row's bits do not depend on those beside it.
+        # Some of the columns are taken as all of them are: how a row is summed does not depend on those beside it.
         whole = self._takes_whole(extent, self._n_far, n) if own else self._takes_whole(extent, m_far, m)
         apart = 0 if whole else max(m_far, self._n_far) if same else m_far + self._n_far
         if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
