@@ -119,6 +119,16 @@ def test_packed_points_are_what_they_were_as_far_as_the_arithmetic_goes(arithmet
     assert numbers[7, 0] > 1e17 or packed.terms[7] < -1e30  # a column that counts for nothing
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5, 13, 64])
+def test_parts_are_added_in_an_order_of_their_own(parts):
+    """Not in PyTorch's, which is another for one row than for many."""
+    x = torch.randn(parts, 3, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(parts))
+    whole = gpu_launch._added(x)
+    assert torch.allclose(whole, x.sum(0), rtol=0.0, atol=1e-13)
+    for m in (1, 3, 31, 100):
+        assert torch.equal(gpu_launch._added(x[:, :, :m].contiguous()), whole[:, :m])
+
+
 def test_prices_grow_with_the_work_and_float64_costs_more():
     card = cards.gpu("h200").at()
     given = [problem("mean", 32768, 32768, d, same=True, extent=10.0) for d in (2, 16, 64)]

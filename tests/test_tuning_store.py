@@ -802,6 +802,23 @@ def test_sixteen_that_start_cold_lose_nothing(path, beginning, python):
     assert len(list(path.parent.glob("*corrupt*"))) == (beginning == "corrupt")
 
 
+def test_a_corrupt_file_that_another_process_replaces_is_not_taken_for_a_strangers(path, monkeypatch):
+    filled(path)
+    header_only(path)
+    read = store.lookup.read
+
+    def slow(path, work):
+        try:
+            return read(path, work)
+        except sqlite3.DatabaseError:
+            path.unlink(missing_ok=True)  # as another process does, just before it makes a new one
+            raise
+
+    monkeypatch.setattr(store.lookup, "read", slow)
+    with Store() as s:
+        assert s.all_trials() == []
+
+
 KILLED = """
 import sys
 from sdkde_autotune.store import Store, Outcome, Key

@@ -41,7 +41,7 @@ from .provenance import same
 from .records import Best, Row, Trial, trial_of, winners
 from .schema import Refused, begun, winning
 
-__all__ = ["RUNGS", "Found", "calibration", "candidates", "database", "forget", "lookup", "read"]
+__all__ = ["RUNGS", "Found", "calibration", "candidates", "database", "forget", "lookup", "read", "stamp"]
 
 #: From the most to the least trusted; see the module's docstring.
 RUNGS = ("exact", "provenance", "shipped", "sizes", "near", "architecture", "predicted")
@@ -272,7 +272,7 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
     path = Path(os.path.realpath(path))
     found = None
     for attempt in range(1, ATTEMPTS + 1):
-        before = _stamp(path)
+        before = stamp(path)
         if before is None:
             return None
         at_rest = not any(before[2:])
@@ -280,18 +280,18 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_SECONDS)) as connection:
                 found = work(connection) if begun(connection) else None
-            if not at_rest or _stamp(path) == before:
+            if not at_rest or stamp(path) == before:
                 break
         except sqlite3.Error as error:
             # The writer has not made or filled its -shm yet, or has just removed it.
             passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-            if attempt == ATTEMPTS or not (passing or _stamp(path) != before):
+            if attempt == ATTEMPTS or not (passing or stamp(path) != before):
                 raise
         time.sleep(0.002 * attempt)
     return found
 
 
-def _stamp(path: Path) -> tuple[int, ...] | None:
+def stamp(path: Path) -> tuple[int, ...] | None:
     """Return a database's time and size, and the sizes of its -wal and -journal; None if it is absent or empty."""
     try:
         found = path.stat()

@@ -353,11 +353,16 @@ def _copy(path: Path) -> Database:
 
 def _open(path: Path) -> Database:
     """Open, create or migrate, in one process at a time: others would find the file locked, or half made."""
-    try:
-        lookup.read(path, lambda connection: None)
-    except (sqlite3.Error, OSError) as error:
-        if _code(error) in _CORRUPT and not _ours(path):
-            raise  # not even a lock is put beside a file that is not ours
+    while True:
+        before = lookup.stamp(path)
+        try:
+            lookup.read(path, lambda connection: None)
+        except (sqlite3.Error, OSError) as error:
+            if _code(error) in _CORRUPT and not _ours(path):
+                if lookup.stamp(path) == before:
+                    raise  # not even a lock is put beside a file that is not ours
+                continue  # another process put a new one in its place, between SQLite's look at it and ours
+        break
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{path}.lock", timeout=BUSY_SECONDS):
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, range_rows
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
@@ -79,15 +79,14 @@ class CudaBackend:
         """Reduce over all columns for every row.
 
         Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits. A tuned configuration
-        that fails is given up for the next best, whose bits may differ. A range of the points is some slabs of all of
-        them.
+        that fails is given up for the next best, whose bits may differ.
         """
         points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         m = points.shape[0]
         if m == 0:
             return empty(problem, points)
         if queries is None and problem.m < problem.n:
-            problem = replace(problem, m=problem.n)
+            problem = replace(problem, m=range_rows(problem.n))
         kind = arithmetic(replace(problem, extent=state.problem.extent), state.span)
         while True:
             config, tuned = launch.configuration(problem, kind, launch.Card.of(points.device))

@@ -194,7 +194,20 @@ def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = N
 
 def _half_squares(numbers: torch.Tensor) -> torch.Tensor:
     """½‖v‖² of coordinates as the kernel has them, float64."""
-    return 0.5 * numbers.double().square().sum(1)
+    return 0.5 * _added(numbers.double().square().T)
+
+
+def _added(x: torch.Tensor) -> torch.Tensor:
+    """Add up along the first axis, in an order that follows from its length alone.
+
+    PyTorch's own order follows from the other axes too: a row's bits would depend on how many come with it.
+    """
+    while len(x) > 1:
+        half, odd = len(x) // 2, x[len(x) // 2 * 2 :]
+        x = x[:half] + x[half : 2 * half]
+        if len(odd):
+            x[0] += odd[0]
+    return x[0]
 
 
 def most_rows(problem: Problem) -> int:
@@ -216,7 +229,7 @@ def reduce(
     Parameters
     ----------
     problem : Problem
-        Its m is of all rows, of which these may be some.
+        Its m is of all rows, of which these may be some; of a range of the points it is what is planned for.
     rows, columns : Packed
     log_weight : () float64 tensor
         What is added to log sums: the columns' log weight where all have the same, else 0.
@@ -229,7 +242,7 @@ def reduce(
     kernel, resident = compiled(shape, rows.numbers.device)
     card, m = Card.of(rows.numbers.device), rows.count
     height = config.threads // shape.group * config.rows
-    slab = min(problem.m, most_rows(problem))
+    slab = min(problem.n if problem.same else problem.m, most_rows(problem))
     limit = max(1, min(MOST_PARTS, PARTIAL_BYTES // (8 * shape.results * slab)))
     part = part_size(problem.m, columns.padded, height, config.columns, card.multiprocessors * resident, limit)
     parts = -(-columns.padded // part)
@@ -281,7 +294,7 @@ def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight:
     elif not shape.anchored:
         top = results[0, 0]
     sums = results[:, 1:]
-    added = (sums if share is None else sums * share).sum(0)  # (results − 1, m)
+    added = _added(sums if share is None else sums * share)  # (results − 1, m)
     total = added[0]
     log_scale = top if base is None else top + base
     scaled = log_scale * LN2 + log_weight

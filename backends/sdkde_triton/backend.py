@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, range_rows
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
@@ -90,14 +90,13 @@ class TritonBackend:
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
 
-        Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits. A range of the points is
-        some slabs of all of them.
+        Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
         """
         points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         if points.shape[0] == 0:
             return empty(problem, points)
         if queries is None and problem.m < problem.n:
-            problem = replace(problem, m=problem.n)
+            problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
             return _reduce(problem, points, state, own_offset)
 
@@ -108,7 +107,7 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
     step = _step(problem, state)
     rows, m = STORED_ROWS, points.shape[0]
     if compute is _direct or not stores(problem, form(problem, extent, step)):
-        rows = slab_rows(problem.m, state.points.shape[0], 8 * (problem.d + 3))
+        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3))
 
     def some(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None

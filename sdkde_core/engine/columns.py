@@ -205,7 +205,7 @@ class PackedColumns:
             else:
                 far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
                 m_far = self._count(far)
-        # Some of the columns are taken as all of them are: then a row's bits do not depend on those beside it.
+        # Some of the columns are taken as all of them are: how a row is summed does not depend on those beside it.
         every = whole or Whole(n if own else m, self.n_far if own else m_far)
         together = self._takes_whole(extent, every.far, every.m)
         apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from typing import cast
 
 import numpy as np
 
 from sdkde_core.arrays import to_host
 from sdkde_core.plugin import concatenate, each, merge
-from sdkde_core.protocol import QUANTUM, BackendInfo, Partial, Problem, Reduction
+from sdkde_core.protocol import QUANTUM, BackendInfo, PairsBackend, Partial, Problem, Reduction
 
 from . import reference
 from .accuracy import COLUMNS, about_tiles
@@ -22,8 +23,11 @@ __all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "row_ra
 #: Ranges of the points: across the edges of tiles, both ends, one row.
 RANGES = ((0, 40), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
 
-#: Points beyond a whole number of quanta; pairs of a profile from which on so many points are not too many.
-BEYOND, MANY = 31, 400_000
+#: Points beyond whole quanta: in a range of one row arrays have other shapes.
+BEYOND = 1
+
+#: Pairs of a profile from which on whole quanta are not too many.
+MANY = 400_000
 
 
 def bits_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
@@ -100,17 +104,17 @@ def range_bits(target: Target, parameter: str) -> None:
 
 def pairs(target: Target, parameter: str) -> None:
     """The sums of all blocks of pairs merge to the whole, whichever side comes first; a block again is the same."""
-    n = QUANTUM + BEYOND
+    backend, n = cast(PairsBackend, target.backend), QUANTUM + BEYOND
     parts = [(0, QUANTUM), (QUANTUM, n)]
     for features in _mixes(target.info):
         case, scales, truths = _asked(n, features)
         problem = _problem(target, parameter, case, features, scales)
         state, found = target.prepare(problem, case), {}
         for i, j in ((0, 0), (1, 0) if features else (0, 1), (1, 1)):
-            block = target.backend.reduce_pairs(problem, state, parts[i], parts[j])  # type: ignore[attr-defined]
+            block = backend.reduce_pairs(problem, state, parts[i], parts[j])
             found[i, j], found[j, i] = (each(side, lambda x: np.array(to_host(x))) for side in block)
         got = concatenate([merge([found[i, j] for j in (0, 1)]) for i in (0, 1)])
         within_each(problem, got, truths, f"{case.name}, pairs in blocks that meet at {QUANTUM}")
-        again = target.backend.reduce_pairs(problem, state, parts[1], parts[1])[1]  # type: ignore[attr-defined]
+        again = backend.reduce_pairs(problem, state, parts[1], parts[1])[1]
         same = np.array_equal(to_host(again.shift), found[1, 1].shift)
         assert same or not target.info.deterministic, "a block's other side, or the block again, has other bits"
