@@ -352,13 +352,11 @@ class PackedColumns:
         except DeviceOutOfMemory:
             if rows.shape[0] < 2:
                 raise
-        ranges = "range" in self._info.features
-        half, same = rows.shape[0] // 2, problem.same and ranges
+        half, same = rows.shape[0] // 2, problem.same and "range" in self._info.features
         half -= half % QUANTUM if half > QUANTUM else 0
         parts = []
         for start, stop in ((0, half), (half, rows.shape[0])):
-            m = problem.m if ranges and not same else stop - start  # of so many, as all were
-            sub = packed._replace(problem=_of_rows(problem, m, same))
+            sub = packed._replace(problem=_of_rows(problem, stop - start, same))
             parts.append(self._reduce_rows(sub, rows[start:stop, :], own_offset + start))
         return concatenate(parts)
 
