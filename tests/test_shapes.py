@@ -10,7 +10,7 @@ import torch
 import sdkde_core
 from sdkde_core import select_bandwidth
 from sdkde_core.bandwidth.rules import resolve
-from sdkde_core.bandwidth.shapes import _Kernels
+from sdkde_core.bandwidth.shapes import LENGTHS, _Kernels
 
 
 def correlated(n=240, seed=0):
@@ -49,15 +49,41 @@ def test_a_fit_is_brute_force(as_array):
     np.testing.assert_allclose(factor @ fit.moment @ factor.T, moment, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize("free", ["scale", "scales", "matrix"])
-def test_every_step_raises_the_likelihood(free):
-    kernels = _Kernels(parallel(200), np.full(200, 1 / 200))
-    fit = kernels.judged(kernels.fit(np.eye(2), np.eye(2)))
-    reached = [fit.logs.mean()]
-    for _ in range(8):
-        fit = kernels.climb(fit, free, 1)
-        reached.append(fit.logs.mean())
-    assert (np.diff(reached) > -1e-6).all() and reached[-1] > reached[0] + 0.2
+def by_em(kernels, fit, free, steps):
+    """The best fit's likelihood by so many of EM's own steps: slow and sure."""
+    for _ in range(steps):
+        moment = {"scale": np.eye(2) * np.trace(fit.moment) / 2, "scales": np.diag(np.diagonal(fit.moment))}.get(free)
+        factor = fit.factor @ np.linalg.cholesky(fit.moment if moment is None else moment)
+        fit = kernels.fit(factor, np.linalg.inv(factor))
+    return kernels.likelihood(kernels.judged(fit))
+
+
+@pytest.mark.parametrize("start", [0.02, 1.0, 5.0])
+@pytest.mark.parametrize("sample", [parallel, apart])
+def test_a_scale_is_the_likeliest(sample, start):
+    kernels = _Kernels(sample(200), np.full(200, 1 / 200))
+    fit = kernels.scaled(kernels.distances(start * np.eye(2)))
+    np.testing.assert_allclose(fit.factor, fit.factor[0, 0] * np.eye(2))
+    assert np.trace(fit.moment) / 2 == pytest.approx(1, abs=1e-3)  # where EM stays
+    assert kernels.likelihood(fit) == pytest.approx(by_em(kernels, fit, "scale", 100), abs=1e-4)
+
+
+@pytest.mark.parametrize(("sample", "free"), [(apart, "scales"), (apart, "matrix"), (parallel, "matrix")])
+def test_a_climb_comes_as_far_as_em(sample, free):
+    kernels = _Kernels(sample(200), np.full(200, 1 / 200))
+    start = kernels.scaled(kernels.distances(np.eye(2)))
+    reached, best = kernels.climb(start, full=free == "matrix"), by_em(kernels, start, free, 200)
+    assert best - 0.01 < kernels.likelihood(reached) < best + 1e-3
+    assert kernels.likelihood(reached) > by_em(kernels, start, free, len(LENGTHS)) + 1e-3
+    assert best > kernels.likelihood(start) + 0.03
+
+
+def test_lengths_of_steps_are_chebyshevs():
+    """What they leave in a direction of which EM takes away the share s: as little as six of any lengths can."""
+    s = np.linspace(0.18, 1, 200)
+    left = np.prod([1 - length * s for length in LENGTHS], axis=0)
+    equal = 1 / np.cosh(6 * np.arccosh((1 + 0.18) / (1 - 0.18)))
+    assert abs(left).max() == pytest.approx(equal, rel=0.05)
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
