@@ -9,14 +9,15 @@ in p̂₋ᵢ(u_i), its step is
 or the diagonal of that, or a multiple of the H before (Leiva-Murillo and Artés-Rodríguez, "Algorithms for
 maximum-likelihood bandwidth selection in kernel density estimators", Pattern Recognition Letters 33, 2012). It is one
 pass over all pairs and raises the likelihood, but by little where samples say little. So steps are longer than EM's,
-by the factors of Chebyshev's iteration: what a long one spoils in some directions the short ones make good. A single
-scale is sought by Newton's method. Only the shape is taken from this, the same for all methods: what kernels along the
-data's structure buy KDE they buy debiased estimates too. The scale is each method's own.
+by the factors of Chebyshev's iteration: what a long one spoils in some directions the short ones make good. Only the
+shape is taken from this, the same for all methods: what kernels along the data's structure buy KDE they buy debiased
+estimates too. The scale is each method's own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,17 +39,18 @@ MOST, MOST_PRODUCTS = 500, 500**2 * 16
 #: How many samples there must be for each column, and for each parameter of a matrix that is fitted.
 ENOUGH, ENOUGH_FOR_EACH = 10, 3
 
-#: How much longer than EM's the steps to a shape are: Chebyshev's six for an EM that takes away between 0.18 and 1 of
-#: what is left in a direction, 2 / (1.18 + 0.82 cos((k + ½) π / 6)), long and short in turn.
+#: How much longer than EM's the steps to the first scale are. There are few, as the likelihood alone would have kernels
+#: too narrow: where samples say little they stay near the normal reference, as wide as it is.
+SCALE_LENGTHS = (1.6,) * 5
+
+#: The same for the steps from there: Chebyshev's six for an EM that takes away between 0.18 and 1 of what is left in a
+#: direction, 2 / (1.18 + 0.82 cos((k + ½) π / 6)), long and short in turn. They come as far as ten of 1.6.
 LENGTHS = (1.013, 5.162, 1.136, 3.329, 1.437, 2.066)
 
 #: The log by which no step stretches a variance more.
 FARTHEST_STEP = 5.0
 
-#: Newton's steps to a scale: how many at most, the length at which it ends, and how much longer than EM's one may be.
-SCALE_STEPS, SMALL, LONGEST = 12, 1e-4, 5.0
-
-#: A difference of squared distances that leaves a sample itself out: its square does not overflow float32.
+#: A difference of squared distances that leaves a sample itself out.
 NEVER = 1e15
 
 #: By how many standard errors a shape that is fitted must be better than a simpler one, and the samples' correlation.
@@ -126,11 +128,11 @@ def find_shape(
     kernels, start = _Kernels(*sample.there(u[few], w)), normal_reference("kde", d, 1.0 / float(w @ w))
     normal = kernels.distances(start * np.eye(d))
     kernels.without_the_far(normal)
-    columns = kernels.scaled(normal)
-    simple, settled, found = columns, True, None  # the best so far, and whether there is none better of its kind
-    scales = kernels.climb(columns, full=False)
-    if kernels.score(scales, columns, d - 1) > CLEARLY:
-        simple, settled, matrix = scales, False, np.diag(np.diagonal(scales.matrix))
+    columns = kernels.scaled(normal, SCALE_LENGTHS)
+    simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
+    scales = kernels.climb(columns, "scales")
+    if kernels.better(scales, columns, "scale", d - 1, CLEARLY):
+        simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
         found = Shape(matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}")
     correlation = _correlation(u, weights)
     if not mixed or not _far_from_singular(correlation):
@@ -138,19 +140,16 @@ def find_shape(
     size, more, likeliest = _size(correlation), d * (d - 1) / 2, simple
     if -0.5 * d * math.log(size) > BEYOND_CHANCE * more * float(weights @ weights):
         factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
-        oriented = kernels.scaled(kernels.distances(factor))
+        oriented = kernels.scaled(kernels.distances(factor), SCALE_LENGTHS)
         likeliest = max(simple, oriented, key=kernels.likelihood)
-        if kernels.score(oriented, simple, 0) > LIKELY:
-            simple, settled = oriented, True
+        if kernels.better(oriented, simple, freed, 0, LIKELY):
+            simple, freed = oriented, "scale"
             found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
     if most < ENOUGH_FOR_EACH * d * (d + 1) / 2:
         return found
-    full = kernels.climb(likeliest, full=True)
-    more += (d - 1) * settled
-    clear = kernels.score(full, simple, more) > CLEARLY
-    if clear and not settled:  # give that as many steps
-        clear = kernels.score(full, kernels.climb(simple, full=False), more) > CLEARLY
-    if clear and _far_from_singular(full.matrix):
+    full = kernels.climb(likeliest, "matrix")
+    more += (d - 1) * (freed == "scale")
+    if kernels.better(full, simple, freed, more, CLEARLY) and _far_from_singular(full.matrix):
         matrix = full.matrix * (size / _size(full.matrix))
         found = Shape((matrix + matrix.T) / 2, f"a full matrix, {_better(full, columns)}")
     return found
@@ -198,10 +197,14 @@ class _Kernels:
         sums, most, norms = to_host(self.xp.stack(fit.found))
         return fit._replace(logs=np.log(sums) + most - norms - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
 
-    def climb(self, fit: _Fit, full: bool) -> _Fit:
-        """Raise the likelihood by a scale of each column, or by all of the matrix."""
+    def climb(self, fit: _Fit, free: str) -> _Fit:
+        """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
+        if free == "scale":
+            return self.scaled(self.distances(fit.factor), LENGTHS)
         for length in LENGTHS:
-            values, vectors = np.linalg.eigh(fit.moment) if full else (np.diagonal(fit.moment), np.eye(self.d))
+            values, vectors = np.diagonal(fit.moment), np.eye(self.d)
+            if free == "matrix":
+                values, vectors = np.linalg.eigh(fit.moment)
             logs = length * np.log(np.maximum(values, LEAST))
             stretch = np.exp(0.5 * np.clip(logs, -FARTHEST_STEP, FARTHEST_STEP))
             fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
@@ -226,30 +229,20 @@ class _Kernels:
         rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, FEWEST), 0.0))
         self.count(rows / rows.sum())
 
-    def scaled(self, distances: _Distances) -> _Fit:
-        """Kernels of the shape of that factor, and of the scale at which the likelihood is largest.
-
-        With c = 1/scale² and q_ij the distances, E = Σ_i a_i Σ_j r_ij c q_ij is d/2 there. EM's step divides c by 2E/d,
-        Newton's for the log of that by its power 1 / (1 − V/E), V = Σ_i a_i Var_i(c q) the rows' mean variance.
-        """
-        c = 1.0
-        for _ in range(SCALE_STEPS):
-            sums, once, twice = self._sums(distances, c)
-            once, twice = once / sums, twice / sums
-            mean = max(c * float(self.rows @ (distances.least + once)), 1e-300)
-            variance = c**2 * float(self.rows @ (twice - once**2))
-            step = math.log(2.0 * mean / self.d) / max(1.0 - variance / mean, 1.0 / LONGEST)
-            c *= math.exp(-step)
-            if abs(step) < SMALL:
-                break
+    def scaled(self, distances: _Distances, lengths: Sequence[float]) -> _Fit:
+        """Raise the likelihood by the scale of kernels of that factor; one product is less than a :meth:`fit`."""
+        c = 1.0  # scale⁻²
+        for length in lengths:
+            sums, products = self._sums(distances, c)
+            mean = 2.0 * c * float(self.rows @ (distances.least + products / sums)) / self.d
+            c *= math.exp(-min(max(length * math.log(max(mean, LEAST)), -FARTHEST_STEP), FARTHEST_STEP))
         factor = distances.factor / math.sqrt(c)
         return self.judged(self.fit(factor, np.linalg.inv(factor)))
 
     def _sums(self, distances: _Distances, c: float) -> Array:
-        """Each row's sums of w_j exp(−c q), times q and q² too; relative to its largest: (3, n)."""
+        """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
         near = self.xp.exp(distances.beyond * -c)
-        once = near * distances.beyond
-        sums = [self._product(terms, self.weights) for terms in (near, once, once * distances.beyond)]
+        sums = [self._product(terms, self.weights) for terms in (near, near * distances.beyond)]
         return to_host(self.xp.concat(sums, axis=1)).T.astype(np.float64)
 
     def _whitened(self, inverse: NDArray[Any]) -> tuple[Any, Any]:
@@ -261,7 +254,14 @@ class _Kernels:
         """The mean of log p̂₋ᵢ."""
         return float(fit.logs @ self.rows)
 
-    def score(self, fit: _Fit, other: _Fit, more: float) -> float:
+    def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float) -> bool:
+        """Whether a fit is better than one with ``more`` parameters less, by so many standard errors.
+
+        That one is given as many steps, as the scale of both may not have come to its best.
+        """
+        return self._score(fit, other, more) > errors and self._score(fit, self.climb(other, free), more) > errors
+
+    def _score(self, fit: _Fit, other: _Fit, more: float) -> float:
         """By how many standard errors a fit is better than another, which has ``more`` parameters less."""
         differences, rows = fit.logs - other.logs, self.rows
         middle = float(np.median(differences))
