@@ -17,7 +17,7 @@ estimates too. The scale is each method's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..arrays import to_host
 from ..engine.products import on_this_thread, product
 from .normal import normal_reference
+from .recorded import recorded
 from .sample import Sample
 
 __all__ = ["Shape", "find_shape"]
@@ -80,7 +81,7 @@ class _Fit(NamedTuple):
     factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
     moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
-    found: tuple[Any, ...]  # (n,) of each row the sum relative to its largest kernel, the log of that, ½ ‖L⁻¹ u‖²
+    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; until the next fit
     logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
 
     @property
@@ -172,30 +173,27 @@ class _Kernels:
         self.logs = xp.where(self.itself, xp.full_like(logs, -math.inf), logs)
         self.columns = xp.concat([ones, 2.0 * u], axis=1)
         self.weights = xp.astype(weights[:, None], xp.float32 if self.on_host else xp.float64)
+        self._responses: Callable[..., Any] | None = None  # as recorded, once it is asked for
+        self._near: Callable[..., Any] | None = None
         self.count(self.w)
 
     def count(self, rows: Array) -> None:
         """Take the samples' shares in the likelihood, Σ = 1."""
         self.rows = rows
-        self.shares = self.xp.asarray(rows[:, None], **self.where)
+        self.shares = self._there(rows[:, None])
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
-        xp, u = self.xp, self.u
-        v, norms = self._whitened(inverse)
-        logs = self._product(v, v.T) + (self.logs - norms)  # of kernels; less, in each row, its sample's norm
-        most = xp.max(logs, axis=1)
-        near = self._exp(logs - most[:, None])
-        sums = self._product(near, self.columns)
-        share = self.shares / sums[:, :1]
-        both = self.shares + self._product(share.T, near).T
-        moment = inverse @ to_host(self._product(u.T, both * u - share * sums[:, 1:])) @ inverse.T
-        return _Fit(factor, inverse, (moment + moment.T) / 2, (sums[:, 0], most, norms))
+        given = self.u, self.logs, self.columns, self.shares, self._there(inverse.T)
+        self._responses = self._responses or recorded(_responses, *given)
+        moment, found = self._responses(*given)
+        moment = inverse @ to_host(moment) @ inverse.T
+        return _Fit(factor, inverse, (moment + moment.T) / 2, found)
 
     def judged(self, fit: _Fit) -> _Fit:
-        """The fit, with what it says of every sample."""
-        sums, most, norms = to_host(self.xp.stack(fit.found))
-        return fit._replace(logs=np.log(sums) + most - norms - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
+        """The last fit, with what it says of every sample."""
+        sums, most = to_host(fit.found)
+        return fit._replace(logs=np.log(sums) + most - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
 
     def climb(self, fit: _Fit, free: str) -> _Fit:
         """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
@@ -213,8 +211,9 @@ class _Kernels:
     def distances(self, factor: NDArray[Any]) -> _Distances:
         """Of samples in kernels of that factor."""
         xp = self.xp
-        v, norms = self._whitened(np.linalg.inv(factor))
-        squares = norms[None, :] - self._product(v, v.T)  # less, in each row, its sample's norm
+        v = _product(self.u, self._there(np.linalg.inv(factor).T))
+        norms = xp.sum(0.5 * v * v, axis=1)
+        squares = norms[None, :] - _product(v, v.T)  # less, in each row, its sample's norm
         squares = xp.where(self.itself, xp.full_like(squares, NEVER), squares)
         least = xp.min(squares, axis=1)
         beyond = xp.astype(squares - least[:, None], self.weights.dtype)
@@ -241,14 +240,14 @@ class _Kernels:
 
     def _sums(self, distances: _Distances, c: float) -> Array:
         """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
-        near = self.xp.exp(distances.beyond * -c)
-        sums = [self._product(terms, self.weights) for terms in (near, near * distances.beyond)]
-        return to_host(self.xp.concat(sums, axis=1)).T.astype(np.float64)
+        rate = self.xp.astype(self._there(np.array([-c])), self.weights.dtype)
+        given = distances.beyond, self.weights, rate
+        self._near = self._near or recorded(_near, *given)
+        return to_host(self._near(*given)).T.astype(np.float64)
 
-    def _whitened(self, inverse: NDArray[Any]) -> tuple[Any, Any]:
-        """L⁻¹ u, (n, d), and half its square, (n,)."""
-        v = self._product(self.u, self.xp.asarray(np.ascontiguousarray(inverse.T), **self.where))
-        return v, self.xp.sum(0.5 * v * v, axis=1)
+    def _there(self, x: Array) -> Any:
+        """A small host array where the samples are."""
+        return self.xp.asarray(np.ascontiguousarray(x), **self.where)
 
     def likelihood(self, fit: _Fit) -> float:
         """The mean of log p̂₋ᵢ."""
@@ -270,17 +269,56 @@ class _Kernels:
         error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
 
-    def _exp(self, x: Any) -> Any:
-        """exp to single precision, which takes a CPU half the time; on a GPU two conversions cost more."""
-        if self.on_host:
-            return np.exp(x.astype(np.float32)).astype(np.float64)
-        return self.xp.exp(x)
 
-    def _product(self, a: Any, b: Any) -> Any:
-        if not self.on_host:
-            return self.xp.matmul(a, b)
-        with on_this_thread():
-            return product(a, b)
+def _responses(u: Any, logs: Any, columns: Any, shares: Any, turned: Any) -> tuple[Any, Any]:
+    """The moment, and what the kernels say of left-out samples.
+
+    That is Σ_i a_i Σ_j r_ij (u_i − u_j)(u_i − u_j)ᵀ, (d, d), not symmetric yet; and each row's sum relative to its
+    largest kernel, and the log of that, (2, n).
+
+    Parameters
+    ----------
+    u : (n, d) array
+    logs : (n, n) array
+        Of w_j, minus infinity for j = i.
+    columns : (n, 1 + d) array
+        Ones and 2 u.
+    shares : (n, 1) array
+        a_i.
+    turned : (d, d) array
+        The transpose of L⁻¹.
+    """
+    xp = array_namespace(u)
+    v = _product(u, turned)
+    norms = xp.sum(0.5 * v * v, axis=1)
+    logs = _product(v, v.T) + (logs - norms)  # less, in each row, its sample's norm
+    most = xp.max(logs, axis=1)
+    near = _exp(logs - most[:, None])
+    sums = _product(near, columns)
+    share = shares / sums[:, :1]
+    both = shares + _product(share.T, near).T
+    return _product(u.T, both * u - share * sums[:, 1:]), xp.stack([sums[:, 0], most - norms])
+
+
+def _near(beyond: Any, weights: Any, rate: Any) -> Any:
+    """Each row's sums of exp(rate q) and of that times q, (n, 2)."""
+    xp = array_namespace(beyond)
+    near = xp.exp(beyond * rate)
+    return xp.concat([_product(terms, weights) for terms in (near, near * beyond)], axis=1)
+
+
+def _exp(x: Any) -> Any:
+    """exp to single precision, which takes a CPU half the time; on a GPU two conversions cost more."""
+    if isinstance(x, np.ndarray):
+        return np.exp(x.astype(np.float32)).astype(np.float64)
+    return array_namespace(x).exp(x)
+
+
+def _product(a: Any, b: Any) -> Any:
+    if not isinstance(a, np.ndarray):
+        return a @ b
+    with on_this_thread():
+        return product(a, b)
 
 
 def _better(fit: _Fit, columns: _Fit) -> str:
