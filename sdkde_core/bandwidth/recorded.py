@@ -18,8 +18,8 @@ from ..choice.calibration import switched_off
 
 __all__ = ["recorded", "release"]
 
-#: For which time with arrays of the same shapes a function is recorded: recording takes as long as a dozen calls.
-TIMES = 3
+#: For which time with arrays of the same shapes a function is recorded: recording takes as long as a few calls.
+TIMES = 2
 
 #: Recordings kept by a thread; each holds some tens of megabytes.
 KEPT = 4
