@@ -240,6 +240,8 @@ def test_a_function_is_recorded_when_it_comes_often_with_arrays_of_the_same_shap
     assert [recorded.recorded(scaled_sum, small, small) for _ in range(4)] == [scaled_sum] + [recording] * 3
     assert recorded.recorded(scaled_sum, large, large) is scaled_sum
     assert recorded.recorded(scaled_sum, small, small) == recording
+    with torch.inference_mode():
+        assert recorded.recorded(scaled_sum, small, small) is scaled_sum
     there = ThreadPoolExecutor(1).submit(recorded.recorded, scaled_sum, small, small).result()
     assert there is scaled_sum  # buffers are a thread's own
     monkeypatch.setenv("SDKDE_REPLAY", "off")

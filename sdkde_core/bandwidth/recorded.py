@@ -55,7 +55,8 @@ def recorded(function: Callable[..., Any], *arrays: Any) -> Callable[..., Any]:
     if torch is None or type(first) is not torch.Tensor or not first.is_cuda or switched_off("SDKDE_REPLAY"):
         return function
     recordings, times = _known()
-    key = (function, first.device, *((tuple(x.shape), x.dtype) for x in arrays))
+    # What is made in inference mode cannot be written into outside of it.
+    key = (function, first.device, torch.is_inference_mode_enabled(), *((tuple(x.shape), x.dtype) for x in arrays))
     times[key] += 1
     if key not in recordings:
         if times[key] < TIMES:
