@@ -11,6 +11,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from .arrays import Argument, Origin, detached
+from .bandwidth import recorded
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
@@ -417,10 +418,13 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
 def release_replays() -> None:
     """Give back the memory of recorded calls: repeated estimates on CUDA tensors, which are replayed as CUDA graphs.
 
+    So are the steps by which ``bandwidth="auto"`` chooses a shape; another thread forgets its own when it next chooses.
+
     Calls that come again are recorded again; with the environment variable ``SDKDE_REPLAY=off`` none is. PyTorch gets
     the memory, and gives it to others by ``torch.cuda.empty_cache()``. Safe while other threads replay.
     """
     graphs.release()
+    recorded.release()
 
 
 def fitted(request: Request, train: Any, query: Argument, advance: Advance | None = None) -> Fitted:

@@ -378,3 +378,19 @@ def test_scipys_class_on_a_device(method):
     assert got.device.type == there.resample(5).device.type == "cuda"
     np.testing.assert_allclose(got.cpu().numpy(), here.logpdf(Y.T), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(there.marginal(0)(0.5), here.marginal(0)(0.5), rtol=1e-9)
+
+
+def test_a_bandwidths_shape_is_chosen_by_recorded_steps_with_the_same_bits(monkeypatch):
+    from sdkde_core.bandwidth import recorded
+
+    x = _cuda(np.random.default_rng(0).normal(size=(300, 3)) @ [[1, 0.9, 0], [0, 0.3, 0], [0, 0, 1]])
+    monkeypatch.setenv("SDKDE_REPLAY", "off")
+    want = [sdkde_core.select_bandwidth(y).matrix for y in (x, x.flip(1))]
+    monkeypatch.delenv("SDKDE_REPLAY")
+    sdkde_core.release_replays()
+    for _ in range(4):
+        for y, matrix in zip((x, x.flip(1)), want, strict=True):
+            np.testing.assert_array_equal(sdkde_core.select_bandwidth(y).matrix, matrix)
+    assert len(recorded._known()[0]) == 2
+    sdkde_core.release_replays()
+    assert not recorded._known()[0]

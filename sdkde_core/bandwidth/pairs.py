@@ -6,9 +6,9 @@ Everything is per sample i, as if it were not there. φ_ij = exp(−r²_ij / 2h�
 * laplace: the same with the factor 1 + d/2 − r²_ij / 2h².
 * sdkde: without i the samples j move elsewhere, which has a closed form. With D_j = Σ_k w_k φ_jk,
   S_j = Σ_k w_k φ_jk (u_k − u_j), a = u_i − u_j and ρ = w_i φ_ij / D_j, sample j moves by ½ (S_j/D_j − ρ a) / (1 − ρ).
-  So its squared distance from u_i becomes
+  With t = ½ / (1 − ρ) and p = t + ½ it is then p a − t S_j/D_j away from u_i, and its squared distance from there
 
-      r² − (a·S_j/D_j − ρ r²) / (1 − ρ) + ¼ (‖S_j/D_j‖² − 2ρ a·S_j/D_j + ρ² r²) / (1 − ρ)²
+      p (p r² − 2 t a·S_j/D_j) + t² ‖S_j/D_j‖²
 
   which costs one product of matrices and one exponential for each pair beyond those of the moves themselves.
 
@@ -21,6 +21,7 @@ Distances are formed in float64. A row's exponentials are relative to its neares
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -78,11 +79,13 @@ class Pairs:
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
         self.threads = min(cpu_threads(), THREADS) if self.on_host and self.n > 4 * ROWS else 1
         self.w32, self.u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
-        self.weighted = xp.concat([self.w32[:, None], self.w32[:, None] * self.u32], axis=1)  # (n, 1 + d)
+        summed = [self.w32[:, None], self.w32[:, None] * self.u32]  # (n, 1) and (n, d), which only moves need
+        self.weighted = xp.concat(summed, axis=1) if method == "sdkde" else summed[0]
         self._product = product if self.on_host else self._in_float64
         index = xp.arange(self.n, **self._where)
         self._itself = index[:, None] == index[None, :]
-        self.squares = self._gather(lambda rows: self._distances(self.u, rows, itself=NEVER))  # (n, n)
+        self.squares = self._gather(self._squares(self.u))  # (n, n)
+        self.squares = xp.where(self._itself, xp.full_like(self.squares, NEVER), self.squares)
         self.nearest = xp.min(self.squares, axis=1)
 
     @property
@@ -111,14 +114,13 @@ class Pairs:
         if not self.on_host:
             c = xp.asarray(c, **self._where)[:, None]
             wide = xp.astype(c, xp.float32)[:, :, None]
-        closeness = self._gather(lambda rows: xp.exp((near[rows, None] - self.squares[rows, :]) * wide))
+        closeness: dict[int, Any] = {}  # of each block of rows, by its first
+        sums = self._gather(functools.partial(self._close, closeness, wide))
         log_scale = -c * xp.astype(near, xp.float64)
         z, sign = self.u, None
         if self.method == "laplace":
-            signed = self._gather(lambda rows: self._laplace(closeness[..., rows, :], self.squares[rows, :], wide))
-            sign, log = xp.sign(signed), xp.log(xp.abs(signed)) + log_scale
+            sign, log = xp.sign(sums), xp.log(xp.abs(sums)) + log_scale
         else:
-            sums = self._gather(lambda rows: self._product(closeness[..., rows, :], self.weighted))
             sums = xp.astype(sums, xp.float64)
             log = xp.log(sums[..., 0]) + log_scale
         if self.method == "sdkde":
@@ -127,7 +129,7 @@ class Pairs:
             pull = (scale / total)[..., None] * (sums[..., 1:] - sums[..., :1] * self.u)  # S/D
             z = self.u + 0.5 * pull
             log = self._gather(self._moved_without(closeness, scale, total, pull, wide, c))
-        square = to_host(xp.sum(self._gather(lambda rows: self._square(z, rows, wide)), axis=-1))
+        square = to_host(xp.sum(self._gather(self._square(z, wide)), axis=-1))
         dimension = self.d * np.log(h)
         log = to_host(log - xp.log1p(-self.w)) - (dimension if self.on_host else dimension[:, None])
         log_square = np.log(np.maximum(square, 1e-300)) - dimension - 0.5 * self.d * math.log(2.0)
@@ -149,64 +151,94 @@ class Pairs:
         xp = self.xp
         return xp.astype(xp.matmul(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
 
-    def _weigh(self, terms: Any) -> Any:
-        """The weighted sum of each row, float64."""
+    def _weigh(self, terms: Any, weights: Any = None) -> Any:
+        """The weighted sum of each row, float64; by all samples' weights unless others are given."""
+        weights = self.w32 if weights is None else weights
         if self.on_host:
-            return self.xp.astype(product(terms, self.w32[:, None])[:, 0], self.xp.float64)
-        return self.xp.sum(terms * self.w32, axis=-1, dtype=self.xp.float64)
+            return self.xp.astype(product(terms, weights[:, None])[:, 0], self.xp.float64)
+        return self.xp.sum(terms * weights, axis=-1, dtype=self.xp.float64)
 
-    def _distances(self, z: Any, rows: slice, itself: float) -> Any:
-        """Squared distances of some rows from all, float32; ``itself`` from themselves."""
+    def _squares(self, z: Any) -> Callable[..., Any]:
+        """A function that returns squared distances of a block of rows, from all or from some, float32."""
         xp = self.xp
         if self.d == 1:
-            squares = (z[..., rows, :] - z[..., 0][..., None, :]) ** 2
-        else:
-            norms = xp.sum(z * z, axis=-1)
-            products = self._product(z[..., rows, :], z.mT)
-            squares = xp.clip(norms[..., rows, None] + norms[..., None, :] - 2.0 * products, min=0.0)
-        squares = xp.astype(squares, xp.float32)
-        return xp.where(self._itself[rows, :], xp.full_like(squares, itself), squares)
+            return lambda rows, columns=slice(None): xp.astype(
+                (z[..., rows, :] - z[..., columns, 0][..., None, :]) ** 2, xp.float32
+            )
+        norms = xp.sum(z * z, axis=-1, keepdims=True)
+        ones = xp.ones_like(norms)
+        left, right = xp.concat([-2.0 * z, norms, ones], axis=-1), xp.concat([z, ones, norms], axis=-1)
 
-    def _laplace(self, closeness: Any, squares: Any, c: Any) -> Any:
-        return self._weigh(closeness * ((1.0 + 0.5 * self.d) - squares * c))
+        def task(rows: slice, columns: slice = slice(None)) -> Any:
+            a, b = left[..., rows, :], right[..., columns, :].mT
+            squares = product(a, b) if self.on_host else xp.matmul(a, b)
+            return xp.clip(xp.astype(squares, xp.float32), min=0.0)
+
+        return task
+
+    def _close(self, closeness: dict[int, Any], c: Any, rows: slice) -> Any:
+        """Sum over samples that stay where they are: weights, and weighted samples where the method moves them."""
+        terms = self.xp.exp((self.nearest[rows, None] - self.squares[rows, :]) * c)
+        if self.method == "laplace":
+            return self._weigh(terms * ((1.0 + 0.5 * self.d) - self.squares[rows, :] * c))
+        closeness[rows.start] = terms
+        return self._product(terms, self.weighted)
 
     def _moved_without(
-        self, closeness: Any, scale: Any, total: Any, pull: Any, wide: Any, c: Any
+        self, closeness: dict[int, Any], scale: Any, total: Any, pull: Any, wide: Any, c: Any
     ) -> Callable[[slice], Any]:
         """A task that sums over samples which moved as they would without the row's own."""
         xp = self.xp
-        half = xp.astype(pull, xp.float32)
+        twice = xp.astype(2.0 * pull, xp.float32)
 
         def of_columns(x: Any) -> Any:
             return xp.astype(x, xp.float32)[..., None, :]
 
-        along, length = of_columns(xp.sum(self.u * pull, axis=-1)), of_columns(xp.sum(pull * pull, axis=-1))
-        own, inverse = xp.astype(scale * self.w, xp.float32), of_columns(1.0 / total)
-        least = of_columns(self.w / total)  # of 1 − ρ, as sample j itself stays: the rest is rounding
+        along, length = of_columns(xp.sum(2.0 * self.u * pull, axis=-1)), of_columns(xp.sum(pull * pull, axis=-1))
+        own, everyone = xp.astype(-scale * self.w, xp.float32), of_columns(total)
+        half, least = 0.5 * everyone, self.w32  # of D without the row's, as sample j itself stays: the rest is rounding
 
         def task(rows: slice) -> Any:
-            squares = self.squares[rows, :]
-            share = closeness[..., rows, :] * own[..., rows, None] * inverse  # ρ
-            across = self._product(self.u32[rows, :], half.mT) - along  # a·S/D
-            pulled = share * squares
-            grown = 1.0 / xp.maximum(1.0 - share, least)
-            moved = length - share * (2.0 * across - pulled)
-            far = xp.clip(squares - grown * (across - pulled - 0.25 * moved * grown), min=0.0)
-            near = xp.min(far, axis=-1)
-            sums = self._weigh(xp.exp((near[..., None] - far) * wide))
+            rest = closeness[rows.start] * own[..., rows, None]
+            rest += everyone
+            t = half / xp.maximum(rest, least)
+            across = self._product(self.u32[rows, :], twice.mT)
+            across -= along
+            across *= t
+            p = t + 0.5
+            far = self.squares[rows, :] * p
+            far -= across
+            far *= p
+            t *= t
+            t *= length
+            far += t
+            near = xp.clip(xp.min(far, axis=-1), min=0.0)
+            far = near[..., None] - far
+            far *= wide
+            sums = self._weigh(xp.exp(far))
             return xp.log(sums) - c * xp.astype(near, xp.float64)
 
         return task
 
-    def _square(self, z: Any, rows: slice, c: Any) -> Any:
-        """Each row's part of ∫p̂², relative to the constant of the kernel at √2 h: (rows,)."""
-        xp, d = self.xp, self.d
-        if z is self.u:
-            squares = self.squares[rows, :]
-            q = xp.where(self._itself[rows, :], xp.zeros_like(squares), squares) * c
-        else:
-            q = self._distances(z, rows, itself=0.0) * c
-        terms = xp.exp(-0.5 * q)
-        if self.method == "laplace":
-            terms = terms * (1.0 + d / 2 - 0.5 * q + (q * (q - 2.0 * (d + 2)) + d * (d + 2)) / 16)
-        return self.w[rows] * self._weigh(terms)
+    def _square(self, z: Any, c: Any) -> Callable[[slice], Any]:
+        """A task that returns each row's part of ∫p̂², relative to the constant of the kernel at √2 h: (rows,).
+
+        Of two samples in different blocks the first has the part of both.
+        """
+        xp, d, squares = self.xp, self.d, self._squares(z) if z is not self.u else None
+
+        def task(rows: slice) -> Any:
+            columns = slice(rows.start, self.n)
+            if squares is None:
+                q = self.squares[rows, columns]
+                q = xp.where(self._itself[rows, columns], xp.zeros_like(q), q)
+            else:
+                q = squares(rows, columns)
+            q = q * c
+            terms = xp.exp(-0.5 * q)
+            if self.method == "laplace":
+                terms *= 1.0 + d / 2 - 0.5 * q + (q * (q - 2.0 * (d + 2)) + d * (d + 2)) / 16
+            weights = xp.concat([self.w32[rows], 2.0 * self.w32[rows.stop :]])
+            return self.w[rows] * self._weigh(terms, weights)
+
+        return task

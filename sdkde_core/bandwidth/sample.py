@@ -97,7 +97,8 @@ class Sample:
         if self.weights is None:
             if isinstance(self.x, np.ndarray):
                 return tuple(np.quantile(self.x, (0.25, 0.75), axis=0))
-            return tuple(_type7(xp.sort(self.x, axis=0), p) for p in (0.25, 0.75))
+            ordered = xp.sort(self.x, axis=0)
+            return _type7(ordered, 0.25), _type7(ordered, 0.75)
         order = xp.argsort(self.x, axis=0)  # (n, d)
         weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
         reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(self.x, order, axis=0)

@@ -216,8 +216,12 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
             x = xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)
     u = np.clip(to_host(x) / (spreads / sample.unit), -FARTHEST, FARTHEST)
     u = _without_gaps(u - np.median(u, axis=0))
-    u, inverse = np.unique(u, axis=0, return_inverse=True)
-    together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
+    first = np.argsort(u[:, 0], kind="stable")
+    if (np.diff(u[first, 0]) > 0).all():  # as nearly always: no two are equal, and they are sorted
+        u, together = u[first], np.ones(len(u)) if counts is None else counts[first]
+    else:
+        u, inverse = np.unique(u, axis=0, return_inverse=True)
+        together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
     together = together / together.sum()
     heard = together > LIGHTEST
     u, together = u[heard], together[heard]
@@ -232,11 +236,11 @@ def _spread_ties(u: Array, weights: Array, rng: np.random.Generator) -> None:
     Otherwise one column of categories, counts or mostly zeros, whose density is infinite, would have the criteria ask
     for the narrowest bandwidth in all columns.
     """
-    for column in u.T:
-        _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
-        if len(counts) < len(column):
-            share = np.where(counts > 1, np.bincount(inverse, weights=weights), 0.0)[inverse]
-            column += math.sqrt(2 * math.pi) * share * (rng.random(len(column)) - 0.5)
+    ordered = np.sort(u, axis=0)
+    for j in np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)):
+        _, inverse, counts = np.unique(u[:, j], return_inverse=True, return_counts=True)
+        share = np.where(counts > 1, np.bincount(inverse, weights=weights), 0.0)[inverse]
+        u[:, j] += math.sqrt(2 * math.pi) * share * (rng.random(len(u)) - 0.5)
 
 
 def _without_gaps(u: Array) -> Array:

@@ -8,13 +8,16 @@ in p̂₋ᵢ(u_i), its step is
 
 or the diagonal of that, or a multiple of the H before (Leiva-Murillo and Artés-Rodríguez, "Algorithms for
 maximum-likelihood bandwidth selection in kernel density estimators", Pattern Recognition Letters 33, 2012). It is one
-pass over all pairs and raises the likelihood. Only the shape is taken from it, the same for all methods: what kernels
-along the data's structure buy KDE they buy debiased estimates too. The scale is each method's own.
+pass over all pairs and raises the likelihood, but by little where samples say little. So steps are longer than EM's,
+by the factors of Chebyshev's iteration: what a long one spoils in some directions the short ones make good. Only the
+shape is taken from this, the same for all methods: what kernels along the data's structure buy KDE they buy debiased
+estimates too. The scale is each method's own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +27,7 @@ from numpy.typing import NDArray
 from ..arrays import to_host
 from ..engine.products import on_this_thread, product
 from .normal import normal_reference
+from .recorded import recorded
 from .sample import Sample
 
 __all__ = ["Shape", "find_shape"]
@@ -36,8 +40,19 @@ MOST, MOST_PRODUCTS = 500, 500**2 * 16
 #: How many samples there must be for each column, and for each parameter of a matrix that is fitted.
 ENOUGH, ENOUGH_FOR_EACH = 10, 3
 
-#: Steps to the best scale, and from there to the best shape; a step is as much longer than EM's.
-SCALE_STEPS, SHAPE_STEPS, LENGTH = 5, 10, 1.6
+#: How much longer than EM's the steps to the first scale are. There are few, as the likelihood alone would have kernels
+#: too narrow: where samples say little they stay near the normal reference, as wide as it is.
+SCALE_LENGTHS = (1.6,) * 5
+
+#: The same for the steps from there: Chebyshev's six for an EM that takes away between 0.18 and 1 of what is left in a
+#: direction, 2 / (1.18 + 0.82 cos((k + ½) π / 6)), long and short in turn. They come as far as ten of 1.6.
+LENGTHS = (1.013, 5.162, 1.136, 3.329, 1.437, 2.066)
+
+#: The log by which no step stretches a variance more.
+FARTHEST_STEP = 5.0
+
+#: A difference of squared distances that leaves a sample itself out.
+NEVER = 1e15
 
 #: By how many standard errors a shape that is fitted must be better than a simpler one, and the samples' correlation.
 CLEARLY, LIKELY = 2.0, 1.0
@@ -65,14 +80,21 @@ class _Fit(NamedTuple):
 
     factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
-    least: Any  # (n,) of ½ r² to another sample
-    sums: Any  # (n,) of the kernels relative to that
     moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
+    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; until the next fit
     logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
 
     @property
     def matrix(self) -> NDArray[Any]:
         return self.factor @ self.factor.T
+
+
+class _Distances(NamedTuple):
+    """Half the squared distances of all pairs in kernels N(0, L Lᵀ)."""
+
+    factor: NDArray[Any]  # L
+    least: Array  # (n,) to the nearest sample
+    beyond: Any  # (n, n) that of each sample less the nearest's; where the samples are
 
 
 def find_shape(
@@ -105,9 +127,11 @@ def find_shape(
     few = order[:most]
     w = weights[few] / weights[few].sum()
     kernels, start = _Kernels(*sample.there(u[few], w)), normal_reference("kde", d, 1.0 / float(w @ w))
-    columns = kernels.climb(kernels.without_the_far(start), "scale", SCALE_STEPS)
+    normal = kernels.distances(start * np.eye(d))
+    kernels.without_the_far(normal)
+    columns = kernels.scaled(normal, SCALE_LENGTHS)
     simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
-    scales = kernels.climb(columns, "scales", SHAPE_STEPS)
+    scales = kernels.climb(columns, "scales")
     if kernels.better(scales, columns, "scale", d - 1, CLEARLY):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
         found = Shape(matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}")
@@ -117,14 +141,14 @@ def find_shape(
     size, more, likeliest = _size(correlation), d * (d - 1) / 2, simple
     if -0.5 * d * math.log(size) > BEYOND_CHANCE * more * float(weights @ weights):
         factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
-        oriented = kernels.climb(kernels.fit(factor, np.linalg.inv(factor)), "scale", SCALE_STEPS)
+        oriented = kernels.scaled(kernels.distances(factor), SCALE_LENGTHS)
         likeliest = max(simple, oriented, key=kernels.likelihood)
         if kernels.better(oriented, simple, freed, 0, LIKELY):
             simple, freed = oriented, "scale"
             found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
     if most < ENOUGH_FOR_EACH * d * (d + 1) / 2:
         return found
-    full = kernels.climb(likeliest, "matrix", SHAPE_STEPS)
+    full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
     if kernels.better(full, simple, freed, more, CLEARLY) and _far_from_singular(full.matrix):
         matrix = full.matrix * (size / _size(full.matrix))
@@ -133,94 +157,168 @@ def find_shape(
 
 
 class _Kernels:
-    """Kernels of any covariance at samples."""
+    """Kernels of any covariance at samples.
+
+    What products can sum is summed by them, and nothing else is of all pairs: on a CPU they are faster, and on a GPU
+    each operation costs its launch.
+    """
 
     def __init__(self, u: Any, weights: Any) -> None:
         self.xp = xp = array_namespace(u)
-        self.u, self.w, self.on_host = u, weights, isinstance(u, np.ndarray)
-        self.d, self.rows = int(u.shape[1]), weights
-        self.where = {} if self.on_host else {"device": u.device}
-        index = xp.arange(int(u.shape[0]), **self.where)
-        zeros = xp.zeros_like(u[:, :1] + u[:, :1].T)
-        self.itself = xp.where(index[:, None] == index[None, :], xp.full_like(zeros, math.inf), zeros)
+        self.u, self.w, self.on_host = u, to_host(weights), isinstance(u, np.ndarray)
+        self.d, self.where = int(u.shape[1]), {} if self.on_host else {"device": u.device}
+        index, ones = xp.arange(int(u.shape[0]), **self.where), xp.ones_like(u[:, :1])
+        self.itself = index[:, None] == index[None, :]
+        logs = ones * xp.log(weights)[None, :]
+        self.logs = xp.where(self.itself, xp.full_like(logs, -math.inf), logs)
+        self.columns = xp.concat([ones, 2.0 * u], axis=1)
+        self.weights = xp.astype(weights[:, None], xp.float32 if self.on_host else xp.float64)
+        self._responses: Callable[..., Any] | None = None  # as recorded, once it is asked for
+        self._near: Callable[..., Any] | None = None
+        self.count(self.w)
+
+    def count(self, rows: Array) -> None:
+        """Take the samples' shares in the likelihood, Σ = 1."""
+        self.rows = rows
+        self.shares = self._there(rows[:, None])
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
-        xp, w = self.xp, self.w
-        v = self._product(self.u, xp.asarray(np.ascontiguousarray(inverse.T), **self.where))
-        norms = 0.5 * xp.sum(v * v, axis=1)
-        q = norms[:, None] + (norms[None, :] + self.itself) - self._product(v, v.T)
-        least = xp.min(q, axis=1)
-        near = self._exp(least[:, None] - q) * w[None, :]
-        sums = xp.sum(near, axis=1)
-        shares = near * (self.rows / sums)[:, None]
-        both = self.rows + xp.sum(shares, axis=0)
-        across = self._product(v.T, self._product(shares, v))
-        moment = to_host(self._product((v * both[:, None]).T, v) - across - across.T)
-        return _Fit(factor, inverse, least, sums, (moment + moment.T) / 2)
+        given = self.u, self.logs, self.columns, self.shares, self._there(inverse.T)
+        self._responses = self._responses or recorded(_responses, *given)
+        moment, found = self._responses(*given)
+        moment = inverse @ to_host(moment) @ inverse.T
+        return _Fit(factor, inverse, (moment + moment.T) / 2, found)
 
-    def without_the_far(self, h: float) -> _Fit:
-        """Let the samples in the thinnest places count for less, and fit that bandwidth.
+    def judged(self, fit: _Fit) -> _Fit:
+        """The last fit, with what it says of every sample."""
+        sums, most = to_host(fit.found)
+        return fit._replace(logs=np.log(sums) + most - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
 
-        In proportion to their density there: far samples would have the kernels reach as far.
-        """
-        fit = self.judged(self.fit(h * np.eye(self.d), np.eye(self.d) / h))
-        rows = to_host(self.w) * np.exp(np.minimum(fit.logs - np.quantile(fit.logs, FEWEST), 0.0))
-        self.rows = self.xp.asarray(rows / rows.sum(), **self.where)
-        return fit
-
-    def climb(self, fit: _Fit, free: str, steps: int) -> _Fit:
+    def climb(self, fit: _Fit, free: str) -> _Fit:
         """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
-        for _ in range(steps):
+        if free == "scale":
+            return self.scaled(self.distances(fit.factor), LENGTHS)
+        for length in LENGTHS:
             values, vectors = np.diagonal(fit.moment), np.eye(self.d)
-            if free == "scale":
-                values = np.full(self.d, values.mean())
-            elif free == "matrix":
+            if free == "matrix":
                 values, vectors = np.linalg.eigh(fit.moment)
-            stretch = np.maximum(values, LEAST) ** (0.5 * LENGTH)
+            logs = length * np.log(np.maximum(values, LEAST))
+            stretch = np.exp(0.5 * np.clip(logs, -FARTHEST_STEP, FARTHEST_STEP))
             fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
         return self.judged(fit)
 
-    def judged(self, fit: _Fit) -> _Fit:
-        """The fit, with what it says of every sample."""
-        sums, least = to_host(self.xp.stack([fit.sums, fit.least]))
-        logs = np.log(sums) - least - np.log1p(-to_host(self.w)) - float(np.linalg.slogdet(fit.factor)[1])
-        return fit._replace(logs=logs)
+    def distances(self, factor: NDArray[Any]) -> _Distances:
+        """Of samples in kernels of that factor."""
+        xp = self.xp
+        v = _product(self.u, self._there(np.linalg.inv(factor).T))
+        norms = xp.sum(0.5 * v * v, axis=1)
+        squares = norms[None, :] - _product(v, v.T)  # less, in each row, its sample's norm
+        squares = xp.where(self.itself, xp.full_like(squares, NEVER), squares)
+        least = xp.min(squares, axis=1)
+        beyond = xp.astype(squares - least[:, None], self.weights.dtype)
+        return _Distances(factor, to_host(least + norms), beyond)
+
+    def without_the_far(self, distances: _Distances) -> None:
+        """Let the samples in the thinnest places count for less, by kernels of that factor.
+
+        In proportion to their density there: far samples would have the kernels reach as far.
+        """
+        logs = np.log(self._sums(distances, 1.0)[0]) - distances.least - np.log1p(-self.w)
+        rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, FEWEST), 0.0))
+        self.count(rows / rows.sum())
+
+    def scaled(self, distances: _Distances, lengths: Sequence[float]) -> _Fit:
+        """Raise the likelihood by the scale of kernels of that factor; one product is less than a :meth:`fit`."""
+        c = 1.0  # scale⁻²
+        for length in lengths:
+            sums, products = self._sums(distances, c)
+            mean = 2.0 * c * float(self.rows @ (distances.least + products / sums)) / self.d
+            c *= math.exp(-min(max(length * math.log(max(mean, LEAST)), -FARTHEST_STEP), FARTHEST_STEP))
+        factor = distances.factor / math.sqrt(c)
+        return self.judged(self.fit(factor, np.linalg.inv(factor)))
+
+    def _sums(self, distances: _Distances, c: float) -> Array:
+        """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
+        rate = self.xp.astype(self._there(np.array([-c])), self.weights.dtype)
+        given = distances.beyond, self.weights, rate
+        self._near = self._near or recorded(_near, *given)
+        return to_host(self._near(*given)).T.astype(np.float64)
+
+    def _there(self, x: Array) -> Any:
+        """A small host array where the samples are."""
+        return self.xp.asarray(np.ascontiguousarray(x), **self.where)
 
     def likelihood(self, fit: _Fit) -> float:
         """The mean of log p̂₋ᵢ."""
-        return float(fit.logs @ to_host(self.rows))
+        return float(fit.logs @ self.rows)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float) -> bool:
         """Whether a fit is better than one with ``more`` parameters less, by so many standard errors.
 
         That one is given as many steps, as the scale of both may not have come to its best.
         """
-        return (
-            self._score(fit, other, more) > errors
-            and self._score(fit, self.climb(other, free, SHAPE_STEPS), more) > errors
-        )
+        return self._score(fit, other, more) > errors and self._score(fit, self.climb(other, free), more) > errors
 
     def _score(self, fit: _Fit, other: _Fit, more: float) -> float:
         """By how many standard errors a fit is better than another, which has ``more`` parameters less."""
-        differences, rows = fit.logs - other.logs, to_host(self.rows)
+        differences, rows = fit.logs - other.logs, self.rows
         middle = float(np.median(differences))
         differences = np.clip(differences, middle - FAR, middle + FAR)
         mean = float(differences @ rows)
         error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
 
-    def _exp(self, x: Any) -> Any:
-        """exp to single precision, which takes a CPU half the time; on a GPU two conversions cost more."""
-        if self.on_host:
-            return np.exp(x.astype(np.float32)).astype(np.float64)
-        return self.xp.exp(x)
 
-    def _product(self, a: Any, b: Any) -> Any:
-        if not self.on_host:
-            return self.xp.matmul(a, b)
-        with on_this_thread():
-            return product(a, b)
+def _responses(u: Any, logs: Any, columns: Any, shares: Any, turned: Any) -> tuple[Any, Any]:
+    """The moment, and what the kernels say of left-out samples.
+
+    That is Σ_i a_i Σ_j r_ij (u_i − u_j)(u_i − u_j)ᵀ, (d, d), not symmetric yet; and each row's sum relative to its
+    largest kernel, and the log of that, (2, n).
+
+    Parameters
+    ----------
+    u : (n, d) array
+    logs : (n, n) array
+        Of w_j, minus infinity for j = i.
+    columns : (n, 1 + d) array
+        Ones and 2 u.
+    shares : (n, 1) array
+        a_i.
+    turned : (d, d) array
+        The transpose of L⁻¹.
+    """
+    xp = array_namespace(u)
+    v = _product(u, turned)
+    norms = xp.sum(0.5 * v * v, axis=1)
+    logs = _product(v, v.T) + (logs - norms)  # less, in each row, its sample's norm
+    most = xp.max(logs, axis=1)
+    near = _exp(logs - most[:, None])
+    sums = _product(near, columns)
+    share = shares / sums[:, :1]
+    both = shares + _product(share.T, near).T
+    return _product(u.T, both * u - share * sums[:, 1:]), xp.stack([sums[:, 0], most - norms])
+
+
+def _near(beyond: Any, weights: Any, rate: Any) -> Any:
+    """Each row's sums of exp(rate q) and of that times q, (n, 2)."""
+    xp = array_namespace(beyond)
+    near = xp.exp(beyond * rate)
+    return xp.concat([_product(terms, weights) for terms in (near, near * beyond)], axis=1)
+
+
+def _exp(x: Any) -> Any:
+    """exp to single precision, which takes a CPU half the time; on a GPU two conversions cost more."""
+    if isinstance(x, np.ndarray):
+        return np.exp(x.astype(np.float32)).astype(np.float64)
+    return array_namespace(x).exp(x)
+
+
+def _product(a: Any, b: Any) -> Any:
+    if not isinstance(a, np.ndarray):
+        return a @ b
+    with on_this_thread():
+        return product(a, b)
 
 
 def _better(fit: _Fit, columns: _Fit) -> str:
