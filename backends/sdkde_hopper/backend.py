@@ -11,13 +11,13 @@ from sdkde_core.plugin import PerStream, empty, in_slabs, memory_errors, on_devi
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
-from .bounds import grid_step
+from .bounds import grid_step, symmetric
 from .compiled import check_driver, nvrtc_version
 
 #: What the code is compiled for; that of no other card runs it, later ones' neither.
 CAPABILITY = (9, 0)
 
-#: Rows of LOG_SUM at a time, which take 200 bytes each.
+#: Rows of LOG_SUM at a time, which take some 200 bytes each, twice that in 64 dimensions.
 SLAB_ROWS = 1 << 21
 
 
@@ -35,11 +35,20 @@ class _State:
         """The grid of the leading pieces."""
         return grid_step(self.problem.extent)
 
+    def symmetric(self) -> launch.Symmetric:
+        """The points as the symmetric kernel of MEAN takes them."""
+
+        def make() -> launch.Symmetric:
+            return launch.pack_symmetric(self.points, self.step)
+
+        return self.made.get("points", make, self.points, launch.Symmetric.tensors)
+
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
+        log_weights = self.log_weights if "weights" in self.problem.requires else None
 
         def make() -> launch.Packed:
-            return launch.pack(self.points, self.step, self.problem.reduction)
+            return launch.pack(self.points, self.step, "columns", self.problem.reduction, log_weights)
 
         return self.made.get("points", make, self.points, launch.Packed.tensors)
 
@@ -75,15 +84,20 @@ class HopperBackend:
         m = points.shape[0]
         if m == 0:
             return empty(problem, points)
+        own = own_offset if "exclude_self" in problem.requires else None
         with on_device(points), memory_errors():
-            if problem.reduction is Reduction.LOG_SUM:
-                return in_slabs(lambda start, stop: _log_sum(problem, points[start:stop], state), m, SLAB_ROWS)
+            if problem.reduction is not Reduction.MEAN:
+                return in_slabs(lambda start, stop: _log_sum(problem, points, start, stop, state, own), m, SLAB_ROWS)
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
-            return launch.mean(state.packed(), problem.d, state.log_weights)
+            if symmetric(problem):
+                return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
+            return launch.dense_mean(state.packed(), state.points, state.log_weights)
 
 
-def _log_sum(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    """Some rows' LOG_SUM; the parts of the columns follow from how many rows there are in all."""
-    rows = launch.pack_rows(points, state.step)
-    return launch.log_sum(rows, points.shape[0], problem.m, state.packed(), state.log_weights)
+def _log_sum(problem: Problem, points: torch.Tensor, start: int, stop: int, state: _State, own: int | None) -> Partial:
+    """LOG_SUM or LAPLACE of some rows; the parts of the columns follow from how many rows there are in all."""
+    rows = launch.pack(points[start:stop], state.step, "rows", problem.reduction)
+    offset = None if own is None else own + start
+    given = state.packed(), problem.d, state.log_weights, offset
+    return launch.log_sum(problem.reduction, rows, problem.m, *given)

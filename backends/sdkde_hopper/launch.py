@@ -13,73 +13,140 @@ from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import kernel
 
-__all__ = ["Packed", "log_sum", "mean", "pack", "pack_rows"]
+__all__ = ["Packed", "Symmetric", "dense_mean", "log_sum", "pack", "pack_symmetric", "symmetric_mean"]
 
-#: Numbers of a partial sum: Σφv in sixteen dimensions, Σφ, and three that are free.
+#: Numbers of a partial sum of the symmetric kernel: Σφv in sixteen dimensions, Σφ, and three that are free.
 SUMS = 20
 
-#: Bytes of a tile of 64 columns: what the exponents need, and with what φ is multiplied by.
-EXPONENT_BYTES, TILE_BYTES = 64 * 48 * 2, 64 * (48 + 40) * 2
+#: Bytes of a tile of 64 columns of the symmetric kernel: what the exponents need, and what φ is multiplied by.
+TILE_BYTES = 64 * (48 + 40) * 2
+
+#: Points are filled up to a multiple of the rows of a program, be they 192 or 256.
+PADDING = 768
+
+
+@dataclass(frozen=True)
+class Symmetric:
+    """Points in pieces, padded to whole supers; see ``pack_symmetric`` in ``device/pack.cu``."""
+
+    count: int
+    padded: int
+    rows: torch.Tensor
+    tiles: torch.Tensor
+    bytes: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the buffers."""
+        return [self.rows, self.tiles, self.bytes]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Points in pieces, padded to whole supers; see ``device/pack.cu``. For LOG_SUM they are ``tiles`` alone."""
+    """Points in pieces, as rows, as columns or both; see ``pack_points`` in ``device/pack.cu``.
+
+    ``top`` has the columns' largest log weight, by which their weights are divided; ``logs`` theirs to base two.
+    """
 
     count: int
     padded: int
-    tiles: torch.Tensor
+    width: int
+    weighted: bool = False
     rows: torch.Tensor | None = None
-    bytes: torch.Tensor | None = None
+    tiles: torch.Tensor | None = None
+    top: torch.Tensor | None = None
+    logs: torch.Tensor | None = None
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the buffers."""
-        return [x for x in (self.tiles, self.rows, self.bytes) if x is not None]
+        return [x for x in (self.rows, self.tiles, self.top, self.logs) if x is not None]
 
 
-def pack(points: torch.Tensor, step: float, reduction: Reduction) -> Packed:
-    """Pack float64 points (n, d) as columns, and for MEAN as its rows.
+def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
+    """Pack float64 points (n, d) for :func:`symmetric_mean`, on a grid from :func:`sdkde_hopper.bounds.grid_step`."""
+    n, d = points.shape
+    padded = -(-n // plan.COLUMNS) * plan.COLUMNS
+    new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
+    rows, tiles, in_bytes = new(padded * 96), new(padded // 64 * TILE_BYTES), new(padded * 40)
+    kernel("pack", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, rows, tiles, in_bytes)
+    return Symmetric(n, padded, rows, tiles, in_bytes)
+
+
+def pack(
+    points: torch.Tensor, step: float, role: str, reduction: Reduction, log_weights: torch.Tensor | None = None
+) -> Packed:
+    """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`.
 
     Parameters
     ----------
     points : (n, d) float64 tensor
     step : float
         See :func:`sdkde_hopper.bounds.grid_step`.
+    role : {"rows", "columns"}
+        Columns of MEAN are its rows too.
     reduction : Reduction
-        LOG_SUM or MEAN.
+    log_weights : (n,) float64 tensor, optional
+        The columns', where they differ.
     """
     n, d = points.shape
-    padded = -(-n // plan.COLUMNS) * plan.COLUMNS
-    mean = reduction is Reduction.MEAN
+    width, padded = plan.width(d), -(-n // PADDING) * PADDING
+    mean, weighted, columns = reduction is Reduction.MEAN, log_weights is not None, role == "columns"
     new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
-    tiles = new(padded // 64 * (TILE_BYTES if mean else EXPONENT_BYTES))
-    rows, in_bytes = (new(padded * 96), new(padded * 40)) if mean else (None, None)
-    kernel("pack", "pack", 256)(padded // 16, points, n, padded, d, step, float(SCALE_BITS), rows, tiles, in_bytes)
-    return Packed(n, padded, tiles, rows, in_bytes)
+    size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
+    rows = new(size) if mean or not columns else None
+    tiles = new(copies * size) if columns else None
+    top = None if log_weights is None else log_weights.max().reshape(1)
+    logs = torch.empty(padded, dtype=torch.float32, device=points.device) if weighted and not mean else None
+    given = points, log_weights, top, n, padded, d, width, step, float(SCALE_BITS if mean else RAISED_BITS)
+    kernel("pack", "pack_points", 256)(padded // 16, *given, rows, tiles, logs, copies - 1)
+    return Packed(n, padded, width, weighted, rows, tiles, top, logs)
 
 
-def pack_rows(points: torch.Tensor, step: float) -> torch.Tensor:
-    """Pack float64 points (m, d) as rows of LOG_SUM, in whole blocks."""
-    m, d = points.shape
-    padded = -(-m // plan.ROWS) * plan.ROWS
-    rows = torch.empty(padded * 96, dtype=torch.uint8, device=points.device)
-    kernel("pack", "pack", 256)(padded // 16, points, m, padded, d, step, float(RAISED_BITS), rows, None, None)
-    return rows
-
-
-def log_sum(rows: torch.Tensor, m: int, whole: int, columns: Packed, log_weights: torch.Tensor) -> Partial:
-    """LOG_SUM of m rows from :func:`pack_rows`, of ``whole`` in all; all log weights (n,) are equal."""
-    device = rows.device
-    tiles, blocks = -(-columns.count // 64), -(-m // plan.ROWS)
-    parts = plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))
+def log_sum(
+    reduction: Reduction, rows: Packed, whole: int, columns: Packed, d: int, log_weights: torch.Tensor, own: int | None
+) -> Partial:
+    """LOG_SUM or LAPLACE of rows, of ``whole`` in all; row i leaves out column i + own."""
+    m, width, laplace = rows.count, columns.width, reduction is Reduction.LAPLACE
+    assert rows.rows is not None  # for the type checker
+    device = rows.rows.device
+    tiles, blocks = -(-columns.count // 64), -(-m // plan.LOG_SUM_ROWS)
+    parts = plan.parts(-(-whole // plan.LOG_SUM_ROWS), tiles, _programs(device))
     length = -(-tiles // parts)
     parts = -(-tiles // length)
-    out = torch.empty(parts * m * 2, dtype=torch.float32, device=device)
-    result = torch.empty(m, dtype=torch.float64, device=device)
-    reduce = kernel("log_sum", "log_sum", 544, plan.LOG_SUM_SHARED)
-    reduce(blocks * parts, rows, columns.tiles, out, m, tiles, length)
-    kernel("pack", "finish_log_sum", 128)(-(-m // 128), out, log_weights, m, parts, result)
-    return Partial(result)
+    out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
+    result = torch.empty((3, m) if laplace else (1, m), dtype=torch.float64, device=device)
+    name = reduction.value + ("_weighted" if columns.weighted else "")
+    reduce = kernel(f"log_sum_{width}", name, 640, plan.log_sum_ring(width).shared)
+    given = rows.rows, columns.tiles, columns.logs, out
+    reduce(blocks * parts, *given, m, tiles, length, own or 0, int(own is not None))
+    top = log_weights if columns.top is None else columns.top
+    sign, magnitude = (result[1], result[2]) if laplace else (None, None)
+    finish = kernel("pack", "finish_log_sum", 128)
+    finish(-(-m // 128), out, top, m, d, parts, int(laplace), result[0], sign, magnitude)
+    return Partial(result[0], None, sign, magnitude)
+
+
+def dense_mean(packed: Packed, points: torch.Tensor, log_weights: torch.Tensor) -> Partial:
+    """MEAN of the points themselves, every φ for its row alone; the log weights (n,) differ where they are packed."""
+    (n, d), device, width = points.shape, points.device, packed.width
+    rows = plan.warpgroups(width) * 64
+    blocks, tiles, programs = -(-n // rows), -(-n // 64), _programs(device)
+    parts = plan.parts(blocks, tiles, programs)
+    length = -(-tiles // parts)
+    parts = -(-tiles // length)
+    out = torch.empty(parts * blocks * rows * (width + 4), dtype=torch.float32, device=device)
+    name, threads = "weighted" if packed.weighted else "dense", 128 * (plan.warpgroups(width) + 1)
+    shared = plan.dense_ring(width, packed.weighted).shared
+    reduce = kernel(f"{name}_{width}", "mean_dense", threads, shared)
+    reduce(blocks * parts, packed.rows, packed.tiles, out, blocks, tiles, length)
+    log_sum = torch.empty(n, dtype=torch.float64, device=device)
+    shift = torch.empty((n, d), dtype=torch.float64, device=device)
+    listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if packed.weighted else None
+    given = out, parts, blocks * rows, width, packed.rows, log_weights, packed.top, n, d, log_sum, shift, listed
+    kernel("pack", "finish_dense", 256)(-(-n // 8), *given)
+    if listed is not None:
+        exact = kernel("exact", "mean_exact", 128, plan.EXACT_SHARED)
+        exact(4 * programs, points, log_weights, n, d, listed, log_sum, shift)
+    return Partial(log_sum, shift)
 
 
 def _programs(device: torch.device) -> int:
@@ -112,8 +179,8 @@ def _on_device(tables: plan.Tables, device: torch.device) -> _Tables:
     return _tables[key][1]
 
 
-def mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
-    """MEAN of the points themselves; all log weights (n,) are equal."""
+def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Partial:
+    """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal."""
     device = points.tiles.device
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
     programs = _programs(device)
