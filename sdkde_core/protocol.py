@@ -37,6 +37,7 @@ __all__ = [
     "KERNELS",
     "PRECISIONS",
     "PROTOCOL",
+    "QUANTUM",
     "TOLERANCES",
     "Backend",
     "BackendInfo",
@@ -44,6 +45,7 @@ __all__ = [
     "Columns",
     "DeviceOutOfMemory",
     "NotWorthIt",
+    "PairsBackend",
     "Partial",
     "Problem",
     "Reduction",
@@ -57,7 +59,7 @@ T = TypeVar("T")
 
 #: (major, minor). A plugin of another major, or of a newer minor, is refused. A new minor only adds names to FEATURES,
 #: or fields with defaults, so a plugin of an older minor works.
-PROTOCOL = (1, 0)
+PROTOCOL = (1, 1)
 
 #: Precisions, least precise first.
 PRECISIONS = ("fast", "high", "float64")
@@ -65,15 +67,21 @@ PRECISIONS = ("fast", "high", "float64")
 #: Array libraries that the core hands to a backend.
 ARRAYS = ("numpy", "torch", "cupy")
 
-#: Names that ``Problem.requires`` may carry. A backend is only asked for those that its ``features`` list, but for
-#: ``"multi_scale"``: the core reduces scale by scale for a backend without it.
+#: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
+#: carries those that the answer depends on: all but the last two, which are of protocol 1.1 and other ways to ask for
+#: the same. Without these the core asks for queries; without ``"multi_scale"`` it reduces scale by scale.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",
     "multi_scale": "φ_ij = exp(−½ r²_ij / s²) for every s in Problem.scales; results gain an axis after the first",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
     "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
+    "range": "some consecutive points as rows: Problem.same with m < n, from the point own_offset on",
+    "pairs": "reduce_pairs: what two ranges of the points are to each other, both sums at once; MEAN only",
 }
+
+#: Ranges of points that several devices share out begin at a multiple of so many, and end at one or at n.
+QUANTUM = 1024
 
 #: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
 #: ``"exponential"`` are positive everywhere, the others have bounded support: they are 0 from r = 1 on.
@@ -181,7 +189,8 @@ class Problem:
     device : str
         Where the pass runs: ``"cpu"``, ``"cuda:0"``.
     same : bool
-        The query rows are the training points; ``reduce`` is given ``queries=None``.
+        The query rows are the training points; ``reduce`` is given ``queries=None``. With m < n, for a backend with
+        ``"range"``, they are m of them, from the point ``own_offset`` on.
     requires : frozenset of str
         Names from :data:`FEATURES` that the answer depends on.
     deterministic : bool
@@ -377,10 +386,53 @@ class Backend(TypingProtocol):
             n and more). So rows can come in batches, and columns in shards. A row that is left without any column has
             log sum −inf, shift 0, sign 0.
 
+            With ``problem.same`` row i *is* column i + own_offset: it is 0, and with ``"range"`` from 0 to n − m. In a
+            deterministic backend a row has the same bits in every such range m < n that begins at a multiple of
+            :data:`QUANTUM` and ends at one or at n. So several devices may share the rows in any way. With m = n they
+            may be others, within the tolerance.
+
         Raises
         ------
         DeviceOutOfMemory
             With fewer rows it might do.
+        """
+
+
+class PairsBackend(Backend, TypingProtocol):
+    """A backend with the feature ``"pairs"``.
+
+    φ_ij = φ_ji: a block of pairs of the points serves the rows on both of its sides for one exponential each, and
+    several devices that deal out the blocks I ≤ J among them compute each pair once.
+    """
+
+    def reduce_pairs(
+        self, problem: Problem, state: Any, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> tuple[Partial, Partial]:
+        """Reduce two ranges of the points, each over the other.
+
+        Merged over all blocks with a row, the results are ``reduce``'s for that row, within the tolerance. The same
+        block gives the same bits. As of ``reduce``, the results are the caller's.
+
+        Parameters
+        ----------
+        problem : Problem
+            The whole pass: MEAN, ``same``, m = n, with any feature that ``reduce`` takes with those.
+        state
+            What ``prepare`` returned.
+        rows, columns : (start, stop)
+            Not empty, equal or disjoint; each begins at a multiple of :data:`QUANTUM` and ends at one or at n.
+
+        Returns
+        -------
+        Partial
+            Of the points of ``rows`` over the columns of ``columns``.
+        Partial
+            Of the points of ``columns`` over the columns of ``rows``. Where both are the same, the same as the first.
+
+        Raises
+        ------
+        DeviceOutOfMemory
+            With smaller blocks it might do.
         """
 
 

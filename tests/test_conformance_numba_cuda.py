@@ -160,7 +160,7 @@ def test_simulated_nan_stays_nan(method):
 
 @simulated
 def test_simulated_memory_changes_no_bits(monkeypatch):
-    """Rows come in halves until they fit; where the fewest do not, the core hears of it."""
+    """Rows come in halves until they fit; where the fewest do not, the core hears of it. Nor does a range of rows."""
     from sdkde_numba import gpu_backend as module
 
     backend, real, sizes, fit = registry.find(NAME).info.load(), module._slab, [], 9
@@ -184,10 +184,12 @@ def test_simulated_memory_changes_no_bits(monkeypatch):
             with pytest.raises(DeviceOutOfMemory):
                 backend.reduce(problem, None, backend.prepare(problem, columns))
         assert max(sizes) > fit >= min(sizes)
+        some = backend.reduce(replace(problem, m=4), None, backend.prepare(problem, columns), 9)
         for name in ("log_sum", "shift", "sign", "log_magnitude"):
-            a, b = getattr(whole, name), getattr(parts, name)
-            assert (a is None) == (b is None)
+            a, b, c = (getattr(got, name) for got in (whole, parts, some))
+            assert (a is None) == (b is None) == (c is None)
             assert a is None or torch.equal(a, b), (reduction, name)
+            assert a is None or torch.equal(a[9:13], c), (reduction, name)
 
 
 @pytest.mark.slow

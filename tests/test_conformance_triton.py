@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +50,18 @@ class TestInterpreted(BackendConformance):
         "query_chunks",
         "repeat",
         "results_are_the_callers",
+        "row_range",
         "state_reuse",
         "sizes",
     )
+
+    def test_some_of_the_points_are_rows(self):
+        """The check ``row_range`` in small."""
+        (target,), case = self._targets(), problems.make("mixture", 90, 1, 5, 8.0)
+        problem = target.whole_problem(case, Reduction.MEAN, "fast", same=True)
+        got = target.reduce(replace(problem, m=20), None, target.prepare(problem, case), 65)
+        want = problems.truth(case, same=True, rows=np.arange(65, 85))
+        assert problems.errors(problem, got, want).max() < 1.0
 
     @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
     def test_threads(self, parameter):

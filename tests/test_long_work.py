@@ -112,6 +112,21 @@ def test_the_other_calls_say_how_far_they_are():
     assert not watch.told
 
 
+def test_samples_that_move_are_ranges_of_themselves(monkeypatch):
+    """To the backend, which then knows that each row is a column too."""
+    (own,) = (r for r in registry.records() if r.name == "numpy")
+    backend, asked = sys.modules[own.info.implementation.partition(":")[0]].NumpyBackend, []
+    reduce = backend.reduce
+
+    def noting(self, problem, queries, state, own_offset=0):
+        asked.append((queries is None, problem.same, own_offset, problem.m))
+        return reduce(self, problem, queries, state, own_offset)
+
+    monkeypatch.setattr(backend, "reduce", noting)
+    sdkde_core.debias(X, bandwidth=H, backend="numpy", progress=lambda *_: None)
+    assert asked == [(True, True, 0, 256), (True, True, 256, 256), (True, True, 512, 188)]
+
+
 def test_another_kernel(mapped):
     options = {"method": "kde", "kernel": "tophat", "bandwidth": 0.7}
     near(sdkde_core.estimate(X, mapped[0], out=mapped[1], **options), sdkde_core.estimate(X, Y, **options))

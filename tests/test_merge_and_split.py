@@ -17,6 +17,7 @@ from sdkde_core.engine.columns import pack
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.engine.merge import each, merge
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
+from sdkde_core.testing import reference
 from sdkde_core.testing.problems import CASES, errors, make, truth
 
 
@@ -318,6 +319,62 @@ def test_running_out_of_memory_cuts_rows(reduction, far, same, exclude_self):
     assert max(calls) > 20
     assert taken_off == (far if same else 2 * far)
     assert errors(problem, got, truth(case, same=same, exclude_self=exclude_self)).max() <= 1.0
+
+
+@pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range"}])
+def test_running_out_of_memory_halves_the_points_as_ranges_of_them(features):
+    case, asked = make("mixture", 5000, 1, 2), []
+
+    class Cramped(NumpyBackend):
+        def reduce(self, problem, queries, state, own_offset=0):
+            if problem.m > 2000:
+                raise DeviceOutOfMemory(f"{problem.m} rows")
+            assert problem.same == (queries is None)
+            asked.append((own_offset, own_offset + problem.m, problem.same))
+            return super().reduce(problem, queries, state, own_offset)
+
+    problem = case.problem(Reduction.MEAN, "fast", same=True)
+    columns, info = Columns(case.points, case.log_weights), replace(INFO, features=features)
+    got, _ = pack(Cramped(), info, problem, columns).reduce()
+    ends = [(0, 1024), (1024, 2048), (2048, 3072), (3072, 5000)]
+    assert asked == [(*end, "range" in features) for end in ends]
+    assert errors(problem, got, reference.near_sums(case.points, case.points, case.log_weights)).max() <= 1.0
+
+
+@pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range", "multi_scale"}])
+@pytest.mark.parametrize("exclude_self", [False, True])
+@pytest.mark.parametrize("kind", ["mixture", "outliers", "no weight"])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_some_of_the_points_are_rows(reduction, kind, exclude_self, features):
+    """Points beyond the limit are still summed apart; the others' rows are a range of the columns that are near."""
+    case, asked = make("mixture", 120, 1, 3), []
+    if kind != "mixture":
+        case = _spoil(make("mixture", 120, 90, 3), np.random.default_rng(5), zeros=kind == "no weight")
+    options = {"requires": {"multi_scale"}, "scales": (0.7, 2.0)} if kind == "outliers" else {}
+    problem = case.problem(reduction, "float64", same=True, exclude_self=exclude_self, **options)
+
+    class Asked(NumpyBackend):
+        def reduce(self, problem, queries, state, own_offset=0):
+            if queries is None:
+                asked.append((problem.m, own_offset))
+                assert problem.same
+                assert "range" in features
+            return super().reduce(problem, queries, state, own_offset)
+
+    info = replace(INFO, features=features, extent_limit=lambda problem: 30.0)
+    packed = pack(Asked(), info, problem, Columns(case.points, case.log_weights))
+    for start, stop in ((0, 60), (10, 40), (40, 120), (50, 51)):
+        got, _ = packed.reduce(some=(start, stop))
+        for s, scale in enumerate(problem.scales or (1.0,)):
+            one = each(got, lambda x, s=s: x[:, s]) if problem.scales else got
+            want = truth(case, same=True, exclude_self=exclude_self, scale=scale, rows=np.arange(start, stop))
+            assert errors(problem, one, want).max() <= 1.0
+    if "range" in features and kind == "mixture":
+        assert asked == [(60, 0), (30, 10), (80, 40), (1, 50)]
+    elif "range" in features and kind == "outliers" and not exclude_self:  # the points 3 and 50
+        assert asked == [(58, 0), (30, 9), (79, 39)]
+    else:  # rows whose columns are dropped, or stand in another order, are like any others
+        assert not asked
 
 
 def test_a_device_that_holds_no_row_is_an_error():

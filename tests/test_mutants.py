@@ -258,6 +258,66 @@ class EdgesBlurred(NumpyBackend):
         return got if problem.scales else replace(got, log_sum=got.log_sum[:, 0])
 
 
+class FirstRows(NumpyBackend):
+    """The first points are its rows, wherever a range begins."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return super().reduce(problem, queries, state, 0 if queries is None else own_offset)
+
+
+class RangeBeginsOnTile(NumpyBackend):
+    """A range begins where the tile of its first row does."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        return super().reduce(problem, queries, state, own_offset // 16 * 16 if queries is None else own_offset)
+
+
+class RangeLeavesOutFirstColumns(NumpyBackend):
+    """Row i of a range leaves out column i, which is not its own."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        if queries is not None:
+            return super().reduce(problem, queries, state, own_offset)
+        rows = state.formula.points[own_offset : own_offset + problem.m]
+        return super().reduce(replace(problem, same=False), rows, state, 0)
+
+
+class RangeCutByRows(NumpyBackend):
+    """How columns are cut follows from how many rows there are."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        if queries is None:
+            queries = state.formula.points[own_offset : own_offset + problem.m]
+        return super().reduce(problem, queries, state, own_offset)
+
+
+class OtherSideUnweighted(NumpyBackend):
+    """The weights count for the first side of a block only."""
+
+    def reduce_pairs(self, problem, state, rows, columns):
+        first, other = super().reduce_pairs(problem, state, rows, columns)
+        if rows != columns and state.log_weights is not None:
+            equal = replace(state, log_weights=np.full_like(state.log_weights, state.log_weights.mean()))
+            other = super().reduce_pairs(problem, equal, rows, columns)[1]
+        return first, other
+
+
+class BlocksForgetTheOtherSide(NumpyBackend):
+    """The other side of a block is that of the whole."""
+
+    def reduce_pairs(self, problem, state, rows, columns):
+        first, _ = super().reduce_pairs(problem, state, rows, columns)
+        return first, self.reduce(replace(problem, m=columns[1] - columns[0]), None, state, columns[0])
+
+
+class PairsUnsteady(NumpyBackend):
+    rng = np.random.default_rng(0)
+
+    def reduce_pairs(self, problem, state, rows, columns):
+        first, other = super().reduce_pairs(problem, state, rows, columns)
+        return first, replace(other, shift=other.shift + 1e-14 * self.rng.normal())
+
+
 class Unattached(PlainTorch):
     """Declares derivatives, and gives results without."""
 
@@ -334,6 +394,14 @@ MUTANTS = {
     "rows out of reach have a sum": (NothingIsLittle, INFO, {"kernel"}),
     "little weights lost by other kernels": (OneLevel, INFO, {"kernel"}),
     "edges of supports blurred": (EdgesBlurred, INFO, {"kernel"}),
+    "a range is the first points": (FirstRows, INFO, {"row_range", "range_bits"}),
+    "a range begins on a tile": (RangeBeginsOnTile, INFO, {"row_range"}),
+    "a range leaves out the first columns": (RangeLeavesOutFirstColumns, INFO, {"row_range", "range_bits"}),
+    "a range is cut by its rows": (RangeCutByRows, INFO, {"range_bits"}),
+    "a block's other side without weights": (OtherSideUnweighted, INFO, {"pairs"}),
+    "a block's other side over all columns": (BlocksForgetTheOtherSide, INFO, {"pairs"}),
+    "a block that differs the second time": (PairsUnsteady, INFO, {"pairs"}),
+    "features of a later protocol": (NumpyBackend, replace(INFO, protocol=(1, 0)), {"declaration"}),
     "results not attached": (Unattached, plain_torch.INFO, {"grad"}),
     "points are no rows to autograd": (RowsForgotten, plain_torch.INFO, {"grad"}),
     "no derivative by weights of zero": (ZeroWeightsDropped, plain_torch.INFO, {"grad"}),
@@ -432,13 +500,16 @@ def test_names_are_stable():
         "multi_scale[float64-laplace]",
         "grad[high-mean]",
         "kernel[high-tophat]",
+        "row_range[high-laplace]",
+        "range_bits[fast-mean]",
+        "pairs[float64-mean]",
         "drawn[12-d17-p400000]",
     } <= set(names)
     assert set(CHECKS) == {
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched", "results_are_the_callers"),
         *("expected_rows", "threads", "far_below", "not_a_number", "exclude_self", "multi_scale", "grad", "drawn"),
-        *("interrupts", "forked_child", "kernel"),
+        *("interrupts", "forked_child", "kernel", "row_range", "range_bits", "pairs"),
     }
 
 

@@ -15,11 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from sdkde_numpy import info
 from sdkde_numpy.backend import NumpyBackend
-from sdkde_numpy.info import INFO
 
 from sdkde_core.protocol import PRECISIONS
 from sdkde_core.testing.checks import CHECKS, PROFILES, Target, failures
+
+#: As of protocol 1.0: ranges of the points, of which every mutant would have to know, have mutants of their own.
+INFO = replace(info.INFO, protocol=(1, 0), features=info.INFO.features - {"range", "pairs"})
 
 #: Checks in the order in which they are tried: those that catch most first.
 ORDER = ("drawn", "sizes", "exclude_self", "multi_scale", *sorted(CHECKS))

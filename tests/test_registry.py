@@ -101,7 +101,7 @@ def test_a_broken_plugin_is_listed_with_its_cause(install, source, cause):
 
 def test_another_protocol_major_is_refused_with_both_versions(install):
     install("future", "future", good("future", "future", protocol=(99, 2)))
-    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 99\.2, this sdkde 1\.0; update sdkde"):
+    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 99\.2, this sdkde 1\.1; update sdkde"):
         sdkde_core.estimate(X, backend="future")
     install("past", "past", good("past", "past", protocol=(0, 7)))
     assert "update the plugin" in registry.find("past").reason
@@ -109,7 +109,7 @@ def test_another_protocol_major_is_refused_with_both_versions(install):
 
 def test_a_newer_minor_asks_for_a_newer_sdkde(install):
     install("newer", "newer", good("newer", "newer", protocol=(1, 9)))
-    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 1\.9, this sdkde 1\.0; update sdkde"):
+    with pytest.raises(sdkde_core.BackendUnavailable, match=r"speaks protocol 1\.9, this sdkde 1\.1; update sdkde"):
         sdkde_core.estimate(X, backend="newer")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, range_rows
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
@@ -81,10 +81,12 @@ class CudaBackend:
         Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits. A tuned configuration
         that fails is given up for the next best, whose bits may differ.
         """
-        points = state.points if queries is None else queries
+        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         m = points.shape[0]
         if m == 0:
             return empty(problem, points)
+        if queries is None and problem.m < problem.n:
+            problem = replace(problem, m=range_rows(problem.n))
         kind = arithmetic(replace(problem, extent=state.problem.extent), state.span)
         while True:
             config, tuned = launch.configuration(problem, kind, launch.Card.of(points.device))
@@ -116,7 +118,7 @@ def _slab(
 ) -> Partial:
     depth, group = depth_of(problem.d, config.depth)
     columns = state.packed(kind, depth * group, config.columns)
-    if anchored(problem) and stop - start == points.shape[0]:
+    if anchored(problem) and stop - start == columns.count:
         rows = columns  # the rows are the columns, packed alike
     else:
         rows = launch.pack(points[start:stop], kind, depth * group)

@@ -83,11 +83,11 @@ def _compile_seconds(problem: Problem) -> float:
 
 INFO = BackendInfo(
     name="numba-cuda",
-    protocol=(1, 0),
+    protocol=(1, 1),
     implementation="sdkde_numba.gpu_backend:CudaBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self"}),
+    features=frozenset({"weights", "exclude_self", "range"}),
     deterministic=True,
     requires_modules=("torch", "numba", "numba_cuda"),
     install="pip install 'sdkde-core[numba-cuda]'  # on Linux and Windows",

@@ -216,7 +216,7 @@ def reduce(
     Parameters
     ----------
     problem : Problem
-        Its m is of all rows, of which these may be some.
+        Its m is of all rows, of which these may be some; of a range of the points it is what is planned for.
     rows, columns : Packed
     log_weight : () float64 tensor
         What is added to log sums: the columns' log weight where all have the same, else 0.
@@ -229,7 +229,7 @@ def reduce(
     kernel, resident = compiled(shape, rows.numbers.device)
     card, m = Card.of(rows.numbers.device), rows.count
     height = config.threads // shape.group * config.rows
-    slab = min(problem.m, most_rows(problem))
+    slab = min(problem.n if problem.same else problem.m, most_rows(problem))
     limit = max(1, min(MOST_PARTS, PARTIAL_BYTES // (8 * shape.results * slab)))
     part = part_size(problem.m, columns.padded, height, config.columns, card.multiprocessors * resident, limit)
     parts = -(-columns.padded // part)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, on_this_thread, stack
-from sdkde_core.protocol import Columns, Partial, Problem, Support
+from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Support
 
 from .compact import Compact, reduce_compact
 from .formulas import Formula, choose
@@ -60,30 +60,49 @@ class NumpyBackend:
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
         points = state.formula.points
-        rows = points if queries is None else queries
-        m, n = len(rows), len(points)
+        rows = points[own_offset : own_offset + problem.m] if queries is None else queries
+        # Every range of the points is cut in one way: a row has the same bits in all of them.
+        cut = queries is None and len(rows) < len(points)
+        return self._sums(problem, rows, state, own_offset, (0, len(points)), QUANTUM if cut else len(rows))
+
+    def reduce_pairs(
+        self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> tuple[Partial, Partial]:
+        """Reduce both sides of a block, one after the other: right, but no faster than two calls."""
+
+        def side(some: tuple[int, int], over: tuple[int, int]) -> Partial:
+            return self._sums(problem, state.formula.points[slice(*some)], state, some[0], over, QUANTUM)
+
+        first = side(rows, columns)
+        return first, first if rows == columns else side(columns, rows)
+
+    def _sums(
+        self, problem: Problem, rows: Any, state: _State, own_offset: int, columns: tuple[int, int], as_for: int
+    ) -> Partial:
+        """Reduce rows over a range of the columns, cut as for so many rows."""
+        m, (left, right) = len(rows), columns
         if m == 0:
-            return empty(problem, points)
+            return empty(problem, rows)
         # Chunks of columns are joined in order. Nothing here depends on the threads.
-        chunk = columns_of_a_task(m, n)
-        width = min(chunk, max(1, TILE // min(m, ROWS)))
+        chunk = columns_of_a_task(as_for, right - left)
+        width = min(chunk, max(1, TILE // min(as_for, ROWS)))
 
         def task(where: tuple[int, int]) -> list[Any]:
             r, c = where
-            block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
+            block, over = rows[r : r + ROWS], (c, min(c + chunk, right))
             # As in the calling thread: sums of exponentials underflow by design.
             with np.errstate(all="ignore"), on_this_thread():
                 if isinstance(state.formula, Compact):
                     return reduce_compact(problem, state.formula, block, own_offset + r, over, width)
                 return reduce_block(problem, state.formula, block, own_offset + r, over, state.log_weights, width)
 
-        tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
+        starts = range(left, right, chunk)
+        tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
         most = self.threads or default_threads()
         with claim_memory("a sum over tiles", tasks=most) as threads:
             parts = map_threads(task, tasks, threads)
-        chunks = -(-n // chunk)
         with np.errstate(all="ignore"):
-            strips = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
+            strips = [_join(parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
             results = [[sums.result(state.uniform) for sums in strip] for strip in strips]
         return concatenate([stack(strip) if problem.scales else strip[0] for strip in results])
 

@@ -99,11 +99,11 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="numpy",
-    protocol=(1, 0),
+    protocol=(1, 1),
     implementation="sdkde_numpy.backend:NumpyBackend",
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self", "multi_scale", "kernel"}),
+    features=frozenset({"weights", "exclude_self", "multi_scale", "kernel", "range", "pairs"}),
     deterministic=True,
     requires_modules=("numpy", "threadpoolctl"),
     install="pip install sdkde-core",

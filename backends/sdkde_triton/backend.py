@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, range_rows
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
@@ -92,9 +92,11 @@ class TritonBackend:
 
         Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
         """
-        points = state.points if queries is None else queries
+        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         if points.shape[0] == 0:
             return empty(problem, points)
+        if queries is None and problem.m < problem.n:
+            problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
             return _reduce(problem, points, state, own_offset)
 
@@ -105,7 +107,7 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
     step = _step(problem, state)
     rows, m = STORED_ROWS, points.shape[0]
     if compute is _direct or not stores(problem, form(problem, extent, step)):
-        rows = slab_rows(problem.m, state.points.shape[0], 8 * (problem.d + 3))
+        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3))
 
     def some(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None

@@ -116,17 +116,17 @@ def _compile_seconds(problem: Problem) -> float:
     if formula(problem, problem.extent) == "direct":
         return 2 * OTHERS_SECONDS
     passes = 1 + shifts_rows(problem)
-    packings = passes + (not problem.same)
+    packings = passes + (not problem.same or problem.m < problem.n)
     return passes * (PRODUCTS_SECONDS + OTHERS_SECONDS) + packings * OTHERS_SECONDS
 
 
 INFO = BackendInfo(
     name="triton",
-    protocol=(1, 0),
+    protocol=(1, 1),
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high"),
-    features=frozenset({"weights", "exclude_self"}),
+    features=frozenset({"weights", "exclude_self", "range"}),
     deterministic=True,
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'  # on Linux",

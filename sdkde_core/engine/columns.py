@@ -20,7 +20,7 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
 from ..arrays import to_host
-from ..protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, with_fields
+from ..protocol import QUANTUM, Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, with_fields
 from .exact import Exact
 from .failures import OutOfReach, call, checked, read_only, unchanged
 from .forks import new_lock
@@ -54,12 +54,13 @@ def reduce_pass(
     columns : Columns
         As the protocol has them, but log weights may be −inf.
     queries : (m, d) float64 array, optional
-        None: the points.
+        None: the points, or ``problem.m`` of them from ``own_offset`` on.
     own_offset : int
         With ``"exclude_self"``: row i leaves out column i + own_offset.
     """
+    some = (own_offset, own_offset + problem.m) if queries is None else None
     with np.errstate(all="ignore"):  # the public functions see to it themselves
-        return pack(backend, info, problem, columns).reduce(queries, own_offset=own_offset)[0]
+        return pack(backend, info, problem, columns).reduce(queries, own_offset=own_offset, some=some)[0]
 
 
 def pack(
@@ -146,7 +147,13 @@ class PackedColumns:
             self._packed("all", backend, problem.extent) if self._takes_whole(0.0, 0, 1) else self._for_near()
 
     def reduce(
-        self, queries: Any = None, *, own_offset: int = 0, distances: Any = None, extent: float | None = None
+        self,
+        queries: Any = None,
+        *,
+        own_offset: int = 0,
+        some: tuple[int, int] | None = None,
+        distances: Any = None,
+        extent: float | None = None,
     ) -> tuple[Partial, int]:
         """Reduce over all columns for every row.
 
@@ -155,7 +162,9 @@ class PackedColumns:
         queries : (m, d) float64 array, optional
             None: the points.
         own_offset : int
-            With ``"exclude_self"``: row i leaves out column i + own_offset.
+            With ``"exclude_self"``: row i leaves out column i + own_offset; without queries, its own.
+        some : (start, stop), optional
+            Those of the points that are the rows, without queries; None: all.
         distances : (m,) array, optional
             The rows' from the origin, where they are known.
         extent : float, optional
@@ -167,28 +176,37 @@ class PackedColumns:
         int
             How many outliers were summed apart: rows and columns, what is both counted once.
         """
-        same, rows = queries is None, self._points if queries is None else queries
+        same, rows, n = queries is None, queries, self._points.shape[0]
+        cut = same and some is not None and some != (0, n)
+        if same:
+            own_offset, stop = some or (0, n)
+            rows = self._points[own_offset:stop, :] if cut else self._points
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
-        points = same and self._kept is None  # the rows are the columns, which a backend may use
-        if points and max(extent, self._problem.extent) <= self._own_limit:
-            return self._sum([self._packed("all", self._backend, self._stepped(extent))], None, own_offset), 0
-        far, m_far = None, 0
+        # Whether the rows are columns, from own_offset on, of which a backend may make use.
+        own = same and self._kept is None and (not cut or "range" in self._info.features)
+        if own and max(extent, self._problem.extent) <= self._own_limit:
+            return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own_offset, own), 0
+        far, m_far, before = None, 0, 0
         if extent > self._limit:
-            far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
-            m_far = self._count(far)
-        whole = self._takes_whole(extent, m_far, m)
+            if own and cut:
+                far, m_far, before = self._far_among(own_offset, stop)
+            else:
+                far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
+                m_far = self._count(far)
+        # Some of the columns are taken as all of them are: then a row's bits do not depend on those beside it.
+        whole = self._takes_whole(extent, self._n_far, n) if own else self._takes_whole(extent, m_far, m)
         apart = 0 if whole else max(m_far, self._n_far) if same else m_far + self._n_far
         if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
             return self._without_own(rows, own_offset, far, extent, whole), apart
         if whole or not apart:
             packed = self._packed("all", self._backend, self._stepped(extent) if whole else self._limit)
-            return self._sum([packed], None if points else rows, own_offset), apart
+            return self._sum([packed], rows, own_offset, own), apart
         if not m_far:
-            return self._sum(self._for_near(), rows), apart
+            return self._sum(self._for_near(), rows, own_offset - before, own), apart
         order, blocks = marked_last(far), []
         rows = take_rows(rows, order)
         if m > m_far:
-            blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], points_first=points))
+            blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], own_offset - before, own))
         blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
         return undo(concatenate(blocks), order), apart
 
@@ -206,6 +224,15 @@ class PackedColumns:
         elif counts:
             counts = read_back(*counts)
         return int(counts[0]) if counts else 0
+
+    def _far_among(self, start: int, stop: int) -> tuple[Any, int, int]:
+        """Which of some points are outliers, how many, and how many of those before them; None and 0 of no outliers."""
+        self._count(None)
+        if self._far is None:
+            return None, 0, 0
+        far = self._far.mask[start:stop]
+        among, before = read_back(count(far), count(self._far.mask[:start]))
+        return far, int(among), int(before)
 
     @property
     def _n_far(self) -> int:
@@ -276,21 +303,20 @@ class PackedColumns:
             state = call(self._info, problem, backend.prepare, columns)
         return _Packed(backend, problem, columns, state)
 
-    def _sum(self, states: list[_Packed], queries: Any, own_offset: int = 0, points_first: bool = False) -> Partial:
-        """Reduce over the columns of all states; ``points_first``: the queries are those of the first."""
+    def _sum(self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False) -> Partial:
+        """Reduce over the columns of all states; ``own``: the rows are the first's columns from ``own_offset`` on."""
         parts = []
-        for i, (backend, problem, columns, state) in enumerate(states):
-            given = None if points_first and i == 0 else queries
-            m = (columns.points if given is None else given).shape[0]
-            if (m, given is None) != (problem.m, problem.same):
-                problem = _of_rows(problem, m, given is None)
-            parts.append(self._reduce_rows(_Packed(backend, problem, columns, state), given, own_offset))
+        for i, packed in enumerate(states):
+            m, same, problem = rows.shape[0], own and i == 0, packed.problem
+            if (m, same) != (problem.m, problem.same):
+                packed = packed._replace(problem=_of_rows(problem, m, same))
+            parts.append(self._reduce_rows(packed, rows, own_offset))
         return merge(parts)
 
-    def _reduce_rows(self, packed: _Packed, queries: Any, own_offset: int) -> Partial:
+    def _reduce_rows(self, packed: _Packed, rows: Any, own_offset: int) -> Partial:
         """Reduce, with half the rows at a time where the device's memory does not suffice."""
         backend, problem, columns, state = packed
-        rows, device = columns.points if queries is None else queries, problem.device
+        queries, device = None if problem.same else rows, problem.device
         try:
             with unchanged(self._info, device, columns.points, queries):
                 got = call(self._info, problem, backend.reduce, read_only(queries), state, own_offset)
@@ -298,10 +324,11 @@ class PackedColumns:
         except DeviceOutOfMemory:
             if problem.m < 2:
                 raise
-        half = problem.m // 2
+        half, same = problem.m // 2, problem.same and "range" in self._info.features
+        half -= half % QUANTUM if half > QUANTUM else 0
         parts = []
         for start, stop in ((0, half), (half, problem.m)):
-            sub = packed._replace(problem=_of_rows(problem, stop - start, False))
+            sub = packed._replace(problem=_of_rows(problem, stop - start, same))
             parts.append(self._reduce_rows(sub, rows[start:stop, :], own_offset + start))
         return concatenate(parts)
 
@@ -358,7 +385,13 @@ class ScaleByScale:
         ]
 
     def reduce(
-        self, queries: Any = None, *, own_offset: int = 0, distances: Any = None, extent: float | None = None
+        self,
+        queries: Any = None,
+        *,
+        own_offset: int = 0,
+        some: tuple[int, int] | None = None,
+        distances: Any = None,
+        extent: float | None = None,
     ) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`, with an axis for the scales; outliers are those of the hardest scale."""
         answers, apart = [], 0
@@ -366,6 +399,7 @@ class ScaleByScale:
             got, far = columns.reduce(
                 None if queries is None else queries / scale,
                 own_offset=own_offset,
+                some=some,
                 distances=None if distances is None else distances / scale,
                 extent=None if extent is None else extent / scale,
             )

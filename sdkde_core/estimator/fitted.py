@@ -356,10 +356,10 @@ def shifted(
         return _pass(problem, packed, None, report).shift
     batches, size = [], batch_rows(problem.n, problem)
     for start in range(0, problem.n, size):
-        batch = columns.points[start : start + size, :]
-        batches.append(_pass(replace(problem, m=batch.shape[0], same=False), packed, batch, report))
+        stop = min(start + size, problem.n)
+        batches.append(_pass(replace(problem, m=stop - start), packed, None, report, some=(start, stop)))
         to_host(detached(batches[-1].log_sum[:1]))  # waits for the device
-        advance(batch.shape[0])
+        advance(stop - start)
     return concatenate(batches).shift
 
 

@@ -11,6 +11,7 @@ parameters that suit a backend's declarations; names and parameters are stable w
 :mod:`~sdkde_core.testing.broken_off`               calls that are interrupted, and those of a forked child
 :mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``multi_scale``, ``grad``
 :mod:`~sdkde_core.testing.other_kernels`            ``kernel``
+:mod:`~sdkde_core.testing.ranges`                   ``range``, ``pairs``
 :mod:`~sdkde_core.testing.drawn`                    random problems
 ==================================================  ==================================================================
 """
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import BackendInfo, Reduction
 
-from . import accuracy, broken_off, calls, drawn, featured, formalities, other_kernels
+from . import accuracy, broken_off, calls, drawn, featured, formalities, other_kernels, ranges
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -139,6 +140,9 @@ CHECKS: Mapping[str, Check] = {
         Check(featured.multi_scale, _each),
         Check(featured.grad, _featured("grad")),
         Check(other_kernels.kernel, other_kernels.parameters),
+        Check(ranges.row_range, _featured("range")),
+        Check(ranges.range_bits, ranges.bits_parameters),
+        Check(ranges.pairs, ranges.pairs_parameters),
         Check(drawn.drawn, drawn.parameters),
     )
 }

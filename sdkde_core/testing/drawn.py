@@ -160,7 +160,7 @@ def drawn(target: Target, parameter: str) -> None:
         for r, reduction in enumerate(Reduction):
             dtype = ("float64", "float32")[(k + r + seed) % 2]
             try:
-                _ask(target, asked, reduction, precision, dtype, truths, rows)
+                _ask(target, asked, reduction, precision, dtype, truths, rows, as_range=seed % 2 == 1)
             except NotDeclared as reason:
                 declined = str(reason)
                 continue
@@ -170,9 +170,16 @@ def drawn(target: Target, parameter: str) -> None:
 
 
 def _ask(
-    target: Target, asked: Drawn, reduction: Reduction, precision: str, dtype: str, truths: list[Truth], rows: Array
+    target: Target,
+    asked: Drawn,
+    reduction: Reduction,
+    precision: str,
+    dtype: str,
+    truths: list[Truth],
+    rows: Array,
+    as_range: bool,
 ) -> None:
-    """Ask for all rows at once, then in two batches."""
+    """Ask for all rows at once, then in two batches; ``as_range``: of the points, where the backend takes those."""
     options = {"same": asked.same, "dtype": dtype, "requires": asked.features, "scales": asked.scales}
     case = asked.case
     try:
@@ -187,6 +194,7 @@ def _ask(
     within_each(problem, got, truths, about, rows)
     given, parts = case.points if asked.same else case.queries, []
     for start, stop in ((0, asked.cut), (asked.cut, problem.m)):
-        part = replace(problem, m=stop - start, same=False)
-        parts.append(target.reduce(part, given[start:stop], state, asked.own_offset + start))
+        own = asked.same and as_range and "range" in target.info.features
+        part, batch = replace(problem, m=stop - start, same=own), None if own else given[start:stop]
+        parts.append(target.reduce(part, batch, state, asked.own_offset + start))
     within_each(problem, concatenate(parts), truths, f"{about}, in batches that meet at row {asked.cut}", rows)
