@@ -89,6 +89,19 @@ def test_every_pair_comes_once(supers, most, monkeypatch):
     assert (both == per * plan.TILES).all()
 
 
+@pytest.mark.parametrize(("blocks", "supers"), [(1, 1), (4, 9), (7, 2), (40, 10)])
+def test_every_pair_of_two_ranges_comes_once(blocks, supers):
+    tables, tiles = plan.rectangle(blocks, supers, 132), np.zeros((blocks, supers), int)
+    block, column, flags, slot = tables.units.T
+    np.add.at(tiles, (block, column), (flags >> 16) - (flags >> 8 & 255))
+    assert (tiles == plan.TILES).all() and (flags & 1).all()
+    assert len(tables.row_begin) == blocks + 1 and len(tables.column_begin) == supers + 1
+    assert sorted(tables.row_units) == list(range(len(block))) and (slot < tables.slots).all()
+    for one in range(supers):
+        slots = tables.column_slots[tables.column_begin[one] : tables.column_begin[one + 1]]
+        assert set(slots) == set(slot[column == one])
+
+
 def test_programs_take_equally_long():
     (launch,) = plan.launches(32, 132)
     flags = launch.tables.units[:, 2]

@@ -79,7 +79,7 @@ MODULES: Mapping[str, _Module] = {
         {"TILES": TILES, "MEAN_SHARED": MEAN_SHARED},
     ),
     **{f"log_sum_{width}": _log_sum(width) for width in WIDTHS},
-    **{f"dense_{width}": _dense(width, False) for width in WIDTHS[1:]},
+    **{f"dense_{width}": _dense(width, False) for width in WIDTHS},
     **{f"weighted_{width}": _dense(width, True) for width in WIDTHS},
 }
 

@@ -48,11 +48,11 @@ def _compile_seconds(problem: Problem) -> float:
 
 INFO = BackendInfo(
     name="hopper",
-    protocol=(1, 0),
+    protocol=(1, 1),
     implementation="sdkde_hopper.backend:HopperBackend",
     devices=("cuda",),
     precisions=("fast",),
-    features=frozenset({"weights", "exclude_self"}),
+    features=frozenset({"weights", "exclude_self", "range", "pairs"}),
     deterministic=True,
     requires_modules=("torch", "cuda"),
     install="pip install 'sdkde-core[hopper]'",

@@ -13,7 +13,16 @@ from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import kernel
 
-__all__ = ["Packed", "Symmetric", "dense_mean", "log_sum", "pack", "pack_symmetric", "symmetric_mean"]
+__all__ = [
+    "Packed",
+    "Symmetric",
+    "dense_mean",
+    "log_sum",
+    "pack",
+    "pack_symmetric",
+    "symmetric_block",
+    "symmetric_mean",
+]
 
 #: Numbers of a partial sum of the symmetric kernel: Σφv in sixteen dimensions, Σφ, and three that are free.
 SUMS = 20
@@ -92,7 +101,8 @@ def pack(
     mean, weighted, columns = reduction is Reduction.MEAN, log_weights is not None, role == "columns"
     new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
     size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
-    rows = new(size) if mean or not columns else None
+    # Rows of a range begin anywhere: the last program's reach beyond the padding.
+    rows = new(size + plan.LOG_SUM_ROWS * (4 * width + 32)) if mean or not columns else None
     tiles = new(copies * size) if columns else None
     top = None if log_weights is None else log_weights.max().reshape(1)
     logs = torch.empty(padded, dtype=torch.float32, device=points.device) if weighted and not mean else None
@@ -125,27 +135,50 @@ def log_sum(
     return Partial(result[0], None, sign, magnitude)
 
 
-def dense_mean(packed: Packed, points: torch.Tensor, log_weights: torch.Tensor) -> Partial:
-    """MEAN of the points themselves, every φ for its row alone; the log weights (n,) differ where they are packed."""
-    (n, d), device, width = points.shape, points.device, packed.width
-    rows = plan.warpgroups(width) * 64
-    blocks, tiles, programs = -(-n // rows), -(-n // 64), _programs(device)
-    parts = plan.parts(blocks, tiles, programs)
+def dense_mean(
+    packed: Packed,
+    points: torch.Tensor,
+    log_weights: torch.Tensor,
+    whole: int,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+) -> Partial:
+    """MEAN of some of the points over some, every φ for its row alone.
+
+    Parameters
+    ----------
+    packed : Packed
+        All points.
+    points, log_weights : (n, d), (n,) tensors
+        Log weights differ where they are packed.
+    whole : int
+        How many rows the columns are cut for, whatever comes.
+    rows, columns : (start, stop)
+        Columns start with a tile, and end with one or with the points.
+    """
+    (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
+    n, high = rows[1] - rows[0], plan.warpgroups(width) * 64
+    blocks, tiles, programs = -(-n // high), -(-(stop - start) // 64), _programs(device)
+    parts = plan.parts(-(-whole // high), tiles, programs)
     length = -(-tiles // parts)
     parts = -(-tiles // length)
-    out = torch.empty(parts * blocks * rows * (width + 4), dtype=torch.float32, device=device)
+    assert packed.rows is not None and packed.tiles is not None  # for the type checker
+    size = 4 * width + 32  # bytes of a point
+    row_pieces, column_pieces = packed.rows[rows[0] * size :], packed.tiles[start * size * (1 + packed.weighted) :]
+    out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float32, device=device)
     name, threads = "weighted" if packed.weighted else "dense", 128 * (plan.warpgroups(width) + 1)
     shared = plan.dense_ring(width, packed.weighted).shared
     reduce = kernel(f"{name}_{width}", "mean_dense", threads, shared)
-    reduce(blocks * parts, packed.rows, packed.tiles, out, blocks, tiles, length)
+    reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)
     listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if packed.weighted else None
-    given = out, parts, blocks * rows, width, packed.rows, log_weights, packed.top, n, d, log_sum, shift, listed
+    given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift, listed
     kernel("pack", "finish_dense", 256)(-(-n // 8), *given)
     if listed is not None:
         exact = kernel("exact", "mean_exact", 128, plan.EXACT_SHARED)
-        exact(4 * programs, points, log_weights, n, d, listed, log_sum, shift)
+        over = points[start:stop], log_weights[start:stop], stop - start
+        exact(4 * programs, points[rows[0] :], *over, d, listed, log_sum, shift)
     return Partial(log_sum, shift)
 
 
@@ -202,3 +235,47 @@ def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Part
         end = points.rows, log_weights, n, d, log_sum, shift
         merge(points.padded // 32, out_rows, out_columns, *table.lists, *circle, sums, *when, *end)
     return Partial(log_sum, shift)
+
+
+def symmetric_block(
+    points: Symmetric, d: int, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
+) -> tuple[Partial, Partial]:
+    """MEAN of two ranges of the points, each over the other; they begin with supers, and end with one or the points."""
+    if rows == columns:
+        own = symmetric_mean(_some(points, rows), d, log_weights)
+        return own, own
+    here, programs = _some(points, rows), _programs(points.tiles.device)
+    blocks, device = -(-here.count // plan.ROWS), points.tiles.device
+    new = functools.partial(torch.empty, device=device)
+    results = [(new(b - a, dtype=torch.float64), new((b - a, d), dtype=torch.float64)) for a, b in (rows, columns)]
+    most = max(1, plan.MOST_UNITS // blocks) * plan.COLUMNS  # columns at a time
+    starts = range(columns[0], columns[1], most)
+    sums = new(here.padded * SUMS if len(starts) > 1 else 0, dtype=torch.float64)
+    reduce, merge = kernel("mean", "mean_symmetric", 640, plan.MEAN_SHARED), kernel("pack", "merge", 160)
+    none = torch.zeros(max(here.padded, most) // plan.ROWS + 1, dtype=torch.int32, device=device)
+    for start in starts:
+        there = _some(points, (start, min(start + most, columns[1])))
+        table = _on_device(plan.rectangle(blocks, there.padded // plan.COLUMNS, programs), device)
+        out_rows = new(table.count * plan.ROWS * SUMS, dtype=torch.float32)
+        out_columns = new(table.slots * plan.COLUMNS * SUMS, dtype=torch.float32)
+        given = points.rows, points.tiles, points.bytes, table.units, table.begins, out_rows, out_columns
+        offsets = rows[0] // plan.ROWS, start // plan.COLUMNS
+        reduce(programs, *given, *offsets, points.padded // plan.ROWS, points.padded // plan.COLUMNS)
+        row_begin, row_units, column_begin, column_slots = table.lists
+        when = int(start == starts[0]), int(start == starts[-1])
+        for side, lists, result, (begins, ends) in (
+            (here, (row_begin, row_units, none, none), results[0], when),
+            (there, (none, none, column_begin, column_slots), [x[start - columns[0] :] for x in results[1]], (1, 1)),
+        ):
+            circle = 0, 0, side.padded // plan.ROWS, side.padded // plan.COLUMNS
+            end = side.rows, log_weights, side.count, d, *result
+            merge(-(-side.count // 32), out_rows, out_columns, *lists, *circle, sums, begins, ends, *end)
+    return Partial(*results[0]), Partial(*results[1])
+
+
+def _some(points: Symmetric, which: tuple[int, int]) -> Symmetric:
+    """A range of the points that begins with a super."""
+    start, stop = which
+    padded = -(-(stop - start) // plan.COLUMNS) * plan.COLUMNS
+    rows, tiles = points.rows[start * 96 :], points.tiles[start // 64 * TILE_BYTES :]
+    return Symmetric(stop - start, padded, rows, tiles, points.bytes[start * 40 :])

@@ -33,6 +33,7 @@ __all__ = [
     "launches",
     "log_sum_ring",
     "parts",
+    "rectangle",
     "warpgroups",
     "width",
 ]
@@ -126,9 +127,30 @@ def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
     within = np.arange(len(own)) - starts[own]
     symmetric = (within >= per).astype(np.int64)
     block = (own * per + within) % (supers * per)
+    return _deal(block, own, symmetric, supers * per, supers, programs)
+
+
+@functools.lru_cache(maxsize=64)
+def rectangle(blocks: int, supers: int, programs: int) -> Tables:
+    """Plan all of some blocks of rows with all of some supers of columns that are others, every φ used twice."""
+    own = np.repeat(np.arange(supers), blocks)
+    block = np.tile(np.arange(blocks), supers)
+    return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs)
+
+
+def _deal(
+    block: NDArray[np.integer],
+    own: NDArray[np.integer],
+    symmetric: NDArray[np.integer],
+    blocks: int,
+    supers: int,
+    programs: int,
+) -> Tables:
+    """Deal out groups of a block and a super, in the order of the supers ``own``, to programs by what they take."""
     quarters = TILES // 4  # what a group is cut into
+    first = np.flatnonzero(np.diff(own)) + 1  # with the next super
     cost = np.repeat(np.where(symmetric, 4.0, 4.0 * DENSE) + UNIT / quarters, quarters)
-    cost[starts[1:-1] * quarters] += NEW_COLUMNS
+    cost[first * quarters] += NEW_COLUMNS
     total = np.concatenate([[0.0], np.cumsum(cost)])
     cuts = np.searchsorted(total, np.linspace(0.0, total[-1], programs + 1) - 1e-9)
     cuts[-1] = len(cost)
@@ -143,7 +165,7 @@ def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
     flags = symmetric[group] | new * 2 | last * 4 | (begin % quarters * 4) << 8 | ((end - 1) % quarters * 4 + 4) << 16
     slot = np.cumsum(new) - 1
     units = np.stack([block[group], own[group], flags, slot], axis=1).astype(np.int32)
-    rows = _lists(units[:, 0], np.arange(len(units)), supers * per)
+    rows = _lists(units[:, 0], np.arange(len(units)), blocks)
     columns = _lists(units[last, 1], units[last, 3], supers)
     return Tables(units, np.searchsorted(begin, cuts).astype(np.int32), int(slot[-1]) + 1, *rows, *columns)
 

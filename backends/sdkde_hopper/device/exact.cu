@@ -18,13 +18,14 @@ __device__ __forceinline__ void exponents(
     }
   }
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) e[r] = log_weight - 0.5 * e[r];
+  for (int r = 0; r < ROWS; r++) e[r] = log_weight > -1e299 ? log_weight - 0.5 * e[r] : -1e300;
 }
 
-// points (n, d) and log_weights (n,), float64; listed: how many rows, and which.
+// points (n, d) and log_weights (n,), float64, are the columns; listed: how many ``of_rows``, and which.
 extern "C" __global__ void __launch_bounds__(THREADS)
 mean_exact(
-    const double* points, const double* log_weights, int n, int d, const int* listed, double* log_sum, double* shift) {
+    const double* of_rows, const double* points, const double* log_weights, int n, int d, const int* listed,
+    double* log_sum, double* shift) {
   extern __shared__ double shared[];
   __shared__ __align__(16) double row[ROWS][MOST];
   __shared__ double top[ROWS], tops[ROWS][WARPS], totals[ROWS][WARPS], means[ROWS][WARPS][MOST];
@@ -43,7 +44,7 @@ mean_exact(
     __syncthreads();
     for (int i = threadIdx.x; i < ROWS * MOST; i += THREADS) {
       const int k = i % MOST;
-      row[i / MOST][k] = k < d ? points[(size_t)listed[1 + begin + min(i / MOST, rows - 1)] * d + k] : 0.0;
+      row[i / MOST][k] = k < d ? of_rows[(size_t)listed[1 + begin + min(i / MOST, rows - 1)] * d + k] : 0.0;
     }
     double e[ROWS], high[ROWS], total[ROWS];
 #pragma unroll
@@ -56,7 +57,7 @@ mean_exact(
         if (e[r] > high[r]) {
           total[r] = total[r] * exp(high[r] - e[r]) + 1.0;
           high[r] = e[r];
-        } else if (e[r] > high[r] - 50.0) {
+        } else if (!(e[r] <= high[r] - 50.0)) {  // NaN counts
           total[r] += exp(e[r] - high[r]);
         }
       }
@@ -106,7 +107,7 @@ mean_exact(
     for (int i = threadIdx.x; i < rows * d; i += THREADS) {
       double all = 0.0;
       for (int w = 0; w < WARPS; w++) all += means[i / d][w][i % d];
-      shift[(size_t)listed[1 + begin + i / d] * d + i % d] = all;
+      shift[(size_t)listed[1 + begin + i / d] * d + i % d] = top[i / d] == top[i / d] ? all : top[i / d];
     }
   }
 }

@@ -84,13 +84,13 @@ extern "C" __global__ void pack_symmetric(
 // Points as what the other kernels take, in ``width`` dimensions, a multiple of 16 up to 64; sixteen threads for each.
 //
 // rows: (padded, 2 width + 16), hi | constants | lo, the constants larger by ``row_offset``. tiles: of 64 columns, hi |
-// constants (8) | lo | zeros (8), eight columns of these after another. With ``weighted``, a copy of every tile for what
-// φ is multiplied by: w v in two pieces for v, and for the constants w, its rest, and one, w the weight relative to the
-// largest, two to WEIGHT_BITS. logs: of the weights relative to the largest, to base two. Rows, tiles and logs are
+// constants (8) | lo | zeros (8), eight columns of these after another. With ``weighted``, a copy of every tile for
+// what φ is multiplied by: w v in two pieces for v, and for the constants w, its rest, and one, w the weight relative to
+// the largest, two to WEIGHT_BITS. logs: of the weights relative to the largest, to base two. Rows, tiles and logs are
 // written where they are not null.
 extern "C" __global__ void pack_points(
-    const double* points, const double* log_weights, const double* top, int n, int padded, int d, int width, double step,
-    double row_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted) {
+    const double* points, const double* log_weights, const double* top, int n, int padded, int d, int width,
+    double step, double row_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted) {
   const int point = (blockIdx.x * blockDim.x + threadIdx.x) / 16, lane = threadIdx.x % 16;
   if (point >= padded) return;
   const bool inside = point < n;
@@ -135,6 +135,9 @@ extern "C" __global__ void pack_points(
   constants[copy] = lane == 0 ? near : lane == 1 ? half_of((float)(w - of_half(near))) : lane == 2 && inside ? one : 0;
 }
 
+// Of a sum of numbers that are not negative; NaN stays.
+__device__ __forceinline__ double log_of(double sum) { return sum <= 0 ? -1.0 / 0.0 : log(sum); }
+
 // Adds up what the units and the columns' slots have of 32 rows, always in the same order, and at the end makes ℓ and
 // the shift of them. A row's 20 sums are Σφv in 16 dimensions, Σφ, and three that are free; a thread has four of them.
 //
@@ -172,14 +175,15 @@ merge(
   for (int i = threadIdx.x; i < count * d; i += 160) {
     const int row = first + i / d, k = i % d;
     const double packed = of_half(rows[(size_t)row * 48 + k]) + of_half(rows[(size_t)row * 48 + 32 + k]);
-    const double mean = shared[i / d * 20 + k] / shared[i / d * 20 + 16];
-    shift[(size_t)first * d + i] = (mean - packed) * (1.0 / 1.2011224087864498);
+    const double sum = shared[i / d * 20 + 16];  // of some other points it may be 0
+    shift[(size_t)first * d + i] = sum <= 0 ? 0.0 : (shared[i / d * 20 + k] / sum - packed) * (1.0 / 1.2011224087864498);
   }
-  if (own < count) log_sum[first + own] = log(shared[own * 20 + 16]) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
+  if (own < count)
+    log_sum[first + own] = log_of(shared[own * 20 + 16]) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
 }
 
-// The end of ``mean_dense``: ℓ and the shift of every row, a warp for each, from the sums of all parts of the columns in a
-// fixed order: (parts, padded, width + 4).
+// The end of ``mean_dense``: ℓ and the shift of every row, a warp for each, from the sums of all parts of the columns in
+// a fixed order: (parts, padded, width + 4).
 //
 // With weights, ``top`` is the largest log weight; rows whose sums are too small for the pieces that they are made of
 // are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ, 2⁻³⁹.
@@ -201,23 +205,22 @@ finish_dense(
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int k = lane + 32 * i;
-    if (k < d)
-      shift[(size_t)row * d + k] =
-          (v[i] / sum - of_half(packed[k]) - of_half(packed[width + 16 + k])) * (1.0 / 1.2011224087864498);
+    const double own = of_half(packed[k]) + of_half(packed[width + 16 + k]);
+    if (k < d) shift[(size_t)row * d + k] = sum <= 0 ? 0.0 : (v[i] / sum - own) * (1.0 / 1.2011224087864498);
   }
   if (lane > 0) return;
   const double ln2 = 0.6931471805599453;
   if (!listed) {
-    log_sum[row] = log(sum) - SCALE_BITS * ln2 + log_weights[0];
+    log_sum[row] = log_of(sum) - SCALE_BITS * ln2 + log_weights[0];
     return;
   }
-  log_sum[row] = log(sum) - (SCALE_BITS + WEIGHT_BITS) * ln2 + top[0];
+  log_sum[row] = log_of(sum) - (SCALE_BITS + WEIGHT_BITS) * ln2 + top[0];
   const double all = fmin(exp(-top[0]), 131072.0);  // the sum of all weights, at most, in units of the largest
   const bool enough = sum >= count * 0x1p-5 && sum >= all * 0x1p-22 * (1 << SCALE_BITS) * (1 << WEIGHT_BITS);
   if (!enough) listed[1 + atomicAdd(listed, 1)] = row;
 }
 
-// ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 3); with ``laplace``
+// ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 3); ``laplace``:
 // log M, the sign and log |L| of LAPLACE. Rows with no column have what padding leaves.
 extern "C" __global__ void finish_log_sum(
     const float* out, const double* top_weight, int m, int d, int parts, int laplace, double* log_sum, double* sign,
@@ -233,7 +236,7 @@ extern "C" __global__ void finish_log_sum(
     moment += x[2] * more;
   }
   const double ln2 = 0.6931471805599453, nothing = -1.0 / 0.0;
-  const bool none = top < -2e4;
+  const bool none = top < -2e4 && total == total;  // NaN stays
   const double all = none ? nothing : log(total) + (top - RAISED_BITS) * ln2 + top_weight[0];
   if (!laplace) {
     log_sum[row] = all;
@@ -241,6 +244,6 @@ extern "C" __global__ void finish_log_sum(
   }
   const double half = 1.0 + 0.5 * d, square = -ln2 * (moment / total - RAISED_BITS);  // the mean of ½ r²
   log_sum[row] = none ? nothing : all + log(half + square);
-  sign[row] = none ? 0.0 : half > square ? 1.0 : half < square ? -1.0 : 0.0;
+  sign[row] = none || half == square ? 0.0 : half > square ? 1.0 : half < square ? -1.0 : square;
   log_magnitude[row] = none ? nothing : all + log(fabs(half - square));
 }
