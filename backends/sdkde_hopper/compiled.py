@@ -45,9 +45,16 @@ class _Module(NamedTuple):
 _EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
 
 
-def _log_sum(width: int) -> _Module:
+def _log_sum(width: int, laplace: bool, weighted: bool) -> _Module:
     ring = log_sum_ring(width)
-    constants = {"WIDTH": width, "STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared, "RAISED_BITS": RAISED_BITS}
+    constants = {
+        "WIDTH": width,
+        "LAPLACE": int(laplace),
+        "WEIGHTED": int(weighted),
+        "STAGES": ring.stages,
+        "LOG_SUM_SHARED": ring.shared,
+        "RAISED_BITS": RAISED_BITS,
+    }
     return _Module(_EXPONENTS, ("log_sum.cu",), constants | {"REGISTERS": REGISTERS[4]})
 
 
@@ -78,9 +85,9 @@ MODULES: Mapping[str, _Module] = {
         ("mean.cu",),
         {"TILES": TILES, "MEAN_SHARED": MEAN_SHARED},
     ),
-    **{f"log_sum_{width}": _log_sum(width) for width in WIDTHS},
-    **{f"dense_{width}": _dense(width, False) for width in WIDTHS},
-    **{f"weighted_{width}": _dense(width, True) for width in WIDTHS},
+    **{f"log_sum_{width}{x}": _log_sum(width, False, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
+    **{f"laplace_{width}{x}": _log_sum(width, True, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
+    **{f"dense_{width}{x}": _dense(width, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
 }
 
 #: What a number of every type is given to a kernel as.

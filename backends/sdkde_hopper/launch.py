@@ -124,8 +124,8 @@ def log_sum(
     parts = -(-tiles // length)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     result = torch.empty((3, m) if laplace else (1, m), dtype=torch.float64, device=device)
-    name = reduction.value + ("_weighted" if columns.weighted else "")
-    reduce = kernel(f"log_sum_{width}", name, 640, plan.log_sum_ring(width).shared)
+    name = f"{reduction.value}_{width}" + columns.weighted * "_weighted"
+    reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
     given = rows.rows, columns.tiles, columns.logs, out
     reduce(blocks * parts, *given, m, tiles, length, own or 0, int(own is not None))
     top = log_weights if columns.top is None else columns.top
@@ -166,9 +166,8 @@ def dense_mean(
     size = 4 * width + 32  # bytes of a point
     row_pieces, column_pieces = packed.rows[rows[0] * size :], packed.tiles[start * size * (1 + packed.weighted) :]
     out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float32, device=device)
-    name, threads = "weighted" if packed.weighted else "dense", 128 * (plan.warpgroups(width) + 1)
-    shared = plan.dense_ring(width, packed.weighted).shared
-    reduce = kernel(f"{name}_{width}", "mean_dense", threads, shared)
+    name, threads = f"dense_{width}" + packed.weighted * "_weighted", 128 * (plan.warpgroups(width) + 1)
+    reduce = kernel(name, "mean_dense", threads, plan.dense_ring(width, packed.weighted).shared)
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)

@@ -17,8 +17,7 @@ struct Sums {
   float top[2], total[2], moment[2];
 };
 
-template <bool MAXIMUM, bool LAPLACE, bool WEIGHTED>
-__device__ __forceinline__ void add(Sums& sums, const float (&S)[32], uint32_t logs) {
+template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const float (&S)[32], uint32_t logs) {
   auto weights = [&](int j) { return WEIGHTED ? load2(logs + j * 32) : make_float2(0, 0); };  // of two of every eight
   if (MAXIMUM) {
     float high[2] = {sums.top[0], sums.top[1]};
@@ -62,7 +61,7 @@ __device__ __forceinline__ void add(Sums& sums, const float (&S)[32], uint32_t l
 
 // Sums over ``count`` tiles; ``stage`` and ``phase`` go on from call to call. Rows g and g + 8 leave out columns ``own``
 // and own + 8 of these tiles, if ``leaves``.
-template <bool MAXIMUM, bool LAPLACE, bool WEIGHTED>
+template <bool MAXIMUM>
 __device__ __forceinline__ Sums reduce(
     uint32_t shared, const uint32_t (&q)[2 * STEPS + 1][4], int own, int leaves, int count, int& stage, int& phase) {
   Sums sums = {{MAXIMUM ? -1e30f : 0, MAXIMUM ? -1e30f : 0}, {0, 0}, {0, 0}};
@@ -98,7 +97,7 @@ __device__ __forceinline__ Sums reduce(
       }
     }
     own -= TILE_COLUMNS;
-    add<MAXIMUM, LAPLACE, WEIGHTED>(sums, S, shared + LOGS + stage * 256 + c * 8);
+    add<MAXIMUM>(sums, S, shared + LOGS + stage * 256 + c * 8);
     __syncwarp();
     if (WEIGHTED && threadIdx.x % 32 == 0) barrier_arrive(shared + EMPTY + 8 * stage);
     if (++stage == STAGES) { stage = 0; phase ^= 1; }
@@ -122,7 +121,6 @@ __device__ __forceinline__ Sums reduce(
   return sums;
 }
 
-template <bool WEIGHTED>
 __device__ __forceinline__ void fetch(
     uint32_t shared, const uint8_t* tiles, const float* logs, int count, int& stage, int& phase) {
   if (threadIdx.x == 512) {
@@ -139,7 +137,6 @@ __device__ __forceinline__ void fetch(
   __syncwarp();
 }
 
-template <bool LAPLACE, bool WEIGHTED>
 __device__ __forceinline__ void consume(
     uint32_t shared, volatile int* far, const uint32_t* rows, float* out, int m, int first_row, int first, int count,
     int own, int leaves) {
@@ -153,7 +150,7 @@ __device__ __forceinline__ void consume(
   }
   int stage = 0, phase = 0;
   const int column = row + own - first * TILE_COLUMNS;
-  Sums sums = reduce<false, LAPLACE, WEIGHTED>(shared, q, column, leaves, count, stage, phase);
+  Sums sums = reduce<false>(shared, q, column, leaves, count, stage, phase);
   // What underflows is less than 2^-14 of such a sum. NaN is not at least anything.
   const float least = 64.0f * count * 0x1p-112f;
   bool is_far[2];
@@ -162,7 +159,7 @@ __device__ __forceinline__ void consume(
   if (is_far[0] || is_far[1]) *far = 1;
   __syncthreads();
   if (*far) {
-    const Sums again = reduce<true, LAPLACE, WEIGHTED>(shared, q, column, leaves, count, stage, phase);
+    const Sums again = reduce<true>(shared, q, column, leaves, count, stage, phase);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       if (is_far[r]) {
@@ -185,8 +182,8 @@ __device__ __forceinline__ void consume(
 
 // rows: as packed, whole blocks of 256; logs: of the columns' weights, to base two; out: (parts, m, 3), maximum, sum and
 // moment. Every part has ``length`` tiles at most, of ``count``. Row i leaves out column i + own, if ``leaves``.
-template <bool LAPLACE, bool WEIGHTED>
-__device__ __forceinline__ void run(
+extern "C" __global__ void __launch_bounds__(640, 1)
+log_sum(
     const uint32_t* rows, const uint8_t* tiles, const float* logs, float* out, int m, int count, int length, int own,
     int leaves) {
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -208,23 +205,12 @@ __device__ __forceinline__ void run(
   if (__shfl_sync(0xffffffffu, threadIdx.x / 128, 0) < 4) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     out += (size_t)part * m * 3;
-    consume<LAPLACE, WEIGHTED>(shared, far, rows, out, m, block * 256, first, count, own, leaves);
+    consume(shared, far, rows, out, m, block * 256, first, count, own, leaves);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     int stage = 0, phase = 0;
-    fetch<WEIGHTED>(shared, from, logs + first * TILE_COLUMNS, count, stage, phase);
+    fetch(shared, from, logs + first * TILE_COLUMNS, count, stage, phase);
     __syncthreads();
-    if (*far) fetch<WEIGHTED>(shared, from, logs + first * TILE_COLUMNS, count, stage, phase);
+    if (*far) fetch(shared, from, logs + first * TILE_COLUMNS, count, stage, phase);
   }
 }
-
-#define KERNEL(NAME, LAPLACE, WEIGHTED)                                                                              \
-  extern "C" __global__ void __launch_bounds__(640, 1) NAME(                                                         \
-      const uint32_t* rows, const uint8_t* tiles, const float* logs, float* out, int m, int count, int length,       \
-      int own, int leaves) {                                                                                         \
-    run<LAPLACE, WEIGHTED>(rows, tiles, logs, out, m, count, length, own, leaves);                                   \
-  }
-KERNEL(log_sum, false, false)
-KERNEL(log_sum_weighted, false, true)
-KERNEL(laplace, true, false)
-KERNEL(laplace_weighted, true, true)
