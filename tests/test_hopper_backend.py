@@ -5,6 +5,8 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +14,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.core")
 
-from sdkde_hopper import bounds, compiled, plan
+import torch
+from sdkde_hopper import bounds, compiled, launch, plan
+from sdkde_hopper.backend import HopperBackend
 from sdkde_hopper.info import INFO
 from sdkde_hopper.wgmma import wgmma
 
-from sdkde_core.protocol import Problem, Reduction
+from sdkde_core.protocol import Columns, Problem, Reduction
 
 LN2, SQRT_LOG2E = math.log(2.0), math.sqrt(math.log2(math.e))
 
@@ -75,11 +79,11 @@ def test_every_pair_comes_once(supers, most, monkeypatch):
     """As a row and a column, in both directions, or in its own super in one."""
     monkeypatch.setattr(plan, "MOST_UNITS", most)
     per, tiles = plan.COLUMNS // plan.ROWS, np.zeros((supers, supers), int)
-    for launch in plan.launches(supers, 132):
-        tables = launch.tables
+    for part in plan.launches(supers, 132):
+        tables = part.tables
         block, column, flags, _ = tables.units.T
-        row = (block // per + launch.first) % supers
-        column = (column + launch.first) % supers
+        row = (block // per + part.first) % supers
+        column = (column + part.first) % supers
         assert ((row != column) == (flags & 1 == 1)).all()
         count = (flags >> 16) - (flags >> 8 & 255)
         assert (count > 0).all() and not (count % 4).any() and not ((flags >> 8 & 255) % 4).any()
@@ -102,11 +106,11 @@ def test_every_pair_of_two_ranges_comes_once(blocks, supers):
 
 
 def test_programs_take_equally_long():
-    (launch,) = plan.launches(32, 132)
-    flags = launch.tables.units[:, 2]
+    (part,) = plan.launches(32, 132)
+    flags = part.tables.units[:, 2]
     tiles = (flags >> 16) - (flags >> 8 & 255)
     cost = tiles * np.where(flags & 1, 1.0, plan.DENSE)
-    each = np.add.reduceat(cost, launch.tables.begins[:-1])
+    each = np.add.reduceat(cost, part.tables.begins[:-1])
     assert each.max() < 1.05 * each.mean()
 
 
@@ -114,15 +118,15 @@ def _sums(points, supers, programs):
     """Σφ and Σφu as the kernels take them: by units, into partial sums, merged by the tables."""
     n, d = points.shape
     total, ones = np.zeros((n, d + 1)), np.hstack([points, np.ones((n, 1))])
-    for launch in plan.launches(supers, programs):
-        tables = launch.tables
+    for part in plan.launches(supers, programs):
+        tables = part.tables
         rows = np.full((len(tables.units), plan.ROWS, d + 1), np.nan)
         columns = np.full((tables.slots, plan.COLUMNS, d + 1), np.nan)
         for program in range(programs):
             for u in range(tables.begins[program], tables.begins[program + 1]):
                 block, column, flags, slot = tables.units[u]
-                first = (block + launch.first * (plan.COLUMNS // plan.ROWS)) % (n // plan.ROWS) * plan.ROWS
-                start = (column + launch.first) % supers * plan.COLUMNS
+                first = (block + part.first * (plan.COLUMNS // plan.ROWS)) % (n // plan.ROWS) * plan.ROWS
+                start = (column + part.first) % supers * plan.COLUMNS
                 some = slice(64 * (flags >> 8 & 255), 64 * (flags >> 16))
                 i, j = slice(first, first + plan.ROWS), slice(start + some.start, start + some.stop)
                 phi = np.exp(-0.5 * ((points[i, None] - points[None, j]) ** 2).sum(2))
@@ -132,11 +136,11 @@ def _sums(points, supers, programs):
                 if flags & 1:
                     columns[slot, some] += phi.T @ ones[i]
         for own in range(n // plan.ROWS):
-            block = (own - launch.first * (plan.COLUMNS // plan.ROWS)) % (n // plan.ROWS)
+            block = (own - part.first * (plan.COLUMNS // plan.ROWS)) % (n // plan.ROWS)
             units = tables.row_units[tables.row_begin[block] : tables.row_begin[block + 1]]
             total[own * plan.ROWS : (own + 1) * plan.ROWS] += rows[units].sum(0)
         for own in range(supers):
-            column = (own - launch.first) % supers
+            column = (own - part.first) % supers
             slots = tables.column_slots[tables.column_begin[column] : tables.column_begin[column + 1]]
             total[own * plan.COLUMNS : (own + 1) * plan.COLUMNS] += columns[slots].sum(0)
     return total
@@ -255,6 +259,60 @@ def test_what_is_declined_and_why():
     assert "not of other rows" in asked(same=False).reason
     assert "own column" in asked(Reduction.MEAN, 3, 10.0, True, "exclude_self").reason
     assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason
+
+
+def _parameters(module, name):
+    """The types of a kernel's parameters, from its source: pointers, or ``int`` and ``double``."""
+    source = re.sub(r"__launch_bounds__\(.*\)", "", compiled.source(module))
+    given = re.search(rf"\b{name}\(([^)]*)\) {{", source[source.index('extern "C" __global__') :]).group(1)
+    return ["pointer" if "*" in x else x.split()[0] for x in given.split(",")]
+
+
+class _Launched:
+    """Takes the place of :func:`sdkde_hopper.compiled.kernel`: checks what kernels are given, and runs none."""
+
+    def __init__(self):
+        self.names = []
+
+    def __call__(self, module, name, threads, shared=0):
+        def launch(programs, *arguments):
+            parameters = _parameters(module, name)
+            kinds = {int: "int", float: "double"}
+            assert [kinds.get(type(x), "pointer") for x in arguments] == parameters, name
+            assert programs > 0
+            self.names.append(name)
+
+        return launch
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("d", [3, 16, 17, 64])
+@pytest.mark.parametrize("reduction", list(Reduction))
+def test_kernels_are_launched_with_what_they_take(reduction, d, weighted, monkeypatch):
+    launched, n, m = _Launched(), 2100, 40
+    monkeypatch.setattr(launch, "kernel", launched)
+    monkeypatch.setattr(launch, "_programs", lambda device: 132)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(plan, "MOST_UNITS", 9)  # in several launches
+    mean, requires = reduction is Reduction.MEAN, frozenset({"weights"} if weighted else ())
+    problem = Problem(reduction, n if mean else m, n, d, precision="fast", same=mean, requires=requires, extent=9.0)
+    points = torch.rand(n, d, dtype=torch.float64)
+    backend = HopperBackend()
+    state = backend.prepare(problem, Columns(points, torch.full((n,), -7.0, dtype=torch.float64)))
+    got = backend.reduce(problem, None if mean else points[:m], state)
+    assert got.log_sum.shape == (problem.m,)
+    part = backend.reduce(replace(problem, m=1052, same=True), None, state, 1048)
+    assert part.log_sum.shape == (1052,)
+    if not mean:
+        out = backend.reduce(replace(problem, requires=requires | {"exclude_self"}), points[:m], state, -5)
+        assert (out.sign is None) == (reduction is Reduction.LOG_SUM)
+        return
+    both = d <= 16 and not weighted
+    assert ("mean_symmetric" in launched.names) == both and ("mean_exact" in launched.names) == weighted
+    for rows, columns in (((0, 1024), (1024, 2100)), ((1024, 2100), (0, 1024)), ((1024, 2100), (1024, 2100))):
+        one, other = backend.reduce_pairs(problem, state, rows, columns)
+        assert one.shift.shape == (rows[1] - rows[0], d)
+        assert other.shift.shape == (columns[1] - columns[0], d)
 
 
 def test_compiled_code_is_kept(tmp_path, monkeypatch):
