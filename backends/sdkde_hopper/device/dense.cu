@@ -1,9 +1,9 @@
-// MEAN of the points themselves, every φ for its row alone: for weights, and for more than sixteen dimensions.
+// MEAN of the points themselves, every φ for its row alone: for weights, ranges, and more than sixteen dimensions.
 //
 // WARPGROUPS of 64 rows each, and one more that fetches the columns. A tile of 64 columns lies as pack_points has it,
 // hi (WIDTH) | constants (8) | lo (WIDTH) | zeros (8): so hi | constants is what φ is multiplied by too, a core matrix
-// then being contiguous along the product's columns; the constants begin with a one, whose product is Σφ. With weights there is a
-// second copy of the kind, w hi | w, its rest, one | w lo | zeros. A tile's sums are added up in fp32.
+// then being contiguous along the product's columns; the constants begin with a one, whose product is Σφ. With weights
+// there is a second copy of the kind, w hi | w, its rest, one | w lo | zeros. A tile's sums are added up in fp32.
 
 // The constants are added after half of the dimensions, where sums of near points are smallest: see bounds.py.
 constexpr int STEPS = WIDTH / 16, HALF = (STEPS + 1) / 2;

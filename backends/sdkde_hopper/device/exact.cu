@@ -3,15 +3,16 @@
 
 constexpr int ROWS = 8, THREADS = 128, WARPS = THREADS / 32, MOST = 64;
 
-// Distances of ROWS rows from a thread's column, of THREADS that are in shared memory: log w - ½ r².
+// Distances of some rows from a thread's column, of THREADS that are in shared memory: log w - ½ r².
 __device__ __forceinline__ void exponents(
-    const double* shared, const double (&row)[ROWS][MOST], double log_weight, int d, double (&e)[ROWS]) {
+    const double* shared, const double (&row)[ROWS][MOST], int rows, double log_weight, int d, double (&e)[ROWS]) {
 #pragma unroll
   for (int r = 0; r < ROWS; r++) e[r] = 0.0;
   for (int k = 0; k < d; k += 2) {  // rows' are zero from d on
     const double x = shared[threadIdx.x * (d | 1) + k], y = k + 1 < d ? shared[threadIdx.x * (d | 1) + k + 1] : 0.0;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
+      if (r >= rows) break;
       const double2 of = *(const double2*)&row[r][k];
       e[r] += (x - of.x) * (x - of.x);
       e[r] += (y - of.y) * (y - of.y);
@@ -30,6 +31,7 @@ mean_exact(
   __shared__ __align__(16) double row[ROWS][MOST];
   __shared__ double top[ROWS], tops[ROWS][WARPS], totals[ROWS][WARPS], means[ROWS][WARPS][MOST];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = listed[0];
+  const int most_rows = min(ROWS, (int)((count + gridDim.x - 1) / gridDim.x));  // few are dealt out to all programs
   auto fetch = [&](int first) {
     __syncthreads();
     const int columns = min(THREADS, n - first);
@@ -39,8 +41,8 @@ mean_exact(
     return (int)threadIdx.x < columns ? log_weights[first + threadIdx.x] : -1e300;
   };
 #pragma unroll 1
-  for (int begin = blockIdx.x * ROWS; begin < count; begin += gridDim.x * ROWS) {
-    const int rows = min(ROWS, count - begin);
+  for (int begin = blockIdx.x * most_rows; begin < count; begin += gridDim.x * most_rows) {
+    const int rows = min(most_rows, count - begin);
     __syncthreads();
     for (int i = threadIdx.x; i < ROWS * MOST; i += THREADS) {
       const int k = i % MOST;
@@ -51,9 +53,10 @@ mean_exact(
     for (int r = 0; r < ROWS; r++) { high[r] = -1e300; total[r] = 0.0; }
 #pragma unroll 1
     for (int first = 0; first < n; first += THREADS) {
-      exponents(shared, row, fetch(first), d, e);
+      exponents(shared, row, rows, fetch(first), d, e);
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
+        if (r >= rows) break;
         if (e[r] > high[r]) {
           total[r] = total[r] * exp(high[r] - e[r]) + 1.0;
           high[r] = e[r];
@@ -85,9 +88,10 @@ mean_exact(
     for (int r = 0; r < ROWS; r++) mean[r][0] = mean[r][1] = 0.0;
 #pragma unroll 1
     for (int first = 0; first < n; first += THREADS) {
-      exponents(shared, row, fetch(first), d, e);
+      exponents(shared, row, rows, fetch(first), d, e);
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
+        if (r >= rows) break;
         const double p = e[r] > top[r] - 40.0 ? exp(e[r] - top[r]) : 0.0;
         for (unsigned left = __ballot_sync(0xffffffffu, p > 0.0); left; left &= left - 1) {
           const int j = __ffs(left) - 1;

@@ -59,8 +59,8 @@ template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const fl
   for (int r = 0; r < 2; r++) sums.total[r] += odd[r];
 }
 
-// Sums over ``count`` tiles; ``stage`` and ``phase`` go on from call to call. Rows g and g + 8 leave out columns ``own``
-// and own + 8 of these tiles, if ``leaves``.
+// Sums over ``count`` tiles; ``stage`` and ``phase`` go on from call to call. Rows g and g + 8 leave out columns
+// ``own`` and own + 8 of these tiles, if ``leaves``.
 template <bool MAXIMUM>
 __device__ __forceinline__ Sums reduce(
     uint32_t shared, const uint32_t (&q)[2 * STEPS + 1][4], int own, int leaves, int count, int& stage, int& phase) {
@@ -180,8 +180,8 @@ __device__ __forceinline__ void consume(
   }
 }
 
-// rows: as packed, whole blocks of 256; logs: of the columns' weights, to base two; out: (parts, m, 3), maximum, sum and
-// moment. Every part has ``length`` tiles at most, of ``count``. Row i leaves out column i + own, if ``leaves``.
+// rows: as packed, whole blocks of 256; logs: of the columns' weights, to base two; out: (parts, m, 3), maximum, sum
+// and moment. Every part has ``length`` tiles at most, of ``count``. Row i leaves out column i + own, if ``leaves``.
 extern "C" __global__ void __launch_bounds__(640, 1)
 log_sum(
     const uint32_t* rows, const uint8_t* tiles, const float* logs, float* out, int m, int count, int length, int own,

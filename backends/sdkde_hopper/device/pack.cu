@@ -85,9 +85,9 @@ extern "C" __global__ void pack_symmetric(
 //
 // rows: (padded, 2 width + 16), hi | constants | lo, the constants larger by ``row_offset``. tiles: of 64 columns, hi |
 // constants (8) | lo | zeros (8), eight columns of these after another. With ``weighted``, a copy of every tile for
-// what φ is multiplied by: w v in two pieces for v, and for the constants w, its rest, and one, w the weight relative to
-// the largest, two to WEIGHT_BITS. logs: of the weights relative to the largest, to base two. Rows, tiles and logs are
-// written where they are not null.
+// what φ is multiplied by: w v in two pieces for v, and for the constants w, its rest, and one, w the weight relative
+// to the largest, two to WEIGHT_BITS. logs: of the weights relative to the largest, to base two. Rows, tiles and logs
+// are written where they are not null.
 extern "C" __global__ void pack_points(
     const double* points, const double* log_weights, const double* top, int n, int padded, int d, int width,
     double step, double row_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted) {
@@ -176,14 +176,15 @@ merge(
     const int row = first + i / d, k = i % d;
     const double packed = of_half(rows[(size_t)row * 48 + k]) + of_half(rows[(size_t)row * 48 + 32 + k]);
     const double sum = shared[i / d * 20 + 16];  // of some other points it may be 0
-    shift[(size_t)first * d + i] = sum <= 0 ? 0.0 : (shared[i / d * 20 + k] / sum - packed) * (1.0 / 1.2011224087864498);
+    const double away = shared[i / d * 20 + k] / sum - packed;
+    shift[(size_t)first * d + i] = sum <= 0 ? 0.0 : away * (1.0 / 1.2011224087864498);
   }
   if (own < count)
     log_sum[first + own] = log_of(shared[own * 20 + 16]) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
 }
 
-// The end of ``mean_dense``: ℓ and the shift of every row, a warp for each, from the sums of all parts of the columns in
-// a fixed order: (parts, padded, width + 4).
+// The end of ``mean_dense``: ℓ and the shift of every row, a warp for each, from the sums of all parts of the columns
+// in a fixed order: (parts, padded, width + 4).
 //
 // With weights, ``top`` is the largest log weight; rows whose sums are too small for the pieces that they are made of
 // are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ, 2⁻³⁹.
