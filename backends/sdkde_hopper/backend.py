@@ -100,7 +100,7 @@ class HopperBackend:
                 return in_slabs(some, m, SLAB_ROWS)
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
-            if symmetric(problem) and not a_range:
+            if symmetric(problem):
                 return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
             rows = (own_offset, own_offset + m) if a_range else (0, n)
             return launch.dense_mean(state.packed(), state.points, state.log_weights, whole, rows, (0, n))

@@ -88,5 +88,6 @@ def supports(problem: Problem) -> Support:
 
 
 def symmetric(problem: Problem) -> bool:
-    """Whether φ is taken once for its row and its column: sums of both fit, and both are scaled alike."""
-    return problem.d <= SYMMETRIC_DIMENSIONS and "weights" not in problem.requires
+    """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
+    every = problem.same and problem.m == problem.n
+    return every and problem.d <= SYMMETRIC_DIMENSIONS and "weights" not in problem.requires
