@@ -147,11 +147,11 @@ def two_pass(data: Data, method: str, debias: dict[str, Call], evaluate: dict[st
     return Contender(lambda x, y, h: last(move(x, h), y, h), form, move, ", ".join({first: 0, second: 0}))
 
 
-def ours(data: Data, method: str, fused: bool = True) -> Contender | None:
+def ours(data: Data, method: str, fused: bool = True, backend: str = "triton") -> Contender | None:
     """Not fused: Laplace in two passes, our KDE and then −½ Σφr² by torch.compile in fp32."""
     import sdkde_core
 
-    options = {"backend": "triton", "precision": "fast"}
+    options = {"backend": backend, "precision": "fast"}
 
     def whole(x: Tensor, y: Tensor, h: float, method: str = method) -> Tensor:  # logs, since p̂ underflows at d = 128
         return sdkde_core.estimate(x, y, method=method, bandwidth=h, log=method != "laplace", **options)
@@ -280,6 +280,7 @@ def attention(data: Data, method: str) -> Contender | None:
 IMPLEMENTATIONS: dict[str, Callable[[Data, str], Contender | None]] = {  # None: no row in this case
     "flash-sd-kde TF32": partial(flash, mode="fast_tf32"),  # first: the others' ratios are to its time
     "sdkde": ours,
+    "sdkde Hopper": partial(ours, backend="hopper"),
     "sdkde's KDE + Σφr² pass": partial(ours, fused=False),
     "flash-sd-kde fp32": partial(flash, mode="fp32_ieee"),
     "flash-sd-kde TF32 unfused": partial(flash, mode="fast_tf32", fused=False),

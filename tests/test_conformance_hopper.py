@@ -1,6 +1,8 @@
 """The Hopper backend passes the suite on a GPU of compute capability 9.0, and keeps its tolerance in the worst case."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ pytest.importorskip("torch")
 pytest.importorskip("cuda.core")
 
 import torch
+from sdkde_hopper import plan
 
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
-from sdkde_core.plugin import each, reduce_pass
+from sdkde_core.plugin import concatenate, each, merge, reduce_pass
 from sdkde_core.protocol import Columns, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.problems import Case
@@ -58,16 +61,77 @@ def _heaps(n, d, reach, distance):
 
 
 @pytest.mark.parametrize("distance", [1.0, 2.0, 3.0])
-@pytest.mark.parametrize(("d", "reach"), [(1, 8.0), (3, 8.0), (16, 8.0), (16, 14.0)])
+@pytest.mark.parametrize(("d", "reach"), [(1, 8.0), (3, 8.0), (16, 8.0), (16, 14.0), (24, 14.0), (64, 14.0)])
 def test_heaps_of_duplicates(d, reach, distance):
     assert _errors(_heaps(1500, d, reach, distance), Reduction.MEAN).max() < 1
 
 
+@pytest.mark.parametrize("spread", [0.5, 3.0, 8.0, 30.0])
+@pytest.mark.parametrize(("d", "distance"), [(2, 3.0), (16, 2.0), (40, 3.0)])
+def test_heaps_whose_weights_differ(d, distance, spread):
+    """By more than the pieces that weights and φ are made of resolve, too."""
+    case = _heaps(1500, d, 8.0, distance)
+    log_weights = spread * np.random.default_rng(d).normal(size=1500)
+    log_weights -= log_weights.max() + np.log(np.exp(log_weights - log_weights.max()).sum())
+    case = replace(case, log_weights=log_weights)
+    for reduction in Reduction:
+        assert _errors(case, reduction).max() < 1
+
+
+def _answers(case):
+    """The backend, MEAN of the points themselves as a problem, and their state."""
+    record = registry.find("hopper")
+    problem = case.problem(Reduction.MEAN, "fast", same=True, device="cuda:0")
+    backend = record.info.load()
+    columns = Columns(*(torch.tensor(x, device="cuda:0") for x in (case.points, case.log_weights)))
+    return backend, problem, backend.prepare(problem, columns)
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+@pytest.mark.parametrize("d", [3, 16, 50])
+def test_ranges_and_pairs_of_many_blocks(d, spread, monkeypatch):
+    """A row's bits do not follow from its range; pairs merge to the whole, in several launches too."""
+    monkeypatch.setattr(plan, "MOST_UNITS", 9)
+    case = problems.make("mixture", 4500, 10, d, 9.0)
+    log_weights = spread * np.random.default_rng(d).normal(size=4500)
+    case = replace(case, log_weights=log_weights - log_weights.max() - 9.0)
+    backend, problem, state = _answers(case)
+    truth = problems.truth(case, same=True)
+    found = backend.reduce(replace(problem, m=4500 - 2048), None, state, 2048)
+    longer = backend.reduce(replace(problem, m=4500 - 1024), None, state, 1024)
+    assert torch.equal(found.shift, longer.shift[1024:]) and torch.equal(found.log_sum, longer.log_sum[1024:])
+    off = problems.errors(replace(problem, m=3476), each(longer, to_host), type(truth)(*(x[1024:] for x in truth)))
+    assert off.max() < 1
+    edges = [0, 2048, 3072, 4500]
+    ranges = list(itertools.pairwise(edges))
+    blocks = {}
+    for i, rows in enumerate(ranges):
+        for j, columns in enumerate(ranges[: i + 1]):
+            blocks[i, j], blocks[j, i] = backend.reduce_pairs(problem, state, rows, columns)
+    got = concatenate([merge([blocks[i, j] for j in range(3)]) for i in range(3)])
+    assert problems.errors(problem, each(got, to_host), truth).max() < 1
+
+
+@pytest.mark.parametrize("d", [16, 40])
 @pytest.mark.parametrize("n", [1, 63, 1024, 1025, 2500])
-def test_sizes_about_tiles_and_supers(n):
-    case = problems.make("mixture", n, 10, 16, 9.0)
-    assert _errors(case, Reduction.MEAN).max() < 0.9
-    assert _errors(case, Reduction.LOG_SUM).max() < 0.9
+def test_sizes_about_tiles_and_supers(n, d):
+    case = problems.make("mixture", n, 10, d, 9.0)
+    for reduction in Reduction:
+        assert _errors(case, reduction).max() < 0.9
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+@pytest.mark.parametrize("d", [3, 40])
+def test_a_point_that_is_no_number_leaves_no_row_a_number(d, spread):
+    case = problems.make("mixture", 1500, 10, d, 9.0)
+    log_weights = spread * np.random.default_rng(d).normal(size=1500) - 9.0
+    backend, problem, _ = _answers(replace(case, log_weights=log_weights))
+    points = torch.tensor(case.points, device="cuda:0")
+    points[700, 1] = math.nan
+    state = backend.prepare(problem, Columns(points, torch.tensor(log_weights, device="cuda:0")))
+    for m, first in ((1500, 0), (476, 1024)):
+        got = backend.reduce(replace(problem, m=m), None, state, first)
+        assert got.log_sum.isnan().all() and got.shift.isnan().all()
 
 
 def test_rows_beyond_fp32_in_the_log_domain():
@@ -78,3 +142,4 @@ def test_rows_beyond_fp32_in_the_log_domain():
     queries = np.concatenate([-points[:50], points[:50]])
     case = Case("far", points, queries, np.full(500, -math.log(500)))
     assert _errors(case, Reduction.LOG_SUM, same=False).max() < 0.9
+    assert _errors(case, Reduction.LAPLACE, same=False).max() < 0.9

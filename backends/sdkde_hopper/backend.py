@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +12,16 @@ from sdkde_core.plugin import PerStream, empty, in_slabs, memory_errors, on_devi
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
-from .bounds import grid_step
+from .bounds import grid_step, symmetric
 from .compiled import check_driver, nvrtc_version
 
 #: What the code is compiled for; that of no other card runs it, later ones' neither.
 CAPABILITY = (9, 0)
 
-#: Rows of LOG_SUM at a time, which take 200 bytes each.
+#: Ranges of the points are taken as if they were that share of them, so that a quarter fills a card too.
+SHARE = 8
+
+#: Rows of LOG_SUM at a time, which take some 200 bytes each, twice that in 64 dimensions.
 SLAB_ROWS = 1 << 21
 
 
@@ -35,13 +39,22 @@ class _State:
         """The grid of the leading pieces."""
         return grid_step(self.problem.extent)
 
+    def symmetric(self) -> launch.Symmetric:
+        """The points as the symmetric kernel of MEAN takes them."""
+
+        def make() -> launch.Symmetric:
+            return launch.pack_symmetric(self.points, self.step)
+
+        return self.made.get("points", make, self.points, launch.Symmetric.tensors)
+
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
+        log_weights = self.log_weights if "weights" in self.problem.requires else None
 
         def make() -> launch.Packed:
-            return launch.pack(self.points, self.step, self.problem.reduction)
+            return launch.pack(self.points, self.step, "columns", self.problem.reduction, log_weights)
 
-        return self.made.get("points", make, self.points, launch.Packed.tensors)
+        return self.made.get("packed", make, self.points, launch.Packed.tensors)
 
 
 class HopperBackend:
@@ -72,18 +85,44 @@ class HopperBackend:
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row."""
         points = state.points if queries is None else queries
-        m = points.shape[0]
+        n, m = state.points.shape[0], problem.m if problem.same else points.shape[0]
         if m == 0:
             return empty(problem, points)
+        a_range = problem.same and m < n
+        if a_range:
+            points = points[own_offset : own_offset + m]
+        # What the columns are cut into must not follow from which range of the points comes.
+        whole = -(-n // SHARE) if a_range else problem.m
+        own = own_offset if "exclude_self" in problem.requires else None
         with on_device(points), memory_errors():
-            if problem.reduction is Reduction.LOG_SUM:
-                return in_slabs(lambda start, stop: _log_sum(problem, points[start:stop], state), m, SLAB_ROWS)
+            if problem.reduction is not Reduction.MEAN:
+                some = functools.partial(_log_sum, problem, points, state, own, whole)
+                return in_slabs(some, m, SLAB_ROWS)
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
-            return launch.mean(state.packed(), problem.d, state.log_weights)
+            if symmetric(problem):
+                return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
+            rows = (own_offset, own_offset + m) if a_range else (0, n)
+            return launch.dense_mean(state.packed(), state.points, state.log_weights, whole, rows, (0, n))
+
+    def reduce_pairs(
+        self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> tuple[Partial, Partial]:
+        """Reduce two ranges of the points, each over the other."""
+        with on_device(state.points), memory_errors():
+            if symmetric(problem):
+                return launch.symmetric_block(state.symmetric(), problem.d, state.log_weights, rows, columns)
+            packed, given = state.packed(), (state.points, state.log_weights)
+            one = launch.dense_mean(packed, *given, rows[1] - rows[0], rows, columns)
+            if rows == columns:
+                return one, one
+            return one, launch.dense_mean(packed, *given, columns[1] - columns[0], columns, rows)
 
 
-def _log_sum(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    """Some rows' LOG_SUM; the parts of the columns follow from how many rows there are in all."""
-    rows = launch.pack_rows(points, state.step)
-    return launch.log_sum(rows, points.shape[0], problem.m, state.packed(), state.log_weights)
+def _log_sum(
+    problem: Problem, points: torch.Tensor, state: _State, own: int | None, whole: int, start: int, stop: int
+) -> Partial:
+    """LOG_SUM or LAPLACE of some rows; the parts of the columns follow from how many rows there are in all."""
+    rows = launch.pack(points[start:stop], state.step, "rows", problem.reduction)
+    offset = None if own is None else own + start
+    return launch.log_sum(problem.reduction, rows, whole, state.packed(), problem.d, state.log_weights, offset)

@@ -6,10 +6,22 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-__all__ = ["MOST_DIMENSIONS", "MOST_EXTENT", "RAISED_BITS", "SCALE_BITS", "extent_limit", "grid_step", "supports"]
+__all__ = [
+    "MOST_DIMENSIONS",
+    "RAISED_BITS",
+    "SCALE_BITS",
+    "WEIGHT_BITS",
+    "extent_limit",
+    "grid_step",
+    "supports",
+    "symmetric",
+]
 
-#: One step of a Tensor Core takes sixteen dimensions.
-MOST_DIMENSIONS = 16
+#: Dimensions that the kernels hold at once.
+MOST_DIMENSIONS = 64
+
+#: And those whose sums the symmetric kernel holds.
+SYMMETRIC_DIMENSIONS = 16
 
 #: MEAN scales φ by two to this: φ ≤ 1 then uses the whole range of half precision.
 SCALE_BITS = 14
@@ -17,9 +29,12 @@ SCALE_BITS = 14
 #: LOG_SUM does by two to this: with φ from 2⁻²²² on, most rows need no running maximum.
 RAISED_BITS = 96
 
+#: Weights are relative to the largest, times two to this: a product with a coordinate is in half precision's range.
+WEIGHT_BITS = 10
+
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
-#: The finest grid on which two pieces of a constant are exact to its square, see :func:`grid_step`.
+#: The coarsest grid of which two constants' pieces leave little enough, see :func:`extent_limit`.
 _COARSEST_STEP = 2.0**-8
 
 #: ‖v‖² ≤ 2 · 2²⁴ g² for that grid.
@@ -29,8 +44,10 @@ MOST_EXTENT = math.sqrt(2.0 * 2.0**24) * _COARSEST_STEP / _SQRT_LOG2E
 def grid_step(extent: float) -> float:
     """Return g, the grid of the leading pieces of the points: a power of two.
 
-    Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g²; one step of a Tensor Core, which makes
-    the largest sum, takes one bit more.
+    Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g². The largest is ‖v‖², for which there is
+    one bit more: a step of a Tensor Core that makes a sum above 2²⁴ g² truncates it by g². In sixteen dimensions that
+    is one step. In more the constants are added half way, so that before and after sums of near points are a part of
+    ‖v‖²: not both parts are above half of it, so two steps are, at most, in 64 dimensions.
     """
     radius = max(extent * _SQRT_LOG2E, 1.0)
     return 2.0 ** (math.ceil(0.5 * math.log2(radius**2 / 2.0)) - 12)
@@ -42,7 +59,15 @@ def extent_limit(problem: Problem) -> float:
     An exponent is off by what two pieces leave of two constants, g² for each at most in log2 units: 2e-5 at the
     coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, down to φ = 2⁻¹⁶, and by 2⁻²¹ for the rows. A shift is a
     mean of φ, so a part p of it at distance r that is off by δ moves it by δ p (1 − p) r: of what matters, r is 5 at
-    most, as columns further away would have to number 10⁵ to weigh as much; with δ = 2⁻¹⁵ + 2e-5 that is 6e-5.
+    most, as columns further away would have to number 10⁵ to weigh as much; with δ = 2⁻¹⁵ + 2e-5 that is 6e-5. Beyond
+    sixteen dimensions there are only rows: δ = 4.2e-5, with two truncated sums.
+
+    Weights change none of that: they are factors of what φ is multiplied by. Rows whose sum is so small, next to the
+    largest weight, that what the pieces lose of φ or of a weight would matter are summed again, in float64
+    (``finish_dense``); so are all where every weight is that small. LOG_SUM and LAPLACE add log weights to the
+    exponents in fp32.
+
+    LOG_SUM and LAPLACE leave lo·lo out, ‖lo‖² ≤ d g²/4 + 2⁻²² R² for a row and its own column: 2e-4 in 64 dimensions.
     """
     return MOST_EXTENT
 
@@ -51,11 +76,18 @@ def supports(problem: Problem) -> Support:
     """Say whether the kernels take a problem."""
     if problem.d > MOST_DIMENSIONS:
         return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
-    if problem.reduction is Reduction.LAPLACE:
-        return Support(False, "has no kernel for LAPLACE")
-    if problem.reduction is Reduction.MEAN and not problem.same:
+    mean = problem.reduction is Reduction.MEAN
+    if mean and not problem.same:
         return Support(False, "its MEAN is of the points themselves, not of other rows")
+    if mean and "exclude_self" in problem.requires:
+        return Support(False, "its MEAN has a row's own column in it")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"its formula holds up to {MOST_EXTENT:.1f} bandwidths, not {problem.extent:g}")
-    both = problem.reduction is Reduction.MEAN
+    both = mean and symmetric(problem)
     return Support(True, "every φ once, for its row and its column" if both else "every φ once, for its row")
+
+
+def symmetric(problem: Problem) -> bool:
+    """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
+    every = problem.same and problem.m == problem.n
+    return every and problem.d <= SYMMETRIC_DIMENSIONS and "weights" not in problem.requires

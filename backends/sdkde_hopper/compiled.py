@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from sdkde_core.plugin import cache_folder, new_lock, write_atomically
 
-from .bounds import RAISED_BITS, SCALE_BITS
-from .plan import LOG_SUM_SHARED, MEAN_SHARED, TILES
+from .bounds import RAISED_BITS, SCALE_BITS, WEIGHT_BITS
+from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
 from .wgmma import wgmma
 
 try:
@@ -33,27 +33,61 @@ ARCHITECTURE = "sm_90a"
 
 _logger = logging.getLogger("sdkde")
 
-#: Of every module: the products that it takes, its files, and its constants.
-MODULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, int]]] = {
-    "pack": ((), ("sm90.cuh", "pack.cu"), {"TILES": TILES, "SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS}),
-    "mean": (
+
+class _Module(NamedTuple):
+    """The products that a module takes, its files, and its constants."""
+
+    products: tuple[str, ...]
+    files: tuple[str, ...]
+    constants: Mapping[str, int]
+
+
+_EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
+
+
+def _log_sum(width: int, laplace: bool, weighted: bool) -> _Module:
+    ring = log_sum_ring(width)
+    constants = {
+        "WIDTH": width,
+        "LAPLACE": int(laplace),
+        "WEIGHTED": int(weighted),
+        "STAGES": ring.stages,
+        "LOG_SUM_SHARED": ring.shared,
+        "RAISED_BITS": RAISED_BITS,
+    }
+    return _Module(_EXPONENTS, ("log_sum.cu",), constants | {"REGISTERS": REGISTERS[4]})
+
+
+def _dense(width: int, weighted: bool) -> _Module:
+    ring, values = dense_ring(width, weighted), functools.partial(wgmma, n=width + 8, b="transposed")
+    products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
+    groups = warpgroups(width)
+    constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": REGISTERS[groups]}
+    return _Module(products, ("dense.cu",), constants | {"STAGES": ring.stages, "DENSE_SHARED": ring.shared})
+
+
+MODULES: Mapping[str, _Module] = {
+    "pack": _Module(
+        (),
+        ("pack.cu",),
+        {"TILES": TILES, "SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": WEIGHT_BITS},
+    ),
+    "exact": _Module((), ("exact.cu",), {}),
+    "mean": _Module(
         (
-            wgmma("begin_n64", 64, begins=True),
-            wgmma("add_n64", 64),
+            *_EXPONENTS,
             wgmma("add_n24", 24),
             wgmma("add_n40", 40),
             wgmma("begin_bytes", 40, k=32, kind="e5m2", a="shared", begins=True),
             wgmma("add_bytes", 40, k=32, kind="e5m2", a="shared"),
             wgmma("add_transposed", 40, a="transposed"),
         ),
-        ("sm90.cuh", "mean.cu"),
+        ("mean.cu",),
         {"TILES": TILES, "MEAN_SHARED": MEAN_SHARED},
     ),
-    "log_sum": (
-        (wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)),
-        ("sm90.cuh", "log_sum.cu"),
-        {"LOG_SUM_SHARED": LOG_SUM_SHARED},
-    ),
+    **{f"log_sum_{width}{x}": _log_sum(width, False, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
+    **{f"laplace_{width}{x}": _log_sum(width, True, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
+    **{f"dense_{width}{x}": _dense(width, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
 }
 
 #: What a number of every type is given to a kernel as.
@@ -89,7 +123,8 @@ def source(module: str) -> str:
     """Return a module's CUDA C++."""
     products, files, constants = MODULES[module]
     defined = "".join(f"#define {name} {value}\n" for name, value in constants.items())
-    first, *rest = (resources.files(__package__).joinpath("device", name).read_text("utf-8") for name in files)
+    names = ("sm90.cuh", *files)
+    first, *rest = (resources.files(__package__).joinpath("device", name).read_text("utf-8") for name in names)
     return "\n".join([defined, first, *products, *rest])
 
 

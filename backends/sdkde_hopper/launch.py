@@ -13,73 +13,172 @@ from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import kernel
 
-__all__ = ["Packed", "log_sum", "mean", "pack", "pack_rows"]
+__all__ = [
+    "Packed",
+    "Symmetric",
+    "dense_mean",
+    "log_sum",
+    "pack",
+    "pack_symmetric",
+    "symmetric_block",
+    "symmetric_mean",
+]
 
-#: Numbers of a partial sum: Σφv in sixteen dimensions, Σφ, and three that are free.
+#: Numbers of a partial sum of the symmetric kernel: Σφv in sixteen dimensions, Σφ, and three that are free.
 SUMS = 20
 
-#: Bytes of a tile of 64 columns: what the exponents need, and with what φ is multiplied by.
-EXPONENT_BYTES, TILE_BYTES = 64 * 48 * 2, 64 * (48 + 40) * 2
+#: Bytes of a tile of 64 columns of the symmetric kernel: what the exponents need, and what φ is multiplied by.
+TILE_BYTES = 64 * (48 + 40) * 2
+
+#: Points are filled up to a multiple of the rows of a program, be they 192 or 256.
+PADDING = 768
+
+
+@dataclass(frozen=True)
+class Symmetric:
+    """Points in pieces, padded to whole supers; see ``pack_symmetric`` in ``device/pack.cu``."""
+
+    count: int
+    padded: int
+    rows: torch.Tensor
+    tiles: torch.Tensor
+    bytes: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the buffers."""
+        return [self.rows, self.tiles, self.bytes]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Points in pieces, padded to whole supers; see ``device/pack.cu``. For LOG_SUM they are ``tiles`` alone."""
+    """Points in pieces, as rows, as columns or both; see ``pack_points`` in ``device/pack.cu``.
+
+    ``top`` has the columns' largest log weight, by which their weights are divided; ``logs`` theirs to base two.
+    """
 
     count: int
     padded: int
-    tiles: torch.Tensor
+    width: int
+    weighted: bool = False
     rows: torch.Tensor | None = None
-    bytes: torch.Tensor | None = None
+    tiles: torch.Tensor | None = None
+    top: torch.Tensor | None = None
+    logs: torch.Tensor | None = None
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the buffers."""
-        return [x for x in (self.tiles, self.rows, self.bytes) if x is not None]
+        return [x for x in (self.rows, self.tiles, self.top, self.logs) if x is not None]
 
 
-def pack(points: torch.Tensor, step: float, reduction: Reduction) -> Packed:
-    """Pack float64 points (n, d) as columns, and for MEAN as its rows.
+def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
+    """Pack float64 points (n, d) for :func:`symmetric_mean`, on a grid from :func:`sdkde_hopper.bounds.grid_step`."""
+    n, d = points.shape
+    padded = -(-n // plan.COLUMNS) * plan.COLUMNS
+    new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
+    rows, tiles, in_bytes = new(padded * 96), new(padded // 64 * TILE_BYTES), new(padded * 40)
+    kernel("pack", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, rows, tiles, in_bytes)
+    return Symmetric(n, padded, rows, tiles, in_bytes)
+
+
+def pack(
+    points: torch.Tensor, step: float, role: str, reduction: Reduction, log_weights: torch.Tensor | None = None
+) -> Packed:
+    """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`.
 
     Parameters
     ----------
     points : (n, d) float64 tensor
     step : float
         See :func:`sdkde_hopper.bounds.grid_step`.
+    role : {"rows", "columns"}
+        Columns of MEAN are its rows too.
     reduction : Reduction
-        LOG_SUM or MEAN.
+    log_weights : (n,) float64 tensor, optional
+        The columns', where they differ.
     """
     n, d = points.shape
-    padded = -(-n // plan.COLUMNS) * plan.COLUMNS
-    mean = reduction is Reduction.MEAN
+    width, padded = plan.width(d), -(-n // PADDING) * PADDING
+    mean, weighted, columns = reduction is Reduction.MEAN, log_weights is not None, role == "columns"
     new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
-    tiles = new(padded // 64 * (TILE_BYTES if mean else EXPONENT_BYTES))
-    rows, in_bytes = (new(padded * 96), new(padded * 40)) if mean else (None, None)
-    kernel("pack", "pack", 256)(padded // 16, points, n, padded, d, step, float(SCALE_BITS), rows, tiles, in_bytes)
-    return Packed(n, padded, tiles, rows, in_bytes)
+    size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
+    # Rows of a range begin anywhere: the last program's reach beyond the padding.
+    rows = new(size + plan.LOG_SUM_ROWS * (4 * width + 32)) if mean or not columns else None
+    tiles = new(copies * size) if columns else None
+    top = None if log_weights is None else log_weights.max().reshape(1)
+    logs = torch.empty(padded, dtype=torch.float32, device=points.device) if weighted and not mean else None
+    given = points, log_weights, top, n, padded, d, width, step, float(SCALE_BITS if mean else RAISED_BITS)
+    kernel("pack", "pack_points", 256)(padded // 16, *given, rows, tiles, logs, copies - 1)
+    return Packed(n, padded, width, weighted, rows, tiles, top, logs)
 
 
-def pack_rows(points: torch.Tensor, step: float) -> torch.Tensor:
-    """Pack float64 points (m, d) as rows of LOG_SUM, in whole blocks."""
-    m, d = points.shape
-    padded = -(-m // plan.ROWS) * plan.ROWS
-    rows = torch.empty(padded * 96, dtype=torch.uint8, device=points.device)
-    kernel("pack", "pack", 256)(padded // 16, points, m, padded, d, step, float(RAISED_BITS), rows, None, None)
-    return rows
-
-
-def log_sum(rows: torch.Tensor, m: int, whole: int, columns: Packed, log_weights: torch.Tensor) -> Partial:
-    """LOG_SUM of m rows from :func:`pack_rows`, of ``whole`` in all; all log weights (n,) are equal."""
-    device = rows.device
-    tiles, blocks = -(-columns.count // 64), -(-m // plan.ROWS)
-    parts = plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))
+def log_sum(
+    reduction: Reduction, rows: Packed, whole: int, columns: Packed, d: int, log_weights: torch.Tensor, own: int | None
+) -> Partial:
+    """LOG_SUM or LAPLACE of rows, of ``whole`` in all; row i leaves out column i + own."""
+    m, width, laplace = rows.count, columns.width, reduction is Reduction.LAPLACE
+    assert rows.rows is not None  # for the type checker
+    device = rows.rows.device
+    tiles, blocks = -(-columns.count // 64), -(-m // plan.LOG_SUM_ROWS)
+    parts = plan.parts(-(-whole // plan.LOG_SUM_ROWS), tiles, _programs(device))
     length = -(-tiles // parts)
     parts = -(-tiles // length)
-    out = torch.empty(parts * m * 2, dtype=torch.float32, device=device)
-    result = torch.empty(m, dtype=torch.float64, device=device)
-    reduce = kernel("log_sum", "log_sum", 544, plan.LOG_SUM_SHARED)
-    reduce(blocks * parts, rows, columns.tiles, out, m, tiles, length)
-    kernel("pack", "finish_log_sum", 128)(-(-m // 128), out, log_weights, m, parts, result)
-    return Partial(result)
+    out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
+    result = torch.empty((3, m) if laplace else (1, m), dtype=torch.float64, device=device)
+    name = f"{reduction.value}_{width}" + columns.weighted * "_weighted"
+    reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
+    given = rows.rows, columns.tiles, columns.logs, out
+    reduce(blocks * parts, *given, m, tiles, length, own or 0, int(own is not None))
+    top = log_weights if columns.top is None else columns.top
+    sign, magnitude = (result[1], result[2]) if laplace else (None, None)
+    finish = kernel("pack", "finish_log_sum", 128)
+    finish(-(-m // 128), out, top, m, d, parts, int(laplace), result[0], sign, magnitude)
+    return Partial(result[0], None, sign, magnitude)
+
+
+def dense_mean(
+    packed: Packed,
+    points: torch.Tensor,
+    log_weights: torch.Tensor,
+    whole: int,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+) -> Partial:
+    """MEAN of some of the points over some, every φ for its row alone.
+
+    Parameters
+    ----------
+    packed : Packed
+        All points.
+    points, log_weights : (n, d), (n,) tensors
+        Log weights differ where they are packed.
+    whole : int
+        How many rows the columns are cut for, whatever comes.
+    rows, columns : (start, stop)
+        Columns start with a tile, and end with one or with the points.
+    """
+    (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
+    n, high = rows[1] - rows[0], plan.warpgroups(width) * 64
+    blocks, tiles, programs = -(-n // high), -(-(stop - start) // 64), _programs(device)
+    parts = plan.parts(-(-whole // high), tiles, programs)
+    length = -(-tiles // parts)
+    parts = -(-tiles // length)
+    assert packed.rows is not None and packed.tiles is not None  # for the type checker
+    size = 4 * width + 32  # bytes of a point
+    row_pieces, column_pieces = packed.rows[rows[0] * size :], packed.tiles[start * size * (1 + packed.weighted) :]
+    out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float32, device=device)
+    name, threads = f"dense_{width}" + packed.weighted * "_weighted", 128 * (plan.warpgroups(width) + 1)
+    reduce = kernel(name, "mean_dense", threads, plan.dense_ring(width, packed.weighted).shared)
+    reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
+    log_sum = torch.empty(n, dtype=torch.float64, device=device)
+    shift = torch.empty((n, d), dtype=torch.float64, device=device)
+    listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if packed.weighted else None
+    given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift, listed
+    kernel("pack", "finish_dense", 256)(-(-n // 8), *given)
+    if listed is not None:
+        exact = kernel("exact", "mean_exact", 128, plan.EXACT_SHARED)
+        over = points[start:stop], log_weights[start:stop], stop - start
+        exact(4 * programs, points[rows[0] :], *over, d, listed, log_sum, shift)
+    return Partial(log_sum, shift)
 
 
 def _programs(device: torch.device) -> int:
@@ -112,8 +211,8 @@ def _on_device(tables: plan.Tables, device: torch.device) -> _Tables:
     return _tables[key][1]
 
 
-def mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
-    """MEAN of the points themselves; all log weights (n,) are equal."""
+def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Partial:
+    """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal."""
     device = points.tiles.device
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
     programs = _programs(device)
@@ -135,3 +234,47 @@ def mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
         end = points.rows, log_weights, n, d, log_sum, shift
         merge(points.padded // 32, out_rows, out_columns, *table.lists, *circle, sums, *when, *end)
     return Partial(log_sum, shift)
+
+
+def symmetric_block(
+    points: Symmetric, d: int, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
+) -> tuple[Partial, Partial]:
+    """MEAN of two ranges of the points, each over the other; they begin with supers, and end with one or the points."""
+    if rows == columns:
+        own = symmetric_mean(_some(points, rows), d, log_weights)
+        return own, own
+    here, programs = _some(points, rows), _programs(points.tiles.device)
+    blocks, device = -(-here.count // plan.ROWS), points.tiles.device
+    new = functools.partial(torch.empty, device=device)
+    results = [(new(b - a, dtype=torch.float64), new((b - a, d), dtype=torch.float64)) for a, b in (rows, columns)]
+    most = max(1, plan.MOST_UNITS // blocks) * plan.COLUMNS  # columns at a time
+    starts = range(columns[0], columns[1], most)
+    sums = new(here.padded * SUMS if len(starts) > 1 else 0, dtype=torch.float64)
+    reduce, merge = kernel("mean", "mean_symmetric", 640, plan.MEAN_SHARED), kernel("pack", "merge", 160)
+    none = torch.zeros(max(here.padded, most) // plan.ROWS + 1, dtype=torch.int32, device=device)
+    for start in starts:
+        there = _some(points, (start, min(start + most, columns[1])))
+        table = _on_device(plan.rectangle(blocks, there.padded // plan.COLUMNS, programs), device)
+        out_rows = new(table.count * plan.ROWS * SUMS, dtype=torch.float32)
+        out_columns = new(table.slots * plan.COLUMNS * SUMS, dtype=torch.float32)
+        given = points.rows, points.tiles, points.bytes, table.units, table.begins, out_rows, out_columns
+        offsets = rows[0] // plan.ROWS, start // plan.COLUMNS
+        reduce(programs, *given, *offsets, points.padded // plan.ROWS, points.padded // plan.COLUMNS)
+        row_begin, row_units, column_begin, column_slots = table.lists
+        when = int(start == starts[0]), int(start == starts[-1])
+        for side, lists, result, (begins, ends) in (
+            (here, (row_begin, row_units, none, none), results[0], when),
+            (there, (none, none, column_begin, column_slots), [x[start - columns[0] :] for x in results[1]], (1, 1)),
+        ):
+            circle = 0, 0, side.padded // plan.ROWS, side.padded // plan.COLUMNS
+            end = side.rows, log_weights, side.count, d, *result
+            merge(-(-side.count // 32), out_rows, out_columns, *lists, *circle, sums, begins, ends, *end)
+    return Partial(*results[0]), Partial(*results[1])
+
+
+def _some(points: Symmetric, which: tuple[int, int]) -> Symmetric:
+    """A range of the points that begins with a super."""
+    start, stop = which
+    padded = -(-(stop - start) // plan.COLUMNS) * plan.COLUMNS
+    rows, tiles = points.rows[start * 96 :], points.tiles[start // 64 * TILE_BYTES :]
+    return Symmetric(stop - start, padded, rows, tiles, points.bytes[start * 40 :])

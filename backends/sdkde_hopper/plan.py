@@ -12,11 +12,31 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "LOG_SUM_SHARED", "MEAN_SHARED", "ROWS", "TILES", "Launch", "Tables", "launches", "parts"]
+__all__ = [
+    "COLUMNS",
+    "EXACT_SHARED",
+    "LOG_SUM_ROWS",
+    "MEAN_SHARED",
+    "REGISTERS",
+    "ROWS",
+    "TILES",
+    "WIDTHS",
+    "Launch",
+    "Ring",
+    "Tables",
+    "dense_ring",
+    "launches",
+    "log_sum_ring",
+    "parts",
+    "rectangle",
+    "warpgroups",
+    "width",
+]
 
 #: Tiles of 64 columns to a super.
 TILES = 16
@@ -25,8 +45,14 @@ ROWS, COLUMNS = 256, 64 * TILES
 #: Bytes of shared memory of a program of ``mean_symmetric``; the code says so where it is another number.
 MEAN_SHARED = 227448
 
-#: And of ``log_sum``.
-LOG_SUM_SHARED = 73928
+#: Dimensions that the other kernels are compiled for; points of fewer are filled up with zeros.
+WIDTHS = (16, 32, 48, 64)
+
+#: Rows of a program of ``log_sum``.
+LOG_SUM_ROWS = 256
+
+#: Of ``mean_exact``: 128 columns in up to 64 dimensions, float64, a number apart from where the next ones lie.
+EXACT_SHARED = 128 * 65 * 8
 
 #: Units of a launch, at most.
 MOST_UNITS = 16384
@@ -101,9 +127,30 @@ def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
     within = np.arange(len(own)) - starts[own]
     symmetric = (within >= per).astype(np.int64)
     block = (own * per + within) % (supers * per)
+    return _deal(block, own, symmetric, supers * per, supers, programs)
+
+
+@functools.lru_cache(maxsize=64)
+def rectangle(blocks: int, supers: int, programs: int) -> Tables:
+    """Plan all of some blocks of rows with all of some supers of columns that are others, every φ used twice."""
+    own = np.repeat(np.arange(supers), blocks)
+    block = np.tile(np.arange(blocks), supers)
+    return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs)
+
+
+def _deal(
+    block: NDArray[np.integer],
+    own: NDArray[np.integer],
+    symmetric: NDArray[np.integer],
+    blocks: int,
+    supers: int,
+    programs: int,
+) -> Tables:
+    """Deal out groups of a block and a super, in the order of the supers ``own``, to programs by what they take."""
     quarters = TILES // 4  # what a group is cut into
+    first = np.flatnonzero(np.diff(own)) + 1  # with the next super
     cost = np.repeat(np.where(symmetric, 4.0, 4.0 * DENSE) + UNIT / quarters, quarters)
-    cost[starts[1:-1] * quarters] += NEW_COLUMNS
+    cost[first * quarters] += NEW_COLUMNS
     total = np.concatenate([[0.0], np.cumsum(cost)])
     cuts = np.searchsorted(total, np.linspace(0.0, total[-1], programs + 1) - 1e-9)
     cuts[-1] = len(cost)
@@ -118,17 +165,55 @@ def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
     flags = symmetric[group] | new * 2 | last * 4 | (begin % quarters * 4) << 8 | ((end - 1) % quarters * 4 + 4) << 16
     slot = np.cumsum(new) - 1
     units = np.stack([block[group], own[group], flags, slot], axis=1).astype(np.int32)
-    rows = _lists(units[:, 0], np.arange(len(units)), supers * per)
+    rows = _lists(units[:, 0], np.arange(len(units)), blocks)
     columns = _lists(units[last, 1], units[last, 3], supers)
     return Tables(units, np.searchsorted(begin, cuts).astype(np.int32), int(slot[-1]) + 1, *rows, *columns)
 
 
+class Ring(NamedTuple):
+    """Tiles of columns that a program holds at a time, and the bytes of its shared memory."""
+
+    stages: int
+    shared: int
+
+
+def width(d: int) -> int:
+    """Return the least of :data:`WIDTHS` that holds d dimensions."""
+    return next(x for x in WIDTHS if x >= d)
+
+
+#: Registers of a thread of a program that has so many warpgroups besides the one that fetches, which has 24.
+REGISTERS = {3: 160, 4: 112}
+
+
+def warpgroups(width: int) -> int:
+    """Return how many groups of 64 rows a program of ``mean_dense`` has: what registers suffice for."""
+    return 4 if width <= 32 else 3
+
+
+def dense_ring(width: int, weighted: bool) -> Ring:
+    """Return what a program of ``mean_dense`` holds; with weights there are two copies of a tile."""
+    tile = (2 * width + 16) * 128 * (1 + weighted)
+    stages = min(8, 196_608 // tile)
+    return Ring(stages, stages * (tile + 16))
+
+
+def log_sum_ring(width: int) -> Ring:
+    """Return what a program of ``log_sum`` holds."""
+    tile = (2 * width + 16) * 128 + 256
+    stages = min(12, 131_072 // tile)
+    return Ring(stages, stages * (tile + 16) + 8)
+
+
 def parts(blocks: int, tiles: int, programs: int) -> int:
-    """Return into how many parts the columns are cut for LOG_SUM: with the fewest tiles in turn, then the fewest parts.
+    """Return into how many parts the columns are cut where every φ is for its row alone.
+
+    Those with the fewest tiles in turn, then the fewest parts; and not many more programs than run at a time, as every
+    part has partial sums.
 
     A program of a part begins and ends, which takes about as long as two tiles.
     """
-    most = max(1, min(tiles // 8, programs))
+    most = max(1, min(tiles // 8, -(-8 * programs // blocks)))
     waves = [(-(-blocks * count // programs) * (-(-tiles // count) + 2), count) for count in range(1, most + 1)]
     return min(waves)[1]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 __all__ = ["wgmma"]
 
 
-def wgmma(name: str, n: int, *, k: int = 16, kind: str = "f16", a: str = "registers", begins: bool = False) -> str:
+def wgmma(
+    name: str, n: int, *, k: int = 16, kind: str = "f16", a: str = "registers", b: str = "shared", begins: bool = False
+) -> str:
     """Return a function ``name(sums, operands)`` that adds a product of (64, k) by (k, n) to fp32 sums.
 
     Parameters
@@ -18,8 +20,9 @@ def wgmma(name: str, n: int, *, k: int = 16, kind: str = "f16", a: str = "regist
     kind : str
         ``"f16"`` for both operands, or the first's kind of byte; the second's is e4m3.
     a : {"registers", "shared", "transposed"}
-        Where the first operand is; transposed: in shared memory, contiguous along its rows. The second is in shared
-        memory, contiguous along k.
+        Where the first operand is; transposed: in shared memory, contiguous along its rows.
+    b : {"shared", "transposed"}
+        The second is in shared memory, contiguous along k, or along its columns.
     begins : bool
         The sums start at zero, whatever the registers hold.
     """
@@ -29,7 +32,8 @@ def wgmma(name: str, n: int, *, k: int = 16, kind: str = "f16", a: str = "regist
         parameters = [f"uint32_t {x}" for x in given]
     else:
         operand, count, given, parameters = f"%{sums}", 1, ["a"], ["uint64_t a"]
-    flags = "" if k == 32 else {"registers": ", 0", "shared": ", 0, 0", "transposed": ", 1, 0"}[a]
+    transposed = f", {int(b == 'transposed')}"
+    flags = "" if k == 32 else {"registers": "", "shared": ", 0", "transposed": ", 1"}[a] + transposed
     constraint = '"r"' if a == "registers" else '"l"'
     outputs = ", ".join(f'"{"=" if begins else "+"}f"(d[{i}])' for i in range(sums))
     inputs = ", ".join([*(f"{constraint}({x})" for x in given), '"l"(b)', f'"n"({int(not begins)})'])

@@ -1,58 +1,105 @@
-// LOG_SUM: four warpgroups of 64 rows each, every φ once, for its row. A seventeenth warp fetches the columns.
+// LOG_SUM and LAPLACE: four warpgroups of 64 rows each, every φ once, for its row. A fifth fetches the columns.
 //
 // Exponents are raised by RAISED_BITS, so that sums of φ are in fp32's range with no running maximum, but for rows more
 // than some 17 bandwidths from all columns of a part. A program that has such rows does its part again, with one.
 
-constexpr int STAGES = 12;
-constexpr int FULL = STAGES * EXPONENT_BYTES, EMPTY = FULL + 8 * STAGES, FAR = EMPTY + 8 * STAGES;
-static_assert(FAR + 8 == LOG_SUM_SHARED, "shared memory");
+// The constants are added after half of the dimensions, where sums of near points are smallest: see bounds.py.
+constexpr int STEPS = WIDTH / 16, HALF = (STEPS + 1) / 2;
+constexpr int GROUP = TILE_COLUMNS * 16;           // bytes of eight dimensions of a tile
+constexpr int TILE = (2 * WIDTH / 8 + 2) * GROUP;  // as pack_points has it
+constexpr int LOGS = STAGES * TILE, FULL = LOGS + STAGES * 256, EMPTY = FULL + 8 * STAGES, FAR = EMPTY + 8 * STAGES;
+static_assert(FAR + 8 == LOG_SUM_SHARED && LOG_SUM_SHARED <= 232448, "shared memory");
+constexpr float NOTHING = -3e38f;
 
-// What a thread sums up: rows g and g + 8 of its warp's sixteen, two columns of every eight.
+// What a thread sums up: rows g and g + 8 of its warp's sixteen, two columns of every eight. Σ w φ relative to
+// two to ``top``, and for LAPLACE as much of w φ times φ's raised exponent.
 struct Sums {
-  float top[2], total[2];
+  float top[2], total[2], moment[2];
 };
 
-template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const float (&S)[32]) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    float high = 0;
-    if (MAXIMUM) {
-      high = sums.top[r];
-#pragma unroll
-      for (int j = 0; j < 8; j++) high = fmaxf(high, fmaxf(S[4 * j + 2 * r], S[4 * j + 2 * r + 1]));
-      sums.total[r] *= exp2_(sums.top[r] - high);
-      sums.top[r] = high;
-    }
-    float even = sums.total[r], odd = 0;
+template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const float (&S)[32], uint32_t logs) {
+  auto weights = [&](int j) { return WEIGHTED ? load2(logs + j * 32) : make_float2(0, 0); };  // of two of every eight
+  if (MAXIMUM) {
+    float high[2] = {sums.top[0], sums.top[1]};
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-      even += exp2_(MAXIMUM ? S[4 * j + 2 * r] - high : S[4 * j + 2 * r]);
-      odd += exp2_(MAXIMUM ? S[4 * j + 2 * r + 1] - high : S[4 * j + 2 * r + 1]);
+      const float2 w = weights(j);
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        high[r] = fmaxf(high[r], fmaxf(S[4 * j + 2 * r] + w.x, S[4 * j + 2 * r + 1] + w.y));
     }
-    sums.total[r] = even + odd;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float less = exp2_(sums.top[r] - high[r]);
+      sums.total[r] *= less;
+      sums.moment[r] *= less;
+      sums.top[r] = high[r];
+    }
   }
+  float odd[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    const float2 w = weights(j);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float a = S[4 * j + 2 * r], b = S[4 * j + 2 * r + 1];
+      if (WEIGHTED) { a += w.x; b += w.y; }
+      if (MAXIMUM) { a -= sums.top[r]; b -= sums.top[r]; }
+      a = exp2_(a);
+      b = exp2_(b);
+      sums.total[r] += a;
+      odd[r] += b;
+      if (LAPLACE) {
+        sums.moment[r] = fmaf(a, S[4 * j + 2 * r], sums.moment[r]);
+        sums.moment[r] = fmaf(b, S[4 * j + 2 * r + 1], sums.moment[r]);
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) sums.total[r] += odd[r];
 }
 
-// Sums over ``count`` tiles; ``stage`` and ``phase`` go on from call to call.
+// Sums over ``count`` tiles; ``stage`` and ``phase`` go on from call to call. Rows g and g + 8 leave out columns
+// ``own`` and own + 8 of these tiles, if ``leaves``.
 template <bool MAXIMUM>
-__device__ __forceinline__ Sums reduce(uint32_t shared, const uint32_t (&q)[3][4], int count, int& stage, int& phase) {
-  Sums sums = {{MAXIMUM ? -1e30f : 0, MAXIMUM ? -1e30f : 0}, {0, 0}};
+__device__ __forceinline__ Sums reduce(
+    uint32_t shared, const uint32_t (&q)[2 * STEPS + 1][4], int own, int leaves, int count, int& stage, int& phase) {
+  Sums sums = {{MAXIMUM ? -1e30f : 0, MAXIMUM ? -1e30f : 0}, {0, 0}, {0, 0}};
   float S[32];
+  const int c = threadIdx.x % 4;
 #pragma unroll 1
   for (int t = 0; t < count; t++) {
     barrier_wait(shared + FULL + 8 * stage, phase);
-    const uint32_t at = __shfl_sync(0xffffffffu, shared + stage * EXPONENT_BYTES, 0);
-    const uint64_t b = descriptor(at, TILE_COLUMNS * 16, 128);
+    const uint32_t at = __shfl_sync(0xffffffffu, shared + stage * TILE, 0);
+    const uint64_t hi = descriptor(at, GROUP, 128), lo = hi + (STEPS * 2 + 1) * (GROUP / 16);
+    const uint64_t constants = descriptor(at + STEPS * 2 * GROUP, (STEPS * 2 + 1) * GROUP, 128);
     WGMMA_FENCE;
-    begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], b);
-    add_n64(S, q[1][0], q[1][1], q[1][2], q[1][3], b + 128);
-    add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], b);
-    add_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], b + 256);
+    begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], hi);
+#pragma unroll
+    for (int k = 1; k < HALF; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], hi + k * (GROUP / 8));
+    add_n64(S, q[STEPS][0], q[STEPS][1], q[STEPS][2], q[STEPS][3], constants);
+#pragma unroll
+    for (int k = HALF; k < STEPS; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], hi + k * (GROUP / 8));
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+      const uint32_t* x = q[STEPS + 1 + k];
+      add_n64(S, x[0], x[1], x[2], x[3], hi + k * (GROUP / 8));
+      add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], lo + k * (GROUP / 8));
+    }
     WGMMA_COMMIT;
     WGMMA_WAIT(0);
     hold(S);
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared + EMPTY + 8 * stage);
-    add<MAXIMUM>(sums, S);
+    if (!WEIGHTED && threadIdx.x % 32 == 0) barrier_arrive(shared + EMPTY + 8 * stage);
+    if (leaves && __any_sync(0xffffffffu, own > -9 && own < TILE_COLUMNS)) {
+#pragma unroll
+      for (int i = 0; i < 32; i++) {
+        if (i / 4 * 8 + 2 * c + i % 2 == own + (i / 2 % 2) * 8) S[i] = NOTHING;
+      }
+    }
+    own -= TILE_COLUMNS;
+    add<MAXIMUM>(sums, S, shared + LOGS + stage * 256 + c * 8);
+    __syncwarp();
+    if (WEIGHTED && threadIdx.x % 32 == 0) barrier_arrive(shared + EMPTY + 8 * stage);
     if (++stage == STAGES) { stage = 0; phase ^= 1; }
   }
 #pragma unroll
@@ -60,18 +107,85 @@ __device__ __forceinline__ Sums reduce(uint32_t shared, const uint32_t (&q)[3][4
     float high = sums.top[r];
 #pragma unroll
     for (int m = 1; m < 4; m *= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, m));
-    float total = sums.total[r] * exp2_(sums.top[r] - high);
+    const float less = exp2_(sums.top[r] - high);
+    float total = sums.total[r] * less, moment = sums.moment[r] * less;
 #pragma unroll
-    for (int m = 1; m < 4; m *= 2) total += __shfl_xor_sync(0xffffffffu, total, m);
+    for (int m = 1; m < 4; m *= 2) {
+      total += __shfl_xor_sync(0xffffffffu, total, m);
+      moment += __shfl_xor_sync(0xffffffffu, moment, m);
+    }
     sums.top[r] = high;
     sums.total[r] = total;
+    sums.moment[r] = moment;
   }
   return sums;
 }
 
-// rows: as packed, whole blocks of 256; out: (parts, m, 2), maximum and sum. Every part has ``length`` tiles at most.
-extern "C" __global__ void __launch_bounds__(544, 1)
-log_sum(const uint32_t* rows, const uint8_t* tiles, float2* out, int m, int count, int length) {
+__device__ __forceinline__ void fetch(
+    uint32_t shared, const uint8_t* tiles, const float* logs, int count, int& stage, int& phase) {
+  if (threadIdx.x == 512) {
+#pragma unroll 1
+    for (int t = 0; t < count; t++) {
+      const uint32_t full = shared + FULL + 8 * stage;
+      barrier_wait(shared + EMPTY + 8 * stage, phase ^ 1);
+      barrier_expect(full, TILE + WEIGHTED * 256);
+      bulk_copy(shared + stage * TILE, tiles + (size_t)t * TILE, TILE, full);
+      if (WEIGHTED) bulk_copy(shared + LOGS + stage * 256, logs + (size_t)t * TILE_COLUMNS, 256, full);
+      if (++stage == STAGES) { stage = 0; phase ^= 1; }
+    }
+  }
+  __syncwarp();
+}
+
+__device__ __forceinline__ void consume(
+    uint32_t shared, volatile int* far, const uint32_t* rows, float* out, int m, int first_row, int first, int count,
+    int own, int leaves) {
+  const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 * 16 + lane / 4;
+  uint32_t q[2 * STEPS + 1][4];
+#pragma unroll
+  for (int k = 0; k < 2 * STEPS + 1; k++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      q[k][i] = rows[(size_t)(row + (i & 1) * 8) * (WIDTH + 8) + k * 8 + (i >> 1) * 4 + lane % 4];
+  }
+  int stage = 0, phase = 0;
+  const int column = row + own - first * TILE_COLUMNS;
+  Sums sums = reduce<false>(shared, q, column, leaves, count, stage, phase);
+  // What underflows is less than 2^-14 of such a sum. NaN is not at least anything.
+  const float least = 64.0f * count * 0x1p-112f;
+  bool is_far[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) is_far[r] = row + 8 * r < m && !(sums.total[r] >= least);
+  if (is_far[0] || is_far[1]) *far = 1;
+  __syncthreads();
+  if (*far) {
+    const Sums again = reduce<true>(shared, q, column, leaves, count, stage, phase);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      if (is_far[r]) {
+        sums.top[r] = again.top[r];
+        sums.total[r] = again.total[r];
+        sums.moment[r] = again.moment[r];
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    if (lane % 4 == 0 && row + 8 * r < m) {
+      float* to = out + (size_t)(row + 8 * r) * 3;
+      to[0] = sums.top[r];
+      to[1] = sums.total[r];
+      to[2] = sums.moment[r];
+    }
+  }
+}
+
+// rows: as packed, whole blocks of 256; logs: of the columns' weights, to base two; out: (parts, m, 3), maximum, sum
+// and moment. Every part has ``length`` tiles at most, of ``count``. Row i leaves out column i + own, if ``leaves``.
+extern "C" __global__ void __launch_bounds__(640, 1)
+log_sum(
+    const uint32_t* rows, const uint8_t* tiles, const float* logs, float* out, int m, int count, int length, int own,
+    int leaves) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   volatile int* far = (volatile int*)(memory + FAR);
@@ -85,52 +199,18 @@ log_sum(const uint32_t* rows, const uint8_t* tiles, float2* out, int m, int coun
   }
   __syncthreads();
   const int blocks = (m + 255) / 256, block = blockIdx.x % blocks, part = blockIdx.x / blocks;
-  const uint8_t* from = tiles + (size_t)part * length * EXPONENT_BYTES;
-  count = min(length, count - part * length);
-  int stage = 0, phase = 0;
-  if (threadIdx.x >= 512) {
-    auto fetch = [&]() {
-      if (threadIdx.x == 512) {
-        for (int t = 0; t < count; t++) {
-          barrier_wait(shared + EMPTY + 8 * stage, phase ^ 1);
-          barrier_expect(shared + FULL + 8 * stage, EXPONENT_BYTES);
-          const uint8_t* tile = from + (size_t)t * EXPONENT_BYTES;
-          bulk_copy(shared + stage * EXPONENT_BYTES, tile, EXPONENT_BYTES, shared + FULL + 8 * stage);
-          if (++stage == STAGES) { stage = 0; phase ^= 1; }
-        }
-      }
-      __syncwarp();
-    };
-    fetch();
+  const int first = part * length;
+  count = min(length, count - first);
+  const uint8_t* from = tiles + (size_t)first * TILE;
+  if (__shfl_sync(0xffffffffu, threadIdx.x / 128, 0) < 4) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+    out += (size_t)part * m * 3;
+    consume(shared, far, rows, out, m, block * 256, first, count, own, leaves);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    int stage = 0, phase = 0;
+    fetch(shared, from, logs + first * TILE_COLUMNS, count, stage, phase);
     __syncthreads();
-    if (*far) fetch();
-    return;
-  }
-  const int lane = threadIdx.x % 32, row = block * 256 + threadIdx.x / 32 * 16 + lane / 4;
-  uint32_t q[3][4];
-#pragma unroll
-  for (int k = 0; k < 3; k++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) q[k][i] = rows[(size_t)(row + (i & 1) * 8) * 24 + k * 8 + (i >> 1) * 4 + lane % 4];
-  }
-  const Sums near = reduce<false>(shared, q, count, stage, phase);
-  // What underflows is less than 2^-14 of such a sum. NaN is not at least anything.
-  const float least = 64.0f * count * 0x1p-112f;
-  bool is_far[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) is_far[r] = row + 8 * r < m && !(near.total[r] >= least);
-  if (is_far[0] || is_far[1]) *far = 1;
-  __syncthreads();
-  Sums sums = near;
-  if (*far) {
-    const Sums again = reduce<true>(shared, q, count, stage, phase);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      if (is_far[r]) { sums.top[r] = again.top[r]; sums.total[r] = again.total[r]; }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    if (lane % 4 == 0 && row + 8 * r < m) out[(size_t)part * m + row + 8 * r] = make_float2(sums.top[r], sums.total[r]);
+    if (*far) fetch(shared, from, logs + first * TILE_COLUMNS, count, stage, phase);
   }
 }

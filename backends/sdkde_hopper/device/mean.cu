@@ -54,16 +54,6 @@ __device__ __forceinline__ void store4_transposed(uint32_t to, uint32_t a, uint3
                ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// φ of two exponents to half precision, and what that leaves.
-__device__ __forceinline__ uint32_t exponentials(float a, float b, uint32_t& rest) {
-  const float x = exp2_(a), y = exp2_(b);
-  const uint32_t near = halves(x, y);
-  float x_near, y_near;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-      : "=f"(x_near), "=f"(y_near) : "r"(near));
-  rest = halves(x - x_near, y - y_near);
-  return near;
-}
 // What is left in rows g and g + 8, two columns each, to bytes (e5m2: the upper half of half precision, rounded): of
 // the first column both rows, then of the second.
 __device__ __forceinline__ uint32_t residuals(uint32_t g, uint32_t g8) {

@@ -87,3 +87,13 @@ __device__ __forceinline__ uint32_t halves(float a, float b) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
   return r;
 }
+// φ of two exponents to half precision, and what that leaves.
+__device__ __forceinline__ uint32_t exponentials(float a, float b, uint32_t& rest) {
+  const float x = exp2_(a), y = exp2_(b);
+  const uint32_t near = halves(x, y);
+  float x_near, y_near;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(x_near), "=f"(y_near) : "r"(near));
+  rest = halves(x - x_near, y - y_near);
+  return near;
+}
