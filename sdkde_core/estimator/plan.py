@@ -184,9 +184,7 @@ def plan_data(
             shares[step, limit] = _share(request, measured, step, limit)
         return shares[step, limit]
 
-    far = (
-        recentred or problems[0].extent > REACH[problems[0].precision]
-    )  # the data are looked at for what is rounded away
+    far = recentred or problems[0].extent > REACH[problems[0].precision]  # where all data are looked at for rounding
     choice = select.choose(
         problems,
         backend=request.backend,
@@ -205,8 +203,7 @@ def plan_data(
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
     problems, columns = choice.posed(problems), Columns(points, log_weights)
-    asked_of = tuple(shares)
-    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, looked, asked_of)
+    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, looked, tuple(shares))
 
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
