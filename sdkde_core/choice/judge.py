@@ -196,6 +196,9 @@ def judge(
             reasons.append((problem.reduction, support.reason))
             if asked is not one and far:
                 apart.append((far, asked.extent))
+            if not priced:
+                prices.append(None)
+                continue
             predicted, failure = ask(_seconds, info, one, asked, far, rates)
             if failure:
                 return no(f"broken: its work fails on this problem: {failure}")
