@@ -10,12 +10,13 @@ from typing import Any, Unpack
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Argument, Origin, detached
+from .arrays import Argument, Decisions, Origin, detached, ingest, noting
 from .bandwidth import recorded
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .choice.cost import typical_extent
+from .choice.judge import only_enqueues
 from .estimator import autograd, graphs, warming
 from .estimator.batches import Advance, check_out, densities, gradients, watched
 from .estimator.density import density
@@ -23,7 +24,7 @@ from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fallback import with_fallback
 from .estimator.fitted import Fitted, PassReport, run, shifted, slope
 from .estimator.kernels import log_constant
-from .estimator.plan import Plan, plan, read
+from .estimator.plan import Measured, Plan, located, plan, read
 from .estimator.prepared import Prepared
 from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
@@ -40,6 +41,9 @@ __all__ = [
     "select_bandwidth",
     "warm_up",
 ]
+
+#: Estimates that come again.
+_repeated = graphs.Replays()
 
 
 @public
@@ -153,25 +157,29 @@ def estimate(
     if out is not None or progress is not False:
         with _long(request, train, query, out, progress) as (ready, given, advance):
             return densities(ready, given, log, out, advance)
-    key = graphs.key_of(request, train, query, log)
-    result = None if key is None else graphs.play(key, train, query)
+    key, arrays = graphs.key_of(request, train, query, log), (train, query, request.weights)
+    result = None if key is None else _repeated.play(key, *arrays)
     if result is not None:
         return result
 
     def compute(request: Request) -> Any:
-        ready = autograd.plan(request, train, query, replays=key is not None)
+        with noting(None if key is None else Decisions()) as noted:
+            ready = autograd.plan(request, train, query, replays=key is not None)
+            constant = log_constant(request.kernel, ready.bandwidth)
+            if request.negative == "renormalise":
+                constant = Fitted.of(ready).log_constant
 
-        constant = log_constant(request.kernel, ready.bandwidth)
-        if request.negative == "renormalise":
-            constant = Fitted.of(ready).log_constant
+            def finish(sums: Partial) -> Any:
+                values = density(sums, constant, log, clip=request.negative != "keep")
+                return _restored(ready, values, train, query, request.weights, request.bandwidth)
 
-        def finish(sums: Partial) -> Any:
-            values = density(sums, constant, log, clip=request.negative != "keep")
-            return _restored(ready, values, train, query, request.weights, request.bandwidth)
+            result = finish(run(ready))
+        if noted is not None and not ready.looked and only_enqueues(ready.choice.info, ready.choice.device):
 
-        result = finish(run(ready))
-        if key is not None:
-            graphs.record(key, train, query, ready, finish)
+            def first(*buffers: Any) -> Measured:
+                return located(ingest(*buffers, check_finite=request.check_finite), ready.bandwidth)[0]
+
+            _repeated.record(key, arrays, noted.made, first, lambda measured: finish(run(ready.again(measured))))
         return result
 
     return with_fallback(request, compute)

@@ -480,8 +480,9 @@ class BackendInfo:
     startup_seconds : float
         Time from nothing imported to the first result of a tiny problem, of which nothing is to be compiled.
     capturable : bool
-        Without weights, LOG_SUM, LAPLACE, and MEAN of the points themselves only enqueue work on the current CUDA
-        stream, once they have run: nothing is read back. The core may then record repeated calls as a CUDA graph.
+        Once they have run, ``prepare`` and ``reduce`` only enqueue work on the current CUDA stream, whatever the
+        problem; what they decide from numbers on the device, such as the span of the weights, they decide by
+        :func:`sdkde_core.plugin.look`. The core may then record repeated calls as a CUDA graph.
     gives_up : bool
         Raises :class:`NotWorthIt` where ``Problem.worth`` is a number that it finds itself beyond. Of others the core
         does not find out what they are worth, and ``Problem.worth`` is None.

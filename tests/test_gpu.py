@@ -13,9 +13,11 @@ pytest.importorskip("torch")
 import torch
 
 import sdkde_core
+from sdkde_core import api
 from sdkde_core.arrays import ingest
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
+from sdkde_core.estimator import graphs as replay
 from sdkde_core.protocol import BackendInfo, Support
 from sdkde_core.testing import reference
 
@@ -183,10 +185,8 @@ def test_debias_and_gradient():
 
 @pytest.fixture
 def recordings():
-    from sdkde_core.estimator import graphs as replay
-
     sdkde_core.release_replays()
-    yield replay._recordings
+    yield api._repeated.recordings
     sdkde_core.release_replays()
 
 
@@ -226,8 +226,6 @@ def test_a_replay_takes_nothing_that_other_kernels_would_have_to_answer(recordin
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_data_sets_of_one_shape_in_turn_are_replayed_with_the_same_bits(method, recordings, monkeypatch):
     pytest.importorskip("triton")
-    from sdkde_core.estimator import graphs as replay
-
     sets = [_cuda(X * scale).float() for scale in (1.0, 1.5, 2.5)]
     options = {"method": method, "bandwidth": 0.5, "backend": "triton"}
     first = [sdkde_core.estimate(x, **options) for x in sets]
@@ -235,10 +233,86 @@ def test_data_sets_of_one_shape_in_turn_are_replayed_with_the_same_bits(method, 
         for x in sets:
             sdkde_core.estimate(x, **options)
     (recording,) = recordings.values()
-    assert len(recording._seconds) == len(sets)
-    monkeypatch.setattr(replay, "record", None)  # nothing but replays from now on
+    assert len(recording.seconds) == len(sets)
+    monkeypatch.setattr(replay.Replays, "record", None)  # nothing but replays from now on
     for i in [0, 1, 2, 2, 2, 2, 0, 0, 0, 1, 0, 1, 2, 1, 1] * 5:
         assert torch.equal(sdkde_core.estimate(sets[i], **options), first[i])
+
+
+def _far(x, count, at=1e4):
+    x = x.copy()
+    x[7 : 7 + 3 * count : 3] += at
+    return x
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("at", [20.0, 40.0, 1e4])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.parametrize("backend", ["triton", "numba-cuda"])
+def test_calls_with_outliers_and_weights_are_replayed_with_the_same_bits(
+    backend, method, at, same, recordings, monkeypatch
+):
+    """Some beyond the fast formula's limit but in its sight, some beyond what a centre is moved for."""
+    pytest.importorskip({"triton": "triton", "numba-cuda": "numba"}[backend])
+    w = [None, *(_cuda(np.random.default_rng(i).random(len(X)) * (X[:, 0] < 2.0 + i)) for i in (0, 1))]
+    sets = [(_cuda(_far(X, count, at)).float(), weights) for count in (0, 1, 5) for weights in w]
+    options = {"method": method, "bandwidth": 0.5, "backend": backend}
+    y = None if same else _cuda(_far(Y, 1, at)).float()
+    first = [sdkde_core.estimate(x, y, weights=weights, **options) for x, weights in sets]
+    want = reference.estimate(
+        *(None if a is None else a.double().cpu().numpy() for a in (sets[4][0], y)),
+        weights=w[1].cpu().numpy(),
+        method=method,
+        bandwidth=0.5,
+    )
+    np.testing.assert_allclose(first[4].cpu().numpy(), want, rtol=4e-3, atol=1e-9)
+    for weighted in (0, 1, 2), (3, 4, 5), (6, 7, 8):
+        for i in list(weighted) * 9:
+            x, weights = sets[i]
+            assert torch.equal(sdkde_core.estimate(x, y, weights=weights, **options), first[i])
+    monkeypatch.setattr(replay.Replays, "record", None)
+    for i in (6, 6, 7, 7, 8, 8, 6, 7, 8, 7, 7, 7, 8, 8, 8, 8):
+        x, weights = sets[i]
+        assert torch.equal(sdkde_core.estimate(x, y, weights=weights, **options), first[i])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.parametrize("backend", ["triton", "numba-cuda"])
+def test_prepared_sets_are_replayed_with_the_same_bits(backend, method, weighted, monkeypatch):
+    pytest.importorskip({"triton": "triton", "numba-cuda": "numba"}[backend])
+    options = {"method": method, "bandwidth": 0.5, "backend": backend, "weights": _cuda(W) if weighted else None}
+    ready = sdkde_core.prepare(_cuda(_far(X, 2, 40.0)).float(), **options)
+    asked = [(ready.estimate, y) for y in (Y, Y * 3, _far(Y, 1), _far(Y, 4, 40.0))]
+    asked += [(ready.grad_log_density, y) for y in (Y, _far(Y, 1))] if method != "laplace" else []
+    asked = [(ask, _cuda(y).float()) for ask, y in asked]
+    first = [ask(y) for ask, y in asked]
+    streams = torch.cuda.current_stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(9):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                for (ask, y), want in zip(asked, first):
+                    assert torch.equal(ask(y), want)
+    monkeypatch.setattr(replay.Replays, "record", None)
+    for i in (0, 1, 2, 3, 0, 0, 0, 2, 2, 2, 3, 3, 1, 1, 3, 0):
+        ask, y = asked[i]
+        assert torch.equal(ask(y), first[i])
+
+
+def test_a_prepared_set_takes_its_recordings_with_it():
+    pytest.importorskip("triton")
+    x = torch.randn(20_000, 32, device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    ready = sdkde_core.prepare(x, bandwidth=3.0, backend="triton")
+    for _ in range(10):
+        ready.estimate(x)
+    assert ready._fitted.replays.recordings
+    del ready
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
 
 
 def test_released_recordings_give_their_memory_back(recordings):

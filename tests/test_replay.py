@@ -16,10 +16,11 @@ import torch
 from array_api_compat import array_namespace
 
 import sdkde_core
-from sdkde_core.arrays import Data, Origin
+from sdkde_core import api
+from sdkde_core.arrays import Argument, Data, Decisions, Origin, Taken, arguments, look, noting, rounded
 from sdkde_core.choice import registry
+from sdkde_core.estimator import batches, fitted, plan
 from sdkde_core.estimator import graphs as replay
-from sdkde_core.estimator.plan import Measured, rounded
 from sdkde_core.estimator.request import Goal, Request
 
 
@@ -76,6 +77,8 @@ def test_equal_calls_have_equal_keys(cuda):
         {"check_finite": False},
         {"precision": "high"},
         {"method": "kde"},
+        {"weights": Tensor(100)},
+        {"weights": Tensor(100), "query": Tensor(100, 3)},
     ],
 )
 def test_what_differs_is_another_key(cuda, other):
@@ -123,6 +126,8 @@ def test_the_switch_is_looked_at_without_a_gpu_too(monkeypatch):
         {"query": Tensor(0, 3)},
         {"query": np.zeros((3, 3))},
         {"weights": np.ones(100)},
+        {"weights": Tensor(99)},
+        {"weights": Tensor(100, requires_grad=True)},
         {"bandwidth": "silverman"},
         {"bandwidth": np.ones(3)},
         {"device": "cuda"},
@@ -142,11 +147,12 @@ def test_clipped_and_signed_calls_have_recordings_of_their_own(cuda):
     assert key(method="laplace", negative="clip", log=True) is not None  # which looks at nothing on the host
 
 
-def test_tensors_on_the_host_are_never_recorded():
+def test_tensors_on_the_host_are_never_recorded(monkeypatch):
+    monkeypatch.setattr(replay.Replays, "record", None)
+    ready = sdkde_core.prepare(X, bandwidth=1.0)
     for _ in range(replay.CALLS + 2):
-        sdkde_core.estimate(torch.zeros(5, 2) + torch.arange(5.0)[:, None], bandwidth=1.0)
-    assert not replay._recordings
-    assert not replay._calls
+        sdkde_core.estimate(X, bandwidth=1.0)
+        ready.estimate(X)
 
 
 def test_rounded_extents_bound_and_repeat():
@@ -161,16 +167,34 @@ def test_rounded_extents_bound_and_repeat():
 
 
 class Graph:
-    """Replayed, it makes its call again and leaves the result where the first one is."""
+    """Replayed, it makes its call again, by decisions that it has taken, and leaves the result where the first is."""
 
-    def __init__(self, call, log, name):
-        self.call, self.log, self.name, self.result = call, log, name, call()
+    def __init__(self, call, decisions, log, name):
+        self.call, self.decisions, self.log, self.name = call, decisions, log, name
+        self.numbers, self.result = torch.zeros(decisions.size, dtype=torch.float64), None
+        self.run()
+
+    def run(self):
+        with noting(Taken(self.decisions)) as self.taken:
+            found = self.call()
+            if self.decisions.size:
+                self.numbers.copy_(self.taken.numbers())
+        assert not self.taken._left, "not all was looked at again"
+        self.result = found if self.result is None else _into(self.result, found)
 
     def replay(self):
         self.log.append(self.name)
-        found, kept = self.call(), self.result
-        for x, y in zip(vars(kept).values(), vars(found).values()) if isinstance(kept, Measured) else [(kept, found)]:
-            x.copy_(y)
+        self.run()
+
+
+def _into(kept, found):
+    if isinstance(kept, torch.Tensor):
+        return kept.copy_(found)
+    if not isinstance(kept, (float, bool)):
+        kept, found = (list(x.values()) if isinstance(x, dict) else getattr(x, "__dict__", x) for x in (kept, found))
+        for x, y in zip(*(x.values() if isinstance(x, dict) else x for x in (kept, found))):
+            _into(x, y)
+    return kept
 
 
 @pytest.fixture
@@ -187,52 +211,50 @@ def device(monkeypatch):
             log.append("wait")
             waits.before()
 
-    def captured(recording, call):
-        graph = Graph(call, log, "first" if recording._first is None else "second")
-        log.append(f"record {graph.name}")
-        return graph, graph.result
+    def captured(recording, call, decisions):
+        name = "first" if recording._first is None else "second"
+        graph = Graph(call, decisions, log, name)
+        log.append(f"record {name}")
+        return replay._Graph(graph, graph.result, tuple(decisions.made), graph.taken, graph.numbers, Event())
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda side: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **how: empty(*shape, **how))
     monkeypatch.setattr(replay._Recording, "_captured", captured)
-    monkeypatch.setattr(replay, "only_enqueues", lambda info, problems: True)
-    monkeypatch.setattr(replay, "ingest", lambda train, query: Data(train, query, None, "", Origin(array_namespace(X))))
     replay.release()
     yield SimpleNamespace(log=log, waits=waits)
     replay.release()
 
 
 @pytest.fixture
-def simple(device, monkeypatch):
+def replays():
+    return replay.Replays()
+
+
+@pytest.fixture
+def simple(device, replays):
     """``call(x, key)``: what an estimate does, with the largest point for the extent and their sum for the result."""
-    monkeypatch.setattr(replay, "measure", lambda data, bandwidth: Measured(*_measured(data.train)))
-    monkeypatch.setattr(replay, "run", lambda plan: plan.columns.points.sum(dim=0))
-    monkeypatch.setattr(replay, "replace", lambda x, **changes: SimpleNamespace(**({"n": len(X)} | vars(x) | changes)))
+
+    def first(x):
+        look(lambda largest: rounded(largest) if largest < 1e9 else largest, x.max())
+        return {"x": x.clone()}
 
     def call(x, key="key"):
-        found = replay.play(key, x, None)
+        found = replays.play(key, x)
         if found is not None:
             return found
         device.log.append("ordinary")
-        choice = SimpleNamespace(info=None)
-        data = SimpleNamespace(dtype="float64")
-        extent = rounded(float(x.max()))
-        plan = SimpleNamespace(extent=extent, choice=choice, problems=(), bandwidth=None, data=data, looked=False)
-        replay.record(key, x, None, plan, lambda sums: 2.0 * sums)
-        return 2.0 * x.sum(dim=0)
+        with noting(Decisions()) as noted:
+            result = 2.0 * first(x)["x"].sum(dim=0)
+        replays.record(key, (x,), noted.made, first, lambda begun: 2.0 * begun["x"].sum(dim=0))
+        return result
 
     return call
 
 
 X = torch.arange(1.0, 6.0, dtype=torch.float64)[:, None]
-
-
-def _measured(x):
-    return x.clone(), x[:, 0].clone(), x.max().clone(), torch.zeros(len(x)), torch.zeros(1)
 
 
 def test_data_sets_of_one_shape_in_turn_are_replayed_without_waste(simple, device):
@@ -271,29 +293,29 @@ def test_the_host_does_not_wait_where_the_last_two_extents_were_one(simple, devi
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_not_replayed(simple, value):
+def test_what_is_not_finite_is_not_replayed(simple, replays, value):
     for _ in range(replay.CALLS + 1):
         simple(X)
     wrong = X.clone()
     wrong[2] = value
-    assert replay.play("key", wrong, None) is None
-    assert replay.play("key", wrong, None) is None
+    assert replays.play("key", wrong) is None
+    assert replays.play("key", wrong) is None
     assert torch.equal(simple(X), 2.0 * X.sum(dim=0))
 
 
-def test_recordings_are_bounded(simple, device):
-    for extent in range(replay.EXTENTS + 3):
+def test_recordings_are_bounded(simple, replays, device):
+    for extent in range(replay.SECONDS + 3):
         for _ in range(replay.CALLS + 1):
             simple(2.0**extent * X)
-    (recording,) = replay._recordings.values()
-    assert list(recording._seconds) == [rounded(5.0 * 2.0**i) for i in range(3, replay.EXTENTS + 3)]
+    (recording,) = replays.recordings.values()
+    assert list(recording.seconds) == [((rounded(5.0 * 2.0**i),), ()) for i in range(3, replay.SECONDS + 3)]
     for name in range(replay.RECORDINGS + 3):
         for _ in range(replay.CALLS + 1):
             simple(X, name)
-    assert list(replay._recordings) == list(range(3, replay.RECORDINGS + 3))
+    assert list(replays.recordings) == list(range(3, replay.RECORDINGS + 3))
     for i in range(400):
         simple((1.0 + i) * X, "many")
-    assert len(replay._calls) <= 256
+    assert len(replays._calls) <= 256
 
 
 def test_threads_get_their_own_results(simple):
@@ -315,7 +337,7 @@ def test_threads_get_their_own_results(simple):
     assert not wrong
 
 
-def test_who_waits_for_the_device_keeps_nobody_else_and_release_takes_nothing_from_it(simple, device):
+def test_who_waits_for_the_device_keeps_nobody_else_and_release_takes_nothing_from_it(simple, replays, device):
     for name in ("one", "other"):
         for _ in range(replay.CALLS):
             simple(X, name)
@@ -334,18 +356,18 @@ def test_who_waits_for_the_device_keeps_nobody_else_and_release_takes_nothing_fr
     simple(X, "other")
     assert device.log.count("ordinary") == ordinary, "another recording is not replayed meanwhile"
     sdkde_core.release_replays()
-    assert not replay._recordings
+    assert not replays.recordings
     go_on.set()
     thread.join()
     assert torch.equal(found[0], 2.0 * X.sum(dim=0))
 
 
-def test_released_recordings_are_gone_and_are_made_again(simple, device):
+def test_released_recordings_are_gone_and_are_made_again(simple, replays, device):
     for _ in range(replay.CALLS - 1):
         simple(X, "counted")
     for _ in range(replay.CALLS):
         simple(X)
-    (recording,) = (weakref.ref(r) for r in replay._recordings.values())
+    (recording,) = (weakref.ref(r) for r in replays.recordings.values())
     sdkde_core.release_replays()
     gc.collect()
     assert recording() is None
@@ -359,20 +381,163 @@ def test_released_recordings_are_gone_and_are_made_again(simple, device):
 
 
 def test_what_cannot_be_recorded_goes_on_as_before(simple, device, monkeypatch):
-    monkeypatch.setattr(replay._Recording, "_captured", lambda recording, call: 1 / 0)
+    monkeypatch.setattr(replay._Recording, "_captured", lambda recording, call, decisions: 1 / 0)
     for _ in range(replay.CALLS + 3):
         assert torch.equal(simple(X), 2.0 * X.sum(dim=0))
     assert device.log == ["ordinary"] * (replay.CALLS + 3)
 
 
+# --- whole calls ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_device(device, monkeypatch):
+    """Tensors on the CPU stay tensors, looked at as those on a device are: all but the graphs is as on a GPU."""
+    there = Origin(array_namespace(X), X.device, on_host=False)
+
+    def ingested(train, query=None, weights=None, *, check_finite=True, host=False):
+        log_weights = None if weights is None else arguments._log_weights(weights)
+        return Data(train, query, log_weights, "float64", there, check_finite)
+
+    def key_of(request, train, query, log):
+        return request.method, train.shape, request.weights is not None, request.bandwidth
+
+    monkeypatch.setattr(replay, "CALLS", 2)
+    for module in (plan, api):
+        monkeypatch.setattr(module, "ingest", ingested)
+    for module in (fitted, api):
+        monkeypatch.setattr(module, "only_enqueues", lambda info, device: True)
+    monkeypatch.setattr(replay, "key_of", key_of)
+    monkeypatch.setattr(batches, "_key", lambda fitted, query, wanted: (wanted.name, query.shape))
+    monkeypatch.setattr(fitted.Fitted, "asked", lambda self, query: Argument("query", query, "float64", self.home))
+    return device
+
+
+def _set(seed, far=0, scale=1.0, at=400.0):
+    x = np.random.default_rng(seed).normal(size=(40, 2)) * scale
+    x[:far] += at + 40.0 * np.arange(far)[:, None]
+    return torch.from_numpy(x)
+
+
+def _weights(seed, zeros=0):
+    w = np.random.default_rng(seed).random(40) + 0.5
+    w[5 : 5 + zeros] = 0.0
+    return torch.from_numpy(w)
+
+
+X40 = _set(0)
+
+#: Numbers of calls with one shape, of which different things may be decided.
+CALLS = {
+    "extents": [{"x": _set(0)}, {"x": _set(1, scale=3.0)}],
+    "outliers": [{"x": _set(0, 1)}, {"x": _set(1, 3)}, {"x": _set(2)}],
+    "outliers in the fast formula's sight": [{"x": _set(0, 1, at=60.0)}, {"x": _set(1, 2, at=60.0)}],
+    "outliers farther than centres may be": [{"x": _set(0, 1, at=1e5)}, {"x": _set(1, 1, at=1e5)}],
+    "weights": [{"x": _set(0), "weights": _weights(0)}, {"x": _set(1), "weights": _weights(1)}],
+    "weights of zero": [{"x": _set(0), "weights": _weights(0, 2)}, {"x": _set(0), "weights": _weights(1, 3)}],
+    "weights and outliers": [{"x": _set(0, 1), "weights": _weights(0)}, {"x": _set(1, 2), "weights": _weights(1, 1)}],
+}
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("sets", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
-def test_estimates_are_recorded_and_replayed_with_their_bits(method, device, monkeypatch):
-    """All but the graphs themselves is what calls on a GPU do."""
-    monkeypatch.setattr(replay, "key_of", lambda request, train, query, log: (request.method, train.shape))
-    sets = [torch.from_numpy(np.random.default_rng(i).normal(scale=1 + 2 * i, size=(30, 2))) for i in (0, 1)]
-    options = {"method": method, "bandwidth": 0.5, "backend": "torch"}
-    first = [sdkde_core.estimate(x, x[:7], **options) for x in sets]
+def test_estimates_are_recorded_and_replayed_with_their_bits(method, sets, same, on_device, monkeypatch):
+    options = {"method": method, "bandwidth": 0.5, "backend": "torch", "precision": "fast"}
+
+    def estimate(x, **more):
+        return sdkde_core.estimate(x, None if same else _set(9, 1, at=150.0)[:7], **options, **more)
+
+    first = [estimate(**one) for one in sets]
     for _ in range(replay.CALLS + 1):
-        for x, want in zip(sets, first):
-            assert torch.equal(sdkde_core.estimate(x, x[:7], **options), want)
-    assert device.log[-6:] == ["first", "wait", "second"] * 2
+        for one, want in zip(sets, first):
+            assert torch.equal(estimate(**one), want)
+    assert not torch.equal(*first[:2])
+    monkeypatch.setattr(replay.Replays, "record", None)  # nothing but replays from now on
+    for i in range(3 * len(sets)):
+        assert torch.equal(estimate(**sets[i // 3]), first[i // 3])
+        assert torch.equal(estimate(**sets[i % len(sets)]), first[i % len(sets)])
+
+
+def test_weights_that_are_equal_are_not_replayed_for_others(on_device):
+    sets = [{"weights": torch.ones(40)}, {"weights": _weights(1)}]
+    options = {"bandwidth": 0.5, "backend": "torch", "precision": "fast"}
+    first = [sdkde_core.estimate(X40, **one, **options) for one in sets]
+    for _ in range(4 * replay.CALLS):
+        for one, want in zip(sets, first):
+            assert torch.equal(sdkde_core.estimate(X40, **one, **options), want)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("far", [0, 1])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_prepared_sets_are_replayed_with_their_bits(method, far, weighted, on_device, monkeypatch):
+    monkeypatch.setattr("sdkde_core.engine.columns.KEPT", 64)  # these graphs look for what true ones hold
+    weights = _weights(0, 1) if weighted else None
+    options = {"bandwidth": 0.5, "backend": "torch", "precision": "fast", "weights": weights}
+    ready = sdkde_core.prepare(_set(0, far), method=method, **options)
+    queries = [_set(1)[:7], _set(1, scale=3.0)[:7], _set(2, 1)[:7], _set(3, 2, at=100.0)[:7]]
+    for ask in [ready.estimate] + [ready.grad_log_density] * (method != "laplace"):
+        first = [ask(y) for y in queries]
+        for _ in range(replay.CALLS + 1):
+            for y, want in zip(queries, first):
+                assert torch.equal(ask(y), want)
+        with monkeypatch.context() as patch:
+            patch.setattr(replay.Replays, "record", None)  # nothing but replays from now on
+            for i in [0, 1, 2, 3, 0, 0, 0, 2, 2, 2, 3, 3, 1, 1, 3, 0]:
+                assert torch.equal(ask(queries[i]), first[i])
+    recordings = weakref.ref(next(iter(ready._fitted.replays.recordings.values())))
+    sdkde_core.release_replays()
+    gc.collect()
+    assert recordings() is None
+    assert torch.equal(ready.estimate(queries[0]), first[0]) or method != "laplace"
+
+
+def test_what_a_recording_reads_of_a_prepared_set_outlives_that_sets_cache(on_device, monkeypatch):
+    monkeypatch.setattr("sdkde_core.engine.columns.KEPT", 1)
+    ready = sdkde_core.prepare(_set(0, 1), bandwidth=0.5, backend="torch", precision="fast", method="kde")
+    near, far = _set(1)[:7], _set(2, 1)[:7]
+    want = ready.estimate(near)
+    for _ in range(replay.CALLS):
+        assert torch.equal(ready.estimate(near), want)
+    (recording,) = ready._fitted.replays.recordings.values()
+    (graph,) = recording.seconds.values()
+    assert graph.taken.kept
+    ready.estimate(far)  # drops what was packed for the others
+    assert not set(map(id, ready._fitted._packed[graph.taken.kept[0].problem.reduction]._states.values())) & set(
+        map(id, graph.taken.kept)
+    )
+
+
+def test_what_goes_on_otherwise_than_taken_for_granted_is_not_answered_by_that(device, replays):
+    """The first look is the same, and the second one, within the second graph, is not."""
+
+    def first(x):
+        look(lambda largest: rounded(largest), x.max())
+        return {"x": x.clone()}
+
+    def second(begun):
+        return look(int, (begun["x"] > 2.0).sum()) * begun["x"]
+
+    def call(x):
+        found = replays.play("key", x)
+        if found is not None:
+            return found
+        with noting(Decisions()) as noted:
+            result = second(first(x))
+        replays.record("key", (x,), noted.made, first, second)
+        return result
+
+    one, two = X, X.clone()
+    two[1] = 2.5
+    for _ in range(replay.CALLS):
+        assert torch.equal(call(one), 3 * one)
+    assert torch.equal(call(one), 3 * one)
+    for _ in range(replay.CALLS):
+        device.log.clear()
+        assert replays.play("key", two) is None
+        assert "second" in device.log
+        assert torch.equal(call(two), 4 * two)
+    device.log.clear()
+    assert torch.equal(call(two), 4 * two) and torch.equal(call(one), 3 * one) and torch.equal(call(two), 4 * two)
+    assert device.log.count("first") == 3, "each has a graph"

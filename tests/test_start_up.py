@@ -185,8 +185,8 @@ def test_calls_that_can_be_replayed_are_priced_so(card):
             assert "priced as replayed" in replayed.reason
         else:
             assert replayed.seconds == ordinary.seconds > judge.CALL_SECONDS
-    far = [replace(problems[0], extent=1e9)]
-    assert not any("replayed" in c.reason for c in select.rank(far, data_device="cuda:0", replays=True))
+    far = [replace(problems[0], extent=1e9)]  # beyond what some take, whose outliers are summed apart
+    assert any("replayed" in c.reason for c in select.rank(far, data_device="cuda:0", replays=True))
     host = select.rank([replace(problems[0], device="cpu")], data_device="cpu", replays=True)
     assert not any("replayed" in c.reason for c in host)
 

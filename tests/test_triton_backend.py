@@ -15,8 +15,10 @@ from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import MOST_COLUMNS, PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
 from sdkde_triton.space import Config
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdkde_core import SdkdeWarning, tuning
+from sdkde_core.arrays import Decisions, Taken, noting
 from sdkde_core.protocol import Columns, Problem, Reduction, Work
 from sdkde_core.tuning import Query, Tuned
 
@@ -284,3 +286,39 @@ def test_work_grows_with_the_pairs(reduction, precision, extent, d):
     assert all(isinstance(w, Work) for w in work)
     assert work[1].exps == 4 * work[0].exps >= 4e6
     assert sum(work[1].matrix_flops.values()) == 4 * sum(work[0].matrix_flops.values())
+
+
+class NoLooks(TorchDispatchMode):
+    """Fails where the host would wait for a device."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("extent", [10.0, 1e5])
+@pytest.mark.parametrize(
+    ("reduction", "same"), [("log_sum", False), ("mean", True), ("mean", False), ("laplace", True), ("laplace", False)]
+)
+def test_a_recorded_call_reads_nothing_back(reduction, same, extent, weighted, monkeypatch):
+    """What depends on numbers is taken from the calls before; the kernels are not launched."""
+    monkeypatch.setattr(compiled, "INTERPRETED", True)
+    monkeypatch.setattr(compiled, "_run", lambda *arguments: None)
+    log_weights = torch.log_softmax(torch.arange(30.0, dtype=torch.float64) * weighted, 0)
+    points, requires = torch.rand(30, 5, dtype=torch.float64), frozenset({"weights"} if weighted else ())
+    asked = problem(reduction, 30 if same else 7, 30, 5, same=same, extent=extent, requires=requires)
+    backend, decisions = TritonBackend(), Decisions()
+
+    def call():
+        state = backend.prepare(asked, Columns(points, log_weights))
+        backend.reduce(asked, None if same else points[:7], state)
+        return state
+
+    with noting(decisions):
+        state = call()
+    assert len(decisions.made) == weighted and state.span >= -float(log_weights.min()) * weighted
+    taken = Taken(decisions)
+    with noting(taken), NoLooks():
+        assert call().span == state.span
+    assert not weighted or taken.decided(taken.numbers().tolist()) == (state.span,)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, range_rows
+from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, rounded
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
@@ -29,7 +29,7 @@ class _State:
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     log_weights: torch.Tensor  # (n,)
-    span: float  # largest magnitude of a log weight, nats
+    span: float  # largest magnitude of a log weight, nats, rounded up
     uniform: torch.Tensor  # () what all log weights are, where they do not vary, else 0
     made: PerStream = field(default_factory=PerStream)
 
@@ -71,7 +71,7 @@ class CudaBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
-        span = float(-columns.log_weights.min()) if vary else 0.0
+        span = look(lambda least: rounded(max(-least, 0.0)), columns.log_weights.min()) if vary else 0.0
         uniform = torch.zeros_like(columns.log_weights[0]) if vary else columns.log_weights[0].clone()
         return _State(problem, columns.points, columns.log_weights, span, uniform)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, range_rows
+from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, rounded
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch
@@ -41,7 +41,7 @@ class _State:
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     weights: Weights
-    span: float  # largest magnitude of a log weight, nats
+    span: float  # largest magnitude of a log weight, nats, rounded up
     made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, scaled: bool) -> Packed:
@@ -81,7 +81,7 @@ class TritonBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
-        span = float(-columns.log_weights.min()) if vary else 0.0
+        span = look(lambda least: rounded(max(-least, 0.0)), columns.log_weights.min()) if vary else 0.0
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()

@@ -1,14 +1,17 @@
 """Arrays of every kind: validated on the way in, and returned as they came."""
 
 from .arguments import Argument, Data, Query, check_names, check_query, columns_are_points, ingest
+from .looks import Decisions, Taken, look, noting, rounded, taken
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 from .quiet import quiet
 
 __all__ = [
     "Argument",
     "Data",
+    "Decisions",
     "Origin",
     "Query",
+    "Taken",
     "c_order",
     "check_names",
     "check_query",
@@ -19,6 +22,10 @@ __all__ = [
     "grad_enabled",
     "ingest",
     "is_attached",
+    "look",
+    "noting",
     "quiet",
+    "rounded",
+    "taken",
     "to_host",
 ]

@@ -10,6 +10,7 @@ points on a device are finite shows in their extent, which the plan reads anyway
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, to_device
 from array_api_compat import device as device_of
 
+from .looks import look
 from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host
 
 __all__ = ["Argument", "Data", "Query", "check_names", "check_query", "columns_are_points", "ingest"]
@@ -72,14 +74,14 @@ class Argument:
         origin, narrow = Origin(), isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__")
         if is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
             xp, device = array_namespace(value), device_of(value)
-            if not xp.isdtype(value.dtype, ("real floating", "integral", "bool")):
+            bits, place = _bits(xp, value.dtype), str(device).lower()
+            if not bits:
                 raise _Refused(f"has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
-            if str(device) == "meta":
+            if place == "meta":
                 raise _Refused("is on the meta device and has no numbers")
-            bits = xp.finfo(value.dtype).bits if xp.isdtype(value.dtype, "real floating") else 64
             if bits < 32:
                 value = xp.astype(value, xp.float32)  # NumPy may lack the type (bfloat16)
-            origin, narrow = Origin(xp, device, on_host="cpu" in str(device).lower()), True  # NumPy sees its memory
+            origin, narrow = Origin(xp, device, on_host="cpu" in place), True  # NumPy sees its memory
             if not origin.on_host:
                 return cls(name, value, "float32" if bits <= 32 else "float64", origin)
             value = to_host(value)
@@ -260,6 +262,14 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
     _check_query(query, n, d)
 
 
+@functools.lru_cache(maxsize=64)
+def _bits(xp: Any, dtype: Any) -> int:
+    """Of a floating number, 64 of an integer or a boolean, 0 of what is no real number."""
+    if xp.isdtype(dtype, "real floating"):
+        return int(xp.finfo(dtype).bits)
+    return 64 if xp.isdtype(dtype, ("integral", "bool")) else 0
+
+
 def _numbers_from(array: Any, value: Any) -> str:
     """A hint at how an array of something else becomes one of numbers."""
     kinds = {type(x) for x in array.flat[:1000]} if array.dtype.kind == "O" else set()
@@ -367,16 +377,24 @@ def _log_weights(w: Any) -> Any:
     """Log weights (n,), float64, normalised; None where the weights are all equal."""
     xp = array_namespace(w)
     w = xp.astype(w, xp.float64, copy=False)
-    least, most = (float(v) for v in to_host(xp.stack([xp.min(w), xp.max(w)])))  # NaN if there is one
-    if not (math.isfinite(least) and math.isfinite(most)):
+    wrong = look(_fault, xp.min(w), xp.max(w))
+    if wrong == "not finite":
         i = int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
         raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
-    if least < 0:
+    if wrong == "negative":
         i = int(np.flatnonzero(to_host(w) < 0)[0])
         raise ValueError(f"weights has negative values, the first {float(w[i])} at index {i}; pass weights ≥ 0")
-    if most == 0:
+    if wrong == "zero":
         raise ValueError("weights are all zero; pass at least one positive weight")
-    if least == most:
+    if wrong == "equal":
         return None
-    log_w = xp.log(w) - math.log(most)  # logs first: the ratio of two weights may underflow
+    log_w = xp.log(w)
+    log_w = log_w - xp.max(log_w)  # logs first: the ratio of two weights may underflow
     return log_w - xp.log(xp.sum(xp.exp(log_w)))
+
+
+def _fault(least: float, most: float) -> str:
+    """What is to be said of weights with these ends, which are NaN if there is one."""
+    if not (math.isfinite(least) and math.isfinite(most)):
+        return "not finite"
+    return "negative" if least < 0 else "zero" if most == 0 else "equal" if least == most else ""

@@ -73,11 +73,16 @@ class Bandwidth:
             Wrong shape, a value that is not finite and positive, or a matrix that is not symmetric positive
             definite (the message names the directions).
         """
+        if type(value) is float and rule == "given":
+            return _of_number(value, d)
         if isinstance(value, Bandwidth):
             if value.d != d:
                 raise ValueError(f"bandwidth is for {value.d} dimensions, but train has {d}")
             return value
-        h = _as_numbers(value)
+        return cls._of(_as_numbers(value), d, rule)
+
+    @classmethod
+    def _of(cls, h: Array, d: int, rule: str) -> Bandwidth:
         if h.ndim == 2:
             if h.shape != (d, d):
                 raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
@@ -133,7 +138,7 @@ class Bandwidth:
         factor = to_host(detached(self.factor))
         return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
 
-    @property
+    @functools.cached_property
     @quiet
     def log_determinant(self) -> Any:
         """log det L = ½ log det H, a float; a () tensor where the factor is one."""
@@ -163,13 +168,19 @@ class Bandwidth:
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
         """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
         if self.factor.ndim == 1:
-            return _division(like(self.factor, centre), centre)
+            return _division(like(self.factor, centre) if self._number is None else self._number, centre)
         inverse = self._inverse
         if inverse.low is None:
             matrix = like(inverse.whole.T, centre)
             return lambda x: (x - centre) @ matrix
         cut = [like(array, centre) for array in inverse.cut()]
         return lambda x: shifted_product(x, centre, *cut)
+
+    @functools.cached_property
+    def _number(self) -> float | None:
+        """What all of L's diagonal is, where it is one number: no device has to be sent it."""
+        one = like(self.factor, self.factor) if self.factor.ndim == 1 else None
+        return one if isinstance(one, float) else None
 
     @property
     def narrow(self) -> bool:
@@ -217,6 +228,12 @@ def _division(h: Any, centre: Any) -> Callable[[Any], Any]:
 def _span(h: Array) -> str:
     low, high = float(h.min()), float(h.max())
     return f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}"
+
+
+@functools.lru_cache(maxsize=64)
+def _of_number(h: float, d: int) -> Bandwidth:
+    """The bandwidth of a number: every call of a loop has the same one."""
+    return Bandwidth._of(np.asarray(h, dtype=np.float64), d, "given")
 
 
 def like(factor: Any, x: Any) -> Any:

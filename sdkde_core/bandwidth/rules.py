@@ -161,7 +161,7 @@ def resolve(
     TypeError, ValueError
         As :meth:`Bandwidth.of`; a rule also for an unknown name, a single sample, or a constant column.
     """
-    n, d = (int(k) for k in train.shape)
+    n, d = int(train.shape[0]), int(train.shape[1])
     turned = columns_are_points(n, d, "train")
     if not isinstance(bandwidth, str):
         try:

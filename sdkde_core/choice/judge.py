@@ -135,11 +135,9 @@ def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
     return seconds if not failure and seconds >= 0.0 else math.inf  # not NaN
 
 
-def only_enqueues(info: BackendInfo, problems: Sequence[Problem]) -> bool:
+def only_enqueues(info: BackendInfo, device: str) -> bool:
     """Whether a backend's passes only enqueue work on a CUDA stream, so that they can be recorded."""
-    if not (info.capturable and info.arrays == "torch" and problems[0].device.startswith("cuda")):
-        return False
-    return ask(lambda: all(p.extent <= info.extent_limit(p) for p in problems))[0] is True
+    return info.capturable and info.arrays == "torch" and device.startswith("cuda")
 
 
 def judge(
@@ -167,7 +165,7 @@ def judge(
     on = processor(device) if priced else None
     measured = calibration_of(info.name, on) or None if on is not None else None
     rates = on or (PLAIN if priced else None)
-    replayed = replays and device == data_device and only_enqueues(info, problems)
+    replayed = replays and device == data_device and only_enqueues(info, device)
     if replayed and rates is not None:  # most of a launch, and what a pass takes besides, is the host's
         rates = replace(rates, launch_seconds=REPLAYED_LAUNCH * rates.launch_seconds)
         measured = None if measured is None else replace(measured, overhead=0.0)
@@ -198,6 +196,9 @@ def judge(
             reasons.append((problem.reduction, support.reason))
             if asked is not one and far:
                 apart.append((far, asked.extent))
+            if not priced:
+                prices.append(None)
+                continue
             predicted, failure = ask(_seconds, info, one, asked, far, rates)
             if failure:
                 return no(f"broken: its work fails on this problem: {failure}")

@@ -296,8 +296,8 @@ def _foremost(
     """The candidates that :func:`rank` would put first, of those not tried: the named one, or on the data's device."""
     places = [
         (record.info, place)
-        for record in registry.records()
-        if record.ok and record.info is not None and named in ("auto", record.name)
+        for record in (registry.records() if named == "auto" else (registry.find(named),))
+        if record is not None and record.ok and record.info is not None
         for place in _devices(record.info, device, data_device)
         if (record.name, place) not in tried
     ]

@@ -19,13 +19,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
-from ..arrays import to_host
+from ..arrays import look, taken, to_host
 from ..protocol import QUANTUM, Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, with_fields
 from .exact import Exact
-from .failures import OutOfReach, call, checked, read_only, unchanged
+from .failures import OutOfReach, call, checked, read_only, unchanged, watched
 from .forks import new_lock
 from .merge import concatenate, each, empty, merge, stack
-from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, read_back, within_limit
+from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
 
 __all__ = ["KEPT", "PROVIDED", "PackedColumns", "ScaleByScale", "Whole", "pack", "per_scale", "reduce_pass"]
 
@@ -138,9 +138,10 @@ class PackedColumns:
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         self._kept: Any = None  # indices of the columns with weight; None: all
         if "weights" in problem.requires and "grad" not in problem.requires:
-            carries = columns.log_weights > -math.inf
-            kept = array_namespace(carries).nonzero(carries)[0]
-            if kept.shape[0] < carries.shape[0]:
+            nothing = columns.log_weights == -math.inf
+            without = look(int, count(nothing))
+            if without:
+                kept = marked_last(nothing)[: nothing.shape[0] - without]
                 self._kept, self._columns = kept, take_columns(columns, kept)
         n = self._columns.points.shape[0]
         self._problem = with_fields(problem, n=n, same=False) if problem.same or problem.n != n else problem
@@ -232,13 +233,11 @@ class PackedColumns:
 
     def _count(self, far: Any) -> int:
         """How many rows a mask has; the first time the columns' outliers are found, and all numbers read at once."""
-        counts = [] if far is None else [count(far)]
         if not self._searched:
-            self._far, counts = find_outliers(self._problem, self._columns, self._limit, *counts)
+            self._far, m_far = find_outliers(self._problem, self._columns, self._limit, far)
             self._searched = True
-        elif counts:
-            counts = read_back(*counts)
-        return int(counts[0]) if counts else 0
+            return m_far
+        return 0 if far is None else look(int, count(far))
 
     def _far_among(self, start: int, stop: int) -> tuple[Any, int, int]:
         """Which of some points are outliers, how many, and how many of those before them; None and 0 of no outliers."""
@@ -246,8 +245,7 @@ class PackedColumns:
         if self._far is None:
             return None, 0, 0
         far = self._far.mask[start:stop]
-        among, before = read_back(count(far), count(self._far.mask[:start]))
-        return far, int(among), int(before)
+        return far, *look(lambda *numbers: tuple(map(int, numbers)), count(far), count(self._far.mask[:start]))
 
     def whole(self, distances: Any, extent: float) -> Whole:
         """Describe all rows of a call: those with these distances (m,) from the origin, and this extent."""
@@ -274,7 +272,7 @@ class PackedColumns:
         any_near, states = self._far.n < self._problem.n, []
         if any_near:
             states.append(self._packed("near", self._backend, self._limit))
-        if not (any_near and self._far.negligible(self._problem, self._limit)):
+        if not (any_near and self._far.negligible):
             states.append(self._packed("far", *self._reaching(0.0)))
         return states
 
@@ -297,8 +295,10 @@ class PackedColumns:
 
     def _packed(self, which: Which, backend: Backend, extent: float) -> _Packed:
         with self._lock:
-            packed = self._states.pop((which, extent), None)
+            packed, recording = self._states.pop((which, extent), None), taken() if self._shared else None
             if packed is None:
+                if recording is not None:  # it would be in the recording's memory, and filled by its replays alone
+                    raise RuntimeError("what a recording reads of shared columns has been dropped meanwhile")
                 columns = self._columns
                 if self._far is not None and which != "all":
                     order, n_near = marked_last(self._far.mask), self._problem.n - self._far.n
@@ -306,6 +306,8 @@ class PackedColumns:
                 packed = self._pack(columns, backend, extent)
                 if self._shared:
                     to_host(columns.points[:1, :])  # waits for the device: other streams find everything there
+            if recording is not None:
+                recording.kept.append(packed)
             self._states[which, extent] = packed  # the last one used comes last
             if len(self._states) > KEPT:
                 self._states.popitem(last=False)
@@ -320,8 +322,9 @@ class PackedColumns:
             if not support.ok:
                 raise OutOfReach(self._info, problem.device, support.reason)
         columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
-        with unchanged(self._info, problem.device, columns.points, columns.log_weights):
-            state = call(self._info, problem, backend.prepare, columns)
+        seen = watched(columns.points, columns.log_weights)
+        state = call(self._info, problem, backend.prepare, columns)
+        unchanged(self._info, problem.device, seen)
         return _Packed(backend, problem, columns, state)
 
     def _sum(
@@ -346,8 +349,9 @@ class PackedColumns:
         backend, problem, columns, state = packed
         queries, device = None if problem.same else rows, problem.device
         try:
-            with unchanged(self._info, device, columns.points, queries):
-                got = call(self._info, problem, backend.reduce, read_only(queries), state, own_offset)
+            seen = watched(columns.points, queries)
+            got = call(self._info, problem, backend.reduce, read_only(queries), state, own_offset)
+            unchanged(self._info, device, seen)
             return checked(self._info, problem, columns, rows, got)
         except DeviceOutOfMemory:
             if rows.shape[0] < 2:
@@ -444,7 +448,11 @@ def marked_last(mask: Any) -> Any:
 
 def undo(partial: Partial, order: Any) -> Partial:
     """Bring results back from an order of the rows."""
-    back = array_namespace(order).argsort(order)
+    xp, k = array_namespace(order), order.shape[0]
+    if is_torch_array(order):  # two kernels, where sorting takes a dozen
+        back = xp.empty_like(order).scatter_(0, order, xp.arange(k, device=device(order)))
+    else:
+        back = xp.argsort(order)
     return each(partial, lambda x: take_rows(x, back))
 
 

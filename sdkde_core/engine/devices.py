@@ -130,11 +130,12 @@ class PerStream:
         """
         if not like.is_cuda:
             return self._made[key] if key in self._made else self._made.setdefault(key, make())
-        stream = sys.modules["torch"].cuda.current_stream(like.device)
+        torch = sys.modules["torch"]
+        stream = torch.cuda.current_stream(like.device)
         if key not in self._made:
             self._made[key] = make(), stream, stream.record_event()
         value, made_on, ready = self._made[key]
-        if stream != made_on:
+        if stream != made_on and not torch.cuda.is_current_stream_capturing():  # a recording has waited before
             stream.wait_event(ready)
             for buffer in buffers(value):
                 buffer.record_stream(stream)  # keeps the memory until that stream is through

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import to_host
+from ..arrays import look
 from ..protocol import BackendInfo, Columns, Problem
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "outlier_share",
     "pair_share",
     "radii",
-    "read_back",
     "within_limit",
 ]
 
@@ -71,8 +70,12 @@ def radii(points: Any) -> Any:
 
 def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
     """Return the share of the pairs in which either point lies beyond ``limit``."""
-    rows, columns = read_back(count(row_radii > limit), count(column_radii > limit))
-    return pair_share(rows, row_radii.shape[0], columns, column_radii.shape[0])
+    m, n = row_radii.shape[0], column_radii.shape[0]
+    if row_radii is column_radii:
+        return look(lambda far: pair_share(far, m, far, n), count(column_radii > limit))
+    return look(
+        lambda rows, columns: pair_share(rows, m, columns, n), count(row_radii > limit), count(column_radii > limit)
+    )
 
 
 def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:
@@ -81,42 +84,44 @@ def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:
 
 
 class Outliers(NamedTuple):
-    """The columns that are outliers: a mask where the points are, and what of them the host has read."""
+    """The columns that are outliers: a mask where the points are, and what the host knows of them.
+
+    They are negligible where they add nothing that float64 shows to rows within the limit, which have other columns.
+    """
 
     mask: Any  # (n,); a point with a NaN is none, and its result is NaN
     n: int
-    closest: float  # least distance of an outlier from the origin
-    span: float  # largest difference of two log weights, nats
-
-    def negligible(self, problem: Problem, limit: float) -> bool:
-        """Whether these columns add nothing that float64 shows to rows within ``limit``, which have others.
-
-        Such a row has every other column within 2 ``limit`` and no outlier within ``closest`` − ``limit``.
-        """
-        gap = 0.5 * ((self.closest - limit) ** 2 - (2.0 * limit) ** 2)
-        return gap / max(problem.scales, default=1.0) ** 2 - self.span > NEGLIGIBLE
+    negligible: bool
 
 
 def find_outliers(
-    problem: Problem, columns: Columns, limit: float, *others: Any
-) -> tuple[Outliers | None, list[float]]:
-    """Return the columns beyond ``limit``, None where there is none, and other numbers that are read with theirs."""
+    problem: Problem, columns: Columns, limit: float, far_rows: Any = None
+) -> tuple[Outliers | None, int]:
+    """Return the columns beyond ``limit``, None where there is none, and how many rows there are.
+
+    ``far_rows``: a mask of the rows beyond it; None: the rows are the columns, or there are none yet.
+    """
     xp, distances = array_namespace(columns.points), radii(columns.points)
-    mask = distances > limit
+    mask, scale, only_columns = distances > limit, max(problem.scales, default=1.0), far_rows is None
     numbers = [count(mask), xp.min(xp.where(mask, distances, xp.full_like(distances, math.inf)))]
-    if "weights" in problem.requires:
+    if far_rows is not None:
+        numbers.append(count(far_rows))
+    if weighted := "weights" in problem.requires:
         numbers += [xp.max(columns.log_weights), xp.min(columns.log_weights)]
-    read = read_back(*numbers, *others)
-    (n, closest, *ends), known = read[: len(numbers)], read[len(numbers) :]
-    return (Outliers(mask, int(n), closest, ends[0] - ends[1] if ends else 0.0) if n else None), known
 
+    def decide(n: float, closest: float, *others: float) -> tuple[int, bool, int]:
+        # A row within the limit has every other column within twice that, and no outlier within closest − limit.
+        span = others[-2] - others[-1] if weighted else 0.0  # nats
+        gap = 0.5 * ((closest - limit) ** 2 - (2.0 * limit) ** 2)
+        return int(n), gap / scale**2 - span > NEGLIGIBLE, int(n if only_columns else others[0])
 
-def read_back(*numbers: Any) -> list[float]:
-    """Read numbers, (), from where the points are: all at once."""
-    return [float(x) for x in to_host(array_namespace(*numbers).stack(numbers))]
+    n, negligible, m = look(decide, *numbers)
+    return (Outliers(mask, n, negligible) if n else None), m
 
 
 def count(mask: Any) -> Any:
     """Return how many entries of a mask are true, (), where the mask is."""
     xp = array_namespace(mask)
+    if is_torch_array(mask):
+        return mask.sum(dtype=xp.float64)  # one kernel for two
     return xp.sum(xp.astype(mask, xp.float64))

@@ -7,17 +7,21 @@ of a batch follows from the shapes and the number of threads, so the same call g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from ..arrays import Argument, Query, to_host
+from ..arrays import Argument, Decisions, Query, noting, to_host
 from ..choice.hardware import cpu_threads
-from ..protocol import Problem
+from ..protocol import Problem, Reduction
 from .density import density, warn_of_negative
+from .graphs import NUMBERS as RECORDED
+from .graphs import PAIRS, place_of
 
 if TYPE_CHECKING:
     from .fitted import Fitted
@@ -148,34 +152,63 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
         Who watches. With one of these it is done by batches, else at once.
     """
     below: list[int] = []
-    compute = density_of(log, lambda count, rows: below.append(count))
-    result = _answered(fitted, query, compute, out, advance)
+    result = _answered(fitted, query, density_of(log, lambda count, rows: below.append(count)), out, advance)
     if below:
         warn_of_negative(sum(below), query.shape[0])
     return result
 
 
-def density_of(log: bool, negative: Callable[[int, int], None]) -> Callable[[Fitted, Query], Any]:
-    """Return the function from fitted columns and rows to their densities; ``negative`` as for :func:`.density`."""
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted at the rows of a query: a function from fitted columns and rows.
 
-    def compute(fitted: Fitted, rows: Query) -> Any:
+    Parameters
+    ----------
+    name : {"density", "log", "score"}
+    reduction : Reduction or None
+        That the rows are for; None: the last pass's.
+    at : callable
+        ``at(fitted, points, known)`` of rows placed by :meth:`Fitted.placed`.
+    shape : tuple
+        Of the result of a row.
+    """
+
+    name: str
+    reduction: Reduction | None
+    at: Callable[[Fitted, Any, dict[str, Any]], Any]
+    shape: tuple[int, ...] = ()
+
+    def __call__(self, fitted: Fitted, rows: Query) -> Any:
         if not rows.points.shape[0]:
-            return _restored(fitted, np.empty(0), rows)
-        clip = fitted.request.negative != "keep"
-        return _restored(fitted, density(fitted.reduce_query(rows), fitted.log_constant, log, clip, negative), rows)
+            return _restored(fitted, np.empty((0, *self.shape)), rows)
+        return self.of(fitted, rows, *self.placed(fitted, rows))
 
-    return compute
+    def placed(self, fitted: Fitted, rows: Query) -> tuple[Any, dict[str, Any]]:
+        """Place the rows, m ≥ 1."""
+        return fitted.placed(rows, self.reduction or fitted.problem.reduction)
+
+    def of(self, fitted: Fitted, rows: Query, points: Any, known: dict[str, Any]) -> Any:
+        """Return the result for rows that were placed, as the user wants it."""
+        return _restored(fitted, self.at(fitted, points, known), rows)
+
+
+def density_of(log: bool, negative: Callable[[int, int], None]) -> Wanted:
+    """Return the densities of rows, or their logs; ``negative`` as for :func:`.density`."""
+
+    def at(fitted: Fitted, points: Any, known: dict[str, Any]) -> Any:
+        clip, sums = fitted.request.negative != "keep", fitted.reduce(points, **known)
+        return density(sums, fitted.log_constant, log, clip, negative)
+
+    return Wanted("log" if log else "density", None, at)
 
 
 def gradients(fitted: Fitted, query: Argument, advance: Advance | None = None) -> Any:
     """Return the score at a query (m, d), per data unit, as the user wants it; ``advance`` as for :func:`densities`."""
 
-    def compute(fitted: Fitted, rows: Query) -> Any:
-        if not rows.points.shape[0]:
-            return _restored(fitted, np.empty((0, fitted.problem.d)), rows)
-        return _restored(fitted, fitted.bandwidth.pull_back(fitted.slope_at(rows)), rows)
+    def at(fitted: Fitted, points: Any, known: dict[str, Any]) -> Any:
+        return fitted.bandwidth.pull_back(fitted.slope(points, **known))
 
-    return _answered(fitted, query, compute, None, advance)
+    return _answered(fitted, query, Wanted("score", Reduction.MEAN, at, (fitted.problem.d,)), None, advance)
 
 
 def _restored(fitted: Fitted, x: Any, query: Query) -> Any:
@@ -185,18 +218,18 @@ def _restored(fitted: Fitted, x: Any, query: Query) -> Any:
 def _answered(
     fitted: Fitted,
     query: Argument,
-    compute: Callable[[Fitted, Query], Any],
+    wanted: Wanted,
     out: Any,
     advance: Advance | None,
 ) -> Any:
-    """Return ``compute`` of a query: of all rows at once, or by batches where there is ``out``, or somebody watches."""
+    """Return what is wanted of a query: of all rows at once, or by batches where there is ``out``, or one watches."""
     if out is None and advance is None:
-        return fitted.serve(lambda here: compute(here, here.read(query)))
+        return fitted.serve(lambda here: _at_once(here, query, wanted))
     m = query.shape[0]
     size = batch_rows(m, fitted.problem)
     batches = (query.rows(start, start + size) for start in range(0, max(m, 1), size))  # one of no rows where m = 0
     done, parts = 0, []
-    for part in in_batches(fitted, batches, compute, advance):
+    for part in in_batches(fitted, batches, wanted, advance):
         if out is None:
             parts.append(part)
         else:
@@ -205,3 +238,41 @@ def _answered(
     if out is not None:
         return out
     return parts[0] if len(parts) == 1 else array_namespace(parts[0]).concat(parts)
+
+
+def _at_once(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
+    """Return what is wanted of all rows, by a replay where it was asked for often."""
+    key = _key(fitted, query, wanted)
+    if key is None or fitted.replays is None:
+        return wanted(fitted, fitted.read(query))
+    result = fitted.replays.play(key, query.array)
+    if result is not None:
+        return result
+    rows, noted = fitted.read(query), Decisions()
+    with noting(noted):
+        points, known = wanted.placed(fitted, rows)
+        result = wanted.of(fitted, rows, points, known)
+
+    def first(x: Any) -> tuple[Any, Any]:
+        points, other = wanted.placed(fitted, fitted.read(replace(query, array=x)))
+        return points, other["distances"]
+
+    def second(placed: tuple[Any, Any]) -> Any:
+        points, distances = placed
+        return wanted.of(fitted, rows, points, known | {"distances": distances})
+
+    fitted.replays.record(key, (query.array,), noted.made, first, second)
+    return result
+
+
+def _key(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
+    """What calls that can be replayed for each other have in common; None where it cannot be replayed."""
+    x, laplace = query.array, fitted.request.method == "laplace"
+    # Laplace's log looks for negative values on the host, and its slope is the core's own.
+    looks = laplace and (wanted.name == "score" or (wanted.name == "log" and fitted.request.negative == "keep"))
+    if fitted.replays is None or looks or query.origin != fitted.home:
+        return None
+    if not x.shape[0] or fitted.problem.n * x.shape[0] > PAIRS or math.prod(x.shape) > RECORDED:
+        return None
+    place = place_of(x)
+    return None if place is None else (wanted.name, place)

@@ -13,9 +13,10 @@ import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from ..arrays import Argument, Origin, Query, check_query, convert, detached, quiet, to_host
+from ..arrays import Argument, Origin, Query, check_query, convert, detached, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..choice import select
+from ..choice.judge import only_enqueues
 from ..engine.failures import BackendFailed, GaveUp, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
@@ -24,9 +25,10 @@ from ..engine.spread import Reducer, pack_on
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from .batches import Advance, batch_rows
 from .fallback import set_aside, without
+from .graphs import Replays
 from .kernels import log_constant
 from .negative import NegativeMass, negative_mass
-from .plan import Plan, read_extent, rounded
+from .plan import Plan, read_extent
 from .request import Request
 from .resolution import REACH, check_resolution
 from .slope import laplace_slope
@@ -79,6 +81,8 @@ class Fitted:
     choice : Choice
     home : Origin
         Where queries are brought.
+    replays : Replays or None
+        Of calls that come again; None where there can be none.
     """
 
     def __init__(
@@ -100,6 +104,8 @@ class Fitted:
         self._successor: Fitted | None = None
         self._second: Fitted | None = None
         self.home, self._whiten = Origin(), None
+        alone = shared and not (request.ranks or choice.devices)
+        self.replays = Replays() if alone and only_enqueues(choice.info, choice.device) else None
         if shared:
             if not isinstance(centre, np.ndarray):
                 self.home = Origin(array_namespace(centre), device_of(centre), on_host=False)
@@ -229,13 +235,11 @@ class Fitted:
             problem = replace(problem, reduction=reduction, m=m)
         return _pass(problem, columns, queries, report, **known)
 
-    def reduce_query(self, query: Query, reduction: Reduction | None = None) -> Partial:
-        """Whiten a query, measure its extent, and reduce for every row of it; of a shared one only."""
-        queries, known = self._placed(query, reduction or self.problem.reduction)
-        return self.reduce(queries, reduction, **known)
+    def placed(self, query: Query, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
+        """Return a query, whitened, and what is known of it, for :meth:`reduce` or :meth:`slope`; of a shared one only.
 
-    def _placed(self, query: Query, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
-        """The query, whitened, with its distances and its extent."""
+        The reduction that it is for decides how far rows may be.
+        """
         assert self._whiten is not None  # as made with shared
         points = self._whiten(query.points)
         distances = radii(points)
@@ -252,11 +256,6 @@ class Fitted:
             return self.reduce(queries, Reduction.MEAN, **known).shift
         queries = self._rows if queries is None else queries
         return laplace_slope(self._columns.points if queries is None else queries, self._columns)
-
-    def slope_at(self, query: Query) -> Any:
-        """Whiten a query, and return :meth:`slope` there; of a shared one only."""
-        queries, known = self._placed(query, Reduction.MEAN)
-        return self.slope(queries, **known)
 
     @property
     def points(self) -> Any:

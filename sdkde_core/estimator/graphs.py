@@ -1,44 +1,42 @@
-"""Repeated estimates on CUDA tensors, replayed as CUDA graphs.
+"""Calls on CUDA tensors that come again, replayed as CUDA graphs.
 
-An estimate is some twenty small kernels around one or two large ones, and to launch a small kernel takes the host
-longer than the kernel itself. A call that comes again with the same shapes, bandwidth and options is recorded as two
-graphs, before and after the one number that is read back, the extent. Later calls copy their points into the graphs'
-buffers and replay them, the second without waiting for that number where the two calls before had the same.
+An estimate is some twenty small kernels around one or two large ones, several times that where outliers are summed
+apart, and to launch a small kernel takes the host longer than the kernel itself. A call that comes again with the same
+shapes and options, and of whose data the same is decided, is recorded as two graphs: the first ends where the extent is
+known. Later calls copy their numbers into the graphs' buffers and replay them, the second without waiting for the
+extent where the two calls before went on alike.
 
-A replay gives the same bits as the call would have: what the recorded call decided, it decided from its arguments and
-its rounded extent. So there is a second graph for every rounded extent that comes often: several data sets of one
-shape, in turn, are all replayed. A call whose backend was chosen by more of the data, a sample of them, is not
-recorded. Recordings are kept by stream, so that calls on different streams share no buffers.
+A replay gives the same bits as the call would have. What a call decides follows from its arguments and from what
+:func:`sdkde_core.arrays.look` returns: the extent, rounded up, and how many points are beyond a limit. Recorded, it is
+taken for granted; the numbers that it follows from come with every replay, and where they say something else, another
+graph or an ordinary call answers. So there is a second graph for every sequence of decisions that comes often: several
+data sets of one shape, in turn, are all replayed. A call whose backend was chosen by more of the data, such as a
+sample, is not recorded. Recordings are kept by stream, so that calls on different streams share no buffers.
 """
 
 from __future__ import annotations
 
 import logging
-import math
+import operator
 import os
 import sys
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..arrays import ingest
+from ..arrays import Decisions, Taken, noting
 from ..choice.calibration import switched_off
-from ..choice.judge import only_enqueues
 from ..engine.forks import new_lock
-from ..protocol import Columns, Partial
-from .fitted import run
-from .plan import Measured, Plan, measure, rounded
 from .request import Request
-from .resolution import CLEAR
 
-__all__ = ["key_of", "play", "record", "release"]
+__all__ = ["Replays", "key_of", "place_of", "release"]
 
-#: A call is recorded when it comes for this time with its extent: recording takes as long as ten calls.
+#: A call is recorded when it comes for this time with the same decisions: recording takes as long as ten calls.
 CALLS = 8
 
 #: Recordings kept; each holds the buffers of its call. Second graphs of each, which share their memory but for results.
-RECORDINGS, EXTENTS = 8, 4
+RECORDINGS, SECONDS = 8, 4
 
 #: Pairs of points beyond which kernels take so long that launching them does not matter.
 PAIRS = 1 << 32
@@ -50,111 +48,157 @@ NUMBERS = 1 << 22
 ENVIRONMENT = ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")
 
 _logger = logging.getLogger("sdkde")
-_lock = new_lock()  # of the two dictionaries; held for look-ups only
 _capturing = new_lock()  # PyTorch waits for the device before it records: one thread at a time
-_calls: OrderedDict[Any, int] = OrderedDict()
-_recordings: OrderedDict[Any, _Recording] = OrderedDict()
+_all: weakref.WeakSet[Replays] = weakref.WeakSet()
+
+Array = Any  # a tensor on a CUDA device
 
 
 def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     """Return what a replay must have in common with the call, or None where the call cannot be replayed.
 
-    That takes plain tensors on the current CUDA device, one bandwidth given as a number, and no weights; and
+    That takes plain tensors on the current CUDA device, weights too, one bandwidth given as a number, and
     ``SDKDE_REPLAY`` that is not off.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or type(train) is not torch.Tensor or not train.is_cuda or switched_off("SDKDE_REPLAY"):
-        return None
-    if type(request.bandwidth) not in (float, int) or request.weights is not None or request.device is not None:
+    if type(request.bandwidth) not in (float, int) or request.device is not None or request.backend_options:
         return None
     # Laplace's log looks for negative values on the host, and their mass is summed up there.
     looks = (log and request.method == "laplace" and request.negative == "keep") or request.negative == "renormalise"
-    if request.backend_options or looks:
+    place = None if looks else place_of(train, *(x for x in (query, request.weights) if x is not None))
+    if place is None or train.ndim != 2 or (query is not None and query.ndim != 2):
         return None
-    given = [train] if query is None else [train, query]
+    if request.weights is not None and request.weights.shape != train.shape[:1]:
+        return None
+    (n, d), m = train.shape, (train if query is None else query).shape[0]
+    if not (n and d and m) or n * max(n, m) > PAIRS or (n + m) * d > NUMBERS:
+        return None
+    names = ("method", "kernel", "negative", "precision", "deterministic", "backend", "check_finite")
+    asked = float(request.bandwidth), bool(log), *(getattr(request, name) for name in names)
+    return asked, query is None, place
+
+
+def place_of(*given: Any) -> Any:
+    """Return shapes and dtypes of tensors, and what else replays of them have in common; None where there are none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not any(type(x) is torch.Tensor and x.is_cuda for x in given) or switched_off("SDKDE_REPLAY"):
+        return None
     here = torch.cuda.current_device()
     for x in given:
-        if type(x) is not torch.Tensor or not x.is_cuda or x.device.index != here or x.requires_grad or x.ndim != 2:
+        if type(x) is not torch.Tensor or not x.is_cuda or x.device.index != here or x.requires_grad:
             return None
         if x.dtype not in (torch.float32, torch.float64):
             return None
-    (n, d), m = train.shape, given[-1].shape[0]
-    if not (n and d and m) or n * max(n, m) > PAIRS or (n + m) * d > NUMBERS:
-        return None
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return None
     kinds = tuple((tuple(x.shape), x.dtype) for x in given)
     modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
-    settings = (*map(os.environ.get, ENVIRONMENT), *modes)
-    names = ("method", "kernel", "negative", "precision", "deterministic", "backend", "check_finite")
-    asked = float(request.bandwidth), bool(log), *(getattr(request, name) for name in names)
-    return asked, kinds, here, torch.cuda.current_stream().cuda_stream, settings
-
-
-def play(key: Any, train: Any, query: Any) -> Any:
-    """Return the result from a recording, or None where there is none or its decisions do not suit the data."""
-    with _lock:
-        recording = _recordings.get(key)
-        if recording is None:
-            return None
-        _recordings.move_to_end(key)
-    return recording.play(train, query)
-
-
-def record(key: Any, train: Any, query: Any, plan: Plan, finish: Callable[[Partial], Any]) -> None:
-    """Count a call, and record it when it has come often enough.
-
-    Parameters
-    ----------
-    key
-        From :func:`key_of`.
-    train, query : tensor
-        As the user gave them.
-    plan : Plan
-        What became of them.
-    finish : callable
-        From the last pass's result to what the call returns.
-    """
-    if plan.looked or plan.extent > CLEAR or not only_enqueues(plan.choice.info, plan.problems):
-        return
-    counted = key, plan.extent
-    with _lock:
-        count = _calls.pop(counted, 0) + 1
-        _calls[counted] = count
-        if len(_calls) > 256:
-            _calls.popitem(last=False)
-    if count != CALLS:
-        return
-    with _capturing:
-        with _lock:
-            recording = _recordings.get(key)
-        try:
-            recording = recording or _Recording(train, query, plan)
-            recording.add(train, query, plan, finish)
-        except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
-            _logger.debug("an estimate could not be recorded: %s", error)
-            return
-        with _lock:
-            _calls.pop(counted, None)
-            _recordings[key] = recording
-            gone = [_recordings.popitem(last=False) for _ in range(len(_recordings) - RECORDINGS)]
-        del gone  # to give back memory may take the driver a while
+    return kinds, here, torch.cuda.current_stream().cuda_stream, *map(os.environ.get, ENVIRONMENT), *modes
 
 
 def release() -> None:
     """Forget all recordings, and what was counted; one that a thread is about to replay goes when it has done so."""
-    with _lock:
-        gone = list(_recordings.values())
-        _recordings.clear()
-        _calls.clear()
-    del gone  # not while others look something up
+    for replays in list(_all):
+        replays.release()
 
 
-class _Second(NamedTuple):
-    """What follows where the extent is known: the passes and the density."""
+class Replays:
+    """Recorded calls of one kind, by their keys, and how often others have come."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()  # of the two dictionaries; held for look-ups only
+        self._calls: OrderedDict[Any, int] = OrderedDict()
+        self.recordings: OrderedDict[Any, _Recording] = OrderedDict()
+        _all.add(self)
+
+    def play(self, key: Any, *given: Array | None) -> Any:
+        """Return the result from a recording, or None where there is none or its decisions do not suit the data.
+
+        ``given``: the tensors of the call, in the order of :meth:`record`.
+        """
+        with self._lock:
+            recording = self.recordings.get(key)
+            if recording is None:
+                return None
+            self.recordings.move_to_end(key)
+        return recording.play(given)
+
+    def record(
+        self,
+        key: Any,
+        given: Sequence[Array | None],
+        decisions: Sequence[Any],
+        first: Callable[..., Any],
+        second: Callable[[Any], Any],
+    ) -> None:
+        """Count a call, and record it when it has come often enough.
+
+        Parameters
+        ----------
+        key
+            From :func:`key_of` or :func:`place_of`.
+        given : sequence of tensor or None
+            As the user gave them.
+        decisions : sequence
+            What the call has decided.
+        first, second : callable
+            ``second(first(*given))`` is the call's result, a tensor, by the same decisions in the same order. What is
+            between them are tensors, as other calls share the first one; its last decision must be the last thing that
+            it does. What else the second one needs of the call it has.
+        """
+        counted = key, tuple(decisions)
+        with self._lock:
+            count = self._calls.pop(counted, 0) + 1
+            self._calls[counted] = count
+            if len(self._calls) > 256:
+                self._calls.popitem(last=False)
+        if count != CALLS:
+            return
+        with _capturing:
+            with self._lock:
+                recording = self.recordings.get(key)
+            try:
+                if recording is None or not recording.add(given, first, second):
+                    recording = _Recording(given)
+                    recording.add(given, first, second)
+            except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
+                _logger.debug("a call could not be recorded: %s", error)
+                return
+            with self._lock:
+                self._calls.pop(counted, None)
+                self.recordings[key] = recording
+                gone = [self.recordings.popitem(last=False) for _ in range(len(self.recordings) - RECORDINGS)]
+            del gone  # to give back memory may take the driver a while
+
+    def release(self) -> None:
+        """See :func:`release`."""
+        with self._lock:
+            gone = list(self.recordings.values())
+            self.recordings.clear()
+            self._calls.clear()
+        del gone  # not while others look something up
+
+
+class _Graph(NamedTuple):
+    """Some of a call, and the decisions that it has taken for granted."""
 
     graph: Any
     result: Any  # in the graph's memory
+    decisions: tuple[Any, ...]
+    taken: Taken
+    numbers: Any  # on the host: what the decisions follow from, once the graph is through
+    through: Any
+
+    def replay(self) -> None:
+        self.graph.replay()
+        if self.decisions:
+            self.through.record()
+
+    def decided(self) -> tuple[Any, ...]:
+        """Wait, and return what its numbers say."""
+        if not self.decisions:
+            return ()
+        self.through.synchronize()
+        return self.taken.decided(self.numbers.tolist())
 
 
 class _Recording:
@@ -162,89 +206,90 @@ class _Recording:
 
     Parameters
     ----------
-    train, query : tensor
-    plan : Plan
-        Of the first call that is recorded.
+    given : sequence of tensor or None
     """
 
-    def __init__(self, train: Any, query: Any, plan: Plan) -> None:
-        torch = sys.modules["torch"]
+    def __init__(self, given: Sequence[Array | None]) -> None:
         self._lock = new_lock()  # a thread has the buffers until its result is copied from them
-        self._train: Any = train.clone()
-        self._query: Any = None if query is None else query.clone()
-        self._data = replace(ingest(self._train, self._query), dtype=plan.data.dtype, unchecked=False)
+        self._given = [None if x is None else x.clone() for x in given]
         # PyTorch's own stream for recording is on the device of the first recording ever made: on another device
         # nothing would be recorded.
-        self._side = torch.cuda.Stream()
-        self._largest = torch.empty((), dtype=torch.float64, pin_memory=True)  # what is read on the host
-        self._arrived = torch.cuda.Event()  # the first graph is through
+        self._side = sys.modules["torch"].cuda.Stream()
         self._first: Any = None
-        self._measured: Measured | None = None  # in the graphs' memory
-        self._seconds: OrderedDict[float | None, _Second] = OrderedDict()  # by the rounded extent
-        self._extents: tuple[float | None, float | None] = (None, None)  # of the last two calls
+        self.seconds: OrderedDict[Any, _Graph] = OrderedDict()  # by the decisions of both graphs
+        self._last: tuple[Any, Any] = (None, None)  # of the last two calls
 
-    def play(self, train: Any, query: Any) -> Any:
-        """Return the result for points, or None where their extent has no graph."""
+    def play(self, given: Sequence[Array | None]) -> Any:
+        """Return the result for tensors, or None where no graph decides as these ask for."""
         with self._lock:
-            self._fill(train, query)
+            self._fill(given)
             self._first.replay()
-            self._arrived.record()
-            before, last = self._extents
-            ahead = self._seconds.get(last) if before == last else None  # it comes again: do not wait to see it
+            before, last = self._last
+            ahead = self.seconds.get(last) if before == last else None  # it comes again: do not wait to see it
             if ahead is not None:
-                ahead.graph.replay()
-            self._arrived.synchronize()
-            largest = float(self._largest)
-            extent = rounded(largest) if math.isfinite(largest) else None
-            self._extents = last, extent
-            second = self._seconds.get(extent)
-            if second is None:
-                return None
-            self._seconds.move_to_end(extent)
-            if second is not ahead:
-                second.graph.replay()
-            return second.result.clone()
+                ahead.replay()
+            begun, known = self._first.decided(), ()
+            for _ in range(SECONDS):
+                key = self._going_on(begun, known)
+                self._last = last, key
+                if key is None:
+                    return None
+                second = self.seconds[key]
+                if second is not ahead:
+                    second.replay()
+                decided = second.decided()
+                if decided == second.decisions:
+                    self.seconds.move_to_end(key)
+                    return second.result.clone()
+                # What was computed by a wrong decision says nothing of those that follow.
+                same = list(map(operator.eq, decided, second.decisions)).index(False)
+                known = decided[: same + 1]
+            return None
 
-    def add(self, train: Any, query: Any, plan: Plan, finish: Callable[[Partial], Any]) -> None:
-        """Record what follows on the plan's extent; if there are many, what was not replayed for longest goes."""
-        n = self._data.n
+    def _going_on(self, begun: tuple[Any, ...], known: tuple[Any, ...]) -> Any:
+        """The key of the second graph that was last replayed, of those that decide so; None where there is none."""
+        able = (key for key in reversed(self.seconds) if key[0] == begun and key[1][: len(known)] == known)
+        return next(able, None)
 
-        def second(measured: Measured) -> Any:
-            columns = Columns(measured.points[:n, :], measured.log_weights)
-            rows = None if self._query is None else measured.points[n:, :]
-            return finish(run(replace(plan, columns=columns, query=rows)))
+    def add(self, given: Sequence[Array | None], first: Callable[..., Any], second: Callable[[Any], Any]) -> bool:
+        """Record how a call goes on; if there are many such, what was not replayed for longest goes.
 
-        def first() -> Measured:
-            measured = measure(self._data, plan.bandwidth)
-            self._largest.copy_(measured.largest, non_blocking=True)
-            return measured
-
+        Not, and False, where it begins otherwise than the first graph does: in more than that one's last decision.
+        """
         with self._lock:
-            self._fill(train, query)
+            self._fill(given)
             cuda = sys.modules["torch"].cuda
             self._side.wait_stream(cuda.current_stream())
             with cuda.stream(self._side):  # once outside: compilation and the libraries' handles cannot be recorded
-                second(measure(self._data, plan.bandwidth))
+                begun, then = Decisions(), Decisions()
+                with noting(begun):
+                    found = first(*self._given)
+                with noting(then):
+                    second(found)
             cuda.current_stream().wait_stream(self._side)
             if self._first is None:
-                self._first, self._measured = self._captured(first)
-            measured = self._measured
-            assert measured is not None
-            graph, result = self._captured(lambda: second(measured))
-            while len(self._seconds) >= EXTENTS:
-                self._seconds.popitem(last=False)
-            self._seconds[plan.extent] = _Second(graph, result)
+                self._first = self._captured(lambda: first(*self._given), begun)
+            elif self._first.decisions[:-1] != tuple(begun.made[:-1]):
+                return False
+            graph = self._captured(lambda: second(self._first.result), then)
+            while len(self.seconds) >= SECONDS:
+                self.seconds.popitem(last=False)
+            self.seconds[tuple(begun.made), graph.decisions] = graph
+            return True
 
-    def _fill(self, train: Any, query: Any) -> None:
-        self._train.copy_(train)
-        if query is not None:
-            self._query.copy_(query)
+    def _fill(self, given: Sequence[Array | None]) -> None:
+        for buffer, x in zip(self._given, given):
+            if buffer is not None and x is not None:
+                buffer.copy_(x)
 
-    def _captured(self, call: Callable[[], Any]) -> tuple[Any, Any]:
+    def _captured(self, call: Callable[[], Any], decisions: Decisions) -> _Graph:
         """Record a call as a graph; the graphs share memory, as they run one after another, the first one first."""
-        cuda = sys.modules["torch"].cuda
-        graph, pool = cuda.CUDAGraph(), None if self._first is None else self._first.pool()
+        torch, taken = sys.modules["torch"], Taken(decisions)
+        numbers = torch.empty(decisions.size, dtype=torch.float64, pin_memory=True)
+        graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.graph.pool()
         # Other threads may go on meanwhile, with whatever they do on their streams.
-        with cuda.graph(graph, pool=pool, stream=self._side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=self._side, capture_error_mode="thread_local"), noting(taken):
             result = call()
-        return graph, result
+            if decisions.size:
+                numbers.copy_(taken.numbers(), non_blocking=True)
+        return _Graph(graph, result, tuple(decisions.made), taken, numbers, torch.cuda.Event())

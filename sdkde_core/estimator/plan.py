@@ -14,21 +14,24 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Argument, Data, Query, check_query, convert, detached, ingest, to_host
+from ..arrays import Argument, Data, Query, check_query, convert, detached, ingest, look, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
 from ..engine.outliers import count, outlier_share, radii
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
 from .request import Request
-from .resolution import CLEAR, clearest_centre
+from .resolution import CLEAR, REACH, clearest_centre
 from .sample import Sampler
 
-__all__ = ["Measured", "Plan", "measure", "plan", "plan_data", "read", "read_extent", "rounded"]
+__all__ = ["Measured", "Plan", "located", "measure", "plan", "plan_data", "read", "read_extent"]
 
 #: Rows that the centre is taken from, up to twice as many: enough for a median that outliers do not move, few enough
 #: to cost nothing.
 CENTRE_ROWS = 256
+
+#: Bandwidths: up to there squares of distances stay finite.
+FARTHEST = 1e149
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +53,10 @@ class Plan:
     problems : tuple of Problem
         The passes.
     choice : Choice
-    extent : float
-        Of the data as they came, in bandwidths, rounded up.
     looked : bool
-        The backend follows from more of the data than their shapes and their extent.
+        More of the data decided on the plan than what was noted of them, see :func:`sdkde_core.arrays.look`.
+    shares : tuple
+        Passes, by number, and limits of which it was asked what share of the pairs is beyond.
     """
 
     request: Request
@@ -64,8 +67,14 @@ class Plan:
     query: Any
     problems: tuple[Problem, ...]
     choice: select.Choice
-    extent: float
     looked: bool
+    shares: tuple[tuple[int, float], ...]
+
+    def again(self, measured: Measured) -> Plan:
+        """Return the plan of other points, of which the same was decided: looked at in the same order."""
+        for asked in self.shares:
+            _share(self.request, measured, *asked)
+        return replace(self, columns=Columns(measured.train, measured.log_weights), query=measured.query)
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,19 @@ class Measured:
     largest: Any  # of the distances, ()
     log_weights: Any  # (n,)
     centre: Any  # (d,)
+    queried: bool  # there is a query, if only one without rows
+
+    @property
+    def n(self) -> int:
+        return int(self.log_weights.shape[0])
+
+    @property
+    def train(self) -> Any:
+        return self.points[: self.n, :]
+
+    @property
+    def query(self) -> Any:
+        return self.points[self.n :, :] if self.queried else None
 
 
 def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwidth]:
@@ -140,17 +162,9 @@ def plan_data(
     expected: int | None = None,
 ) -> Plan:
     """Whiten data that have been read and choose the backend; ``grad``: one with the feature ``"grad"``."""
-    xp, n = array_namespace(data.train), data.n
-    measured = measure(data, bandwidth)
-    measured_extent = read_extent(measured.largest, measured.distances, data, bandwidth)
-    if measured_extent > CLEAR and not bandwidth.narrow:
-        centre = _clearer(data, bandwidth, measured.centre)
-        if centre is not None:
-            measured = measure(data, bandwidth, centre)
-            measured_extent = read_extent(measured.largest, measured.distances, data, bandwidth)
-    extent, distances, log_weights = measured_extent, measured.distances, measured.log_weights
-    points, rows = measured.points[:n, :], None if data.query is None else measured.points[n:, :]
-    point_radii, row_radii = distances[:n], distances if rows is None else distances[n:]
+    xp = array_namespace(data.train)
+    measured, extent, recentred = located(data, bandwidth)
+    points, rows, log_weights = measured.train, measured.query, measured.log_weights
     if any(step.moves for step in request.passes):
         extent = _moved_extent(extent)
     m = expected if rows is None else data.m
@@ -159,31 +173,37 @@ def plan_data(
     samples = {"train": Sampler(points, points, log_weights)}
     samples["query"] = samples["train"] if rows is None else Sampler(points, rows, log_weights)
     priced = explained or select.named_backend(request.backend) == "auto"  # otherwise no price is asked for
-    asked = m, n, data.d, extent, requires, data.dtype, data.device
+    device = data.device
+    asked = m, data.n, data.d, extent, requires, data.dtype, device
     problems = request.problems(*asked, samples if priced else None)
 
-    def share(step: int, limit: float) -> float:
-        return outlier_share(point_radii if request.passes[step].rows == "train" else row_radii, point_radii, limit)
+    shares: dict[tuple[int, float], float] = {}
 
+    def share(step: int, limit: float) -> float:
+        if (step, limit) not in shares:
+            shares[step, limit] = _share(request, measured, step, limit)
+        return shares[step, limit]
+
+    far = recentred or problems[0].extent > REACH[problems[0].precision]  # where all data are looked at for rounding
     choice = select.choose(
         problems,
         backend=request.backend,
         device=request.device,
-        data_device=data.device,
+        data_device=device,
         options=request.backend_options,
         share=share,
         calls=request.calls,
-        replays=replays and measured_extent <= CLEAR,
+        replays=replays and not far,
         explained=explained,
         without=request.without,
     )
-    looked = bool(request.without) or any(sampler.taken for sampler in samples.values())
+    looked = far or bool(request.without) or any(sampler.taken for sampler in samples.values())
     library, place = choice.info.arrays, choice.device
-    if xp.__name__ != f"array_api_compat.{library}" or data.device != place:
+    if xp.__name__ != f"array_api_compat.{library}" or device != place:
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
     problems, columns = choice.posed(problems), Columns(points, log_weights)
-    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, measured_extent, looked)
+    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, looked, tuple(shares))
 
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
@@ -196,7 +216,35 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     largest, log_weights = xp.max(distances), data.log_weights
     if log_weights is None:
         log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
-    return Measured(points, distances, largest, log_weights, centre)
+    return Measured(points, distances, largest, log_weights, centre, data.query is not None)
+
+
+def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float, bool]:
+    """Whiten the data and read their extent; and whether the centre was moved, for which all of them were looked at."""
+    measured = measure(data, bandwidth)
+
+    def decide(largest: float, *centre: float) -> tuple[float, bool]:
+        extent = _bound(largest)
+        blurred = not extent <= CLEAR and not bandwidth.narrow
+        return extent, blurred and bool((abs(np.array(centre)) > CLEAR * _scale(bandwidth)).any())
+
+    bound, blurred = look(decide, measured.largest, measured.centre)
+    extent = _checked(bound, measured.distances, data, bandwidth)
+    if blurred and extent > CLEAR:
+        centre = _clearer(data, bandwidth, measured.centre)
+        if centre is not None:
+            measured = measure(data, bandwidth, centre)
+            extent = read_extent(measured.largest, measured.distances, data, bandwidth)
+        return measured, extent, True
+    return measured, extent, False
+
+
+def _share(request: Request, measured: Measured, step: int, limit: float) -> float:
+    """The share of a pass's pairs that have a point beyond ``limit``."""
+    columns = rows = measured.distances[: measured.n]
+    if measured.queried and request.passes[step].rows != "train":
+        rows = measured.distances[measured.n :]
+    return outlier_share(rows, columns, limit)
 
 
 def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: Bandwidth) -> float:
@@ -218,22 +266,31 @@ def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: B
     ValueError
         A point is not finite, or so far that distances overflow.
     """
-    extent = float(largest)
+    return _checked(look(_bound, largest), distances, points, bandwidth)
+
+
+def _bound(largest: float) -> float:
+    """The extent, rounded up where it is neither too far nor NaN."""
+    return rounded(largest) if largest < 0.9 * FARTHEST else largest
+
+
+def _checked(extent: float, distances: Any, points: Data | Query, bandwidth: Bandwidth) -> float:
+    """The extent, of numbers that may be taken; see :func:`read_extent`."""
     if not math.isfinite(extent):
         points.check_finite()
     if math.isnan(extent):  # NaN is allowed: the extent is that of the others
         xp = array_namespace(distances)
         distances = xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)
-        extent = float(xp.max(distances))
-    if extent > 1e149:  # squares must stay finite
+        extent = _bound(float(xp.max(distances)))
+    if extent > FARTHEST:
         raise ValueError(_too_far(distances, points, bandwidth))
-    return rounded(extent)
+    return extent
 
 
 def _too_far(distances: Any, points: Data | Query, bandwidth: Bandwidth) -> str:
     """Say which row lies where squares of distances overflow, or that most do."""
     xp = array_namespace(distances)
-    if 2.0 * float(count(distances > 1e149)) > distances.shape[0]:
+    if 2.0 * float(count(distances > FARTHEST)) > distances.shape[0]:
         return f"bandwidth ({bandwidth}) is too small for the data: distances beyond 1e149 bandwidths overflow"
     name, row, values = points.row(int(xp.argmax(distances)))
     column = int(np.argmax(abs(values)))
@@ -244,11 +301,6 @@ def _too_far(distances: Any, points: Data | Query, bandwidth: Bandwidth) -> str:
         f"{which} is too far from the median of train: distances beyond 1e149 bandwidths ({bandwidth}) overflow; "
         "drop the row, rescale its column, or pass a larger bandwidth"
     )
-
-
-def rounded(extent: float) -> float:
-    """Return the extent rounded up by at most a twelfth: what is decided from it then changes rarely with the data."""
-    return 0.0 if extent == 0.0 else 2.0 ** (math.ceil(8.0 * math.log2(extent)) / 8.0)
 
 
 def _centre(points: Any, bandwidth: Bandwidth) -> Any:
@@ -270,15 +322,17 @@ def _centre(points: Any, bandwidth: Bandwidth) -> Any:
 
 def _clearer(data: Data, bandwidth: Bandwidth, centre: Any) -> Any:
     """A centre that keeps more digits of the points, where there is one; see :func:`clearest_centre`."""
-    factor = bandwidth.factor if isinstance(bandwidth.factor, np.ndarray) else to_host(detached(bandwidth.factor))
-    h = factor if factor.ndim == 1 else np.sqrt((factor**2).sum(axis=1))
-    here = to_host(centre)
-    if not (abs(here) > CLEAR * h).any():
-        return None
+    h, here = _scale(bandwidth), to_host(centre)
     best = clearest_centre(to_host(data.train), None if data.query is None else to_host(data.query), h, here)
     if np.array_equal(best, here):
         return None
     return array_namespace(centre).asarray(best, device=device_of(centre)) if centre is not here else best
+
+
+def _scale(bandwidth: Bandwidth) -> np.ndarray:
+    """sqrt(diag H), (d,), data units, on the host."""
+    factor = to_host(detached(bandwidth.factor))
+    return factor if factor.ndim == 1 else np.sqrt((factor**2).sum(axis=1))
 
 
 def _median(rows: Any) -> Any:
