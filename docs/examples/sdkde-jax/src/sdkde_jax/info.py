@@ -48,17 +48,17 @@ def work(problem, config):
     """Return what the formulas do for a pair; one operation in double precision counts as two.
 
     Products: one of length d for the exponent, another for MEAN's shift. Differences: four operations a dimension, as
-    many again for the shift. Besides some 16 operations for the maximum, the sums and what is left out, on tiles that
-    do not stay in the cache next to a core.
+    many again for the shift. Besides some seven for the maximum, the sums and what is left out, as the times of two cores
+    fit them.
     """
     how, dtype = formula(problem)
     double, twice = 1.0 if dtype == "float32" else 2.0, 2.0 if problem.reduction is Reduction.MEAN else 1.0
     products = {dtype: 2.0 * twice * problem.d * problem.pairs} if how == "products" else {}
-    each = 16.0 + (0.0 if products else 4.0 * twice * problem.d)
+    each = 7.0 + (0.0 if products else 4.0 * twice * problem.d)
     return Work(
         matrix_flops=products,
         scalar_flops=double * each * problem.pairs,
-        exps=2.0 * double * problem.pairs,
+        exps=double * problem.pairs,
         bytes=8.0 * (problem.m + problem.n) * (problem.d + 2),
         launches=100 + 20 * math.ceil(problem.pairs / 2**20),
     )
