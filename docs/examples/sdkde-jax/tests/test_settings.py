@@ -41,7 +41,7 @@ def test_each_formula_is_used():
 def test_a_platform_that_is_not_there_is_named():
     with pytest.raises(sdkde_core.protocol.BackendUnavailable, match="no platform 'nope'"):
         sdkde_core.estimate(X, backend="jax", backend_options={"platform": "nope"})
-    with pytest.raises(TypeError, match="platform is 1; pass the name"):
+    with pytest.raises(ValueError, match="platform is 1; pass the name"):
         sdkde_core.estimate(X, backend="jax", backend_options={"platform": 1})
 
 

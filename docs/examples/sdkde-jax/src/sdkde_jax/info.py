@@ -48,8 +48,8 @@ def work(problem, config):
     """Return what the formulas do for a pair; one operation in double precision counts as two.
 
     Products: one of length d for the exponent, another for MEAN's shift. Differences: four operations a dimension, as
-    many again for the shift. Besides some seven for the maximum, the sums and what is left out, as the times of two cores
-    fit them.
+    many again for the shift. Besides some seven for the maximum, the sums and what is left out: they fit the times of
+    two cores.
     """
     how, dtype = formula(problem)
     double, twice = 1.0 if dtype == "float32" else 2.0, 2.0 if problem.reduction is Reduction.MEAN else 1.0
