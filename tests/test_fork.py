@@ -84,6 +84,23 @@ def test_a_library_of_which_the_call_is_over_can_be_used():
     assert _status_of_child(call) == 0
 
 
+def test_a_library_that_keeps_threads_cannot_be_used_once_its_parent_has():
+    used, new = (Unforkable("JAX", keeps_threads=True) for _ in range(2))
+    with used:
+        pass
+
+    def call():
+        with pytest.raises(RuntimeError, match=r'JAX cannot .* had threads.*"spawn" or "forkserver"'), used:
+            pass
+        with new:  # starts its threads here
+            pass
+        assert _status_of_child(lambda: None) == 0
+
+    assert _status_of_child(call) == 0
+    with used:
+        pass
+
+
 def test_what_is_to_be_done_first():
     done = []
     in_child(lambda: done.append(os.getpid()))

@@ -3,6 +3,7 @@
 Everything runs in processes of its own, outside the checkout, that see the packages only through their entry points.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -17,10 +18,14 @@ import pytest
 from sdkde_core.protocol import PRECISIONS, PROTOCOL, TOLERANCES, BackendInfo, Reduction
 
 ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "docs" / "examples" / "sdkde-jax"
 PAGE = (ROOT / "docs" / "writing-a-backend.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.S | re.M)
 FILE = re.compile(r"# file: (\S+)\n")
+FILES = {FILE.match(body)[1]: body.partition("\n")[2] for _, body in BLOCKS if FILE.match(body)}
 SCRIPTS = [body for language, body in BLOCKS if language == "python" and not FILE.match(body)]
+
+needs_jax = pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="JAX is not installed: pip install jax")
 
 PIP = ("pip", "--isolated", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index")
 
@@ -50,30 +55,34 @@ class Site:
         return self.python("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "error", str(path))
 
 
+def _installed(tmp_path_factory, *names):
+    """Packages beside this file, installed; from copies, since building leaves files behind."""
+    folder = tmp_path_factory.mktemp(names[0])
+    return Site(folder, *(shutil.copytree(ROOT / "tests" / "strangers" / n, folder / n) for n in names))
+
+
 @pytest.fixture(scope="session")
 def strangers(tmp_path_factory):
-    """The three packages beside this file, installed; from copies, since building leaves files behind."""
-    folder = tmp_path_factory.mktemp("strangers")
-    sources = [shutil.copytree(ROOT / "tests" / "strangers" / n, folder / n) for n in ("toy", "broken", "future")]
-    return Site(folder, *sources)
+    return _installed(tmp_path_factory, "toy", "broken", "future")
+
+
+@pytest.fixture(scope="session")
+def squares(tmp_path_factory):
+    """Expanded squares, which are declined beyond their limit."""
+    return _installed(tmp_path_factory, "squares")
 
 
 @pytest.fixture(scope="session")
 def page(tmp_path_factory):
-    """The package that the page's code makes, installed; its sources are in ``page.source``."""
+    """The package that the page goes through, installed; its sources are in ``page.source``."""
     folder = tmp_path_factory.mktemp("page")
-    source = folder / "source"
-    for _, body in BLOCKS:
-        name = FILE.match(body)
-        if name:
-            (source / name[1]).parent.mkdir(parents=True, exist_ok=True)
-            (source / name[1]).write_text(body[name.end() :])
+    source = shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     site = Site(folder, source)
     site.source = source
     return site
 
 
-# --- three strangers ------------------------------------------------------------------------------------------------
+# --- strangers -----------------------------------------------------------------------------------------------------
 
 
 def test_all_three_are_listed_each_with_what_it_is(strangers):
@@ -181,25 +190,12 @@ def test_the_toy_passes_the_suite(strangers):
     assert all("does not declare" in line for line in report.splitlines() if line.startswith("SKIPPED")), report
 
 
-# --- the page -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_page_ends_in_a_package_that_passes_the_suite(page):
-    report = page.suite(page.source / "tests")
-    passed = re.search(r"^(\d+) passed", report, re.M)
-    assert passed, report
-    assert int(passed[1]) > 250
-    # What is declared is executed, with what lies beyond its limit split off by the core.
-    assert all("does not declare" in line for line in report.splitlines() if line.startswith("SKIPPED")), report
-
-
-def test_the_pages_backend_and_the_core_share_what_lies_beyond_its_limit(page):
+def test_a_backend_and_the_core_share_what_lies_beyond_its_limit(squares):
     """What ``supports`` declines the core sums itself, and both together keep the tolerances."""
     code = """
 import itertools, json, sdkde_core
 from sdkde_core.testing import problems
-info = next(r.info for r in sdkde_core.backends() if r.name == "mine")
+info = next(r.info for r in sdkde_core.backends() if r.name == "squares")
 backend, worst = info.load(), {}
 kinds = [("tails", 1e4), ("mixture", 1e4), ("clusters", 1e5), ("outlier", 10.0), ("weights", 10.0)]
 for (kind, extent), d, same, excluding in itertools.product(kinds, (1, 3, 64), (False, True), (False, True)):
@@ -209,20 +205,58 @@ for (kind, extent), d, same, excluding in itertools.product(kinds, (1, 3, 64), (
         worst[f"{kind} {d} {same} {excluding} {precision}"] = max(errors.values())
 print(json.dumps(worst))
 """
-    worst = page.json(code)
+    worst = squares.json(code)
     assert len(worst) == 120
     assert max(worst.values()) < 1, worst
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_pages_code_is_the_examples():
+    """Word for word, and all of it but what the suite does not ask."""
+    assert {name: (EXAMPLE / name).read_text() for name in FILES} == FILES
+    package = {path.relative_to(EXAMPLE).as_posix() for path in (EXAMPLE / "src").rglob("*.py")}
+    assert package | {"pyproject.toml", "tests/test_jax.py"} == FILES.keys()
+
+
+@needs_jax
+@pytest.mark.slow
+def test_the_example_passes_the_suite(page):
+    report = page.suite(page.source / "tests")
+    passed = re.search(r"^(\d+) passed", report, re.M)
+    assert passed, report
+    assert int(passed[1]) > 700
+    # What is declared is executed; nothing else is left out.
+    assert all("does not declare" in line for line in report.splitlines() if line.startswith("SKIPPED")), report
+
+
+def test_without_jax_the_example_says_how_to_install_it(page):
+    code = """
+import json, sys
+sys.modules["jax"] = None
+import numpy as np, sdkde_core
+try:
+    sdkde_core.estimate(np.arange(9.0), backend="jax")
+except sdkde_core.BackendUnavailable as error:
+    print(json.dumps(str(error)))
+"""
+    assert "needs jax; install with: pip install 'jax[cpu]'" in page.json(code)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(body, marks=needs_jax if "print(" in body else ()) for body in SCRIPTS],
+    ids=range(len(SCRIPTS)),
+)
 def test_the_pages_scripts_run(page, script):
     if "xfail" in script:  # names of known failures that are none would fail in the author's run
-        script += "\nTestMine().test_expected_failures_are_real_and_have_reasons()\n"
+        script += "\nTestJax().test_expected_failures_are_real_and_have_reasons()\n"
     printed = page.python("-W", "error", "-c", script).splitlines()
     if "failures(" in script:
         assert printed[0] == "{}"
     if "estimate(" in script:
-        assert any("mine (cpu)" in line for line in printed)
+        assert any("jax (cpu)" in line for line in printed)
 
 
 def test_the_pages_table_is_the_contracts():
@@ -237,5 +271,5 @@ def test_the_pages_table_is_the_contracts():
 def test_the_page_names_every_field_and_every_kind_of_block():
     for field in fields(BackendInfo):
         assert re.search(rf"\b{field.name}\b", PAGE), field.name
-    assert len(SCRIPTS) == 4
+    assert len(SCRIPTS) == 6
     assert {language for language, _ in BLOCKS} == {"python", "toml", "sh"}

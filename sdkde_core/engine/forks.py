@@ -39,26 +39,33 @@ class Unforkable:
     ----------
     name : str
         As users know it.
+    keeps_threads : bool
+        It shares work out to threads that it started before: no child has those, once its parent has called it.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name, self._inside, self._lost = name, set[int](), False
+    def __init__(self, name: str, *, keeps_threads: bool = False) -> None:
+        self.name, self._keeps_threads = name, keeps_threads
+        self._inside, self._entered, self._lost = set[int](), False, False
         in_child(self._look)
 
     def __enter__(self) -> None:
         if self._lost:
+            cause = "was inside {0}, whose locks stay locked here"
+            if self._keeps_threads:
+                cause = "or {0} itself had threads, which are not here"
             raise RuntimeError(
-                f"{self.name} cannot be used in this process: it was forked while another thread was inside "
-                f"{self.name}, whose locks stay locked here; start processes by "
+                f"{self.name} cannot be used in this process: it was forked while another thread "
+                f"{cause.format(self.name)}; start processes by "
                 'the method "spawn" or "forkserver" of multiprocessing'
             )
+        self._entered = True
         self._inside.add(threading.get_ident())
 
     def __exit__(self, *error: object) -> None:
         self._inside.discard(threading.get_ident())
 
     def _look(self) -> None:
-        self._lost |= bool(self._inside - {threading.get_ident()})
+        self._lost |= bool(self._inside - {threading.get_ident()}) or (self._keeps_threads and self._entered)
         self._inside.clear()
 
 

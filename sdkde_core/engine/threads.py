@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 __all__ = ["check_threads", "checkpoint", "map_threads"]
@@ -74,32 +76,52 @@ def map_threads(
                 break
         if not running:
             call.run()
-        while not call.stopped and wait(running, LOOK).not_done:
-            pass
+        while not call.stopped and len(call.finished) < len(arguments):
+            if not call.listen(LOOK) and not call.inside:
+                for one in running:
+                    if one.done():
+                        one.result()  # raises where the pool itself failed
         if call.error is not None:
             raise call.error
-        for one in running:
-            one.result()  # raises where the pool itself failed
         return call.results
     finally:
         call.stopped, call.error = True, None  # an error that is kept would keep the arrays of its frames
-        late = wait([one for one in running if not one.cancel()], GRACE).not_done
+        end = time.monotonic() + GRACE
+        while call.inside and time.monotonic() < end:
+            call.listen(GRACE)
         if own:
-            own.shutdown(wait=not late, cancel_futures=True)
+            own.shutdown(wait=not call.inside, cancel_futures=True)
 
 
 class _Call:
-    """Tasks that several threads take in turn, until there is none or the call is stopped."""
+    """Tasks that several threads take in turn, until there is none or the call is stopped.
+
+    While they work the calling thread asks no future: an interrupt between the taking of its lock and the ``with`` that
+    gives it back would leave it locked, and neither the thread that works nor whoever waits for it would end. Lists and
+    SimpleQueues are not Python code, which alone is interrupted.
+    """
 
     def __init__(self, task: Callable[[Any], Any], arguments: Sequence[Any]) -> None:
         self.task, self.arguments = task, arguments
         self.left = deque(range(len(arguments)))
         self.results: list[Any] = [None] * len(arguments)
+        self.finished: list[int] = []
+        self.inside: list[int] = []  # threads
         self.stopped = False
         self.error: BaseException | None = None
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def listen(self, seconds: float) -> bool:
+        """Wait until a thread has ended its work, but no longer than that; return whether one has."""
+        try:
+            self.bell.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
 
     def run(self) -> None:
         before, _here.call = getattr(_here, "call", None), self
+        self.inside.append(threading.get_ident())
         try:
             while not self.stopped and self.left:
                 try:
@@ -107,6 +129,7 @@ class _Call:
                 except IndexError:  # another thread was faster
                     break
                 self.results[i] = self.task(self.arguments[i])
+                self.finished.append(i)
         except _Stopped:  # by a checkpoint: whoever stopped the call raises what did
             pass
         except BaseException as error:
@@ -114,6 +137,8 @@ class _Call:
             self.stopped = True
         finally:
             _here.call = before
+            self.inside.remove(threading.get_ident())
+            self.bell.put(None)
 
 
 def checkpoint() -> None:

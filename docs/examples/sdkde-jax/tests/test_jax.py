@@ -1,0 +1,5 @@
+from sdkde_core.testing import BackendConformance
+
+
+class TestJax(BackendConformance):
+    backend = "jax"

@@ -1,0 +1,1 @@
+"""A backend for sdkde: expanded squares in float64, on the CPU."""
