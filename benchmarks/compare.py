@@ -1,0 +1,88 @@
+"""Measure subjects over problems: time with error. What most benchmarks are made of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from . import metrics, timing
+from .problems import Data, pool
+from .registry import Case, Setting
+from .subjects import Task, find
+
+__all__ = ["cases", "measure"]
+
+#: From so many points on, by kind of device, errors are of fewer rows, given a subject's own moved points.
+LARGE = {"cpu": 2**16, "cuda": 2**20}
+
+#: Rows that errors are taken over, of a large problem and of others.
+ROWS = {"cpu": (64, 512), "cuda": (256, 4096)}
+
+
+def cases(
+    subjects: Iterable[str], methods: Sequence[str], sizes: Iterable[tuple[int, int, int]], kind: str = "eight"
+) -> Iterator[Case]:
+    """A case for every size (n, m, d), method and subject, in this order."""
+    subjects = list(subjects)
+    for n, m, d in sizes:
+        for method in methods:
+            for name in subjects:
+                yield {"subject": name, "method": method, "kind": kind, "n": n, "m": m, "d": d}
+
+
+def measure(setting: Setting, case: Case) -> dict[str, Any]:
+    """Time of a subject with its error; a case has ``subject``, ``method``, ``kind``, ``n``, ``m``, ``d``."""
+    subject, (n, m, d) = find(case["subject"]), (case["n"], case["m"], case["d"])
+    place, method = subject.place(setting.device), case["method"]
+    subject.check(method, n * (m + n * (method == "sdkde")), d, setting.device)
+    kind = place.partition(":")[0]
+    large = n >= LARGE[kind]
+    problem = case["kind"], n, m, d
+    drawn = pool(*problem, subject.dtype, place, 2 if large or kind == "cpu" else 3)
+    task = Task(method, drawn[0], place)
+    try:
+        call = subject.make(task)
+        found, raw = timing.measured(call.whole, drawn, place, setting.seconds)
+        found |= {"h": drawn[0].h, "on": place, "setting": call.setting} | _limit(found, task, place)
+        return found | errors(call, raw, problem, task, large, kind)
+    finally:
+        _release(place)
+
+
+def errors(call: Any, raw: Any, problem: tuple[Any, ...], task: Task, large: bool, kind: str) -> dict[str, Any]:
+    """Errors of an answer to the first data; none where they would take too long."""
+    n, _, d = task.sizes
+    few, many = ROWS[kind]
+    if large and task.method == "sdkde":
+        if call.debias is None:
+            return {}
+        truth = metrics.exact(task.data, task.method, few, call.debias(task.data.x, task.data.h))
+    else:
+        truth = exact(problem, task.method, task.device, few if large else many)
+    return metrics.against_exact(raw, call.form, truth, task.method, n, d, task.data.h)
+
+
+@functools.lru_cache(maxsize=4)
+def exact(problem: tuple[Any, ...], method: str, device: str, rows: int) -> metrics.Exact:
+    """The truth of the first data of a problem, which all subjects share."""
+    (data,) = pool(*problem, "float64", device, 1)
+    return metrics.exact(Data(*data), method, rows)
+
+
+def _limit(found: dict[str, Any], task: Task, place: str) -> dict[str, float]:
+    """On a GPU, the share of the time that the exponentials alone take, at 16 a clock and multiprocessor."""
+    if place == "cpu" or "mhz" not in found:
+        return {}
+    import torch
+
+    rate = 16e3 * torch.cuda.get_device_properties(place).multi_processor_count * found["mhz"]  # per ms
+    return {"of_exp_limit": task.pairs / rate / found["ms"]}
+
+
+def _release(place: str) -> None:
+    """Give back what a subject took of a GPU's memory."""
+    if place != "cpu":
+        import torch
+
+        torch.cuda.empty_cache()
