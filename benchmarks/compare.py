@@ -6,12 +6,19 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from sdkde_core.choice import hardware
+from sdkde_core.choice.cost import paper_model
+
 from . import metrics, timing
 from .problems import Data, pool
 from .registry import Case, Setting
-from .subjects import Task, find
+from .subjects import Task, find, here
 
-__all__ = ["cases", "measure"]
+__all__ = ["FLASH", "TORCH", "cases", "everybody", "measure", "named", "ours"]
+
+#: Peers that come with variants.
+TORCH = ("PyTorch", "torch.compile", "torch.compile TF32")
+FLASH = ("flash-sd-kde TF32", "flash-sd-kde fp32")
 
 #: From so many points on, by kind of device, errors are of fewer rows, given a subject's own moved points.
 LARGE = {"cpu": 2**16, "cuda": 2**20}
@@ -31,6 +38,21 @@ def cases(
                 yield {"subject": name, "method": method, "kind": kind, "n": n, "m": m, "d": d}
 
 
+def ours(setting: Setting, d: int, precisions: tuple[str, ...] = ("fast",)) -> list[str]:
+    """Names of our subjects on the device of a run that take d dimensions."""
+    return here(setting.device, precisions, d)
+
+
+def everybody(setting: Setting, d: int) -> list[str]:
+    """Ours on the device, then the paper's peers."""
+    return [*ours(setting, d), *FLASH, "KeOps", *TORCH]
+
+
+def named(row: dict[str, Any]) -> str:
+    """The subject, with the method if that is not sdkde."""
+    return row["subject"] if row["method"] == "sdkde" else f"{row['subject']}, {row['method']}"
+
+
 def measure(setting: Setting, case: Case) -> dict[str, Any]:
     """Time of a subject with its error; a case has ``subject``, ``method``, ``kind``, ``n``, ``m``, ``d``."""
     subject, (n, m, d) = find(case["subject"]), (case["n"], case["m"], case["d"])
@@ -43,8 +65,8 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     task = Task(method, drawn[0], place)
     try:
         call = subject.make(task)
-        found, raw = timing.measured(call.whole, drawn, place, setting.seconds)
-        found |= {"h": drawn[0].h, "on": place, "setting": call.setting} | _limit(found, task, place)
+        found, raw = timing.measured(call.whole, drawn, place, setting.seconds, subject.compiles)
+        found |= {"h": drawn[0].h, "on": place, "setting": call.setting} | _shares(found, task, place)
         return found | errors(call, raw, problem, task, large, kind)
     finally:
         _release(place)
@@ -70,14 +92,25 @@ def exact(problem: tuple[Any, ...], method: str, device: str, rows: int) -> metr
     return metrics.exact(Data(*data), method, rows)
 
 
-def _limit(found: dict[str, Any], task: Task, place: str) -> dict[str, float]:
-    """On a GPU, the share of the time that the exponentials alone take, at 16 a clock and multiprocessor."""
-    if place == "cpu" or "mhz" not in found:
+def _shares(found: dict[str, Any], task: Task, place: str) -> dict[str, float]:
+    """On a GPU: shares of the time that the exponentials alone take, and of peaks by the paper's count of operations.
+
+    An exponential is 1/16 of a clock of a multiprocessor. The paper counts sdkde of n/8 queries, d ≥ 2.
+    """
+    if place == "cpu":
         return {}
     import torch
 
-    rate = 16e3 * torch.cuda.get_device_properties(place).multi_processor_count * found["mhz"]  # per ms
-    return {"of_exp_limit": task.pairs / rate / found["ms"]}
+    shares, (n, m, d) = {}, task.sizes
+    if "mhz" in found:
+        rate = 16e3 * torch.cuda.get_device_properties(place).multi_processor_count * found["mhz"]  # per ms
+        shares["of_exp_limit"] = task.pairs / rate / found["ms"]
+    on = hardware.processor(place)
+    if on is not None and task.method == "sdkde" and d > 1 and n == 8 * m:
+        flops = paper_model(n, d).total.flops
+        rates = {dtype: on.matrix_flops[dtype] for dtype in ("float16", "tf32") if dtype in on.matrix_flops}
+        shares |= {f"share_{dtype}": flops / rate / (1e-3 * found["ms"]) for dtype, rate in rates.items()}
+    return shares
 
 
 def _release(place: str) -> None:

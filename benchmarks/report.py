@@ -12,7 +12,7 @@ from typing import Any
 from .records import Record, read
 from .registry import REGISTRY, Benchmark
 
-__all__ = ["COMPARED", "Plot", "Table", "number", "percent", "problem", "short", "write"]
+__all__ = ["COMPARED", "Plot", "Table", "error_against_time", "number", "percent", "problem", "write"]
 
 Row = dict[str, Any]
 Value = str | Callable[[Row], Any]  # a field, or a function of a row
@@ -79,11 +79,6 @@ def spread(row: Row) -> str:
 def problem(row: Row) -> str:
     """What is estimated, in words."""
     return f"{row['method']} {row['n']} × {row['m']}, d = {row['d']}"
-
-
-def short(row: Row) -> str:
-    """Milliseconds and the worst row's error."""
-    return f"{number(row['ms'])}{', ' + number(row['worst']) if row.get('worst') is not None else ''}"
 
 
 #: The columns of a comparison of subjects.
@@ -207,6 +202,17 @@ def draw(view: Plot, rows: list[Row], path: Path) -> None:
             ax.set_title(view.title if panel is None else str(panel), loc="left", fontweight="bold", fontsize=10)
         figure.savefig(path, dpi=110)
         plt.close(figure)
+
+
+def error_against_time(ax: Any, rows: list[Row]) -> None:
+    """Every subject as a point: milliseconds, and the worst row's error."""
+    for row in rows:
+        if row.get("worst"):
+            ax.plot(row["ms"], row["worst"], "o", color="#00798c" if row["subject"].count(", ") else "#8d99ae")
+            ax.annotate(
+                row["subject"], (row["ms"], row["worst"]), xytext=(3, 3), textcoords="offset points", fontsize=7
+            )
+    ax.set(xscale="log", yscale="log", xlabel="milliseconds", ylabel="worst row's error")
 
 
 def _lines(view: Plot, ax: Any, rows: list[Row]) -> None:

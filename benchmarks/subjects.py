@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sdkde_core.protocol import PRECISIONS
+from sdkde_core.protocol import PRECISIONS, Problem, Reduction
 
 from .problems import Data
 from .registry import Skipped
@@ -82,6 +82,8 @@ class Subject:
         Pairs by kind of device from which on it is left out.
     dtype : str
         In which it gets the data.
+    compiles : bool
+        Whether its first call takes longer than others.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Subject:
     devices: tuple[str, ...] = ("cpu", "cuda")
     most: Mapping[str, float] = field(default_factory=dict)
     dtype: str = "float32"
+    compiles: bool = True
 
     def place(self, device: str) -> str:
         """The device on which it computes in a run on ``device``."""
@@ -143,16 +146,19 @@ def peers() -> tuple[Subject, ...]:
 # --- ours -----------------------------------------------------------------------------------------------------------
 
 
-def here(setting_device: str, precisions: tuple[str, ...] = ("fast",)) -> list[str]:
-    """Names of our subjects for a device, backend by backend: those that compute there and are not for tests alone."""
+def here(device: str, precisions: tuple[str, ...] = ("fast",), d: int = 1) -> list[str]:
+    """Names of our subjects for a device and a dimension, backend by backend; none whose kernels a CPU interprets."""
     import sdkde_core
 
-    kind, found = setting_device.partition(":")[0], []
+    kind, found = device.partition(":")[0], []
     for record in sdkde_core.backends():
         info = record.info
         if info is None or kind not in info.devices or (kind == "cpu" and "cuda" in info.devices[:1]):
             continue  # kernels for a GPU run on a CPU in an interpreter
-        found += [f"{record.name}, {p}" for p in precisions if p in info.precisions]
+        for precision in precisions:
+            problem = Problem(Reduction.LOG_SUM, 1024, 1024, d, precision=precision, device=device, extent=10.0)
+            if precision in info.precisions and (not record.ok or info.supports(problem).ok):
+                found.append(f"{record.name}, {precision}")
     return found
 
 

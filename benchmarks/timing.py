@@ -47,14 +47,16 @@ def clocked(call: Callable[..., Any], data: Data, device: str, clocks: list[int]
     return begin.elapsed_time(end), result
 
 
-def measured(call: Callable[..., Any], pool: Sequence[Data], device: str, seconds: float) -> tuple[dict[str, Any], Any]:
+def measured(
+    call: Callable[..., Any], pool: Sequence[Data], device: str, seconds: float, compiles: bool = True
+) -> tuple[dict[str, Any], Any]:
     """Median and spread of about ``seconds`` of calls, and what the last, of ``pool[0]``, returned.
 
-    A call that alone takes several times as long is called once more at most: a peer may take minutes. On a CPU, where
-    subjects have nothing to compile by then, it is not even called again.
+    A call that alone takes several times as long is timed once: a peer may take minutes. It is the first where nothing
+    is compiled.
     """
     last, result = clocked(call, pool[0], device)
-    if device == "cpu" and 1e-3 * last > 5 * seconds:
+    if not compiles and 1e-3 * last > 5 * seconds:
         return spread([last]), result
     spent, k = 0.0, 1
     while k < WARM_UP and spent < seconds:

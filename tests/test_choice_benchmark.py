@@ -4,7 +4,6 @@ import functools
 import importlib
 import json
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,9 @@ from sdkde_core.choice import registry
 from sdkde_core.protocol import TOLERANCES, Reduction, Work
 from sdkde_core.testing import reference
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
-MODULES = ("choice_cases", "choice_worker", "choice_report", "choice", "cpu")
+ROOT = Path(__file__).parent.parent
+MODULES = {name: f"benchmarks.choice.{name}" for name in ("cases", "worker", "report")}
+MODULES["main"] = "benchmarks.choice.__main__"
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Laplace estimate is negative:RuntimeWarning")
 
@@ -26,10 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:the Laplace estimate is negative
 @pytest.fixture(scope="module")
 def choice():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)  # as of a script, for what it imports from beside it
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-        for name in MODULES:
-            sys.modules.pop(name)
+        patch.syspath_prepend(ROOT)  # also of processes that are started meanwhile
+        yield SimpleNamespace(**{name: importlib.import_module(module) for name, module in MODULES.items()})
 
 
 # --- the grid -------------------------------------------------------------------------------------------------------

@@ -37,9 +37,14 @@ def measure_1d(setting: Setting, case: Case) -> dict[str, Any]:
     return {key: float(np.mean([e[key] for e in errors])) for key in errors[0]} | {"ms": 1e3 * seconds}
 
 
-def known_1d(row: dict[str, Any]) -> float | None:
+def digits(name: str) -> Any:
+    """As many digits as are published."""
+    return lambda row: f"{row[name]:.6f}"
+
+
+def known_1d(row: dict[str, Any]) -> str:
     values = published.ORACLE_1D.get(row["n"])
-    return values and values[METHODS.index(row["method"])]
+    return f"{values[METHODS.index(row['method'])]:.6f}" if values else ""
 
 
 ORACLE_1D = {method: [(n, v[i]) for n, v in published.ORACLE_1D.items()] for i, method in enumerate(METHODS)}
@@ -60,7 +65,7 @@ REGISTRY.add(
                 published=ORACLE_1D,
             ),
             Table("MISE, MIAE, and the time of an estimate", ("n", "method"),
-                  {"MISE": "mise", "published": known_1d, "MIAE": "miae", "ms": "ms"}),
+                  {"MISE": digits("mise"), "published": known_1d, "MIAE": digits("miae"), "ms": "ms"}),
         ),
     )
 )  # fmt: skip

@@ -34,7 +34,7 @@ def statsmodels(task: Task) -> Call:
     return Call(whole, "density")
 
 
-HOST = {"methods": ("kde",), "devices": ("cpu",), "dtype": "float64"}
+HOST = {"methods": ("kde",), "devices": ("cpu",), "dtype": "float64", "compiles": False}
 SUBJECTS = [
     Subject("KDEpy FFTKDE", kdepy, ("KDEpy",), "pip install KDEpy", dimensions=(1, 2, 3), **HOST),
     Subject("statsmodels FFT", statsmodels, ("statsmodels",), "pip install statsmodels", dimensions=(1,), **HOST),

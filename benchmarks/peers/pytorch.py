@@ -28,6 +28,14 @@ def tile(rows: Any, points: Any, what: str) -> Any:
     return (phi * (c[what] + e)).sum(1) if what in c else phi.sum(1)
 
 
+def compiled_tile() -> Callable[..., Any]:
+    """The tile, compiled for the sizes that it will see; those of subjects before are forgotten."""
+    import torch
+
+    torch._dynamo.reset()
+    return torch.compile(tile, dynamic=False)
+
+
 def by_rows(f: Callable[..., Any], rows: Any, points: Any, h: float, what: str, tf32: bool) -> Any:
     import torch
 
@@ -41,8 +49,7 @@ def plain(task: Task, compiled: bool, tf32: bool) -> Call:
 
     if tf32 and task.device == "cpu":
         raise Skipped("TF32 is a GPU's")
-    torch._dynamo.reset()
-    f = torch.compile(tile, dynamic=False) if compiled else tile
+    f = compiled_tile() if compiled else tile
 
     def debias(x: Any, h: float) -> Any:
         x = torch.as_tensor(x)
@@ -63,8 +70,7 @@ def unfused(task: Task) -> Call:
 
     from ..metrics import log_constant
 
-    torch._dynamo.reset()
-    f = torch.compile(tile, dynamic=False)
+    f = compiled_tile()
 
     def whole(x: Any, y: Any, h: float) -> Any:
         d = x.shape[1]
@@ -80,8 +86,7 @@ def attention(task: Task) -> Call:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     unit = math.sqrt(math.log2(math.e))
-    torch._dynamo.reset()
-    second = torch.compile(tile, dynamic=False)
+    second = compiled_tile()
 
     def padded(*columns: Any) -> Any:
         z = torch.cat([c.half() for c in columns], 1)

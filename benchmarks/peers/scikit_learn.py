@@ -26,7 +26,7 @@ def scipy(task: Task) -> Call:
     return Call(whole, "log")
 
 
-HOST = {"methods": ("kde",), "devices": ("cpu",), "most": {"cpu": 3e8}, "dtype": "float64"}
+HOST = {"methods": ("kde",), "devices": ("cpu",), "most": {"cpu": 3e8}, "dtype": "float64", "compiles": False}
 SUBJECTS = [
     Subject(
         f"scikit-learn{f', rtol {rtol:g}' if rtol else ''}",
