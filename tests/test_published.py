@@ -1,4 +1,4 @@
-"""The paper's tables, through the public face. The data are those of ``python -m benchmarks run oracle-1d oracle-16d``."""
+"""The paper's tables, through the public face, by the data and errors of benchmarks/."""
 
 import numpy as np
 import of_benchmarks  # noqa: F401 - makes the package importable
