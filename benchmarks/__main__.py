@@ -45,6 +45,7 @@ def list_all() -> None:
 @click.option("--seconds", type=float, default=float("inf"), help="Begin no case after that; shared among benchmarks.")
 @click.option("--each", type=float, default=0.6, show_default=True, help="Seconds that a subject is called for.")
 @click.option("--subjects", default="", help="Only subjects whose names begin with one of these, comma-separated.")
+@click.option("--without", default="", help="Not those whose names begin with one of these.")
 @click.option("--again", is_flag=True, help="Try again what failed.")
 @click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="Options of single benchmarks.")
 def run(names: tuple[str, ...], folder: Path, device: str | None, scale: str | None, **more: Any) -> None:
@@ -56,6 +57,7 @@ def run(names: tuple[str, ...], folder: Path, device: str | None, scale: str | N
             scale=scale or ("medium" if _device(device) == "cpu" else "full"),
             seconds=more["each"],
             subjects=tuple(filter(None, more["subjects"].split(","))),
+            without=tuple(filter(None, more["without"].split(","))),
             options=dict(option.split("=", 1) for option in more["options"]),
         )
         runner.run(chosen, setting, folder, more["seconds"], more["again"], click.echo)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import sdkde_core
 from sdkde_core.choice import hardware
 from sdkde_core.choice.cost import paper_model
 
 from . import metrics, timing
 from .problems import Data, pool
-from .registry import Case, Setting
+from .registry import Case, Setting, Skipped
 from .subjects import Task, find, here
 
 __all__ = ["FLASH", "TORCH", "cases", "everybody", "measure", "named", "ours"]
@@ -39,8 +41,8 @@ def cases(
 
 
 def ours(setting: Setting, d: int, precisions: tuple[str, ...] = ("fast",)) -> list[str]:
-    """Names of our subjects on the device of a run that take d dimensions."""
-    return here(setting.device, precisions, d)
+    """Names of our subjects on the device of a run that take d dimensions; those last that compile for long."""
+    return sorted(here(setting.device, precisions, d), key=lambda name: name.startswith("keops"))
 
 
 def everybody(setting: Setting, d: int) -> list[str]:
@@ -68,8 +70,10 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
         found, raw = timing.measured(call.whole, drawn, place, setting.seconds, subject.compiles)
         found |= {"h": drawn[0].h, "on": place, "setting": call.setting} | _shares(found, task, place)
         return found | errors(call, raw, problem, task, large, kind)
+    except sdkde_core.BackendUnavailable as error:
+        raise Skipped(str(error)) from None
     finally:
-        _release(place)
+        _release()
 
 
 def errors(call: Any, raw: Any, problem: tuple[Any, ...], task: Task, large: bool, kind: str) -> dict[str, Any]:
@@ -113,9 +117,9 @@ def _shares(found: dict[str, Any], task: Task, place: str) -> dict[str, float]:
     return shares
 
 
-def _release(place: str) -> None:
-    """Give back what a subject took of a GPU's memory."""
-    if place != "cpu":
-        import torch
-
-        torch.cuda.empty_cache()
+def _release() -> None:
+    """Give back what a subject took of a GPU's memory, and have products in float32 again."""
+    if torch := sys.modules.get("torch"):
+        torch.set_float32_matmul_precision("highest")
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()

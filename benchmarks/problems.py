@@ -77,9 +77,9 @@ def placed(array: Array, device: str) -> Any:
     return torch.as_tensor(array, device=device)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=6)
 def pool(kind: str, n: int, m: int, d: int, dtype: str, device: str, count: int) -> tuple[Data, ...]:
-    """Several draws of a problem on a device: a call gets others than the call before. The last two are kept."""
+    """Several draws of a problem on a device: a call gets others than the call before. The last are kept."""
     drawn = (data(kind, n, m, d, seed, dtype) for seed in range(count))
     return tuple(Data(placed(x, device), placed(y, device), h) for x, y, h in drawn)
 
@@ -114,6 +114,7 @@ def oracle_1d(n: int, repeats: int = 3, largest: int = 4096) -> list[Oracle]:
     return found
 
 
+@functools.lru_cache(maxsize=3)
 def oracle_16d(n: int, seed: int, m: int = 10_000, d: int = 16) -> Oracle:
     """The paper's mixture of eight normals, standardised by the samples, the density with them; m queries from it."""
     means = np.random.default_rng(seed).normal(size=(8, d)) * 2

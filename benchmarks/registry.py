@@ -37,6 +37,7 @@ class Setting:
     scale: str = "small"
     seconds: float = 0.6
     subjects: tuple[str, ...] = ()  # names begin with one of these; all if empty
+    without: tuple[str, ...] = ()  # names do not begin with these
     options: Mapping[str, str] | None = None  # of single benchmarks, by name
 
     @property

@@ -39,6 +39,10 @@ def run(
         After an error of the GPU that no other case would survive. The case counts as failed; call again in another
         process.
     """
+    if setting.kind == "cuda":
+        import torch
+
+        torch.cuda.set_device(setting.device)
     here, end = about(setting.device, setting.scale), time.monotonic() + seconds
     for i, benchmark in enumerate(benchmarks):
         now, share = time.monotonic(), benchmark.weight / sum(b.weight for b in benchmarks[i:])
@@ -69,7 +73,8 @@ def _run(
 
 
 def _wanted(case: Case, setting: Setting) -> bool:
-    return not setting.subjects or "subject" not in case or case["subject"].startswith(setting.subjects)
+    name = case.get("subject")
+    return name is None or (name.startswith(setting.subjects or "") and not name.startswith(setting.without))
 
 
 def _measured(benchmark: Benchmark, setting: Setting, case: Case) -> dict[str, Any]:

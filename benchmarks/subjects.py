@@ -185,10 +185,6 @@ def ours(backend: str, precision: str, how: str = "") -> Subject:
             with _tuning(how):
                 return sdkde_core.debias(x, bandwidth=h, **{k: v for k, v in options.items() if k != "method"})
 
-        try:
-            whole(*task.data)
-        except sdkde_core.BackendUnavailable as error:
-            raise Skipped(str(error)) from None
         return Call(whole, "log" if log else "density", debias if task.method == "sdkde" else None)
 
     return Subject(

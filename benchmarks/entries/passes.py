@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sdkde_core
@@ -39,7 +39,21 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
         result[name] = 1e3 * statistics.median(line.measured_seconds for line in lines)
         result[f"{name}_predicted"] = lines[0].predicted_seconds and 1e3 * lines[0].predicted_seconds
         result[f"{name}_rows"] = lines[0].m
+    if setting.kind == "cuda":
+        result["kernels"] = kernels(lambda: sdkde_core.estimate(x.clone(), y, device=setting.device, **how))
     return result
+
+
+def kernels(call: Callable[[], Any]) -> float:
+    """Milliseconds of what a call that is not replayed runs on the card, by the profiler."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    call()  # compiles
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    return float(sum(event.device_time_total for event in found.key_averages()) / 1e3)
 
 
 def both(name: str) -> Any:
@@ -63,7 +77,12 @@ REGISTRY.add(
             Table(
                 "Milliseconds of a pass that is not replayed, in brackets as predicted",
                 ("d", "method", "subject"),
-                {"first pass": both("mean"), "last pass": both("log_sum"), "Laplace's": both("laplace")},
+                {
+                    "first pass": both("mean"),
+                    "last pass": both("log_sum"),
+                    "Laplace's": both("laplace"),
+                    "all kernels": "kernels",
+                },
             ),
         ),
         gpu=True,

@@ -11,6 +11,7 @@ hundredth is left out as noise. Densities are of the embeddings as they are, or 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ TOPICS, NOISE, COPIES, D = 40, 0.01, 0.2, 384
 LEFT_OUT = 0.01
 
 
+@functools.lru_cache(maxsize=1)
 def made(n: int, d: int = D) -> tuple[Array, Array]:
     """Unit vectors (n, d) and their topics, −1 for noise: sizes fall as 1/rank; some are near-copies of others."""
     rng = np.random.default_rng(0)
