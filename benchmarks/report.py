@@ -9,6 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from sdkde_core.protocol import PRECISIONS
+
 from .records import Record, read
 from .registry import REGISTRY, Benchmark
 
@@ -208,7 +210,8 @@ def error_against_time(ax: Any, rows: list[Row]) -> None:
     """Every subject as a point: milliseconds, and the worst row's error."""
     for row in rows:
         if row.get("worst"):
-            ax.plot(row["ms"], row["worst"], "o", color="#00798c" if row["subject"].count(", ") else "#8d99ae")
+            ours = row["subject"].split(", ")[-1] in PRECISIONS
+            ax.plot(row["ms"], row["worst"], "o", color="#00798c" if ours else "#8d99ae")
             ax.annotate(
                 row["subject"], (row["ms"], row["worst"]), xytext=(3, 3), textcoords="offset points", fontsize=7
             )

@@ -64,8 +64,9 @@ def card(name: str) -> cards.GPU:
 def draw(ax: Any, rows: list[dict[str, Any]]) -> None:
     """The roofs, where the exponentials run out (hollow), and what was measured (full)."""
     x, first = np.geomspace(1, 3000, 200), rows[0]
-    for label, peak in first["units"].items():
-        if label.endswith(("float64", "float32")) and len(first["units"]) > 3:
+    labels = {peak: label for label, peak in first["units"].items()}  # units of one rate have one line
+    for peak, label in labels.items():
+        if label.endswith(("float64", "float32")) and len(labels) > 3:
             continue
         ax.plot(x, np.minimum(x * first["bandwidth"], peak) / 1e12, color="#2b2d42", lw=1.2)
         ax.text(2900, peak / 1e12 * 1.06, label, ha="right", fontsize=8)
