@@ -108,10 +108,10 @@ class Registry:
         return self._found[name]
 
     def __iter__(self) -> Iterator[Benchmark]:
-        """All, by group."""
+        """All, by group, those of most weight first."""
         _load()
         order = list(GROUPS)
-        return iter(sorted(self._found.values(), key=lambda b: order.index(b.group)))
+        return iter(sorted(self._found.values(), key=lambda b: (order.index(b.group), -b.weight)))
 
 
 REGISTRY = Registry()

@@ -105,7 +105,7 @@ class Subject:
         """Raise Skipped if it cannot answer there."""
         kind = self.place(device).partition(":")[0]
         for module in self.modules:
-            if importlib.util.find_spec(module) is None:
+            if not _installed(module):
                 raise Skipped(f"{module} is missing: {self.install}")
         if kind not in self.devices:
             raise Skipped(f"it needs a device of kind {' or '.join(self.devices)}")
@@ -113,6 +113,13 @@ class Subject:
             raise Skipped(f"it does not compute {method} in {d} dimensions")
         if pairs > self.most.get(kind, float("inf")):
             raise Skipped(f"{pairs:.1e} pairs would take it too long, or too much memory")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in is not
+        return False
 
 
 def find(name: str) -> Subject:

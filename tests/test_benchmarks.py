@@ -197,9 +197,10 @@ def test_a_peer_that_takes_long_is_called_once(monkeypatch):
 
 
 def test_a_missing_peer_says_how_to_install_it():
-    gone = subjects.Subject("gone", None, modules=("no_such_module",), install="pip install gone")
-    with pytest.raises(Skipped, match="no_such_module is missing: pip install gone"):
-        gone.check("kde", 1, 1, "cpu")
+    for module in ("no_such_module", "no_such.module"):
+        gone = subjects.Subject("gone", None, modules=(module,), install="pip install gone")
+        with pytest.raises(Skipped, match=f"{module} is missing: pip install gone"):
+            gone.check("kde", 1, 1, "cpu")
     for peer in subjects.peers():
         assert not peer.modules or peer.install.startswith("pip install"), peer.name
         assert subjects.find(peer.name) is peer
@@ -238,6 +239,24 @@ def test_ours_are_those_of_the_device_and_the_dimension():
     case = {"subject": "numpy, fast, untuned", "method": "kde", "kind": "t3", "n": 300, "m": 30, "d": 2}
     assert compare.measure(SMALL, case)["worst"] < 1e-4
     assert os.environ.get("SDKDE_TUNING") == before
+
+
+def test_subjects_take_tensors(monkeypatch):
+    """As they get them on a GPU; one without a backend for such data gets arrays there."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(problems, "placed", lambda array, device: torch.as_tensor(array))
+    problems.pool.cache_clear()
+    compare.exact.cache_clear()
+    try:
+        for name, method in (("numpy, high", "sdkde"), ("PyTorch", "sdkde"), ("PyTorch", "laplace")):
+            case = {"subject": name, "method": method, "kind": "two", "n": 90, "m": 11, "d": 4}
+            assert compare.measure(SMALL, case)["worst"] < 1e-4, name
+        assert isinstance(problems.pool("two", 90, 11, 4, "float64", "cpu", 2)[0].x, torch.Tensor)
+    finally:
+        problems.pool.cache_clear()
+        compare.exact.cache_clear()
+    assert subjects.find("scikit-learn").place("cuda:0") == "cpu"
+    assert subjects.find("PyTorch").place("cuda:0") == "cuda:0"
 
 
 # --- benchmarks -----------------------------------------------------------------------------------------------------

@@ -36,5 +36,6 @@ REGISTRY.add(
         compare.measure,
         (Table("SD-KDE, d = 16", ("subject",), {"what": lambda row: STEPS.get(row["subject"], "")} | COMPARED),),
         gpu=True,
+        weight=1.5,
     )
 )

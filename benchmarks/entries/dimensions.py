@@ -37,5 +37,6 @@ REGISTRY.add(
             Table("Milliseconds, worst row", ("d", "subject"), COMPARED),
         ),
         gpu=True,
+        weight=2.0,
     )
 )

@@ -27,5 +27,6 @@ REGISTRY.add(
         compare.measure,
         (Table("Milliseconds, worst row", ("subject",), {"ms": "ms", "worst row": "worst"}, "kind"),),
         gpu=True,
+        weight=0.5,
     )
 )

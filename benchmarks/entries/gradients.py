@@ -61,5 +61,6 @@ REGISTRY.add(
             ),
         ),
         gpu=True,
+        weight=0.5,
     )
 )

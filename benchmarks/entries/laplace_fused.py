@@ -31,5 +31,6 @@ REGISTRY.add(
             Table("Milliseconds, worst row", ("d", "n", "method", "subject"), COMPARED),
         ),
         gpu=True,
+        weight=1.5,
     )
 )

@@ -112,5 +112,6 @@ REGISTRY.add(
         measure,
         views,
         gpu=True,
+        weight=1.5,
     )
 )

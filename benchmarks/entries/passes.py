@@ -86,5 +86,6 @@ REGISTRY.add(
             ),
         ),
         gpu=True,
+        weight=0.5,
     )
 )

@@ -31,5 +31,6 @@ REGISTRY.add(
             Table("Milliseconds and errors, d = 16", ("method", "subject"), COMPARED),
         ),
         gpu=True,
+        weight=2.0,
     )
 )

@@ -48,5 +48,6 @@ REGISTRY.add(
             ),
         ),
         gpu=True,
+        weight=0.5,
     )
 )

@@ -108,5 +108,6 @@ REGISTRY.add(
             ),
         ),
         gpu=True,
+        weight=0.5,
     )
 )

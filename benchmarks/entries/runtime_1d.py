@@ -29,5 +29,6 @@ REGISTRY.add(
             Table("Worst row of |Δ log p̂| by n", ("method", "subject"), {"": "worst"}, "n"),
         ),
         gpu=True,
+        weight=1.5,
     )
 )
