@@ -14,8 +14,9 @@ __all__ = ["clocked", "measured", "seconds_of", "wait"]
 #: Calls that are timed, at least and at most; calls of which one reads the clock, which takes milliseconds.
 LEAST, MOST, CLOCKED = 3, 300, 32
 
-#: Calls before the first that counts: compilation, tuning, the clock, and replays recorded from the eighth call on.
-WARM_UP = 10
+#: Calls before the first that counts, at most: compilation, tuning, the clock, and recording what is replayed, which a
+#: backend does at the eighth call with a bandwidth.
+WARM_UP = 30
 
 
 def wait(device: str) -> None:

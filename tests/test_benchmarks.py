@@ -312,6 +312,14 @@ def test_a_report_has_the_published_values_and_the_machine(tmp_path):
     assert setting.at(1, 2, 3) == 3
 
 
+def test_recorded_runs_are_read(tmp_path):
+    files = list((of_benchmarks.FOLDER / "recorded").rglob("*.jsonl"))
+    told = report.write(of_benchmarks.FOLDER / "recorded", tmp_path, plots=False)
+    assert files and f": {len(files)} benchmarks, " in told
+    text = (tmp_path / "report.md").read_text()
+    assert "| 4096 | sdkde | 0.002801 | 0.002801 |" in text
+
+
 def test_outliers_of_a_table(tmp_path):
     path = tmp_path / "mine.csv"
     rng = np.random.default_rng(0)

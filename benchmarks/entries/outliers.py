@@ -117,7 +117,9 @@ def standardised(train: Array, test: Array, name: str) -> tuple[Array, Array]:
         from sklearn.decomposition import PCA
 
         pca = PCA(COMPONENTS).fit(train)
-        return pca.transform(train), pca.transform(test)
+        train, test = pca.transform(train), pca.transform(test)
+        unit = train.std(axis=0).mean()  # one for all: scikit-learn's rules for a bandwidth do not look at units
+        return train / unit, test / unit
     kept = train.std(axis=0) > 0
     mean, std = train[:, kept].mean(0), train[:, kept].std(0)
     return (train[:, kept] - mean) / std, (test[:, kept] - mean) / std

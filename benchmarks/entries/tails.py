@@ -47,7 +47,7 @@ REGISTRY.add(
         measure,
         (
             Table(
-                "Integrated squared error, and below it what Laplace has below zero",
+                "Integrated squared error",
                 ("density", "n", "bandwidth"),
                 {"ISE": "ise"},
                 "method",
