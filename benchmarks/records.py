@@ -53,14 +53,14 @@ class Run:
     """
 
     def __init__(self, path: Path, here: dict[str, Any]) -> None:
-        self.path = path
+        self.path, self._here = path, here
         before = read(path) if path.exists() else []
         for record in before:
             if other := [key for key in PLACE if record.about.get(key) != here[key]]:
                 was = ", ".join(f"{key} {record.about.get(key)!r}, here {here[key]!r}" for key in other)
                 raise ValueError(f"{path} has records of another run ({was}); name another folder with --to")
         self._results = {_key(record.case): record for record in before}
-        append(path, {"about": here})
+        self._begun = False
 
     def has(self, case: dict[str, Any], again: bool = False) -> bool:
         """Whether a case was measured, or failed; with ``again`` the latter does not count."""
@@ -68,6 +68,10 @@ class Run:
         return record is not None and (record.ok or ("failed" in record.result and not again))
 
     def add(self, case: dict[str, Any], result: dict[str, Any]) -> None:
+        """Append a record; before the first of this run, what is known of the run."""
+        if not self._begun:
+            append(self.path, {"about": self._here})
+            self._begun = True
         append(self.path, {"case": case, "result": result})
 
 

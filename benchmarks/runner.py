@@ -54,7 +54,12 @@ def _run(
     benchmark: Benchmark, setting: Setting, file: Run, again: bool, end: float, say: Callable[[str], None]
 ) -> None:
     say(f"{benchmark.name}: {benchmark.about}")
-    left = [case for case in benchmark.cases(setting) if _wanted(case, setting) and not file.has(case, again)]
+    try:
+        cases = [case for case in benchmark.cases(setting) if _wanted(case, setting)]
+    except Exception as error:  # a card that nobody knows, say: other benchmarks go on
+        say(f"  has no cases here: {type(error).__name__}: {error}")
+        return
+    left = [case for case in cases if not file.has(case, again)]
     told: set[str] = set()
     for i, case in enumerate(left):
         if time.monotonic() >= end:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -107,6 +108,17 @@ def test_a_lost_gpu_ends_the_run_and_its_case_is_not_tried_again(tmp_path):
     for n in range(2):
         with pytest.raises(runner.Lost, match=f"n {n}.*goes on from there"):
             runner.run([benchmark(measure)], SMALL, tmp_path, say=lambda text: None)
+
+
+def test_a_benchmark_without_cases_does_not_end_the_run(tmp_path):
+    def cases(setting):
+        raise LookupError("no such card")
+
+    said = []
+    broken = replace(benchmark(None), name="broken", cases=cases)
+    runner.run([broken, benchmark(lambda setting, case: {"ms": 1.0})], SMALL, tmp_path, say=said.append)
+    assert "  has no cases here: LookupError: no such card" in said
+    assert len(records.read(tmp_path / "made.jsonl")) == 4 and not (tmp_path / "broken.jsonl").exists()
 
 
 def test_time_is_shared_and_only_wanted_subjects_are_asked(tmp_path):
