@@ -37,8 +37,8 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/cpu.py
-	$(BIN)/python benchmarks/tolerances.py
+	$(BIN)/python -m benchmarks run precision approximate footprint tolerances --device cpu --to runs
+	$(BIN)/python -m benchmarks report runs
 
 OLD := Python 3.11 or newer is needed; name one, as in make PYTHON=python3.12
 

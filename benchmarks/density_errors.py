@@ -14,15 +14,17 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import array_namespace
-from densities import Density
 from numpy.typing import NDArray
 
 import sdkde_core
 from sdkde_core.bandwidth.matrix import Bandwidth
+
+if TYPE_CHECKING:
+    from .densities import Density  # bandwidths.py, a script, imports it from beside it
 
 __all__ = ["HELD_OUT", "Closed", "Errors", "Grid", "HeldOut", "errors_of"]
 

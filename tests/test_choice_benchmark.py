@@ -1,10 +1,9 @@
-"""benchmarks/choice.py: which cases it draws, how it judges, and its errors; nothing is timed that counts."""
+"""benchmarks/choice: which cases it draws, how it judges, and its errors; nothing is timed that counts."""
 
 import functools
 import importlib
 import json
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,9 @@ from sdkde_core.choice import registry
 from sdkde_core.protocol import TOLERANCES, Reduction, Work
 from sdkde_core.testing import reference
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
-MODULES = ("choice_cases", "choice_worker", "choice_report", "choice", "cpu")
+ROOT = Path(__file__).parent.parent
+MODULES = {name: f"benchmarks.choice.{name}" for name in ("cases", "worker", "report")}
+MODULES["main"] = "benchmarks.choice.__main__"
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Laplace estimate is negative:RuntimeWarning")
 
@@ -26,17 +26,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:the Laplace estimate is negative
 @pytest.fixture(scope="module")
 def choice():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)  # as of a script, for what it imports from beside it
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-        for name in MODULES:
-            sys.modules.pop(name)
+        patch.syspath_prepend(ROOT)  # also of processes that are started meanwhile
+        yield SimpleNamespace(**{name: importlib.import_module(module) for name, module in MODULES.items()})
 
 
 # --- the grid -------------------------------------------------------------------------------------------------------
 
 
 def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
-    cases = choice.choice_cases
+    cases = choice.cases
 
     def prices(case):  # 0.1 ns a pair, and one that is not worth measuring
         return [cases.Price(1e-10 * case.pairs, 0.0), cases.Price(1e-8 * case.pairs, 0.0)]
@@ -53,7 +51,7 @@ def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
 
 
 def test_what_is_hopeless(choice):
-    price, hopeless = choice.choice_cases.Price, choice.choice_cases.hopeless
+    price, hopeless = choice.cases.Price, choice.cases.hopeless
     gpu = price(0.01, 2.5)
     assert not hopeless(gpu, [])
     assert not hopeless(price(0.19, 0.0), [gpu])
@@ -65,11 +63,11 @@ def test_what_is_hopeless(choice):
 
 @pytest.mark.parametrize(("spread", "kind"), [("silverman", "benign"), ("tenth", "benign"), ("silverman", "outliers")])
 def test_data(choice, spread, kind):
-    case = choice.choice_cases.Case("kde", "fast", 3000, 500, 3, spread, kind=kind)
-    (x, y, h), (again, _, _) = (choice.choice_cases.data(case) for _ in range(2))
+    case = choice.cases.Case("kde", "fast", 3000, 500, 3, spread, kind=kind)
+    (x, y, h), (again, _, _) = (choice.cases.data(case) for _ in range(2))
     assert x.dtype == np.float32 and x.shape == (3000, 3) and y.shape == (500, 3) and np.array_equal(x, again)
     radii = np.sqrt((x**2).sum(axis=1)) / h
-    out = radii > 0.9 * choice.choice_cases.OUT
+    out = radii > 0.9 * choice.cases.OUT
     assert out.sum() == out[:3].sum() == (3 if kind == "outliers" else 0)
     std = float(x[~out].std(axis=0).mean())
     silverman = 0.9 * std * 3000 ** (-1 / 7)
@@ -79,10 +77,10 @@ def test_data(choice, spread, kind):
 def test_prices_without_data_are_those_with_data(choice):
     """What the grid is planned by is near what auto sees."""
     for spread in ("silverman", "tenth"):
-        case = choice.choice_cases.Case("kde", "high", 4096, 512, 3, spread)
-        x, y, h = choice.choice_cases.data(case)
-        seen = {c.name: c.seconds for c in choice.choice.Bench("cpu").explain(case, x, y, h).candidates if c.ok}
-        planned = {c.name: c.seconds for c in choice.choice_cases.priced(case, "cpu")}
+        case = choice.cases.Case("kde", "high", 4096, 512, 3, spread)
+        x, y, h = choice.cases.data(case)
+        seen = {c.name: c.seconds for c in choice.main.Bench("cpu").explain(case, x, y, h).candidates if c.ok}
+        planned = {c.name: c.seconds for c in choice.cases.priced(case, "cpu")}
         assert planned.keys() == seen.keys()
         assert planned["numpy"] == pytest.approx(seen["numpy"], rel=0.5)
 
@@ -106,29 +104,29 @@ def record(*candidates, place="host", d=2, **more):
 
 
 def test_start_up_counts_in_three_ways(choice):
-    judge = choice.choice_report.judge
+    judge = choice.report.judge
     slow = candidate("c", 0.1, device="cuda:0", compiling=20.0, compiled=False)
     both = record(candidate("a", 0.6), candidate("b", 0.35), slow, picks={"whole": "a", "calls": "a", "warm": "b"})
-    found = {way: judge(both, STARTUPS, way) for way in choice.choice_report.WAYS}
+    found = {way: judge(both, STARTUPS, way) for way in choice.report.WAYS}
     assert [(v.pick, v.fastest) for v in found.values()] == [("a", "a"), ("a", "b"), ("b", "b")]
     assert [v.pick_seconds for v in found.values()] == pytest.approx([0.7, 0.61, 0.35])
     assert [v.ratio for v in found.values()] == pytest.approx([1.0, 0.61 / 0.45, 1.0])
     device = both | {"case": both["case"] | {"place": "device"}}
-    there = {way: judge(device, STARTUPS, way) for way in choice.choice_report.WAYS_OF["device"]}
+    there = {way: judge(device, STARTUPS, way) for way in choice.report.WAYS_OF["device"]}
     assert [v.fastest for v in there.values()] == ["c (cuda:0)", "c (cuda:0)"]
     assert there["calls"].fastest_seconds == pytest.approx(0.1 + 23e-4)
     assert there["warm"].fastest_seconds == pytest.approx(0.1 + 20e-4)
 
 
 def test_older_records_are_judged_in_the_way_that_auto_chose_then(choice):
-    judge, both = choice.choice_report.judge, (candidate("a", 0.6, chosen=True), candidate("b", 0.2))
+    judge, both = choice.report.judge, (candidate("a", 0.6, chosen=True), candidate("b", 0.2))
     assert judge(record(*both), STARTUPS, "whole").ratio == 1.0
     assert judge(record(*both, place="device"), STARTUPS, "warm").ratio == pytest.approx(3.0)
     assert judge(record(*both), STARTUPS, "warm") is judge(record(*both), STARTUPS, "calls") is None
 
 
 def test_what_was_not_measured_is_no_rival_and_what_was_given_up_a_bound(choice):
-    judge = functools.partial(choice.choice_report.judge, way="whole")
+    judge = functools.partial(choice.report.judge, way="whole")
     skipped, failed = candidate("b", outcome="skipped"), candidate("c", outcome="failed", device="cuda:0", why="no")
     over = candidate("b", 0.01, outcome="over")  # at least that
     alone = judge(record(candidate("a", 0.6, chosen=True), skipped, failed, over), STARTUPS)
@@ -140,7 +138,7 @@ def test_what_was_not_measured_is_no_rival_and_what_was_given_up_a_bound(choice)
 
 
 def test_scores_and_fits(choice):
-    report = choice.choice_report
+    report = choice.report
     records = [record(candidate("a", s, chosen=True, predicted=p), candidate("b", 1.0), place="device")
                for s, p in ((1.05, 2.1), (1.2, 0.3), (3.0, 6.0))]  # fmt: skip
     score = report.score(report.verdicts(records, STARTUPS, "warm"))
@@ -162,8 +160,8 @@ def test_tables_are_whole(choice, capsys):
     near = record(candidate("a", 0.3, chosen=True), candidate("b", outcome="skipped"), place="device")
     records = [beyond | {"picks": {"whole": "a", "calls": "a", "warm": "b"}}, near]
     saved = {"what": "grid", "machine": {"cpu": "one"}, "startups": STARTUPS, "declared": STARTUPS, "records": records}
-    choice.choice.show(json.loads(json.dumps(saved)))
-    choice.choice.show(saved | {"what": "headline"})
+    choice.main.show(json.loads(json.dumps(saved)))
+    choice.main.show(saved | {"what": "headline"})
     text = capsys.readouterr().out
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 4
@@ -182,8 +180,8 @@ def test_tables_are_whole(choice, capsys):
 
 @pytest.mark.parametrize("kind", ["benign", "zeros", "counts", "clusters", "outliers", "heavy"])
 def test_the_truth_leaves_nothing_out_that_counts(choice, kind):
-    x, y, h = choice.choice_cases.data(choice.choice_cases.Case("kde", "high", 2000, 40, 3, "third", kind=kind))
-    want, got = reference.sums(y, x, h), choice.choice_worker.sums(y, x, h)
+    x, y, h = choice.cases.data(choice.cases.Case("kde", "high", 2000, 40, 3, "third", kind=kind))
+    want, got = reference.sums(y, x, h), choice.worker.sums(y, x, h)
     for name in ("log_sum", "signed", "log_plus"):
         np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-14, atol=1e-14)
     np.testing.assert_allclose(got.shift / h, want.shift / h, rtol=1e-13, atol=1e-13)
@@ -192,8 +190,8 @@ def test_the_truth_leaves_nothing_out_that_counts(choice, kind):
 @pytest.mark.parametrize("method", ["kde", "laplace"])
 @pytest.mark.parametrize("precision", ["fast", "high"])
 def test_errors_are_over_the_tolerance(choice, method, precision):
-    case, worker = choice.choice_cases.Case(method, precision, 400, 30, 2, "third"), choice.choice_worker
-    x, y, h = choice.choice_cases.data(case)
+    case, worker = choice.cases.Case(method, precision, 400, 30, 2, "third"), choice.worker
+    x, y, h = choice.cases.data(case)
     want = worker.sums(y, x, h)
     x, y = x.astype(float), y.astype(float)
     log_p = reference.estimate(x, y, method=method, bandwidth=h, log=True)
@@ -208,7 +206,7 @@ def test_errors_are_over_the_tolerance(choice, method, precision):
 
 
 def test_a_negative_density_is_no_error_where_it_is_negative(choice):
-    case, worker = choice.choice_cases.Case("laplace", "high", 1, 1, 1, "silverman"), choice.choice_worker
+    case, worker = choice.cases.Case("laplace", "high", 1, 1, 1, "silverman"), choice.worker
     want = worker.sums(np.array([[3.0]]), np.zeros((1, 1)), 1.0)
     assert want.signed < 0
     assert worker.density_error(case, np.array([math.nan]), want, 1.0) < 1e-9
@@ -216,8 +214,8 @@ def test_a_negative_density_is_no_error_where_it_is_negative(choice):
 
 
 def test_the_shifts_error(choice):
-    case, worker = choice.choice_cases.Case("sdkde", "high", 300, 30, 3, "silverman"), choice.choice_worker
-    x, _, h = choice.choice_cases.data(case)
+    case, worker = choice.cases.Case("sdkde", "high", 300, 30, 3, "silverman"), choice.worker
+    x, _, h = choice.cases.data(case)
     want = worker.sums(x[:10], x, h)
     shift = want.shift / h
     assert worker.shift_error(case, shift, want, h) == 0.0
@@ -228,14 +226,14 @@ def test_the_shifts_error(choice):
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_a_backend_is_measured(choice, method):
     case, worker = (
-        choice.choice_cases.Case(method, "high", 500, 60, 2, "silverman", kind="outliers"),
-        choice.choice_worker,
+        choice.cases.Case(method, "high", 500, 60, 2, "silverman", kind="outliers"),
+        choice.worker,
     )
-    job = worker.Job(case, "numpy", "cpu", worker.truth(case, *choice.choice_cases.data(case)))
+    job = worker.Job(case, "numpy", "cpu", worker.truth(case, *choice.cases.data(case)))
     messages = list(worker.measure(job))
     assert [kind for kind, _ in messages] == ["ready", "first", "done"]
     done = messages[-1][1]
-    assert 0 < done["seconds"] < 10 and len(done["times"]) <= choice.choice_cases.CALLS
+    assert 0 < done["seconds"] < 10 and len(done["times"]) <= choice.cases.CALLS
     assert len(done["pass_seconds"]) == (2 if method == "sdkde" else 1)
     assert 0 <= done["error"] < 1
 
@@ -247,10 +245,10 @@ def test_what_auto_takes_in_every_way_is_measured(choice, monkeypatch):
     late = replace(odd, name="late", startup_seconds=1e-4, work=lambda problem, config: Work(launches=100))
     kept = [registry.Record(i.name, "ok", "installed", "x", "1", "x:INFO", i) for i in (infos["numpy"], odd, late)]
     monkeypatch.setattr(registry, "records", lambda: tuple(kept))
-    monkeypatch.setattr(choice.choice.Worker, "run", lambda self, job, limit: {"outcome": "measured", "seconds": 1.0})
-    monkeypatch.setattr(choice.choice.Bench, "startup_of", lambda self, name, device: 0.5)
-    bench = choice.choice.Bench("cpu")
-    record = bench.measure(choice.choice_cases.Case("kde", "high", 300, 30, 2, "silverman"))
+    monkeypatch.setattr(choice.main.Worker, "run", lambda self, job, limit: {"outcome": "measured", "seconds": 1.0})
+    monkeypatch.setattr(choice.main.Bench, "startup_of", lambda self, name, device: 0.5)
+    bench = choice.main.Bench("cpu")
+    record = bench.measure(choice.cases.Case("kde", "high", 300, 30, 2, "silverman"))
     assert record["picks"] == {"whole": "late", "calls": "late", "warm": "odd"}
     assert {c["name"] for c in record["candidates"] if c["chosen"]} == {"late", "odd"}
     assert {c["name"] for c in record["candidates"] if c["outcome"] == "measured"} >= {"late", "odd"}

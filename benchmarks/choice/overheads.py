@@ -1,6 +1,6 @@
 """What a small estimate of CUDA tensors takes by every backend, ordinary and replayed, beside what auto prices it at.
 
-    python benchmarks/overheads.py [--save FILE.json] [--keops] [--device cuda:0]
+    python -m benchmarks.choice.overheads [--save FILE.json] [--keops] [--device cuda:0]
 
 kde and sdkde, "fast" and "high", 256 to 8192 samples of a mixture of 8 normals in 1, 3, 16 and 64 dimensions, an eighth
 as many queries, Silverman's bandwidth as a number. Medians of 15 calls of which the device is waited for before and
@@ -27,14 +27,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from choice_cases import Case, data
-from choice_report import rows_of
-from choice_worker import clocked, compile_ahead, placed
-
 import sdkde_core
 from sdkde_core.choice import hardware
 from sdkde_core.estimator import graphs
 from sdkde_core.plugin import write_atomically
+
+from .cases import Case, data
+from .report import rows_of
+from .worker import clocked, compile_ahead, placed
 
 SIZES, DIMENSIONS = (256, 512, 1024, 2048, 4096, 8192), (1, 3, 16, 64)
 CALLS = 15

@@ -1,7 +1,7 @@
-"""What auto would take by today's prices in the cases of a record of benchmarks/choice.py, and how good that was there.
+"""What auto would take by today's prices in the cases of a record of the grid, and how good that was there.
 
-    python benchmarks/choice_again.py benchmarks/recorded/choice-cpu.json
-    python benchmarks/choice_again.py benchmarks/recorded/choice-h200.json --gpu "NVIDIA H200" --threads 16 \\
+    python -m benchmarks.choice.again benchmarks/recorded/choice-cpu.json
+    python -m benchmarks.choice.again benchmarks/recorded/choice-h200.json --gpu "NVIDIA H200" --threads 16 \\
         --core benchmarks/recorded/core-h200.json
 
 For work on prices without the machine: data are made again, every backend installed here is priced on the processors
@@ -21,15 +21,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from choice import as_if_warm
-from choice_cases import Case, data
-from choice_report import WAYS, WAYS_OF, Record, counted, label
-
 import sdkde_core
 from sdkde_core.choice import cards, hardware, select
 from sdkde_core.choice.judge import Candidate
 from sdkde_core.estimator import plan as execute
 from sdkde_core.estimator.resolution import CLEAR
+
+from .__main__ import as_if_warm
+from .cases import Case, data
+from .report import WAYS, WAYS_OF, Record, counted, label
 
 
 class _Asked(Exception):

@@ -1,4 +1,4 @@
-"""What benchmarks/choice.py makes of its records: how good auto's choices are, and tables."""
+"""What is made of the records of the grid: how good auto's choices are, and tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from choice_cases import KINDS, SPREADS, Case
-
 from sdkde_core.choice.judge import calls_of
+
+from .cases import KINDS, SPREADS, Case
 
 #: How start-up counts, and auto chooses: as on the command line, as in one of a library's calls, or after warm_up.
 WAYS = {"whole": "start-up whole", "calls": "start-up as of one of many calls", "warm": "after warm_up"}

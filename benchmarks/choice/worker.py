@@ -1,4 +1,4 @@
-"""What benchmarks/choice.py asks of a process of its own, one for every backend and device: times, and errors."""
+"""What the grid asks of a process of its own, one for every backend and device: times, and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from choice_cases import CALLS, SLOW, Array, Case, data
 
 import sdkde_core
 from sdkde_core.arrays import to_host
@@ -23,6 +22,8 @@ from sdkde_core.plugin import run_python
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors
+
+from .cases import CALLS, SLOW, Array, Case, data
 
 #: Rows that errors are taken over, the first among them, which may be thrown out.
 ROWS = 12

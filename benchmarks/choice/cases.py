@@ -1,4 +1,4 @@
-"""The grid of benchmarks/choice.py: which cases, and their data."""
+"""The grid: which cases, and their data."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """How good the choice of backend="auto" is: what it takes against the fastest, over a grid of estimates.
 
-    python benchmarks/choice.py [--device cpu|cuda] [--save FILE.json] [--budget SECONDS] [--largest PAIRS]
+    python -m benchmarks.choice [--device cpu|cuda] [--save FILE.json] [--budget SECONDS] [--largest PAIRS]
         [--startups FILE.json] [--compiled]
-    python benchmarks/choice.py compile --device cuda
-    python benchmarks/choice.py headline [--budget SECONDS] [--precisions fast,high]
-    python benchmarks/choice.py explain
-    python benchmarks/choice.py --table FILE.json
+    python -m benchmarks.choice compile --device cuda
+    python -m benchmarks.choice headline [--budget SECONDS] [--precisions fast,high]
+    python -m benchmarks.choice explain
+    python -m benchmarks.choice --table FILE.json
 
 The grid: method, precision, dimensions, sizes, bandwidth (Silverman's, a third and a tenth of it), kind of data
-(benign, zero-inflated, counts, clustered, outlying, heavy-tailed: choice_cases.data) and, with --device cuda, data on
+(benign, zero-inflated, counts, clustered, outlying, heavy-tailed: cases.data) and, with --device cuda, data on
 the host or the device. Every value of an axis comes equally often; a size that would take too long is replaced by the
 next smaller one. --seed draws another grid: prices that were fitted on one are judged on another.
 
@@ -47,8 +47,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from choice_cases import HOPELESS_IN_ALL, Case, Price, data, draw, headline, hopeless, price, priced
-from choice_report import (
+from sdkde_core.api import explained
+from sdkde_core.choice import hardware, registry, started
+from sdkde_core.choice.judge import Candidate, compile_seconds
+from sdkde_core.estimator.explanation import Explanation, PassLine
+from sdkde_core.estimator.request import Goal, Request
+from sdkde_core.estimator.warming import compiles
+from sdkde_core.plugin import write_atomically
+from sdkde_core.protocol import Problem, Reduction
+
+from ..records import machine
+from .cases import HOPELESS_IN_ALL, Case, Price, data, draw, headline, hopeless, price, priced
+from .report import (
     WAYS_OF,
     Record,
     by_axis,
@@ -62,17 +72,7 @@ from choice_report import (
     ratio_text,
     scores,
 )
-from choice_worker import Job, compile_ahead, placed, serve, startup, truth
-from cpu import machine
-
-from sdkde_core.api import explained
-from sdkde_core.choice import hardware, registry, started
-from sdkde_core.choice.judge import Candidate, compile_seconds
-from sdkde_core.estimator.explanation import Explanation, PassLine
-from sdkde_core.estimator.request import Goal, Request
-from sdkde_core.estimator.warming import compiles
-from sdkde_core.plugin import write_atomically
-from sdkde_core.protocol import Problem, Reduction
+from .worker import Job, compile_ahead, placed, serve, startup, truth
 
 COUNT = {"cpu": 120, "cuda": 100}
 BUDGET = {"cpu": 720.0, "cuda": 240.0}  # seconds

@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks list | run NAME … | report FOLDER``. README.md says who is who."""

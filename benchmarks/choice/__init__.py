@@ -1,0 +1,1 @@
+"""The grid of estimates that judges ``backend="auto"``: ``python -m benchmarks.choice``."""

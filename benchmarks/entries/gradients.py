@@ -1,0 +1,66 @@
+"""What derivatives cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import sdkde_core
+
+from ..problems import pool
+from ..registry import REGISTRY, Benchmark, Case, Setting
+from ..report import Table
+from ..subjects import find
+from ..timing import seconds_of
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    n = setting.at(300, 4000, 20_000)
+    for method, precision in product(("kde", "sdkde", "laplace"), ("fast", "high")):
+        yield {"subject": f"torch, {precision}", "method": method, "n": n, "m": n // 8, "d": 16}
+
+
+def measure(setting: Setting, case: Case) -> dict[str, Any]:
+    """Milliseconds of an estimate without derivatives, with them, and backward by samples and queries; on a GPU MiB."""
+    subject = find(case["subject"])
+    subject.check(case["method"], case["n"] ** 2, case["d"], setting.device)
+    import torch
+
+    ((x, y, h),) = pool("eight", case["n"], case["m"], case["d"], subject.dtype, setting.device, 1)
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    how = {"method": case["method"], "bandwidth": h, "backend": "torch", "precision": case["subject"].split(", ")[1]}
+    attached = [a.clone().requires_grad_() for a in (x, y)]
+    taken: dict[str, list[float]] = {"without": [], "forward": [], "backward": []}
+    if x.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+    for _ in range(3):
+        taken["without"].append(seconds_of(lambda: sdkde_core.estimate(x, y, **how), setting.device)[0])
+        seconds, density = seconds_of(lambda: sdkde_core.estimate(*attached, **how), setting.device)
+        taken["forward"].append(seconds)
+        total = density.sum()
+        taken["backward"].append(seconds_of(lambda t=total: torch.autograd.grad(t, attached), setting.device)[0])
+    found = {name: 1e3 * statistics.median(times) for name, times in taken.items()}
+    return found | ({"MiB": (torch.cuda.max_memory_allocated() - base) / 2**20} if x.is_cuda else {})
+
+
+REGISTRY.add(
+    Benchmark(
+        "gradients",
+        "ours",
+        "Derivatives by samples and queries: what they cost beside the estimate.",
+        cases,
+        measure,
+        (
+            Table(
+                "Milliseconds, and MiB beyond the inputs",
+                ("method", "subject", "n", "m"),
+                {"without derivatives": "without", "forward": "forward", "backward": "backward", "MiB": "MiB"},
+            ),
+        ),
+        gpu=True,
+        weight=0.5,
+    )
+)

@@ -1,0 +1,77 @@
+"""Every reduction's worst row over its tolerance."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from sdkde_core.choice import registry
+from sdkde_core.protocol import Reduction
+from sdkde_core.testing.problems import CASES, answer, errors, make, truth
+
+from ..registry import REGISTRY, Benchmark, Case, Setting, Skipped
+from ..report import Table
+
+DIMENSIONS = (1, 2, 3, 5, 7, 16, 17, 33, 64, 128, 384, 784)
+ROWS = {"other rows": (False, False), "same": (True, False), "leave-one-out": (True, True)}
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    dimensions = setting.at((3,), (1, 3, 17, 784), DIMENSIONS)
+    extents = setting.at((10.0,), (10.0, 1e4), (10.0, 30.0, 100.0, 1e3, 1e4))
+    for kind, d, extent in product(tuple(CASES)[: setting.at(2, None, None)], dimensions, extents):
+        yield {"backend": setting.option("backend", "numpy"), "kind": kind, "d": d, "extent": extent}
+
+
+def measure(setting: Setting, case: Case) -> dict[str, Any]:
+    """For every precision and reduction the worst row over its tolerance; at most 1 is within the contract."""
+    record = registry.find(case["backend"])
+    if record is None or record.info is None or not record.ok:
+        raise Skipped(record.reason if record else f"no backend {case['backend']!r}")
+    info, backend = record.info, record.info.load()
+    small = (401, 101) if case["d"] < 200 else (203, 53)
+    drawn = make(case["kind"], *small, case["d"], case["extent"])
+    found: dict[str, float] = {}
+    for same, exclude in ROWS.values():
+        if exclude and "exclude_self" not in info.features:
+            continue
+        want = truth(drawn, same=same, exclude_self=exclude)
+        for precision, reduction in product(info.precisions, Reduction):
+            problem = drawn.problem(reduction, precision, same=same, exclude_self=exclude)
+            error, name = (
+                float(errors(problem, answer(info, backend, problem, drawn), want).max()),
+                f"{precision} {reduction}",
+            )
+            found[name] = float(np.fmax(error, found.get(name, 0.0)))
+    return found
+
+
+def views(rows: list[dict[str, Any]]) -> list[Any]:
+    """The worst of all, by precision and reduction, and where it is."""
+    names = [name for name in rows[0] if " " in name and isinstance(rows[0][name], float)] if rows else []
+    worst = {name: max(rows, key=lambda row: row.get(name, 0.0)) for name in names}
+    cells = {name: functools.partial(lambda name, row: row.get(name), name) for name in names}
+    return [
+        Table(
+            "Worst row over its tolerance; rows of the table are where one of the columns is worst",
+            ("backend", "kind", "d", "extent"),
+            cells,
+            keep=lambda row: any(row is where for where in worst.values()),
+        )
+    ]
+
+
+REGISTRY.add(
+    Benchmark(
+        "tolerances",
+        "ours",
+        "Worst error over tolerance of a backend's reductions: dimensions, extents, tails, clusters, weights.",
+        cases,
+        measure,
+        views,
+    )
+)

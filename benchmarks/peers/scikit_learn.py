@@ -1,0 +1,39 @@
+"""scikit-learn's KernelDensity, exact and by its tree, and SciPy's gaussian_kde: on the host."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..subjects import Call, Subject, Task
+
+
+def tree(task: Task, rtol: float) -> Call:
+    from sklearn.neighbors import KernelDensity
+
+    def whole(x: Any, y: Any, h: float) -> Any:
+        return KernelDensity(bandwidth=h, rtol=rtol, atol=0).fit(x).score_samples(y)
+
+    return Call(whole, "log")
+
+
+def scipy(task: Task) -> Call:
+    from scipy.stats import gaussian_kde
+
+    def whole(x: Any, y: Any, h: float) -> Any:
+        return gaussian_kde(x.T, bw_method=h / x.std(ddof=1)).logpdf(y.T)
+
+    return Call(whole, "log")
+
+
+HOST = {"methods": ("kde",), "devices": ("cpu",), "most": {"cpu": 3e8}, "dtype": "float64", "compiles": False}
+SUBJECTS = [
+    Subject(
+        f"scikit-learn{f', rtol {rtol:g}' if rtol else ''}",
+        functools.partial(tree, rtol=rtol),
+        ("sklearn",),
+        "pip install scikit-learn",
+        **HOST,
+    )
+    for rtol in (0.0, 1e-4, 1e-2, 1e-1)
+] + [Subject("SciPy", scipy, ("scipy",), "pip install scipy", dimensions=(1,), **HOST)]
