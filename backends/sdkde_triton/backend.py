@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, rounded
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
+from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Reduction, Support
 
 from . import launch, products
 from .bounds import (
@@ -96,24 +96,25 @@ class TritonBackend:
         points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         if points.shape[0] == 0:
             return empty(problem, points)
-        if queries is None and problem.m < problem.n:
+        some = points.shape[0] < (problem.n if queries is None else problem.m)
+        if some and queries is None:
             problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
-            return _reduce(problem, points, state, own_offset)
+            return _reduce(problem, points, state, own_offset, some)
 
 
-def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
+def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int, some: bool) -> Partial:
     extent, span = state.problem.extent, state.span
     compute = {"packed": _packed, "products": _products, "direct": _direct}[formula(problem, extent, span)]
     rows = m = points.shape[0]
     if compute is _products:
-        rows = products.ROWS
+        rows = QUANTUM if some else products.ROWS  # the bits of a product follow from its shape
     elif not (compute is _packed and in_blocks(problem.d) and mirrors(problem)):
         few = problem.precision == "high" and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
         columns = 64 * tiles_at_most(extent) if few and compute is _packed else MOST_COLUMNS
         rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), columns)
 
-    def some(start: int, stop: int) -> Partial:
+    def slab(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None
         while True:
             try:
@@ -121,7 +122,7 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
             except launch.LaunchFailed:
                 continue  # with the next best configuration
 
-    return in_slabs(some, m, rows)
+    return in_slabs(slab, m, rows)
 
 
 def _step(problem: Problem, state: _State) -> float:
