@@ -288,6 +288,8 @@ def _candidates(
     if not places:
         reason = f"runs on {', '.join(record.info.devices)}, not on {device or data_device}"
         return [Candidate(record.name, "-", False, reason)]
+    if data_device != "cpu" and data_device not in places:  # it comes last: nothing of the data is read back for that
+        problems = [with_fields(p, sample=None) for p in problems]
     asked = [(record.info, at(problems, place)) for place in places]
     return [judge(*a, data_device, share, start_up(*a, calls), replays) for a in asked]
 
