@@ -60,11 +60,11 @@ def work(problem: Problem) -> tuple[Work, float | None]:
 def sample_of(columns: Columns) -> Sample:
     """Return some of the columns, as rows too."""
     step = -(-len(columns.points) // SAMPLE)
-    points, log_weights = columns.points[step // 2 :: step], columns.log_weights[step // 2 :: step]
+    points, log_weights = (x[step // 2 :: step].copy() for x in (columns.points, columns.log_weights))
     return Sample(points, points, log_weights, points.min(axis=0), points.max(axis=0))
 
 
-@functools.lru_cache(8)  # supports and work ask the same
+@functools.lru_cache(2)  # supports and work ask the same
 def forecast(problem: Problem, sample: Sample) -> float | None:
     """Return about what share of the pairs matters; None where sums over all pairs take little or not much longer."""
     if not _looks(problem) or not np.isfinite(sample.columns).all() or not np.isfinite(sample.rows).all():

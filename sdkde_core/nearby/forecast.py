@@ -11,8 +11,8 @@ from .lists import FINE
 
 __all__ = ["share"]
 
-#: Rows of a sample that are looked at.
-ROWS = 48
+#: Rows and columns of a sample that are looked at, about.
+ROWS, COLUMNS = 48, 1 << 12
 
 #: Neighbours in a sample by which the density and the dimension around a row are judged.
 FEW, SOME = 16, 128
@@ -35,10 +35,11 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
         Of its rows and columns.
     size, height : int
     """
-    rows, columns = sample.rows[:: -(-len(sample.rows) // ROWS)], sample.columns
-    n, known = problem.n, len(columns)
-    if known <= SOME or n <= 4 * size or not len(rows):
+    if len(sample.columns) <= SOME or problem.n <= 4 * size or not len(sample.rows):
         return 1.0
+    thin = -(-len(sample.columns) // COLUMNS)
+    rows, columns = sample.rows[:: -(-len(sample.rows) // ROWS)], sample.columns[::thin]
+    n, known, weights = problem.n, len(columns), sample.log_weights[::thin]
     square = np.zeros((len(rows), known))
     for a in range(problem.d):
         square += (rows[:, a, None] - columns[:, a]) ** 2
@@ -51,7 +52,7 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
     density = FEW * n / known / near[:, 0] ** dimension  # points in a ball: density · r^dimension
     radii = sum((points * n / of / density) ** (1.0 / dimension) for points, of in ((size, n), (height, problem.m)))
     gap = np.maximum(distance - BOXES * np.minimum(radii, near[:, 1])[:, None], 0.0)
-    weights = sample.log_weights + math.log(n / known)
+    weights = weights + math.log(n / known)
     total, needed = float(np.logaddexp.reduce(weights)), np.zeros(distance.shape, bool)
     for scale in problem.scales or (1.0,):
         terms = weights - 0.5 / scale**2 * square
