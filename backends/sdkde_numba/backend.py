@@ -23,7 +23,7 @@ from sdkde_core.plugin import (
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import Form, choose, single_terms
+from .bounds import Form, beside_terms, choose, single_terms
 from .compiled import kernel
 from .cpu_kernels import ABSENT, CODES, FLOOR, MULTIPLE, ROWS
 from .price import HEIGHT, LEAF, SIZE, TASK, forecast, sample_of
@@ -39,8 +39,8 @@ CHUNK, TASKS = 1 << 14, 64
 #: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
 CALL = 1 << 29
 
-#: Rows of a task, where tiles are left out.
-GROUP = 512
+#: Where tiles are left out: most rows of a task, most pairs of tiles that it looks at, and bytes for each of these.
+GROUP, LOOKED, LOOKED_BYTES = 512, 1 << 19, 64
 
 #: Numbers that a task packs.
 PACK = 1 << 20
@@ -106,8 +106,8 @@ class NumbaBackend:
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
         near = self._order(problem, columns)
-        if near is not None and problem.reduction is Reduction.LAPLACE:
-            form = form._replace(direct=True)
+        if near is not None:
+            form = beside_terms(problem, form)
         n, packed_points = len(points), points
         if near is not None:
             packed_points, log_weights = points[near.columns.order], log_weights[near.columns.order]
@@ -184,13 +184,17 @@ class NumbaBackend:
         if places is None:
             (places,) = map_threads(lambda x: order(x, LEAF), [rows], 1, apart=True)
 
+        tiles = min(GROUP // HEIGHT, LOOKED // len(state.columns), len(rows) // (TASKS * HEIGHT))
+        group = HEIGHT * max(1, tiles)
+
         def task(first: int) -> Partial:
-            here = places[first : first + GROUP]
+            here = places[first : first + group]
             with np.errstate(all="ignore"):
                 return _some(problem, state, rows[here], own[here])
 
-        with claim_memory("a sum over tiles", tasks=threads) as together:
-            found = concatenate(map_threads(task, range(0, len(rows), GROUP), together))
+        each_takes = LOOKED_BYTES * max(1, tiles) * len(state.columns)
+        with claim_memory("a sum over tiles", each=each_takes, tasks=threads) as together:
+            found = concatenate(map_threads(task, range(0, len(rows), group), together))
         back = np.empty(len(rows), np.intp)
         back[places] = np.arange(len(rows))
         return each(found, lambda x: x[back])

@@ -25,6 +25,7 @@ __all__ = [
     "MOST_KERNEL_EXTENT",
     "SCALES",
     "Form",
+    "beside_terms",
     "choose",
     "double_limit",
     "extent_limit",
@@ -40,8 +41,9 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 #: Shares of the tolerance that exponents may use in float32 and in float64; the rest is for exponentials and sums.
 SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
 
-#: Share of a shift's tolerance that terms in float32 may use, and their error over their reach.
-TERMS_BUDGET, TERMS_ERROR = 0.85, 9.2e-7
+#: Share of a shift's tolerance that terms in float32 may use, and their error over their reach. A tenth is for pairs
+#: left out; exponents need a thirtieth up to FARTHEST of their limit.
+TERMS_BUDGET, TERMS_ERROR, FARTHEST = 0.85, 9.2e-7, 0.25
 
 #: Bandwidth factors and log weights (nats) that float32 takes: columns left out must stay below all others.
 SINGLE_SCALES, SINGLE_SPAN = (1e-4, 1e4), 1e5
@@ -118,6 +120,14 @@ def double_limit(problem: Problem) -> float:
     return _smallest_scale(problem) * (min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares))
 
 
+def beside_terms(problem: Problem, form: Form) -> Form:
+    """Return the form of exponents beside terms in float32: products in float64 leave room for the errors of these."""
+    if form.dtype == "float32" or problem.precision == "float64":
+        return form
+    far = problem.extent > FARTHEST * double_limit(problem)
+    return form._replace(direct=form.direct or far or problem.reduction is Reduction.LAPLACE)
+
+
 def single_terms(problem: Problem, form: Form, reach: Array, across: float) -> bool:
     """Whether exponentials, and sums within a tile, may be in float32 where exponents are in float64.
 
@@ -126,7 +136,7 @@ def single_terms(problem: Problem, form: Form, reach: Array, across: float) -> b
     square is at most the ``reach`` √(2 (log Σ w − ℓ)) (see :mod:`sdkde_core.nearby`): by 3e-7 of it for exponentials,
     1e-7 for the roundings before, 4e-7 for sums over a tile, 2 · 2⁻²⁴ for coordinates and differences; and by 2⁻²⁴ of
     the rows' distances, since the coordinates are taken from their middle. LAPLACE adds terms times squares of
-    distances, which products have as differences of two such sums: so of squares only.
+    distances, which products have as differences of two such sums: so of squares only, see :func:`beside_terms`.
 
     Parameters
     ----------

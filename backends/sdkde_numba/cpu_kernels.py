@@ -316,8 +316,9 @@ def reduce_tiles(
                     seen |= not few and peaks[r] > tops[q, i + r] + least
                 if not seen:
                     for r in range(ROWS):
-                        if cuts[q, i + r] > peaks[r]:
-                            left[q, i + r] -= 2.0 ** (0.9 * (peaks[r] - cuts[q, i + r]))
+                        below = 0.9 * (peaks[r] - cuts[q, i + r])
+                        if LEAST[1] < below <= 0.0:
+                            left[q, i + r] -= exp2(below)
                     continue
                 for r in range(ROWS):
                     top = max(tops[q, i + r], peaks[r])

@@ -22,9 +22,9 @@ TASK = 1 << 25
 #: Where tiles are left out: columns and rows of a tile, and points that stand together in their order.
 SIZE, HEIGHT, LEAF = 128, 32, 8
 
-#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: that takes 20 ms. The
+#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: that takes 10 ms. The
 #: share of these seconds below which the others are left out.
-LOOK, PAYS = 1.0, 0.8
+LOOK, PAYS = 2.0, 0.8
 
 #: Columns, and rows, by which the backend looks.
 SAMPLE = 1 << 12
@@ -76,7 +76,8 @@ def forecast(problem: Problem, sample: Sample) -> float | None:
 
 
 def _looks(problem: Problem) -> bool:
-    return problem.kernel == "gaussian" and _seconds(_over_all(problem)) > LOOK
+    """Whether to look: of few rows the columns are shared out over threads, but not where tiles are left out."""
+    return problem.kernel == "gaussian" and problem.m >= 8 * HEIGHT and _seconds(_over_all(problem)) > LOOK
 
 
 def _over_all(problem: Problem) -> Work:

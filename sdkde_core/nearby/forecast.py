@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..protocol import TOLERANCES, Problem, Reduction, Sample
-from .lists import FINE
+from .lists import FINE, threshold
 
 __all__ = ["share"]
 
@@ -66,8 +66,5 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
             mass *= np.sqrt(2.0 * half) + np.sqrt(2.0 * np.maximum(total - floor, 0.0))[:, None]
         if problem.reduction is Reduction.LAPLACE:
             mass *= 1.0 + half / (1.0 + 0.5 * problem.d)
-        ordered = np.sort(mass, axis=1)
-        fit = (np.cumsum(ordered, axis=1) <= FINE * TOLERANCES[problem.precision][problem.reduction].absolute).sum(1)
-        least = np.take_along_axis(ordered, np.minimum(fit, known - 1)[:, None], axis=1)
-        needed |= mass >= least
+        needed |= mass >= threshold(np, mass, FINE * TOLERANCES[problem.precision][problem.reduction].absolute)
     return float(needed.mean())

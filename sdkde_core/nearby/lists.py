@@ -10,7 +10,7 @@ from array_api_compat import array_namespace, device
 from ..protocol import TOLERANCES, Problem, Reduction
 from .tiles import TOGETHER, Index, Tiles, boxes, by_tile
 
-__all__ = ["PARTS", "Lists", "lists"]
+__all__ = ["FINE", "PARTS", "Lists", "lists", "threshold"]
 
 #: Shares of the tolerance: what is dropped as a tile of tiles, as a tile, and what a backend may drop by its terms.
 COARSE, FINE, TERMS = 0.01, 0.05, 0.04
@@ -84,7 +84,7 @@ def lists(problem: Problem, columns: Index, rows: Any, height: int) -> Lists:
     near = _nearest(xp, some, fine)
     for s, scale in enumerate(scales):
         mass = _mass(xp, problem, columns, fine, near, floors[:, s], scale)
-        part = mass >= _threshold(xp, mass, FINE * _allowed(problem))
+        part = mass >= threshold(xp, mass, FINE * _allowed(problem))
         needed = part if needed is None else needed | part
     counts = xp.sum(xp.astype(needed, xp.int64), axis=1)
     ends = xp.concat([xp.zeros((1,), dtype=xp.int64, device=device(rows)), xp.cumulative_sum(counts)])
@@ -168,7 +168,7 @@ def _reach(xp: Any, columns: Index, floor: Any) -> Any:
     return xp.sqrt(2.0 * xp.maximum(columns.log_weight - floor, xp.zeros_like(floor)))
 
 
-def _threshold(xp: Any, mass: Any, allowed: float) -> Any:
+def threshold(xp: Any, mass: Any, allowed: float) -> Any:
     """A number for each row such that all smaller ones together are at most ``allowed``, (b, 1); by bisection."""
     good = xp.full_like(mass[:, :1], allowed / mass.shape[1])
     factor = mass.shape[1] ** 0.5
