@@ -3,7 +3,7 @@
     python benchmarks/nearby.py [--n 1048576] [--d 4] [--data mixture] [--precision high] [--tasks 12]
 
 n samples and n/8 queries at Silverman's bandwidth: a mixture of eight normals, one normal, or three intrinsic
-dimensions in d. Preparing is timed as it is; sums by as many tasks as asked for, spread over the rows in order; all pairs
+dimensions in d. Preparing is timed as it is; sums by as many tasks as asked for, spread over the rows; all pairs
 by 64 rows; both are scaled to all rows. Errors are those of 100 rows, 50 of them outermost, against direct
 differences.
 """
