@@ -42,6 +42,6 @@ INFO = BackendInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
-    # No compile_seconds: two kernels, one for each dtype, and that of other kernels than the Gaussian are compiled once
-    # on a machine (2 s) and kept.
+    # No compile_seconds: one kernel for each pair of dtypes, and that of other kernels than the Gaussian, are compiled
+    # once on a machine (2 s) and kept.
 )
