@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core.choice import registry, select
+from sdkde_core.choice import registry, select, started
 from sdkde_core.engine.spread import Spread, shares
 from sdkde_core.estimator import request
 from sdkde_core.protocol import QUANTUM, BackendUnavailable, Columns, Problem, Reduction
@@ -140,3 +140,31 @@ def test_a_device_that_does_not_work_is_named(monkeypatch):
     monkeypatch.setattr(request, "parse_device", lambda device: device)
     with pytest.raises(BackendUnavailable, match="cannot use cuda:7"):
         sdkde_core.estimate(np.zeros((9, 2)), bandwidth=1.0, backend="numpy", device=("cpu", "cuda:7"))
+
+
+def test_auto_takes_what_works_on_all_of_them(monkeypatch):
+    """A backend that fails or gives up on one alone would be chosen by the others' first one, again and again."""
+    start, devices = started.start, ("cpu", "cpu:1")
+    monkeypatch.setattr(started, "start", lambda info, device, options=None: start(info, "cpu", options))
+    problems = [Problem(Reduction.LOG_SUM, m=N, n=N, d=D, extent=50.0, precision="high")]
+    first = select.choose(problems, device=devices).name
+    why = {(first, "cpu:1"): "gave up"}
+    second = select.choose(problems, device=devices, without=why).name
+    assert second != first
+    monkeypatch.setattr(registry, "aside", why)
+    assert select.choose(problems, device=devices).name == second
+    assert select.choose(problems, device=devices, backend=first).name == first
+    monkeypatch.setattr(registry, "aside", {(r.name, "cpu:1"): "it failed" for r in registry.records()})
+    with pytest.raises(BackendUnavailable, match="cannot use cpu:1: it failed"):
+        select.choose(problems, device=devices)
+
+
+def test_an_estimator_on_several_devices_is_cloned_and_saved(two, tmp_path):
+    sklearn = pytest.importorskip("sklearn")
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = sdkde_core.KernelDensity(device=("cpu", "cpu"), backend="numpy").fit(x)
+    assert sklearn.clone(model).device == ("cpu", "cpu")
+    model.save(tmp_path / "model.sdkde")
+    loaded = sdkde_core.load(tmp_path / "model.sdkde")
+    assert loaded.device == ["cpu", "cpu"]
+    assert np.array_equal(loaded.score_samples(x), model.score_samples(x))
