@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import sdkde_core.distributed
+from sdkde_core.choice import select
 from sdkde_core.engine import columns
 from sdkde_core.engine.failures import BackendFailed
 from sdkde_core.engine.ranks import PeerFailed
@@ -69,6 +70,8 @@ if size > 1:
     with failing(columns, "call", lambda info, problem, *a: BackendFailed(info, problem.device, "a fault")):
         refused(words, x[here], device="cpu", kind=RuntimeError)
     group = dist.new_group([0, 2])
+    with mock.patch.object(select, "_worth", lambda *_: 1e-12):  # a backend that is worth nothing would give up
+        estimate(x[here], device="cpu", bandwidth=0.7)
     if rank == 1:
         refused("group has no rank 1", x, group=group)
     else:

@@ -197,8 +197,6 @@ def plan_data(
         explained=explained,
         without=request.without,
     )
-    if request.ranks is not None:  # each has queries of its own: one would give up, and the others go on
-        choice = replace(choice, worth=None)
     looked = far or bool(request.without) or any(sampler.taken for sampler in samples.values())
     library, place = choice.info.arrays, choice.device
     if xp.__name__ != f"array_api_compat.{library}" or device != place:
