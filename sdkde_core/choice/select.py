@@ -175,7 +175,8 @@ def choose(
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
 
-    Of several devices it is the best one for the first, and rows are shared out where that is predicted to be faster.
+    Of several devices it is the best one for the first that works on all, and rows are shared out where that is
+    predicted to be faster.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
     A plugin is no candidate on a device that nobody named and that is not here. ``without``: those that ``"auto"`` is
@@ -195,12 +196,28 @@ def choose(
         return _choose(problems, backend, device, data_device, options, share, calls, replays, explained, without)
     if "grad" in problems[0].requires:
         raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
-    choice = _choose(problems, backend, device[0], data_device, options, share, calls, False, explained, without)
-    for other in device[1:]:
-        implementation, support = started.start(choice.info, other, options)
-        if implementation is None or not support.ok:
-            raise BackendUnavailable(f"backend {choice.name!r} cannot use {other}: {support.reason}; leave it out")
+    aside = dict(without or {})
+    while True:
+        choice = _choose(problems, backend, device[0], data_device, options, share, calls, False, explained, aside)
+        reason = _unusable_on(device[1:], choice, options, aside)
+        if not reason:
+            break
+        if named_backend(backend) != "auto":
+            raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
+        aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
     return replace(choice, devices=tuple(device[: _worth_sharing(choice, problems, data_device, share, len(device))]))
+
+
+def _unusable_on(
+    devices: Sequence[str], choice: Choice, options: Mapping[str, Any] | None, without: Mapping[tuple[str, str], str]
+) -> str:
+    """Why a backend does not work on one of the devices that are to help, or has failed there; nothing if it works."""
+    for device in devices:
+        reason = "" if choice.reason == "named" else (started.unusable() | dict(without)).get((choice.name, device), "")
+        implementation, support = started.start(choice.info, device, options)
+        if reason or implementation is None or not support.ok:
+            return f"cannot use {device}: {reason or support.reason}"
+    return ""
 
 
 def _worth_sharing(
