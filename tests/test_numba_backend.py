@@ -285,7 +285,9 @@ def test_one_compiled_form_a_precision_serves_every_problem():
         sdkde_core.estimate(x, x[::2], weights=rng.random(90), **options)
         sdkde_core.estimate(x[:0:-1], **options)
         sdkde_core.estimate(x * 1e6, x[:0], **options)
-    assert len(compiled.reduce_tiles.overloads) <= 2
+        sdkde_core.estimate(x, **options, backend_options={"skip": True})
+    # float32, float64, and terms in float32 beside exponents in float64 where tiles are left out
+    assert len(compiled.reduce_tiles.overloads) <= 3
 
 
 def test_other_kernels_are_one_compiled_form_that_nobody_else_waits_for(monkeypatch):

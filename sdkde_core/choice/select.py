@@ -405,9 +405,9 @@ def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
 
 
 def _devices(
-    info: BackendInfo, device: str | None, data_device: str, listed: Callable[[str], str | None] = gpu_name
+    info: BackendInfo, device: str | None, data_device: str, listed: Callable[[str], str | None] | None = None
 ) -> list[str]:
-    """Where a plugin is to be considered, of the devices in question; ``listed``: the card that a device is."""
+    """Where a plugin is to be considered, of the devices in question; ``listed``: :func:`gpu_name`, once a call."""
     kinds = [kind for kind in info.devices if kind != "cpu"]
     if device is None and not kinds:
         return ["cpu"]
@@ -420,7 +420,7 @@ def _devices(
         # For data on the host a plugin's other devices count if the driver lists them, or if it has no CPU at all.
         # A card's rates are asked for when it is priced, which it is not where a CPU is done before it has started.
         there = [f"{kind}:0" for kind in kinds]
-        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or listed(p) is not None)]
+        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or (listed or gpu_name)(p) is not None)]
     else:  # data on a device do not leave it for a backend that can work there
         wanted = [data_device] if data_device.partition(":")[0] in kinds else ["cpu"]
     return [place for place in wanted if place.partition(":")[0] in info.devices]
