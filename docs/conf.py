@@ -34,7 +34,7 @@ napoleon_use_rtype = False
 
 
 def as_restructured_text(app, what, name, obj, options, lines):
-    """Docstrings write |x| for an absolute value, and a sentence after the last parameter: docutils reads more into both."""
+    """Docstrings write |x| for a modulus, and a sentence after the last parameter: docutils reads more into both."""
     text = "\n".join(lines)
     text = re.sub(r"^Other parameters as for (:\w+:`[\w.]+`)[.;]", r"others\n    As for \1.", text, flags=re.M)
     parts = re.split("(``.*?``)", text)
