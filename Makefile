@@ -40,9 +40,10 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks run precision approximate footprint tolerances --device cpu --to runs
 	$(BIN)/python -m benchmarks report runs
 
-# The site, in build/site: every warning is an error, such as a link to nothing or a docstring that cannot be read.
+# The site, in build/site: every warning is an error, such as a link to nothing or a docstring that cannot be read. It is
+# built anew every time (-E -a), as Sphinx says nothing of pages that have not changed.
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site
+	$(BIN)/python -m sphinx -W --keep-going -q -E -a -c docs . build/site
 
 OLD := Python 3.11 or newer is needed; name one, as in make PYTHON=python3.12
 

@@ -28,7 +28,16 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
-PAGES = ["coming-from", "densities", "guide", "large-data", "mathematics", "scikit-learn", "scipy", "start"]
+def needs(page, module, *marks):
+    missing = importlib.util.find_spec(module) is None
+    return pytest.param(page, marks=[pytest.mark.skipif(missing, reason=f"needs {module}"), *marks])
+
+
+PAGES = [
+    *("coming-from", "densities", "guide", "large-data", "mathematics", "scikit-learn", "scipy", "start"),
+    needs("pytorch", "torch"),
+    needs("keops", "pykeops", pytest.mark.slow),  # which compiles
+]
 
 
 def numbers(text):
