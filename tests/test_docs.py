@@ -69,14 +69,24 @@ FIRST, *QUESTIONS = re.split(r"^### ", (ROOT / "docs" / "faq.md").read_text(enco
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.split("\n")[0])
 def test_a_question_is_the_message_of_its_example(question, tmp_path, monkeypatch):
-    """The heading is a part of the error that the code below it gives; warnings are errors here."""
+    """The heading is a part of the error that the code below it gives, as warnings are errors here; without code it is
+    a part of the core's source."""
     monkeypatch.chdir(tmp_path)
     (message,) = re.findall(r"`(.*)`", question.split("\n")[0])
-    before, example = (re.search(r"```python\n(.*?)```", text, re.S)[1] for text in (FIRST, question))
-    names = {}
-    exec(compile(before, "faq.md", "exec"), names)
-    with pytest.raises(Exception, match=re.escape(message)):
-        exec(compile(example, "faq.md", "exec"), names)
+    (before,), examples = (re.findall(r"```python\n(.*?)```", text, re.S) for text in (FIRST, question))
+    if not examples:
+        assert any(message in path.read_text(encoding="utf-8") for path in (ROOT / "sdkde_core").rglob("*.py"))
+    for example in examples:
+        names = {}
+        exec(compile(before, "faq.md", "exec"), names)
+        with pytest.raises(Exception, match=re.escape(message)):
+            exec(compile(example, "faq.md", "exec"), names)
+
+
+def test_the_reference_has_all_that_is_public():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in set(sdkde_core.__all__) - {"__version__"}:
+        assert re.search(rf":: (sdkde_core\.interop\.)?{name}\b", page), name
 
 
 def test_the_readmes_commands_exist():
