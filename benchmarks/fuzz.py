@@ -1,6 +1,7 @@
 """Random problems against float64, for any backend: worst error over tolerance, by precision and method or reduction.
 
     python benchmarks/fuzz.py [--backend numpy] [--device cpu] [--problems 1000] [--seed 0] [--precisions fast,high]
+        [--options '{"skip": true}']
 
 Half of the problems are whole estimates (kde, sdkde, laplace), of data in any units; half are single reductions
 (LOG_SUM, MEAN, LAPLACE) of whitened points, with the features that the backend lists. At most 1 is within the contract
@@ -58,6 +59,9 @@ KINDS = ("gaussian", "mixture", "clusters", "uniform", "student", "duplicates", 
 QUERIES = ("same", "jittered", "between", "tail", "mixed")
 WEIGHTS = ("none", "none", "uniform", "1e±3", "1e±200", "zeros")
 TASKS = (*METHODS, "sdkde", *(r.name for r in Reduction))  # Laplace is both: the reduction in capitals
+
+#: ``backend_options``.
+OPTIONS: dict[str, Any] = {}
 
 #: Why a problem is refused whatever the backend.
 TOO_FAR = "points far from the median that only their last digits set apart"
@@ -263,7 +267,7 @@ def check_estimate(drawn: Drawn, target: Target) -> Found:
     """Check a whole estimate."""
     x, y, w = (target.give(a) for a in (drawn.train, drawn.query, drawn.weights))
     options: dict[str, Any] = {"method": drawn.task, "bandwidth": drawn.bandwidth, "weights": w, "log": drawn.log}
-    options |= {"precision": drawn.precision, "backend": target.info.name}
+    options |= {"precision": drawn.precision, "backend": target.info.name, "backend_options": OPTIONS or None}
     options |= {"device": "cpu"} if target.device == "cpu" else {}
     start = time.perf_counter()
     got = to_host(sdkde_core.estimate(x, y, **options))
@@ -471,7 +475,7 @@ def target_of(name: str, device: str) -> Target:
     found = registry.find(name)
     if found is None or not found.ok or found.info is None:
         raise SystemExit(f"no backend {name!r}" + (f": {found.reason}" if found else ""))
-    backend = found.info.load()
+    backend = found.info.load(OPTIONS)
     support = backend.probe(device)
     if not support.ok:
         raise SystemExit(f"{name} on {device}: {support.reason}")
@@ -489,8 +493,10 @@ def main() -> None:
     parser.add_argument("--largest", type=int, help=f"n and m at most; default: {LARGEST}")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no problem after that long")
     parser.add_argument("--replay", type=int, metavar="INDEX", help="that problem alone")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help='such as {"skip": true}')
     parser.add_argument("--json", metavar="PATH", help="write every record there")
     options = parser.parse_args()
+    OPTIONS.update(options.options)
     target, kind = target_of(options.backend, options.device), options.device.partition(":")[0]
     precisions = tuple(options.precisions.split(",")) if options.precisions else target.info.precisions
     if not set(precisions) <= set(PRECISIONS):
@@ -500,6 +506,7 @@ def main() -> None:
     again = f"--backend {options.backend} --device {options.device} --seed {options.seed} "
     again += f"--precisions {','.join(precisions)}"
     again += f" --dimensions {options.dimensions}" if options.dimensions else ""
+    again += f" --options '{json.dumps(OPTIONS)}'" if OPTIONS else ""
     again += f" --largest {largest} --replay"
     warnings.filterwarnings("ignore", "the Laplace estimate is negative", RuntimeWarning)
     start, records = time.perf_counter(), []

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .arrays import Argument, detached, to_host
+from .arrays import Argument, to_host
 from .engine.ranks import PeerFailed, Ranks
 from .estimator.fallback import with_fallback
 from .estimator.fitted import Fitted
@@ -60,7 +60,8 @@ def estimate(
     RuntimeError
         There is no process group; or another rank failed: the message says which, and why.
     TypeError, ValueError
-        As :func:`sdkde_core.estimate`; or ranks differ in shape, dtype or options: the message says which.
+        As :func:`sdkde_core.estimate`; or ranks differ in shape, dtype or options: the message says which. Tensors that
+        require grad; several devices; a process that is not in the group.
 
     Examples
     --------
@@ -96,19 +97,23 @@ def _plain(given: Argument) -> Any:
 
 def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, options: Options) -> Any:
     request = Request.of(Goal.DENSITY, options, "local_query", "group", "log")
-    train = Argument.of("local_train", detached(local_train))
-    query = train if local_query is None else Argument.of("local_query", detached(local_query))
+    if isinstance(request.device, tuple):
+        raise ValueError(f"device is {', '.join(request.device)}; pass one device to each rank")
+    train = Argument.of("local_train", local_train)
+    query = train if local_query is None else Argument.of("local_query", local_query)
     ranks.agreed("samples of shape", ("n", *train.shape[1:]))
     ranks.agreed("queries of shape", ("m", *query.shape[1:]))
     ranks.agreed("dtypes", (train.dtype, query.dtype))
     for name, value in request.options("weights", "device").items():
-        ranks.agreed(f"{name} =", to_host(value).tolist() if hasattr(value, "shape") else repr(value))
+        ranks.agreed(f"{name} =", repr(to_host(value).tolist()) if hasattr(value, "shape") else repr(value))
     ranks.agreed("weights", "given" if request.weights is not None else "not given")
-    weights = None if request.weights is None else Argument.of("weights", detached(request.weights))
+    weights = None if request.weights is None else Argument.of("weights", request.weights)
     if weights is not None and weights.shape != train.shape[:1]:
         raise ValueError(f"weights has shape {weights.shape}, but local_train has {train.shape[0]} points on this rank")
     whole = ranks.joined(_plain(train))
-    request = replace(request, ranks=ranks, weights=None if weights is None else ranks.joined(_plain(weights)))
+    if weights is not None:  # of one dtype on all ranks, whatever it is on each
+        weights = ranks.joined(_plain(replace(weights, dtype="float64")))
+    request = replace(request, ranks=ranks, weights=weights)
 
     def compute(request: Request) -> Prepared:
         ready = plan(request, whole)

@@ -1,5 +1,7 @@
 """The Numba backend passes the suite that every backend runs."""
 
+from typing import ClassVar
+
 import pytest
 
 from sdkde_core.testing import BackendConformance
@@ -8,6 +10,28 @@ from sdkde_core.testing import BackendConformance
 @pytest.mark.covering(2)
 class TestNumba(BackendConformance):
     backend = "numba"
+
+
+@pytest.mark.covering(1)
+class TestNumbaSkipping(BackendConformance):
+    """Tiles left out wherever they can be."""
+
+    backend = "numba"
+    options: ClassVar = {"skip": True}
+    dimensions = (3,)
+    draws = 6
+    slow = (
+        *("declaration", "query_chunks", "column_chunks", "multi_scale", "sizes", "result_format", "expected_rows"),
+        *("threads", "interrupts", "forked_child", "kernel", "state_reuse", "results_are_the_callers", "repeat"),
+    )
+
+
+@pytest.mark.slow
+class TestNumbaSkippingFull(BackendConformance):
+    backend = "numba"
+    options: ClassVar = {"skip": True}
+    profile = "full"
+    dimensions = (1, 3, 16)
 
 
 @pytest.mark.slow

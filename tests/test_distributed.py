@@ -12,10 +12,16 @@ pytest.importorskip("torch")
 
 RANK = """
 import sys
+from contextlib import nullcontext
+from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
 import sdkde_core.distributed
+from sdkde_core.choice import select
+from sdkde_core.engine import columns
+from sdkde_core.engine.failures import BackendFailed
+from sdkde_core.engine.ranks import PeerFailed
 
 torch.set_num_threads(1)
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -23,13 +29,19 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, 
 x, y, w = (np.load(f"{folder}/{name}.npy") for name in "xyw")
 here, there = slice(*{1: [(0, None)], 3: [(0, 700), (700, 700), (700, None)]}[size][rank]), slice(rank, None, size)
 
-def refused(words, *arguments, **options):
+def refused(words, *arguments, kind=ValueError, **options):
     try:
         sdkde_core.distributed.estimate(*arguments, **options)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except kind as error:
         assert words in str(error), (rank, words, str(error))
     else:
         raise SystemExit(f"not refused: {words}")
+
+def failing(where, name, error):
+    '''On rank 1 a function raises.'''
+    def fail(*arguments, **options):
+        raise error(*arguments, **options)
+    return mock.patch.object(where, name, fail) if rank == 1 else nullcontext()
 
 estimate = sdkde_core.distributed.estimate
 plain = estimate(x[here], backend="numpy")
@@ -42,11 +54,27 @@ np.savez(f"{folder}/{rank}.npz", plain=plain, weighted=weighted, tensor=tensor)
 if size > 1:
     refused("rank 2 has samples of shape ('n', 3)", x[here] if rank < 2 else np.ones((5, 3)))
     refused("rank 1 has bandwidth = 2.0, rank 0 has 1.0", x[here], bandwidth=2.0 if rank == 1 else 1.0, backend="numpy")
-    refused("weights", x[here], weights=w[here][:3] if rank == 2 else w[here], backend="numpy")
-    bad = y * np.nan if rank == 1 else y
-    refused("query" if rank == 1 else "rank 1 failed: ValueError: query", x[here], bad, backend="numpy")
+    refused("bandwidth is -1.0", x[here], bandwidth=-1.0, backend="numpy")  # all fail, each by its own error
+    kind = ValueError if rank == 2 else PeerFailed
+    refused("weights", x[here], weights=w[here][:3] if rank == 2 else w[here], backend="numpy", kind=kind)
+    bad, kind = (y * np.nan, ValueError) if rank == 1 else (y, PeerFailed)
+    refused("query" if rank == 1 else "rank 1 failed: ValueError: query", x[here], bad, backend="numpy", kind=kind)
+    refused("local_train requires grad", torch.from_numpy(x[here]).requires_grad_(), backend="numpy", kind=TypeError)
+    refused("one device to each rank", x[here], device=["cuda:0", "cuda:1"])
+    narrow = w[here].astype("float32" if rank == 2 else "float64")  # weights of either dtype, but one result
+    estimate(x[here], weights=narrow, backend="numpy", bandwidth=0.7)
+    kind, words = (MemoryError, "no room") if rank == 1 else (PeerFailed, "rank 1 failed: MemoryError: no room")
+    with failing(np, "ascontiguousarray", lambda *a, **k: MemoryError("no room")):
+        refused(words, x[here], backend="numpy", kind=kind)
+    words = "a fault" if rank == 1 else "rank 1 failed: BackendFailed"  # and it does not go on with another backend
+    with failing(columns, "call", lambda info, problem, *a: BackendFailed(info, problem.device, "a fault")):
+        refused(words, x[here], device="cpu", kind=RuntimeError)
     group = dist.new_group([0, 2])
-    if rank != 1:
+    with mock.patch.object(select, "_worth", lambda *_: 1e-12):  # a backend that is worth nothing would give up
+        estimate(x[here], device="cpu", bandwidth=0.7)
+    if rank == 1:
+        refused("group has no rank 1", x, group=group)
+    else:
         assert len(estimate(x[:900] if rank else x[900:], y, group=group, backend="numpy", bandwidth=0.7)) == len(y)
 dist.barrier()
 print("done")

@@ -22,8 +22,9 @@ from sdkde_numba.info import INFO
 
 import sdkde_core
 from sdkde_core.choice import cost, hardware, registry
+from sdkde_core.nearby import lists, order
 from sdkde_core.plugin import each, map_threads
-from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
+from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, Sample
 from sdkde_core.testing.problems import Case, answer, errors, far, make, truth
 
 # --- the exponential ------------------------------------------------------------------------------------------------
@@ -377,3 +378,93 @@ def test_a_small_problem_is_priced_as_of_one_thread(monkeypatch):
 def test_an_unknown_option_is_refused():
     with pytest.raises((BackendUnavailable, ValueError)):
         sdkde_core.estimate([[0.0], [1.0]], backend="numba", backend_options={"block": 3})
+
+
+# --- pairs that cannot matter ---------------------------------------------------------------------------------------
+
+
+def _clustered(n, m, d):
+    """Three clusters 1e4 bandwidths apart, one of them wide, with rows in them, in their tails and between."""
+    rng = np.random.default_rng([n, m, d])
+    which = rng.integers(0, 3, n)
+    points = rng.normal(size=(n, d)) * np.array([8.0, 1.0, 8.0])[which, None]
+    points[:, 0] += np.array([0.0, 1e4, -1e4])[which]
+    queries = points[rng.integers(0, n, m)] + rng.normal(size=(m, d))
+    queries[: m // 8] *= 1.001
+    queries[0, 0] = 5e3
+    return Case("clusters in tiles", points, queries, np.full(n, -np.log(n)))
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+def test_tiles_are_left_out_where_they_cannot_matter(reduction, precision):
+    case = _clustered(20_000, 400, 3)
+    problem, columns = case.problem(reduction, precision), Columns(case.points, case.log_weights)
+    one, two, dense = NumbaBackend(1, skip=True), NumbaBackend(2, skip=True), NumbaBackend(skip=False)
+    state = one.prepare(problem, columns)
+    assert state.near is not None and dense.prepare(problem, columns).near is None
+    found = lists(problem, state.near.columns, case.queries[order(case.queries, 8)], 32)
+    assert len(found.tiles) < 0.7 * (len(found.ends) - 1) * len(state.columns)
+    got = one.reduce(problem, case.queries, state)
+    assert errors(problem, got, truth(case)).max() <= 0.6
+    assert _same(got, two.reduce(problem, case.queries, two.prepare(problem, columns)))
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_tiles_are_left_out_without_a_rows_own_column(reduction):
+    """By rows and by columns that came in another order, from an offset, at several scales."""
+    case = _clustered(6000, 40, 2)
+    features = {"exclude_self", "multi_scale"}
+    problem = case.problem(reduction, "high", exclude_self=True, requires=features, scales=(0.5, 2.0))
+    backend = NumbaBackend(skip=True)
+    state, rows = backend.prepare(problem, Columns(case.points, case.log_weights)), case.points[700:740]
+    got = backend.reduce(problem, rows, state, 700)
+    for s, scale in enumerate(problem.scales):
+        want = truth(
+            replace(case, queries=case.points), same=True, exclude_self=True, scale=scale, rows=range(700, 740)
+        )
+        part = each(got, lambda x, s=s: x[:, s])
+        assert errors(replace(problem, scales=(), requires=frozenset()), part, want, scale).max() <= 0.6
+
+
+def test_rows_that_are_not_finite_are_alone():
+    case = _clustered(3000, 50, 2)
+    problem, backend = case.problem(Reduction.MEAN, "high"), NumbaBackend(skip=True)
+    state = backend.prepare(problem, Columns(case.points, case.log_weights))
+    queries = case.queries.copy()
+    queries[7, 1] = np.nan
+    got, rest = backend.reduce(problem, queries, state), np.arange(50) != 7
+    assert np.isnan(got.log_sum[7]) and np.isnan(got.shift[7]).all()
+    part, want = each(got, lambda x: x[rest]), truth(case, rows=np.flatnonzero(rest))
+    assert errors(replace(problem, m=49), part, want).max() <= 0.6
+
+
+def test_the_price_follows_a_sample():
+    """Cheaper where few pairs matter, in many dimensions with few intrinsic too; as it was where all do, or are few."""
+
+    def problem(n, d, intrinsic):
+        rng = np.random.default_rng(0)
+        directions = np.linalg.qr(rng.normal(size=(d, d)))[0][:intrinsic]
+        u = 20.0 * rng.normal(size=(8192, intrinsic)) @ directions
+        sample = Sample(u, u, np.full(8192, -np.log(n)), u.min(0), u.max(0))
+        return Problem(Reduction.MEAN, n, n, d, same=True, extent=100.0, sample=lambda: sample)
+
+    for few in (problem(1_000_000, 4, 4), problem(1_000_000, 10, 3)):
+        all_pairs = replace(few, sample=None)
+        assert INFO.work(few, None).exps < 0.4 * INFO.work(all_pairs, None).exps
+        assert "% of the pairs matter" in INFO.supports(few).reason
+        assert "matter" not in INFO.supports(all_pairs).reason
+    for whole in (replace(problem(1_000_000, 24, 24), precision="float64"), problem(2000, 3, 3)):
+        assert INFO.work(whole, None) == INFO.work(replace(whole, sample=None), None)
+
+
+def test_explain_says_how_many_pairs_matter():
+    x = np.random.default_rng(0).normal(size=(300_000, 3))
+    found = sdkde_core.explain(x, x[:1000], bandwidth=0.02, backend="numba", method="sdkde")
+    assert "% of the pairs matter" in str(found)
+
+
+@pytest.mark.parametrize("skip", ["yes", 2])
+def test_skip_is_a_switch(skip):
+    with pytest.raises(TypeError, match="skip is"):
+        NumbaBackend(skip=skip)

@@ -158,7 +158,7 @@ def test_neighbourhoods_of_columns_whose_weights_all_underflow():
     assert np.isfinite(found.neighbours).all() and (found.sums == 0).all()
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reduction", list(Reduction))
 def test_equal_points_are_summed_once_and_right(d, reduction):
     rng = np.random.default_rng(d)

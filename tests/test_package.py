@@ -62,6 +62,7 @@ ROOMS = {
     "storage": set(),
     "archive": {"messages", "storage"},
     "arrays": set(),
+    "nearby": {"protocol"},
     "engine": {"protocol", "arrays"},
     "choice": {"messages", "protocol", "fresh", "storage", "engine"},
     "tuning": {"messages", "protocol", "choice"},
@@ -112,7 +113,7 @@ def test_backends_import_the_core_and_not_each_other():
 
 def test_backends_import_from_the_core_what_it_exports_to_all():
     """So that a third party's backend can do all that ours do."""
-    names = ("protocol", "plugin", "tuning", "testing")
+    names = ("protocol", "plugin", "tuning", "testing", "nearby")
     public = {name: importlib.import_module(f"sdkde_core.{name}").__all__ for name in names}
     exported = {f"sdkde_core.{room}" for room in public}
     exported |= {f"sdkde_core.{room}.{name}" for room, names in public.items() for name in names}

@@ -41,7 +41,7 @@ def _check(launch, problem, capability):
     assert fits, f"{config} does not fit sm_{capability} by its own bounds"
     compiled = tunables.compiled_kernel(launch, config, problem, capability)
     registers, spills = tunables.usage(compiled.asm["cubin"])
-    assert spills == 0, f"{config} spills {spills} bytes on sm_{capability}, with {registers} registers"
+    assert spills <= tunables.SPILLS, f"{config} spills {spills} bytes on sm_{capability}, with {registers} registers"
     bound = space.shared_bytes(launch.base, config, launch.columns, launch.pieces, capability)
     assert compiled.metadata.shared <= bound, f"{config} takes {compiled.metadata.shared} bytes of shared memory"
     assert compiled.metadata.shared <= space.shared_limit(capability)
@@ -67,6 +67,8 @@ def _problem(reduction, d, form, *requires):
     [
         *_on_all((12, 15, 16, 32, 64, 128), (bounds.SHORT, bounds.PAIRED, bounds.LONG)),
         *_on_all((12, 16, 32, 64), (bounds.FULL,)),
+        (100, bounds.FULL, 90),
+        (128, bounds.FULL, 90),
     ],
 )
 def test_mean(d, form, capability):
@@ -77,7 +79,7 @@ def test_mean(d, form, capability):
     ("d", "form", "laplace", "capability"),
     [
         *_on_all((12, 16, 32, 64, 128), (bounds.SHORT, bounds.LONG), (False, True)),
-        *_on_all((12, 16, 32, 64), (bounds.FULL,), (False, True)),
+        *_on_all((12, 16, 32, 64, 128), (bounds.FULL,), (False, True)),
     ],
 )
 def test_log_sum(d, form, laplace, capability):
@@ -89,7 +91,7 @@ def test_log_sum(d, form, laplace, capability):
     ("d", "form", "use", "capability"),
     [
         *_on_all((784,), (bounds.LONG, bounds.FULL), ("log_sum", "laplace", "stored")),
-        *_on_all((128,), (bounds.FULL,), ("log_sum", "stored")),
+        *_on_all((128,), (bounds.FULL,), ("stored",)),
     ],
 )
 def test_blocked(d, form, use, capability):
@@ -99,14 +101,17 @@ def test_blocked(d, form, use, capability):
 
 
 @pytest.mark.parametrize(
-    ("d", "form", "precision", "capability"), [*_on_all((784,), (bounds.LONG, bounds.FULL), ("fast", "high"))]
+    ("d", "form", "precision", "capability"),
+    [*_on_all((784,), (bounds.LONG, bounds.FULL), ("fast",)), *_on_all((784,), (bounds.FULL,), ("high",))],
 )
 def test_weighted_sum(d, form, precision, capability):
-    problem = Problem(Reduction.MEAN, 1000, 1000, d, precision=precision)
+    problem = Problem(Reduction.MEAN, 1000, 1000, d, precision=precision, same=form == bounds.LONG)
     compiled = _check(_launch("weighted_sum", d, form), problem, capability)
     # The compiler must not take what is added to a product for the start of its sum: see sdkde_triton.kernels.alone.
-    from_zero = re.findall(r"tt\.dot .*%cst.*maxNumImpreciseAcc = 1", compiled.asm["ttir"])
-    assert len(from_zero) == (2 if precision == "high" else 1)
+    ttir = compiled.asm["ttir"]
+    starts = re.findall(r"tt\.dot %\S+, %\S+, (%\S+), .*maxNumImpreciseAcc = 1", ttir)
+    assert len(starts) == (1 if precision == "high" else 0)
+    assert all(f"{start} = arith.constant dense<0.0" in ttir for start in starts)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +119,7 @@ def test_weighted_sum(d, form, precision, capability):
     [
         *_on_all((1,), ("float32", "doubled"), ("log_sum", "laplace")),
         *_on_all((1, 2), ("float32", "doubled"), ("anchored",)),
+        *((d, kind, "anchored", 90) for d in (3, 4) for kind in ("float32", "doubled")),
         *_on_all((17,), ("doubled",), ("log_sum", "laplace", "mean")),
         *_on_all((1, 2, 17), ("float64",), ("log_sum", "mean", "laplace")),
     ],

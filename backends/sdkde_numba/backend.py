@@ -10,13 +10,23 @@ import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, checkpoint, claim_memory, concatenate, cpu_threads, empty, map_threads
+from sdkde_core.nearby import PARTS, Index, index, lists, order
+from sdkde_core.plugin import (
+    check_threads,
+    checkpoint,
+    claim_memory,
+    concatenate,
+    cpu_threads,
+    each,
+    empty,
+    map_threads,
+)
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import Form, choose
+from .bounds import Form, beside_terms, choose, single_terms
 from .compiled import kernel
 from .cpu_kernels import ABSENT, CODES, FLOOR, MULTIPLE, ROWS
-from .info import TASK
+from .price import HEIGHT, LEAF, SIZE, TASK, forecast, sample_of
 
 Array = NDArray[Any]
 
@@ -29,11 +39,14 @@ CHUNK, TASKS = 1 << 14, 64
 #: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
 CALL = 1 << 29
 
+#: Where tiles are left out: most rows of a task, most pairs of tiles that it looks at, and bytes for each of these.
+GROUP, LOOKED, LOOKED_BYTES = 512, 1 << 19, 64
+
 #: Numbers that a task packs.
 PACK = 1 << 20
 
-#: Row offset at which no row has a column.
-NO_COLUMN = -(1 << 62)
+#: A column that is not there, and the exponent that all are above.
+NO_COLUMN, NO_CUT = -(1 << 62), -1e300
 
 LN2 = math.log(2.0)
 
@@ -46,6 +59,14 @@ class _State:
     log_weights: Array  # (tiles, width), log2 w − uniform
     uniform: float  # nats
     nan: float  # 0, or NaN where any coordinate is NaN: then every result is
+    near: _Order | None  # None: no tile is left out
+
+
+class _Order(NamedTuple):
+    """The packed columns are in an order, and tiles are left out."""
+
+    columns: Index
+    place: Array  # (n,) of the columns as they came
 
 
 class _Sums(NamedTuple):
@@ -64,10 +85,14 @@ class NumbaBackend:
     threads : int, optional
         Default: ``SDKDE_NUM_THREADS``, else the cores that the process may use. They end with the call; Numba's own
         threads are not used. Results do not depend on how many there are.
+    skip : bool, optional
+        Leave out tiles of pairs that cannot matter. Default: where a sample of the columns says that this is faster.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        self.threads = check_threads(threads)
+    def __init__(self, threads: int | None = None, skip: bool | None = None) -> None:
+        if skip not in (None, True, False):
+            raise TypeError(f"skip is {skip!r}; pass True, False, or None where what is faster is to be taken")
+        self.threads, self.skip = check_threads(threads), skip
 
     def probe(self, device: str) -> Support:
         """Numba compiles for any CPU that it installs on."""
@@ -80,11 +105,17 @@ class NumbaBackend:
         points, log_weights = columns.points, columns.log_weights
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
-        kernel(form.dtype, problem.kernel)
-        n = len(points)
-        parts = [points] if form.direct else [points, -0.5 * np.vecdot(points, points)[:, None]]
+        near = self._order(problem, columns)
+        if near is not None:
+            form = beside_terms(problem, form)
+        n, packed_points = len(points), points
+        if near is not None:
+            packed_points, log_weights = points[near.columns.order], log_weights[near.columns.order]
+        parts = [packed_points]
+        if not form.direct:
+            parts.append(-0.5 * np.vecdot(packed_points, packed_points)[:, None])
         many = sum(part.shape[1] for part in parts)
-        width = _width(n, many, np.dtype(form.dtype).itemsize)
+        width = SIZE if near else _width(n, many, np.dtype(form.dtype).itemsize)
         packed = np.empty((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = log_weights / LN2 if weighted else 0.0
@@ -95,14 +126,37 @@ class NumbaBackend:
             )
         uniform = 0.0 if weighted else float(log_weights[0])
         nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
-        return _State(form, points, packed, weights, uniform, nan)
+        return _State(form, points, packed, weights, uniform, nan, near)
+
+    def _order(self, problem: Problem, columns: Columns) -> _Order | None:
+        """The columns' order and tiles, where it pays to leave tiles out."""
+        if self.skip is False or problem.kernel != "gaussian" or not np.isfinite(columns.points).all():
+            return None
+        if self.skip is None and forecast(problem, sample_of(columns)) is None:
+            return None
+        (found,) = map_threads(lambda c: index(c.points, c.log_weights, SIZE, LEAF), [columns], 1, apart=True)
+        place = np.empty(len(found.order), np.intp)
+        place[found.order] = np.arange(len(place))
+        return _Order(found, place)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
         rows = state.points if queries is None else queries
-        m, threads = len(rows), self.threads or cpu_threads()
-        if m == 0:
+        if len(rows) == 0:
             return empty(problem, rows)
+        own = np.arange(len(rows)) + own_offset
+        if state.near is not None:
+            there = (own >= 0) & (own < len(state.near.place))
+            own = np.where(there, state.near.place[np.where(there, own, 0)], NO_COLUMN)
+        if "exclude_self" not in problem.requires:
+            own = np.full(len(rows), NO_COLUMN)
+        with np.errstate(all="ignore"):
+            if state.near is None or not np.isfinite(rows).all():
+                return self._over_all(problem, state, rows, own)
+            return self._over_some(problem, state, rows, own, state.near.columns.order if queries is None else None)
+
+    def _over_all(self, problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
+        m, threads = len(rows), self.threads or cpu_threads()
         tiles, many, width = state.columns.shape
         # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
         # Blocks of rows may, since a row's sums do not depend on the rows beside it.
@@ -113,16 +167,37 @@ class NumbaBackend:
 
         def task(where: tuple[int, int]) -> _Sums:
             first, start = where
-            return _reduce(problem, state, rows[first : first + height], own_offset + first, start, start + chunk)
+            over = np.arange(start, min(start + chunk, tiles))
+            return _reduce(problem, state, rows[first : first + height], own[first : first + height], over)
 
         tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
-        with np.errstate(all="ignore"):
-            with claim_memory("a sum over tiles", tasks=threads) as together:
-                parts = map_threads(task, tasks, together)
-            chunks = -(-tiles // chunk)
-            blocks = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
-            starts = range(0, m, height)
-            return concatenate([_result(problem, state, rows[i : i + height], b) for i, b in zip(starts, blocks)])
+        with claim_memory("a sum over tiles", tasks=threads) as together:
+            parts = map_threads(task, tasks, together)
+        chunks = -(-tiles // chunk)
+        blocks = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
+        starts = range(0, m, height)
+        return concatenate([_result(problem, state, rows[i : i + height], b) for i, b in zip(starts, blocks)])
+
+    def _over_some(self, problem: Problem, state: _State, rows: Array, own: Array, places: Array | None) -> Partial:
+        """Leave out tiles that cannot matter to a tile of rows; ``places``: the rows' order, if it is known."""
+        threads = self.threads or cpu_threads()
+        if places is None:
+            (places,) = map_threads(lambda x: order(x, LEAF), [rows], 1, apart=True)
+
+        tiles = min(GROUP // HEIGHT, LOOKED // len(state.columns), len(rows) // (TASKS * HEIGHT))
+        group = HEIGHT * max(1, tiles)
+
+        def task(first: int) -> Partial:
+            here = places[first : first + group]
+            with np.errstate(all="ignore"):
+                return _some(problem, state, rows[here], own[here])
+
+        each_takes = LOOKED_BYTES * max(1, tiles) * len(state.columns)
+        with claim_memory("a sum over tiles", each=each_takes, tasks=threads) as together:
+            found = concatenate(map_threads(task, range(0, len(rows), group), together))
+        back = np.empty(len(rows), np.intp)
+        back[places] = np.arange(len(rows))
+        return each(found, lambda x: x[back])
 
 
 def _width(n: int, many: int, itemsize: int) -> int:
@@ -142,30 +217,83 @@ def _pack(parts: list[Array], first: int, tiles: Array) -> None:
         start += part.shape[1]
 
 
-def _reduce(problem: Problem, state: _State, queries: Array, own_offset: int, start: int, stop: int) -> _Sums:
-    """Run the kernel on a block of rows and some tiles."""
-    real = np.dtype(state.form.dtype)
+def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
+    """Sum neighbouring rows, tile by tile of rows, over the tiles of columns that can matter to them."""
+    assert state.near is not None
+    found = lists(problem, state.near.columns, rows, HEIGHT)
+    blocks = []
+    for b in range(len(found.ends) - 1):
+        here = slice(b * HEIGHT, (b + 1) * HEIGHT)
+        over, some = found.tiles[found.ends[b] : found.ends[b + 1]], rows[here]
+        low, high = some.min(axis=0), some.max(axis=0)
+        terms, centre = state.form.dtype, np.zeros(problem.d)
+        reach = np.sqrt(2.0 * np.maximum(0.0, state.near.columns.log_weight - found.floors[b]))
+        if single_terms(problem, state.form, reach, float(np.linalg.norm(high - low))):
+            terms, centre = "float32", 0.5 * (low + high)
+        blocks.append(
+            _result(problem, state, some, _reduce(problem, state, some, own[here], over, found.cuts[b], centre, terms))
+        )
+    return concatenate(blocks)
+
+
+def _reduce(
+    problem: Problem,
+    state: _State,
+    queries: Array,
+    own: Array,
+    tiles: Array,
+    cuts: Array | None = None,
+    centre: Array | None = None,
+    terms: str = "",
+) -> _Sums:
+    """Run the kernel on a block of rows and some tiles.
+
+    Parameters
+    ----------
+    problem, state : Problem, _State
+    queries : (b, d) array
+    own : (b,) array
+        Columns as packed that rows leave out.
+    tiles : (k,) array
+    cuts : (scales,) array, optional
+        Logs of terms up to which tiles are left out; None: no tile is.
+    centre : (d,) array, optional
+        Where differences are taken from.
+    terms : str, optional
+        The dtype of exponentials.
+    """
+    real, term = np.dtype(state.form.dtype), np.dtype(terms or state.form.dtype)
     b, d = queries.shape
-    tiles, many, _ = state.columns.shape
+    many, width = state.columns.shape[1:]
     height, scales = -(-b // ROWS) * ROWS, np.array(problem.scales or (1.0,))
     mean = problem.reduction is Reduction.MEAN
     rows = np.zeros((height, many), real)
     rows[:b, :d] = queries
     rows[:, d:] = 1.0  # times −½‖u_j‖²
+    centre = np.zeros(d) if centre is None else centre
+    near = np.zeros((height, d), term)
+    near[:b] = queries - centre
+    mine = np.full(height, NO_COLUMN)
+    mine[:b] = own
+    least = np.full((len(scales), height), -NO_CUT)
+    least[:, :b] = NO_CUT if cuts is None else (cuts[:, None] - _scale(problem, state, queries)) / LN2
+    left = np.full((len(scales), height), PARTS)
     tops = np.full((len(scales), height), FLOOR[real.itemsize == 8])
     sums = np.zeros((len(scales), height, d if mean else 0))
     moments = np.zeros((len(scales), 2, height))
-    step = max(1, CALL // (height * state.columns.shape[2] * (many + 16 * len(scales))))
-    for first in range(start, min(stop, tiles), step):  # the sums go on from one call to the next
+    step = max(1, CALL // (height * width * (many + 16 * len(scales))))
+    for first in range(0, len(tiles), step):  # the sums go on from one call to the next
         checkpoint()
-        over = state.columns, state.log_weights, first, min(first + step, stop, tiles), rows
-        own = own_offset if "exclude_self" in problem.requires else NO_COLUMN
+        over = state.columns, state.log_weights
         if problem.kernel in CODES:
-            kernel("float64", problem.kernel)(*over, CODES[problem.kernel], 1.0 / scales**2, own, tops, moments)
+            start, stop = int(tiles[first]), int(tiles[min(first + step, len(tiles)) - 1]) + 1
+            kernel("float64", problem.kernel)(
+                *over, start, stop, rows, CODES[problem.kernel], 1.0 / scales**2, int(own[0]), tops, moments
+            )
             continue
-        kernel(state.form.dtype)(
-            *(*over, state.form.direct, 1.0 / scales**2, own),
-            *(problem.reduction is Reduction.LAPLACE, tops, sums, moments),
+        kernel(state.form.dtype, terms=term.name)(
+            *(*over, tiles[first : first + step], rows, state.form.direct, 1.0 / scales**2, mine),
+            *(problem.reduction is Reduction.LAPLACE, least, left, centre, near, tops, sums, moments),
         )
     return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])
 
@@ -183,16 +311,28 @@ def _join(parts: list[_Sums]) -> _Sums:
     )
 
 
+def _base(state: _State, queries: Array) -> Array:
+    """What products leave out of an exponent, (b,): −½‖u_i‖², of the coordinates as rounded for the kernel.
+
+    A row with a NaN among them is NaN, whatever the kernel gave.
+    """
+    rounded = queries.astype(state.form.dtype, copy=False).astype(np.float64, copy=False)
+    base = -0.5 * np.vecdot(rounded, rounded) + state.nan
+    return np.where(np.isnan(base), base, 0.0) if state.form.direct else base
+
+
+def _scale(problem: Problem, state: _State, queries: Array) -> Array:
+    """What to add to the kernel's exponents, (scales, b), in nats."""
+    return _base(state, queries) / np.array(problem.scales or (1.0,))[:, None] ** 2 + state.uniform
+
+
 def _result(problem: Problem, state: _State, queries: Array, sums: _Sums) -> Partial:
     """The log-domain results of a block of rows at every scale."""
     d = problem.d
     total, moment = sums.moments[:, 0], sums.moments[:, 1]  # (scales, b)
-    # Of the coordinates as rounded for the kernel. A row with a NaN among them is NaN, whatever the kernel gave.
-    rounded = queries.astype(state.form.dtype, copy=False).astype(np.float64, copy=False)
-    base = -0.5 * np.vecdot(rounded, rounded) + state.nan  # (b,)
-    base = np.where(np.isnan(base), base, 0.0) if state.form.direct else base
+    base = _base(state, queries)
     sharpness = 1.0 / np.array(problem.scales or (1.0,))[:, None] ** 2
-    scale = LN2 * sums.tops + sharpness * base + state.uniform
+    scale = LN2 * sums.tops + _scale(problem, state, queries)
 
     def arranged(x: Array) -> Array:
         """(scales, b, …) as the protocol has it."""

@@ -13,7 +13,10 @@ So every limit is s times that of scale 1; the smallest factor decides.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
@@ -22,17 +25,25 @@ __all__ = [
     "MOST_KERNEL_EXTENT",
     "SCALES",
     "Form",
+    "beside_terms",
     "choose",
     "double_limit",
     "extent_limit",
     "single_limit",
     "single_products",
+    "single_terms",
 ]
+
+Array = NDArray[Any]
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
 #: Shares of the tolerance that exponents may use in float32 and in float64; the rest is for exponentials and sums.
 SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
+
+#: Share of a shift's tolerance that terms in float32 may use, and their error over their reach. A tenth is for pairs
+#: left out; exponents need a thirtieth up to FARTHEST of their limit.
+TERMS_BUDGET, TERMS_ERROR, FARTHEST = 0.85, 9.2e-7, 0.25
 
 #: Bandwidth factors and log weights (nats) that float32 takes: columns left out must stay below all others.
 SINGLE_SCALES, SINGLE_SPAN = (1e-4, 1e4), 1e5
@@ -107,6 +118,43 @@ def double_limit(problem: Problem) -> float:
     absolute = min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
     squares = DOUBLE_BUDGET * absolute / _of_sums("float64", problem.d)
     return _smallest_scale(problem) * (min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares))
+
+
+def beside_terms(problem: Problem, form: Form) -> Form:
+    """Return the form of exponents beside terms in float32: products in float64 leave room for the errors of these."""
+    if form.dtype == "float32" or problem.precision == "float64":
+        return form
+    far = problem.extent > FARTHEST * double_limit(problem)
+    return form._replace(direct=form.direct or far or problem.reduction is Reduction.LAPLACE)
+
+
+def single_terms(problem: Problem, form: Form, reach: Array, across: float) -> bool:
+    """Whether exponentials, and sums within a tile, may be in float32 where exponents are in float64.
+
+    A log sum then errs by 3e-7, of exponentials, and by roundings of log2 φ less the largest: at most 2⁻²⁴ log n, by
+    the entropy of the terms. A shift errs by the terms' errors times their distances from the mean, whose root mean
+    square is at most the ``reach`` √(2 (log Σ w − ℓ)) (see :mod:`sdkde_core.nearby`): by 3e-7 of it for exponentials,
+    1e-7 for the roundings before, 4e-7 for sums over a tile, 2 · 2⁻²⁴ for coordinates and differences; and by 2⁻²⁴ of
+    the rows' distances, since the coordinates are taken from their middle. LAPLACE adds terms times squares of
+    distances, which products have as differences of two such sums: so of squares only, see :func:`beside_terms`.
+
+    Parameters
+    ----------
+    problem : Problem
+    form : Form
+        Of the exponents.
+    reach : (scales,) array
+        In bandwidths of each scale.
+    across : float
+        Largest distance of two rows that are summed together, in bandwidths of scale 1.
+    """
+    if problem.precision == "float64":
+        return False
+    if problem.reduction is not Reduction.MEAN:
+        return problem.reduction is Reduction.LOG_SUM or form.direct
+    budget = TERMS_BUDGET * TOLERANCES[problem.precision][Reduction.MEAN].absolute
+    off = TERMS_ERROR * float(np.max(reach)) + UNIT_ROUNDOFF["float32"] * across / _smallest_scale(problem)
+    return off <= budget
 
 
 def _takes_single(problem: Problem) -> bool:

@@ -39,9 +39,12 @@ except RuntimeError as error:  # nowhere to write: neither beside the package no
     _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
 
 
-def kernel(dtype: str, name: str = "gaussian") -> Any:
-    """Return ``reduce_tiles`` for arrays of ``dtype``, compiled; of another kernel ``reduce_kernel_tiles``."""
-    function, signature = reduce_tiles, _signature(dtype)
+def kernel(dtype: str, name: str = "gaussian", terms: str = "") -> Any:
+    """Return ``reduce_tiles`` for columns of ``dtype``, compiled; of another kernel ``reduce_kernel_tiles``.
+
+    ``terms``: the dtype of exponentials, if that is another one.
+    """
+    function, signature = reduce_tiles, _signature(dtype, terms or dtype)
     if name in CODES:
         function, signature = reduce_kernel_tiles, _kernel_signature()
     if signature not in function.overloads:
@@ -87,15 +90,14 @@ def _kept() -> str:
 
 
 @functools.cache
-def _signature(dtype: str) -> tuple[Any, ...]:
-    real, count = types.float32 if dtype == "float32" else types.float64, types.intp
-    cube, sums = types.Array(real, 3, "C"), types.Array(types.float64, 3, "C")
-    matrix, tops = types.Array(real, 2, "C"), types.Array(types.float64, 2, "C")
-    scales = types.Array(types.float64, 1, "C")
-    switch = types.boolean
+def _signature(dtype: str, terms: str) -> tuple[Any, ...]:
+    real, term = (types.float32 if name == "float32" else types.float64 for name in (dtype, terms))
+    cube, matrix, near = types.Array(real, 3, "C"), types.Array(real, 2, "C"), types.Array(term, 2, "C")
+    vector, tops, sums = (types.Array(types.float64, k, "C") for k in (1, 2, 3))
+    places, switch = types.Array(types.intp, 1, "C"), types.boolean
     return (
-        *(cube, matrix, count, count, matrix, switch, scales, count, switch),
-        *(tops, sums, sums),
+        *(cube, matrix, places, matrix, switch, vector, places, switch),
+        *(tops, tops, vector, near, tops, sums, sums),
     )
 
 

@@ -183,14 +183,17 @@ def _exponents(s, r, log_weights, factor, out):
 
 
 @njit(nogil=True, fastmath=_FAST, forceinline=True)
-def _exponentials(exponents, r, top):
-    """Replace exponents by 2^(exponent − top), 0 where that is below the normal numbers; return the sum."""
-    real = exponents.dtype.type
-    least, total = real(LEAST[0]) if exponents.itemsize == 4 else real(LEAST[1]), real(0.0)
+def _exponentials(exponents, r, top, out):
+    """out[r, j] = 2^(exponents[r, j] − top), 0 where that is below the normal numbers; return the sum."""
+    real = out.dtype.type
+    least, total = real(LEAST[0]) if out.itemsize == 4 else real(LEAST[1]), real(0.0)
+    below = exponents.dtype.type(least - 1.0)  # what is narrower than the exponents has no room for all of them
+    for j in range(exponents.shape[1]):  # a loop of its own: of vectors of two widths LLVM makes slow code
+        out[r, j] = _larger(exponents[r, j] - top, below)
     for j in range(exponents.shape[1]):
-        t = exponents[r, j] - top
-        term = exp2(_larger(t, least)) if t > least else real(0.0)
-        exponents[r, j] = term
+        t = out[r, j]
+        term = exp2(t) if t > least else real(0.0)
+        out[r, j] = term
         total += term
     return total
 
@@ -235,12 +238,23 @@ def _add_means(phi, columns, rows, i, c, last, out):
 # --- the loop over tiles --------------------------------------------------------------------------------------------
 
 
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
+def _around(columns, centre, out):
+    """out = columns − centre, coordinate by coordinate."""
+    for c in range(out.shape[0]):
+        for j in range(columns.shape[1]):
+            out[c, j] = columns[c, j] - centre[c]
+
+
 @njit(nogil=True)
-def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own, laplace, tops, sums, moments):
+def reduce_tiles(
+    columns, log_weights, tiles, rows, direct, sharpness, own, laplace, cuts, left, centre, near, tops, sums, moments
+):
     """Add columns to the sums of some rows, tile by tile, each row relative to its running maximum.
 
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) / scale² for the
-    squares of differences and log2(e) / scale² for products.
+    squares of differences and log2(e) / scale² for products. Exponentials, and sums within a tile, have the dtype of
+    ``near``, which may be narrower than that of exponents.
 
     Parameters
     ----------
@@ -248,7 +262,7 @@ def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own
         Coordinates, and for products −½‖u_j‖² after them.
     log_weights : (tiles, width) array
         In log2 units; :data:`ABSENT` where there is no column.
-    start, stop : int
+    tiles : (k,) array of int
         Tiles to take.
     rows : (b, c) array
         b is a multiple of :data:`ROWS`. For products 1 after the coordinates.
@@ -256,10 +270,17 @@ def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own
         Squares of differences, or products.
     sharpness : (scales,) float64 array
         1 / scale².
-    own : int
-        Row i leaves out column i + own, where there is one.
+    own : (b,) array of int
+        Row i leaves out column own[i], where there is one.
     laplace : bool
         Whether ``moments`` gets Σ φ s.
+    cuts, left : (scales, b) float64 arrays
+        Four rows leave out a tile where no exponent e is above their cut and ``left`` is at least 1; 2^(0.9 (e − cut))
+        is taken off from that.
+    centre : (d,) float64 array
+        The origin of ``near``.
+    near : (b, d) array
+        The rows' coordinates from there, for MEAN.
     tops : (scales, b) float64 array
         Running maxima, from FLOOR on.
     sums : (scales, b, d) float64 array
@@ -270,27 +291,34 @@ def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own
     width, shifts = columns.shape[2], sums.shape[2]
     real = columns.dtype.type
     half_log2e = real(-0.7213475204444817)
-    least = LEAST[0] if columns.itemsize == 4 else LEAST[1]
+    least = LEAST[0] if near.itemsize == 4 else LEAST[1]
     own_exponent = real(OWN[0]) if columns.itemsize == 4 else real(OWN[1])
-    s, phi = np.empty((ROWS, width), columns.dtype), np.empty((ROWS, width), columns.dtype)
+    s, exponents = np.empty((ROWS, width), columns.dtype), np.empty((ROWS, width), columns.dtype)
+    phi, x = np.empty((ROWS, width), near.dtype), np.empty((shifts, width), near.dtype)
     peaks = np.empty(ROWS)
-    for tile in range(start, stop):
-        x, weights = columns[tile], log_weights[tile]
+    for tile in tiles:
+        weights = log_weights[tile]
+        _around(columns[tile], centre, x)
         for i in range(0, rows.shape[0], ROWS):
             if direct:
-                _squares(rows, x, s, i)
+                _squares(rows, columns[tile], s, i)
             else:
-                _products(rows, x, s, i)
+                _products(rows, columns[tile], s, i)
             for q in range(sharpness.shape[0]):
                 factor = half_log2e * real(sharpness[q]) * (real(1.0) if direct else real(-2.0))
                 seen = False
                 for r in range(ROWS):
-                    j = i + r + own - tile * width
+                    j = own[i + r] - tile * width
                     if 0 <= j < width:
                         s[r, j] = own_exponent / factor
-                    peaks[r] = _exponents(s, r, weights, factor, phi)
-                    seen |= peaks[r] - tops[q, i + r] > least
+                    peaks[r] = _exponents(s, r, weights, factor, exponents)
+                    few = peaks[r] <= cuts[q, i + r] and left[q, i + r] >= 1.0
+                    seen |= not few and peaks[r] > tops[q, i + r] + least
                 if not seen:
+                    for r in range(ROWS):
+                        below = 0.9 * (peaks[r] - cuts[q, i + r])
+                        if LEAST[1] < below <= 0.0:
+                            left[q, i + r] -= exp2(below)
                     continue
                 for r in range(ROWS):
                     top = max(tops[q, i + r], peaks[r])
@@ -301,12 +329,12 @@ def reduce_tiles(columns, log_weights, start, stop, rows, direct, sharpness, own
                         for c in range(shifts):
                             sums[q, i + r, c] *= shrink
                         tops[q, i + r] = top
-                    moments[q, 0, i + r] += _exponentials(phi, r, real(top))
+                    moments[q, 0, i + r] += _exponentials(exponents, r, real(top), phi)
                     if laplace:
                         moments[q, 1, i + r] += _product(s, phi, r)
                 here = sums[q, i : i + ROWS]
                 for c in range(0, shifts, 2):
-                    _add_means(phi, x, rows, i, c, shifts - 1, here)
+                    _add_means(phi, x, near, i, c, shifts - 1, here)
 
 
 # --- other kernels than the Gaussian --------------------------------------------------------------------------------
@@ -405,5 +433,5 @@ def reduce_kernel_tiles(columns, log_weights, start, stop, rows, code, sharpness
                     if top > tops[q, i + r]:
                         moments[q, 0, i + r] *= 2.0 ** (tops[q, i + r] - top)
                         tops[q, i + r] = top
-                    total = _exponentials(phi, r, top)
+                    total = _exponentials(phi, r, top, phi)
                     moments[q, 0, i + r] += total if code < 2 else _kernel_sum(s, phi, r, sharpness[q], code)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, rounded
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
+from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Reduction, Support
 
-from . import launch
+from . import launch, products
 from .bounds import (
     FULL,
     MOST_FUSED,
@@ -21,13 +21,15 @@ from .bounds import (
     formula,
     grid_step,
     in_blocks,
+    mirrors,
     packed_dimensions,
     shifts_rows,
     stores,
+    tiles_at_most,
 )
-from .grid import slab_rows
+from .grid import MOST_COLUMNS, Processor, slab_rows
 from .launch import Packed, Weights
-from .space import COLUMN_PADDING, LEAST_CAPABILITY, STORED_ROWS
+from .space import COLUMN_PADDING, LEAST_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,10 @@ class _State:
     span: float  # largest magnitude of a log weight, nats, rounded up
     made: PerStream = field(default_factory=PerStream)
 
-    def packed(self, step: float, pieces: int, scaled: bool) -> Packed:
-        """The points as columns of the first product, and as rows."""
-        return self._made(
-            (step, pieces, scaled), lambda: launch.pack_columns(self.points, step, self.weights, pieces, scaled=scaled)
-        )
+    def packed(self, step: float, pieces: int, **more: bool) -> Packed:
+        """The points as columns of the first product, and as rows; see :func:`launch.pack_columns`."""
+        key = step, pieces, *more.items()
+        return self._made(key, lambda: launch.pack_columns(self.points, step, self.weights, pieces, **more))
 
     def transposed(self, arithmetic: str) -> torch.Tensor:
         """The points as the direct kernel reads them."""
@@ -95,21 +96,25 @@ class TritonBackend:
         points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         if points.shape[0] == 0:
             return empty(problem, points)
-        if queries is None and problem.m < problem.n:
+        some = points.shape[0] < (problem.n if queries is None else problem.m)
+        if some and queries is None:
             problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
-            return _reduce(problem, points, state, own_offset)
+            return _reduce(problem, points, state, own_offset, some)
 
 
-def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
+def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int, some: bool) -> Partial:
     extent, span = state.problem.extent, state.span
-    compute = _packed if formula(problem, extent, span) == "packed" else _direct
-    step = _step(problem, state)
-    rows, m = STORED_ROWS, points.shape[0]
-    if compute is _direct or not stores(problem, form(problem, extent, step)):
-        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3))
+    compute = {"packed": _packed, "products": _products, "direct": _direct}[formula(problem, extent, span)]
+    rows = m = points.shape[0]
+    if compute is _products:
+        rows = QUANTUM if some else products.ROWS  # the bits of a product follow from its shape
+    elif not (compute is _packed and in_blocks(problem.d) and mirrors(problem)):
+        few = problem.precision == "high" and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
+        columns = 64 * tiles_at_most(extent) if few and compute is _packed else MOST_COLUMNS
+        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), columns)
 
-    def some(start: int, stop: int) -> Partial:
+    def slab(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None
         while True:
             try:
@@ -117,7 +122,7 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
             except launch.LaunchFailed:
                 continue  # with the next best configuration
 
-    return in_slabs(some, m, rows)
+    return in_slabs(slab, m, rows)
 
 
 def _step(problem: Problem, state: _State) -> float:
@@ -125,6 +130,10 @@ def _step(problem: Problem, state: _State) -> float:
     return grid_step(
         problem.d, state.problem.extent, shifted=shifts_rows(problem), log_weight_span=state.span, full=full
     )
+
+
+def _products(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+    return products.reduce(problem, points, state.points, state.weights.log, own)
 
 
 def _direct(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
@@ -137,9 +146,11 @@ def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | No
     corrections = form(problem, state.problem.extent, step)
     count = 3 if corrections == FULL else 2
     mean = problem.reduction is Reduction.MEAN
-    columns = state.packed(step, count, mean and not shifted)
+    stored = stores(problem, corrections, Processor.of(points.device).capability)
+    rounded = stored and problem.precision == "fast"
+    columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
-    masked = not in_blocks(problem.d, corrections) and not stores(problem, corrections)
+    masked = not in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.count and masked
     rows = columns if whole else launch.pack_rows(points, step, weights, count, scaled=mean and not shifted)
     if not mean:
@@ -151,4 +162,4 @@ def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | No
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack_rows(points, step, weights, count, scaled=True, log_sums=log_sums)
-    return launch.mean(problem, rows, columns, weights, corrections, log_sums, own)
+    return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, own)

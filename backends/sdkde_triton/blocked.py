@@ -7,6 +7,7 @@ operands.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from .kernels import (
@@ -16,7 +17,6 @@ from .kernels import (
     UNITS,
     accumulated,
     alone,
-    compensated,
     leave_out,
     sized,
     three_halves,
@@ -27,6 +27,9 @@ from .space import COLUMN_PADDING
 
 #: Columns of stored φ are a multiple of this.
 PADDED = tl.constexpr(COLUMN_PADDING)
+
+#: Points whose blocks "high" sums by themselves: fp32 rounds at every block, by a share of the sum so far.
+SEGMENT = tl.constexpr(1024)
 
 
 @sized
@@ -40,6 +43,7 @@ def blocked_kernel(
     m,
     n,
     own,
+    top,
     first,
     columns_per_split,
     D: tl.constexpr,
@@ -47,6 +51,7 @@ def blocked_kernel(
     FORM: tl.constexpr,
     LAPLACE: tl.constexpr,
     STORE: tl.constexpr,
+    BOTH: tl.constexpr,
     EXACT: tl.constexpr,
     WEIGHTED: tl.constexpr,
     EXCLUDE: tl.constexpr,
@@ -57,12 +62,13 @@ def blocked_kernel(
 ):
     """As :func:`sdkde_triton.kernels.log_sum_kernel`, with LONG's or FULL's exponents.
 
-    ``STORE``: instead φ, scaled by 2**SCALE_BITS, as two half-precision pieces, with ``EXACT`` three, (2 or 3, m,
-    columns_per_split) of the one split that begins at column ``first``; and to ``log_weights``, which the columns
-    carry already, its sums over tiles (tiles, m).
+    ``EXACT``: for "high". ``STORE``: instead φ, scaled by 2**SCALE_BITS, as two half-precision pieces, with ``EXACT``
+    three, (2 or 3, height, columns_per_split) of the rows from ``top`` on (0 from row m on) and the columns from
+    ``first`` on; and to ``log_weights``, which the columns carry already, its sums over tiles of columns (tiles,
+    height), with ``BOTH`` followed by those over tiles of rows (tiles, columns_per_split). ``top`` is 0 otherwise.
     """
     # Tiles of 64-bit addresses would take the registers: programs begin at one, and go on in 32 bits.
-    top_row = tl.program_id(0) * BLOCK_M
+    top_row = top + tl.program_id(0) * BLOCK_M
     index = top_row + tl.arange(0, BLOCK_M)
     inside = index < m
     row = (tl.minimum(index, m - 1) - top_row)[:, None]
@@ -72,7 +78,7 @@ def blocked_kernel(
     size = wide(column_padded)
     constants = rows + row_size * (PIECES * D) + wide(top_row) * 32 + (row * 32 + f)
     rows += wide(top_row) * D
-    top = tl.full((BLOCK_M,), FLOOR, tl.float32)
+    highest = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
     if STORE:
@@ -94,7 +100,7 @@ def blocked_kernel(
             e = tl.dot(a_hi, b_hi, e)
             a_lo = tl.load(at + row_size * D)
             b_lo = tl.trans(tl.load(by + size * D))
-            if FORM == FULL:
+            if FORM == FULL and EXACT:
                 # Each block by itself, added with rounding to nearest: hundreds of truncated steps are a bias.
                 part = tl.dot(a_lo, b_lo)
                 part = tl.dot(tl.load(at + row_size * (2 * D)), b_hi, part)
@@ -103,6 +109,9 @@ def blocked_kernel(
                 small += tl.dot(a_hi, b_lo, part)
             else:
                 small = tl.dot(a_lo, b_lo, small)
+                if FORM == FULL:
+                    small = tl.dot(tl.load(at + row_size * (2 * D)), b_hi, small)
+                    small = tl.dot(a_hi, tl.trans(tl.load(by + size * (2 * D))), small)
                 small = tl.dot(a_lo, b_hi, small)
                 small = tl.dot(a_hi, b_lo, small)
         b_c = tl.trans(tl.load(columns + size * (PIECES * D + 32) + wide(start) * 16 + (column * 16 + f)))
@@ -114,35 +123,97 @@ def blocked_kernel(
         if EXCLUDE:
             e = leave_out(e, index, j, own, n)
         if STORE:
-            p = tl.exp2(e)
+            p = tl.where(inside[:, None], tl.exp2(e), 0.0)
             if PIECES == 3:
                 p *= 2.0**SCALE_BITS
             if EXACT:
-                p_hi, p_lo, p_rest, sum_hi, sum_rest = three_halves(p)
+                p_hi, p_lo, p_rest = three_halves(p)
             else:
                 p_hi, p_lo = two_halves(p)
+            height = tl.num_programs(0) * BLOCK_M
             stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
-            to = row * stride + (j - first)[None, :]
-            at = out + wide(top_row) * stride
-            both = inside[:, None]
-            tl.store(at + to, p_hi, mask=both)
-            tl.store(at + wide(m) * stride + to, p_lo, mask=both)
+            to = tl.arange(0, BLOCK_M)[:, None] * stride + (j - first)[None, :]
+            place = tl.program_id(0) * BLOCK_M
+            at = out + wide(place) * stride
+            tl.store(at + to, p_hi)
+            tl.store(at + wide(height) * stride + to, p_lo)
             if EXACT:
-                tl.store(at + wide(m) * stride * 2 + to, p_rest, mask=both)
-                stored = sum_hi.to(tl.float64) + sum_rest.to(tl.float64)
+                tl.store(at + wide(height) * stride * 2 + to, p_rest)
+                rest = tl.sum(p_lo.to(tl.float32) + p_rest.to(tl.float32), 1)
+                stored = tl.sum(p_hi.to(tl.float32), 1).to(tl.float64) + rest.to(tl.float64)
             else:
                 # Of what is stored, so that the largest φ has the same weight in both sums.
-                stored = tl.sum(p_hi.to(tl.float32) + p_lo.to(tl.float32), 1).to(tl.float64)
-            tl.store(log_weights + tl.program_id(1).to(tl.int64) * m + index, stored, mask=inside)
+                whole = p_hi.to(tl.float32) + p_lo.to(tl.float32)
+                stored = tl.sum(whole, 1).to(tl.float64)
+            tl.store(log_weights + wide(tl.program_id(1)) * height + place + tl.arange(0, BLOCK_M), stored)
+            if BOTH:
+                sums = log_weights + wide(tl.num_programs(1)) * height + wide(tl.program_id(0)) * stride
+                tl.store(sums + (j - first), tl.sum(whole, 0).to(tl.float64))
         else:
-            top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
+            highest, total, moment = accumulated(e, highest, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
     if not STORE:
         to = tl.program_id(1).to(tl.int64) * m + index
         size = wide(m) * tl.num_programs(1)
-        tl.store(out + to, top, mask=inside)
+        tl.store(out + to, highest, mask=inside)
         tl.store(out + size + to, total, mask=inside)
         if LAPLACE:
             tl.store(out + 2 * size + to, moment, mask=inside)
+
+
+@triton.jit
+def _products(
+    phi,
+    columns,
+    size,
+    low,
+    stride,
+    length,
+    c,
+    D: tl.constexpr,
+    EXACT: tl.constexpr,
+    ACROSS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Σ φ b of a tile (BLOCK_M, BLOCK_N) over ``length`` points, fp32; see :func:`weighted_sum_kernel`."""
+    k = tl.arange(0, BLOCK_K)
+    r = tl.arange(0, BLOCK_M)
+    exists = (c < D)[None, :]
+    mean = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if EXACT:
+        segment = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in tl.range(0, length, BLOCK_K, num_stages=STAGES):
+        if ACROSS:
+            at = phi + wide(start) * stride + (k[:, None] * stride + r[None, :])
+            p_hi = tl.trans(tl.load(at))
+            p_lo = tl.trans(tl.load(at + low))
+        else:
+            at = phi + start + (r[:, None] * stride + k[None, :])
+            p_hi = tl.load(at)
+            p_lo = tl.load(at + low)
+        by = columns + start * D + (k[:, None] * D + c[None, :])
+        b_hi = tl.load(by, mask=exists, other=0.0)
+        b_lo = tl.load(by + size, mask=exists, other=0.0)
+        # The largest products last, and every block from 0: what follows is truncated next to them.
+        if EXACT:
+            part = tl.dot(tl.load(at + 2 * low), b_hi)
+            part = tl.dot(p_hi, tl.load(by + 2 * size, mask=exists, other=0.0), part)
+            part = tl.dot(p_lo, b_lo, part)
+            part = tl.dot(p_hi, b_lo, part)
+            part = tl.dot(p_lo, b_hi, part)
+            segment += part + alone(p_hi, b_hi)
+            if wide(start + BLOCK_K) % SEGMENT == 0:
+                mean += segment
+                segment = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        else:
+            part = tl.dot(p_lo, b_hi)
+            part = tl.dot(p_hi, b_lo, part)
+            mean += tl.dot(p_hi, b_hi, part)
+    if EXACT:
+        mean += segment
+    return mean
 
 
 @sized
@@ -153,65 +224,91 @@ def weighted_sum_kernel(
     out,
     column_padded,
     m,
-    splits,
+    n,
+    top,
     first,
+    height,
     columns_per_split,
+    tile_rows,
+    tile_columns,
     D: tl.constexpr,
-    PIECES: tl.constexpr,
     EXACT: tl.constexpr,
+    BOTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Add Σ φ (m,) and Σ φ b (m, D) over the columns from ``first`` on, whose φ is stored, as ``EXACT`` says.
+    """Add Σ φ and Σ φ b over the columns from ``first`` on for the rows from ``top`` on, whose φ is stored.
 
-    ``columns`` has PIECES arrays (column_padded, D), ``sums`` those of φ over tiles (splits, m). The results are
-    float64: what is added comes in order.
+    φ is (2 or 3, height, columns_per_split), as :func:`blocked_kernel` stores it in tiles of ``tile_rows`` and
+    ``tile_columns``, and ``sums`` what it sums. ``columns`` has arrays (column_padded, D): with ``EXACT`` three pieces
+    of v, else two. The results, Σ φ (m,) and Σ φ b (m, D), are float64: what is added comes in order. ``BOTH``: a
+    second half of the programs takes φ transposed, and adds the sums over the rows, which are columns, for the columns.
     """
-    top_row = tl.program_id(0) * BLOCK_M
-    index = top_row + tl.arange(0, BLOCK_M)
-    inside = index < m
-    row = (tl.minimum(index, m - 1) - top_row)[:, None]
-    c = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    exists = (c < D)[None, :]
+    parts: tl.constexpr = (D + BLOCK_N - 1) // BLOCK_N
+    across = tl.program_id(1) >= parts
+    part = tl.program_id(1) % parts
+    c = part * BLOCK_N + tl.arange(0, BLOCK_N)
+    place = tl.program_id(0) * BLOCK_M
+    index = place + tl.arange(0, BLOCK_M)
     size = wide(column_padded) * D
     stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
-    low = wide(m) * stride
-    phi += wide(top_row) * stride
-    columns += wide(first) * D
-    mean = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    rest = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in tl.range(0, columns_per_split, BLOCK_K, num_stages=STAGES):
-        at = phi + start + (row * stride + k[None, :])
-        p_hi = tl.load(at)
-        p_lo = tl.load(at + low)
-        by = columns + start * D + (k[:, None] * D + c[None, :])
-        b_hi = tl.load(by, mask=exists, other=0.0)
-        b_lo = tl.load(by + size, mask=exists, other=0.0)
-        rest = tl.dot(p_lo, b_lo, rest)
-        if PIECES == 3:
-            rest = tl.dot(p_hi + p_lo, tl.load(by + 2 * size, mask=exists, other=0.0), rest)
-        if EXACT:
-            p_rest = tl.load(at + 2 * low)
-            rest = tl.dot(p_rest, b_lo, rest)
-            rest = tl.dot(p_rest, b_hi, rest)
-            rest = tl.dot(p_hi, b_lo, rest)
-            rest += alone(p_lo, b_hi)
-            mean, rest = compensated(mean, rest, alone(p_hi, b_hi))
-        else:
-            rest = tl.dot(p_lo, b_hi, rest)
-            rest = tl.dot(p_hi, b_lo, rest)
-            mean += alone(p_hi, b_hi)
-    mean += rest
-    to = out + wide(m) + wide(top_row) * D + (row * D + c[None, :])
-    both = inside[:, None] & exists
-    tl.store(to, tl.load(to, mask=both, other=0.0) + mean.to(tl.float64), mask=both)
-    if tl.program_id(1) == 0:
-        total = tl.load(out + index, mask=inside, other=0.0)
+    tall = height // PADDED * PADDED
+    low = wide(height) * stride
+    origin = top
+    splits = stride // tile_columns
+    step = height
+    count = tl.minimum(height, m - top)
+    if BOTH and across:
+        origin = first
+        sums += wide(splits) * height
+        splits = height // tile_rows
+        step = stride
+        count = tl.minimum(stride, n - first)
+        here = tl.minimum(place, stride - BLOCK_M)
+        mean = _products(
+            phi + here,
+            columns + wide(top) * D,
+            size,
+            low,
+            stride,
+            tall,
+            c,
+            D,
+            EXACT,
+            True,
+            BLOCK_M,
+            BLOCK_N,
+            STAGES,
+            BLOCK_K,
+        )
+    else:
+        here = tl.minimum(place, tall - BLOCK_M)
+        mean = _products(
+            phi + wide(here) * stride,
+            columns + wide(first) * D,
+            size,
+            low,
+            stride,
+            stride,
+            c,
+            D,
+            EXACT,
+            False,
+            BLOCK_M,
+            BLOCK_N,
+            STAGES,
+            BLOCK_K,
+        )
+    # No other program adds to these: so nothing has to be loaded, for which there are no registers.
+    inside = index < count
+    to = out + m + (wide(origin) + place) * D + (tl.arange(0, BLOCK_M)[:, None] * D + c[None, :])
+    tl.atomic_add(to, mean.to(tl.float64), mask=inside[:, None] & (c < D)[None, :], sem="relaxed")
+    if part == 0:
+        total = tl.zeros((BLOCK_M,), tl.float64)
         at = index.to(tl.int64)
         for _ in range(splits):
             total += tl.load(sums + at, mask=inside, other=0.0)
-            at += m
-        tl.store(out + index, total, mask=inside)
+            at += step
+        tl.atomic_add(out + wide(origin) + index, total, mask=inside, sem="relaxed")

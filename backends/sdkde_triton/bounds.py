@@ -12,6 +12,7 @@ from sdkde_core.protocol import Problem, Reduction
 __all__ = [
     "FULL",
     "LONG",
+    "MOST_DIRECT",
     "MOST_EXTENT",
     "MOST_FUSED",
     "PAIRED",
@@ -23,11 +24,14 @@ __all__ = [
     "grid_step",
     "in_blocks",
     "merges",
+    "mirrors",
+    "moves",
     "packed_dimensions",
     "packed_limit",
     "prefers_direct",
     "shifts_rows",
     "stores",
+    "tiles_at_most",
 ]
 
 #: Forms of the exponents, see :mod:`sdkde_triton.kernels`.
@@ -66,6 +70,15 @@ DOUBLED_LIMIT = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0, Reduction.MEA
 MOST_EXTENT = 1e10
 
 
+#: Dimensions whose differences a thread of the direct kernel holds.
+MOST_DIRECT = 4
+
+#: Where products of float64 replace direct differences: from so many dimensions on, up to that extent. An exponent is
+#: off by some 2⁻⁵² √d R², and midway between clusters at ± R a shift by R/2 times as much: 2e-6 for 4096 dimensions.
+LEAST_PRODUCTS = 16
+PRODUCTS_LIMIT = 600.0
+
+
 def shifts_rows(problem: Problem) -> bool:
     """Whether φ enters a product only after the rows' log sums: no term of a row is known to be near 1."""
     own = problem.same and not problem.requires & {"weights", "exclude_self"}
@@ -75,10 +88,11 @@ def shifts_rows(problem: Problem) -> bool:
 def prefers_direct(problem: Problem) -> bool:
     """Whether direct differences beat Tensor Cores, which multiply sixteen dimensions whether they are there or not.
 
-    On an H200, a first pass of 32768² takes 0.35 against 0.47 ms in one dimension and 0.47 against 0.55 in two; a
-    second pass in two dimensions 0.09 against 0.07.
+    On an H200, a first pass of 32768² takes 0.35 against 0.47 ms in one dimension, 0.47 against 0.55 in two, and at
+    "high" 0.88 against 1.07 in three; a second pass in two dimensions 0.09 against 0.07.
     """
-    return problem.d == 1 or (problem.d == 2 and problem.reduction is Reduction.MEAN and not shifts_rows(problem))
+    most = 3 if problem.precision == "high" else 2
+    return problem.d == 1 or (problem.d <= most and problem.reduction is Reduction.MEAN and not shifts_rows(problem))
 
 
 def packed_limit(problem: Problem) -> float:
@@ -96,9 +110,14 @@ def extent_limit(problem: Problem) -> float:
 
 
 def formula(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
-    """Return ``"packed"`` or ``"direct"``; half precision holds log weights (nats) to some 4·10⁴."""
+    """Return ``"packed"``, ``"products"`` (of float64) or ``"direct"``.
+
+    Half precision holds log weights (nats) to some 4·10⁴.
+    """
     near = extent <= packed_limit(problem) and log_weight_span <= MOST_SPAN
-    return "packed" if near and not prefers_direct(problem) else "direct"
+    if near and not prefers_direct(problem):
+        return "packed"
+    return "products" if problem.d >= LEAST_PRODUCTS and extent <= PRODUCTS_LIMIT else "direct"
 
 
 def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
@@ -111,6 +130,15 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
         return "float64"
     single = problem.precision == "fast" and extent <= SINGLE_LIMIT[problem.reduction]
     return "float32" if single else "doubled"
+
+
+def tiles_at_most(extent: float) -> int:
+    """Return how many tiles of columns one program of MEAN may sum at "high", where each rounds twice.
+
+    Beside a heap of columns R from the origin, each rounds by 2⁻²⁵ R at most, at random, as the sum grows: 64 tiles
+    come to 4e-7 R at R = 18, 0.4 of the tolerance as simulated. They go with R², so that this stays.
+    """
+    return 64 if extent <= 18.0 else 32 if extent <= 25.0 else 16
 
 
 def merges(d: int) -> bool:
@@ -128,15 +156,38 @@ def packed_dimensions(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
 
 
-def in_blocks(d: int, corrections: int) -> bool:
+def in_blocks(d: int) -> bool:
     """Whether the dimensions come in blocks: where one program cannot hold all of a tile's pieces."""
-    width = packed_dimensions(d)
-    return width > MOST_FUSED or (width == MOST_FUSED and corrections == FULL)
+    return d > MOST_FUSED
 
 
-def stores(problem: Problem, corrections: int) -> bool:
-    """Whether φ is stored before it is multiplied: MEAN whose dimensions come in blocks."""
-    return problem.reduction is Reduction.MEAN and in_blocks(problem.d, corrections)
+def stores(problem: Problem, corrections: int, capability: int = 90) -> bool:
+    """Whether φ is stored before it is multiplied: MEAN of more dimensions than one program holds.
+
+    Tensor Cores before and after Hopper's take a row's operands from registers, where three pieces of 128 do not fit.
+    """
+    if problem.reduction is not Reduction.MEAN:
+        return False
+    wide = packed_dimensions(problem.d) == MOST_FUSED and corrections == FULL
+    return in_blocks(problem.d) or (wide and not 90 <= capability < 100)
+
+
+def mirrors(problem: Problem) -> bool:
+    """Whether stored φ serves its rows and, read transposed, its columns: they are the same points, without weights.
+
+    Not at "high", whose leading piece of φ has its unit from the largest of a row.
+    """
+    return problem.same and problem.precision == "fast" and not shifts_rows(problem)
+
+
+def moves(d: int) -> bool:
+    """Whether every dimension is moved by a fraction of the grid of its own, which changes no difference.
+
+    Equal coordinates are rounded by the same amount. On a lattice (counts, pixels) so are all that differ by a step,
+    and their errors add up over the dimensions: to 2⁻¹³ g √d r in the exponent of a pair at distance r. Once moved by
+    multiples of the golden section they differ from dimension to dimension, as if drawn at random: some 2⁻¹³ g r.
+    """
+    return in_blocks(d)
 
 
 def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 0.0, full: bool = False) -> float:
@@ -160,6 +211,8 @@ def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 
         Three pieces.
     """
     radius = max(extent * _SQRT_LOG2E, 1.0)
+    if moves(d):
+        radius *= 1.0 + 2.0**-12 * math.sqrt(d)  # by g/2 at most a dimension
     largest = (2.5 if shifted else 1.0) * radius**2 + 2.0 * log_weight_span * _SQRT_LOG2E**2
     step = 2.0 ** (math.ceil(0.5 * math.log2(largest)) - 12)
     tight = 2.0 ** (math.ceil(0.5 * math.log2(largest / 2.0)) - 12)
@@ -184,16 +237,17 @@ def form(problem: Problem, extent: float, step: float) -> int:
 
     Two pieces leave 2⁻¹³ g of a coordinate out. On a lattice (counts, pixels) equal coordinates are off by the same
     amount, so vectors by up to 2⁻¹³ g √d, and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² for every
-    r while 2⁻¹³ g √d is below 3e-5.
+    r while 2⁻¹³ g √d is below 3e-5. Beyond :data:`MOST_FUSED` dimensions neither needs a third piece: every dimension
+    is moved (:func:`moves`), and MEAN sums columns rounded to 2⁻²² of a coordinate, by at most 2⁻²² R in all.
     """
     if problem.precision == "high" or shifts_rows(problem):
         return FULL
+    if moves(problem.d):
+        return LONG
     if problem.reduction is Reduction.MEAN and 2.0**-13 * step * math.sqrt(2.0 * problem.d / 3.0) > 2e-5:
         return FULL
     if problem.reduction is not Reduction.MEAN and 2.0**-13 * step * math.sqrt(problem.d) > 3e-5:
         return FULL
-    if problem.d > MOST_FUSED:
-        return LONG
     lost = math.log(2.0) * (0.25 * problem.d * step**2 + 2.0**-22 * (extent * _SQRT_LOG2E) ** 2)
     if problem.reduction is Reduction.MEAN:
         if step > 2.0**-8:

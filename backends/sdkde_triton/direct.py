@@ -5,7 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .bounds import MOST_DIRECT
 from .kernels import FLOOR, FLOOR64, LOG2E, f64, sized, wide
+
+#: Dimensions whose differences a thread holds.
+MOST_HELD = tl.constexpr(MOST_DIRECT)
 
 
 @triton.jit
@@ -45,9 +49,10 @@ def direct_kernel(
     """As :func:`sdkde_triton.kernels.log_sum_kernel`, and for MEAN also Σ 2^(e − μ) (v_j − v_i), by direct differences.
 
     ``rows`` (d, m) and ``columns`` (d, column_padded) are v; all arithmetic is in their dtype, fp32 or float64.
-    ``DOUBLED``: as many rows of what fp32 leaves of every coordinate follow. D is min(d, 3). For few dimensions, where
-    Tensor Cores would multiply padding, and for extents at which expanded squares fail. ``ANCHORED``: every row is a
-    column too, so its largest φ is 1 and needs no search. ``EXCLUDE``: row i leaves out column i + own.
+    ``DOUBLED``: as many rows of what fp32 leaves of every coordinate follow. D is d up to MOST_HELD, else one more. For
+    few dimensions, where Tensor Cores would multiply padding, and for extents at which expanded squares fail.
+    ``ANCHORED``: every row is a column too, so its largest φ is 1 and needs no search. ``EXCLUDE``: row i leaves out
+    column i + own.
 
     Tiles are (columns, rows), so that a thread owns whole rows and sums without talking to its neighbours.
     """
@@ -66,11 +71,11 @@ def direct_kernel(
         top = tl.full((BLOCK_M,), floor, real)
     total = tl.zeros((BLOCK_M,), real)
     moment = tl.zeros((BLOCK_M,), real)
-    if D <= 2:
-        mean0 = tl.zeros((BLOCK_M,), real)
-        if D == 2:
-            mean1 = tl.zeros((BLOCK_M,), real)
-    elif MEAN:
+    mean0 = tl.zeros((BLOCK_M,), real)
+    mean1 = tl.zeros((BLOCK_M,), real)
+    mean2 = tl.zeros((BLOCK_M,), real)
+    mean3 = tl.zeros((BLOCK_M,), real)
+    if D > MOST_HELD and MEAN:
         more_at = split * d * m + i
         for _ in range(d):
             tl.store(out_more + more_at, tl.zeros((BLOCK_M,), real), mask=inside)
@@ -78,12 +83,20 @@ def direct_kernel(
     begin = tl.program_id(1) * columns_per_split
     for start in range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
-        if D <= 2:
+        if D <= MOST_HELD:
             d0 = _differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED)
             e = d0 * d0
-            if D == 2:
+            if D >= 2:
                 d1 = _differences(rows + m, columns + column_padded, i, inside, j, low_rows, low_columns, DOUBLED)
                 e = tl.fma(d1, d1, e)  # left to the compiler, registers of one tile are fused differently
+            if D >= 3:
+                x, y = rows + 2 * wide(m), columns + 2 * wide(column_padded)
+                d2 = _differences(x, y, i, inside, j, low_rows, low_columns, DOUBLED)
+                e = tl.fma(d2, d2, e)
+            if D == 4:
+                x, y = rows + 3 * wide(m), columns + 3 * wide(column_padded)
+                d3 = _differences(x, y, i, inside, j, low_rows, low_columns, DOUBLED)
+                e = tl.fma(d3, d3, e)
         else:
             # Sixteen squares at a time: one sum of a thousand would lose more digits.
             e = tl.zeros((BLOCK_N, BLOCK_M), real)
@@ -119,14 +132,19 @@ def direct_kernel(
             total = total * decay + tl.sum(p, 0)
             top = highest
         if MEAN:
-            if D <= 2:
+            if D <= MOST_HELD:
                 if not ANCHORED:
                     mean0 *= decay
+                    mean1 *= decay
+                    mean2 *= decay
+                    mean3 *= decay
                 mean0 += tl.sum(p * d0, 0)
-                if D == 2:
-                    if not ANCHORED:
-                        mean1 *= decay
+                if D >= 2:
                     mean1 += tl.sum(p * d1, 0)
+                if D >= 3:
+                    mean2 += tl.sum(p * d2, 0)
+                if D == 4:
+                    mean3 += tl.sum(p * d3, 0)
             else:
                 x_at = i.to(tl.int64)
                 y_at = j.to(tl.int64)
@@ -145,7 +163,11 @@ def direct_kernel(
     tl.store(out + size + to, total, mask=inside)
     if LAPLACE:
         tl.store(out_more + to, moment, mask=inside)
-    if MEAN and D <= 2:
+    if MEAN and D <= MOST_HELD:
         tl.store(out_more + split * D * m + i, mean0, mask=inside)
-        if D == 2:
+        if D >= 2:
             tl.store(out_more + (split * D + 1) * m + i, mean1, mask=inside)
+        if D >= 3:
+            tl.store(out_more + (split * D + 2) * m + i, mean2, mask=inside)
+        if D == 4:
+            tl.store(out_more + (split * D + 3) * m + i, mean3, mask=inside)

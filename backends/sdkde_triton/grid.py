@@ -11,9 +11,18 @@ import torch
 
 from sdkde_core.plugin import card_name
 
-from .space import Config
+from .space import COLUMN_PADDING, Config
 
-__all__ = ["INTERPRETER", "MOST_COLUMNS", "Processor", "most_parts", "resident", "slab_rows", "splits"]
+__all__ = [
+    "INTERPRETER",
+    "MOST_COLUMNS",
+    "Processor",
+    "block_points",
+    "most_parts",
+    "resident",
+    "slab_rows",
+    "splits",
+]
 
 #: Columns that one program sums at most: fp32 sums of more would lose digits.
 MOST_COLUMNS = 1 << 16
@@ -75,7 +84,9 @@ def resident(compiled: Any, config: Config, processor: Processor) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int = 64) -> tuple[int, int]:
+def splits(
+    rows: int, n: int, block_m: int, step: int, slots: int, limit: int = 64, columns: int = MOST_COLUMNS
+) -> tuple[int, int]:
     """Return in how many parts the columns are split, and the columns of each.
 
     Every part is a program of its own, so that few rows still fill the card and the last wave of many is nearly full:
@@ -92,10 +103,12 @@ def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int = 
         Programs that the card holds at once.
     limit : int
         Parts that there may be, unless the columns of one would be too many.
+    columns : int
+        Columns of a part at most.
     """
     tiles, steps = -(-rows // block_m), -(-n // step)
     best, best_time = steps, math.inf
-    fewest = -(-n // MOST_COLUMNS)
+    fewest = -(-n // columns)
     most = max(fewest, min(steps, limit, -(-8 * slots // tiles)))
     for count in range(fewest, most + 1):
         length = -(-steps // count)
@@ -108,17 +121,31 @@ def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int = 
     return -(-steps // best), best * step
 
 
+@functools.cache
+def block_points(block_m: int, across: int, multiprocessors: int) -> int:
+    """Return how many rows and columns of φ are stored at a time: some 4096, 64 MiB or 96.
+
+    Their sums, of ``block_m`` rows and one of ``across`` parts of the dimensions a program, are to fill whole waves.
+    """
+
+    def filled(points: int) -> float:
+        programs = points // block_m * across
+        return programs / (multiprocessors * math.ceil(programs / multiprocessors))
+
+    return max(range(3072, 6144, COLUMN_PADDING), key=lambda points: (round(filled(points), 1), -abs(points - 4096)))
+
+
 def most_parts(rows: int, bytes_per_row: int) -> int:
     """Return in how many parts the columns may be split at most, for the memory that their results take."""
     return max(1, min(64, PARTIAL_BYTES // (rows * bytes_per_row)))
 
 
-def slab_rows(rows: int, n: int, bytes_per_row: int) -> int:
+def slab_rows(rows: int, n: int, bytes_per_row: int, columns: int = MOST_COLUMNS) -> int:
     """Return how many rows to take at a time, so that their partial results stay below :data:`PARTIAL_BYTES`.
 
     All slabs but the last have as many: none is left over that would not fill the card.
     """
-    fewest = -(-n // MOST_COLUMNS)
+    fewest = -(-n // columns)
     most = max(1024, PARTIAL_BYTES // (bytes_per_row * fewest))
     count = -(-rows // most)
     return min(rows, -(-rows // (count * 1024)) * 1024)

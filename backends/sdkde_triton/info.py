@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 from .bounds import (
     FULL,
     LONG,
+    MOST_DIRECT,
     MOST_EXTENT,
     PAIRED,
     arithmetic,
@@ -19,6 +21,7 @@ from .bounds import (
     formula,
     grid_step,
     merges,
+    mirrors,
     packed_dimensions,
     shifts_rows,
     stores,
@@ -54,6 +57,8 @@ def _supports(problem: Problem) -> Support:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
     if formula(problem, problem.extent) == "packed":
         return Support(True, "half-precision pieces on Tensor Cores")
+    if formula(problem, problem.extent) == "products":
+        return Support(True, "products of float64 matrices")
     kind = arithmetic(problem, problem.extent)
     return Support(True, f"direct differences in {'pairs of float32' if kind == 'doubled' else kind}")
 
@@ -71,26 +76,36 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         exponent = pieces * width + 16 * ((not merges(d)) + (corrections >= LONG))
         first = (3 * width + 16) if two_passes else 0
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
-        exact = 7 if stores(problem, corrections) else 6
-        products = exact if problem.precision == "high" else 5 if corrections == FULL else 3
+        stored = stores(problem, corrections)
+        if stored and mirrors(problem):
+            exponent //= 2
+        products = 6 if problem.precision == "high" else 5 if corrections == FULL and not stored else 3
         second = products * width * mean
         # Pieces of φ are split off by the units that the exponentials wait for: measured twice the roof at "high".
         waits = 2.0 if problem.precision == "high" else 1.0
         scalar = 6.0 if mean else 4.0
-        stored = 4.0 * pairs if stores(problem, corrections) else 0.0  # φ, which the cache of a large card holds
         read = (problem.m + problem.n) * (8 * d + 4 * (2 + full) * width + 128)
         work = Work(
             matrix_flops={"float16": waits * 2.0 * (first + exponent + second) * pairs},
             scalar_flops=waits * 2.0 * (scalar + (4.0 if two_passes else 0.0)) * pairs,  # an instruction is an FMA
             exps=waits * (2.0 if two_passes else 1.0) * pairs,
-            bytes=read + stored + 8.0 * problem.m * (d + 1),
+            bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
             launches=(2 if two_passes else 1) * LAUNCHES,
+        )
+    elif formula(problem, extent) == "products":
+        work = Work(
+            matrix_flops={"float64": 2.0 * d * (1 + mean) * pairs},
+            scalar_flops=20.0 * pairs,
+            exps=float(pairs),
+            bytes=72.0 * pairs,  # a tile is written and read some nine times
+            launches=LAUNCHES + 12 * math.ceil(problem.m / 8192) * math.ceil(problem.n / 2048),
         )
     else:
         kind = arithmetic(problem, extent)
         distance = (4.0 if kind == "doubled" else 2.0) * d + 3.0
-        operations = (distance * (1 + (mean and d > 2)) + (d if mean else 1.0)) * 2.0 * pairs
-        if d > 2:  # coordinates are read again for every row of a tile: measured from 3 to 256 dimensions
+        many = d > MOST_DIRECT
+        operations = (distance * (1 + (mean and many)) + (d if mean else 1.0)) * 2.0 * pairs
+        if many:  # coordinates are read again for every row of a tile: measured from 3 to 256 dimensions
             operations *= 6.0
         work = Work(
             matrix_flops={"float64": 4.0 * operations} if kind == "float64" else {},  # exponentials included
@@ -112,6 +127,8 @@ def _compile_seconds(problem: Problem) -> float:
     and the results merged; other rows are packed by a variant. Shifted rows are packed and reduced twice.
     """
     if problem.device.startswith("cpu"):
+        return 0.0
+    if formula(problem, problem.extent) == "products":
         return 0.0
     if formula(problem, problem.extent) == "direct":
         return 2 * OTHERS_SECONDS

@@ -19,7 +19,7 @@ A packed array is one half-precision buffer for ``padded`` points: their PIECES,
 :func:`sdkde_triton.bounds.packed_dimensions` has it; the points' constants as rows, (padded, 32) = [c₁, c₂, 1, 1, 0 … |
 c₃, 0, 0, 0, 1, 0 …]; and for columns theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, 0 …], the first of these in hi
 from its column d on too, as far as there is room. Columns are padded to a multiple of every tile with c₁ = −60000,
-whose φ is 0.
+whose φ is 0. Where MEAN stores φ at "fast", columns end with the points in two pieces of eleven bits each, (padded, D).
 
 Half precision ends at 2⁻²⁴, which would cut the rest short: on a lattice that adds up, and moves the shift of a row
 midway between columns beyond "high". So three pieces are of 128 v, and end at 2⁻³¹ of v. The constants, which would
@@ -59,6 +59,7 @@ FLOOR64 = tl.constexpr(-1.0e303)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 SQRT_LOG2E = tl.constexpr(1.2011224087864498)
+GOLDEN = tl.constexpr(0.6180339887498949)
 
 
 _SIZES = (
@@ -72,6 +73,10 @@ _SIZES = (
     "columns_per_split",
     "splits",
     "first",
+    "top",
+    "height",
+    "tile_rows",
+    "tile_columns",
 )
 sized = triton.jit(do_not_specialize=_SIZES)
 
@@ -112,11 +117,16 @@ def pack_kernel(
     WEIGHTED: tl.constexpr,
     SHIFTED: tl.constexpr,
     SCALED: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    MOVED: tl.constexpr,
 ):
     """Pack float64 points (n, d) as rows, or as columns and rows; the grid of hi is ``step``, WIDTH a power of two ≥ D.
 
     ``WEIGHTED``: the columns' weights vary, and log2 of them is in their constants. ``SHIFTED`` subtracts log2 of the
     rows' sums, so that the exponents are those of φ / Σφ; ``SCALED`` adds SCALE_BITS to rows of two pieces.
+    ``ROUNDED``: columns are followed by v in two pieces, (2, padded, D), the first of eleven bits: 2⁻²² of a coordinate
+    is lost, and the smaller one is smaller than lo. ``MOVED`` moves every dimension by a fraction of g, see
+    :func:`sdkde_triton.bounds.moves`.
     """
     units: tl.constexpr = UNITS if PIECES == 3 else 1.0
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -126,6 +136,9 @@ def pack_kernel(
     v = tl.load(points + row * d + k[None, :], mask=inside[:, None] & (k[None, :] < d), other=0.0)
     v *= f64(SQRT_LOG2E * units)
     g = tl.zeros((), tl.float64) + step
+    if MOVED:
+        turns = k.to(tl.float64) * f64(GOLDEN)
+        v += tl.where(k < d, (turns - tl.floor(turns) - 0.5) * g * units, 0.0)[None, :]
     # Beyond 2048 g, half precision rounds to a coarser multiple of g: still exact, with a larger lo.
     v_hi = _nearest(v, g * units).to(tl.float32).to(tl.float16)
     v_lo = (v - v_hi.to(tl.float64)).to(tl.float32).to(tl.float16)
@@ -149,6 +162,12 @@ def pack_kernel(
         f = tl.arange(0, 16)[None, :]
         block = tl.where(f == 2, c1[:, None], tl.where(f == 3, c2[:, None], tl.where(f == 4, c3[:, None], zero)))
         tl.store(out + size * (PIECES * D + 32) + row * 16 + f, tl.where(f < 2, one, block), mask=written)
+        if ROUNDED:
+            high = v.to(tl.float32).to(tl.float16)
+            low = (v - high.to(tl.float64)).to(tl.float32).to(tl.float16)
+            values = out + size * (PIECES * D + 48) + row * D + k[None, :]
+            tl.store(values, high, mask=stored)
+            tl.store(values + size * D, low, mask=stored)
         free = k[None, :] - d
         v_hi = tl.where((free == 0) | ((free == 1) & MERGE), one, v_hi)
         if MERGE:
@@ -352,23 +371,15 @@ def three_halves(p):
     """A tile of p ≥ 0 in three half-precision pieces, the first with six bits below the row's largest.
 
     Its products with hi, of eleven bits, then sum exactly over 64 columns. A Tensor Core aligns all products to the
-    largest number and cuts what hangs over: with 22 bits in the leading product that moves a shift by 2⁻²⁰ ‖v‖. Also
-    returns the row's sums of the first piece, exact as well, and of the rest.
+    largest number and cuts what hangs over: with 22 bits in the leading product that moves a shift by 2⁻²⁰ ‖v‖. The
+    row's sums of the first piece are exact as well.
     """
     largest = tl.max(p, 1)
     power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     rounding = (power * (1.5 * 2.0**18))[:, None]  # a unit in its last place is a 32nd of the power of two
     first = (p + rounding) - rounding
     second, third = two_halves(p - first)
-    return first.to(tl.float16), second, third, tl.sum(first, 1), tl.sum(p - first, 1)
-
-
-@triton.jit
-def compensated(total, rest, part):
-    """total + rest + part, and what rounding lost of it (Kahan, "Further remarks on reducing truncation errors")."""
-    part += rest
-    added = total + part
-    return added, part - (added - total)
+    return first.to(tl.float16), second, third
 
 
 @sized
@@ -397,9 +408,8 @@ def mean_kernel(
 ):
     """Σ φ (m,) and Σ φ v (m, D) of every row over one split of the columns, φ scaled by 2**SCALE_BITS.
 
-    v is in the columns' units. ``SUMMED``: column d of the means, of ones, is the sum. ``EXCLUDE``: row i leaves out
-    column i + own. ``EXACT``, for "high" with three PIECES: φ in three pieces too, all products that weigh, and tiles
-    added with their rounding errors (Kahan).
+    v is in the columns' units. ``SUMMED``: column d of the means, of ones, is the sum. ``EXACT``, for "high" with three
+    PIECES: φ in three pieces too, and all products that weigh. ``EXCLUDE``: row i leaves out column i + own.
 
     No running maximum: the rows' constants see to it that the largest φ of a row is near 1 (a point among the columns,
     or rows shifted by their log sums). φ enters the second product in two pieces: one alone misses the shift's
@@ -407,15 +417,11 @@ def mean_kernel(
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
-    k = tl.arange(0, D)[None, :]
+    begin = tl.program_id(1) * columns_per_split
+    end = tl.minimum(begin + columns_per_split, n)
     total = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
-    if EXACT:
-        mean_rest = tl.zeros((BLOCK_M, D), tl.float32)
-        total_rest = tl.zeros((BLOCK_M,), tl.float32)
-    begin = tl.program_id(1) * columns_per_split
-    step: tl.constexpr = BLOCK_N * TILES
-    for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), step, num_stages=STAGES):
+    for start in tl.range(begin, end, BLOCK_N * TILES, num_stages=STAGES):
         # A fresh accumulator for some tiles, added in fp32 with rounding to nearest: Tensor Cores truncate, and over
         # thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
         part = tl.zeros((BLOCK_M, D), tl.float32)
@@ -431,15 +437,16 @@ def mean_kernel(
                 p *= 2.0**SCALE_BITS
             # The largest products last: every step after them is truncated next to them.
             if EXACT:
-                p_hi, p_lo, p_rest, sum_hi, sum_rest = three_halves(p)
+                p_hi, p_lo, p_rest = three_halves(p)
                 if not SUMMED:
-                    total, total_rest = compensated(total, total_rest + sum_rest, sum_hi)
-                mean_rest = tl.dot(p_rest, b_hi, mean_rest)
-                mean_rest = tl.dot(p_hi, b_rest, mean_rest)
-                mean_rest = tl.dot(p_lo, b_lo, mean_rest)
-                mean_rest = tl.dot(p_hi, b_lo, mean_rest)
-                mean_rest = tl.dot(p_lo, b_hi, mean_rest)
-                mean, mean_rest = compensated(mean, mean_rest, alone(p_hi, b_hi))
+                    total += tl.sum(p_lo.to(tl.float32) + p_rest.to(tl.float32), 1)
+                    total += tl.sum(p_hi.to(tl.float32), 1)
+                part = tl.dot(p_rest, b_hi, part)
+                part = tl.dot(p_hi, b_rest, part)
+                part = tl.dot(p_lo, b_lo, part)
+                part = tl.dot(p_hi, b_lo, part)
+                mean += tl.dot(p_lo, b_hi, part)
+                part = alone(p_hi, b_hi)
             else:
                 if not SUMMED:
                     total += tl.sum(p, 1)
@@ -450,15 +457,11 @@ def mean_kernel(
                 part = tl.dot(p_lo, b_hi, part)
                 part = tl.dot(p_hi, b_lo, part)
                 part = tl.dot(p_hi, b_hi, part)
-        if not EXACT:
-            mean += part
-    if EXACT:
-        mean += mean_rest
-        total += total_rest
+        mean += part
     to = tl.program_id(1).to(tl.int64) * m + index
     inside = index < m
     means = out
     if not SUMMED:
         tl.store(out + to, total, mask=inside)
         means += wide(m) * tl.num_programs(1)
-    tl.store(means + to[:, None] * D + k, mean, mask=inside[:, None])
+    tl.store(means + to[:, None] * D + tl.arange(0, D)[None, :], mean, mask=inside[:, None])

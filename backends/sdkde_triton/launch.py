@@ -11,11 +11,11 @@ import torch
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
-from .bounds import in_blocks, merges, packed_dimensions
+from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, stores, tiles_at_most
 from .compiled import INTERPRETED, LaunchFailed, configuration, copy, launch, reduce
 from .direct import direct_kernel
-from .grid import Processor
-from .space import COLUMN_PADDING, STORED_COLUMNS, block_k, tiles_per_sum
+from .grid import MOST_COLUMNS, Processor, block_points
+from .space import COLUMN_PADDING, block_k, tiles_per_sum
 
 __all__ = [
     "INTERPRETED",
@@ -51,7 +51,9 @@ class Weights:
     vary: bool
 
 
-def pack_columns(points: torch.Tensor, step: float, weights: Weights, pieces: int, *, scaled: bool = False) -> Packed:
+def pack_columns(
+    points: torch.Tensor, step: float, weights: Weights, pieces: int, *, scaled: bool = False, rounded: bool = False
+) -> Packed:
     """Pack float64 points (n, d) as columns of the first product, and as its rows.
 
     Parameters
@@ -64,9 +66,11 @@ def pack_columns(points: torch.Tensor, step: float, weights: Weights, pieces: in
         Two, or three for FULL.
     scaled : bool
         MEAN: the rows scale φ to half precision's range.
+    rounded : bool
+        MEAN that stores φ, at "fast": the points follow in two pieces that are rounded as such.
     """
     padded = -(-points.shape[0] // COLUMN_PADDING) * COLUMN_PADDING
-    return _pack(points, step, weights, pieces, None, padded, True, scaled)
+    return _pack(points, step, weights, pieces, None, padded, True, scaled, rounded)
 
 
 def pack_rows(
@@ -91,16 +95,17 @@ def _pack(
     padded: int,
     columns: bool,
     scaled: bool,
+    rounded: bool = False,
 ) -> Packed:
     n, d = points.shape
     width, span = packed_dimensions(d), _power_of_two(packed_dimensions(d))
-    halves = padded * (pieces * width + (48 if columns else 32))
+    halves = padded * (pieces * width + (48 if columns else 32) + 2 * width * rounded)
     buffer = torch.empty(halves, dtype=torch.float16, device=points.device)
     block = max(2, 2048 // span)
     shifts = weights.log if log_sums is None else log_sums
     arguments = (points, weights.log, shifts, buffer, n, padded, d, step)
     flags = (width, span, pieces, block, columns, merges(d), weights.vary, log_sums is not None, scaled)
-    copy(kernels.pack_kernel, -(-padded // block), arguments, flags)
+    copy(kernels.pack_kernel, -(-padded // block), arguments, (*flags, rounded, moves(d)))
     return Packed(buffer, n, padded, pieces)
 
 
@@ -141,15 +146,16 @@ def log_sum(
     laplace, exclude = problem.reduction is Reduction.LAPLACE, own is not None
     per_row, processor = 3 if laplace else 2, Processor.of(rows.buffer.device)
     before, sizes = (rows.buffer, columns.buffer, weights.log), (rows.padded, columns.padded, m, n)
-    name = "blocked" if in_blocks(problem.d, form) else "log_sum"
+    name = "blocked" if in_blocks(problem.d) else "log_sum"
     config = configuration(name, problem, width, processor, rows.pieces)
     kernel: Any = kernels.log_sum_kernel
     after: tuple[Any, ...] = (*sizes, problem.d, own or 0)
     flags: tuple[Any, ...] = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
     last: tuple[int, ...] = ()
-    if in_blocks(problem.d, form):
-        kernel, after = blocked.blocked_kernel, (*sizes, own or 0, 0)
-        flags = (width, rows.pieces, form, laplace, False, False, weights.vary, exclude)
+    if in_blocks(problem.d):
+        kernel, after = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
+        high = problem.precision == "high"
+        flags = (width, rows.pieces, form, laplace, False, False, high, weights.vary, exclude)
         last = (block_k(width, rows.pieces, processor.capability),)
     out, parts = reduce(
         kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, torch.float32, last
@@ -171,48 +177,72 @@ def mean(
     columns: Packed,
     weights: Weights,
     form: int,
+    extent: float,
     log_sums: torch.Tensor | None = None,
     own: int | None = None,
 ) -> Partial:
-    """MEAN on Tensor Cores; ``log_sums`` (m,) are what the rows were shifted by, if they were. See :func:`log_sum`."""
+    """MEAN on Tensor Cores of columns within ``extent`` bandwidths of the origin; see :func:`log_sum`.
+
+    ``log_sums`` (m,) are what the rows were shifted by, if they were.
+    """
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
-    if in_blocks(problem.d, form):
+    processor = Processor.of(rows.buffer.device)
+    if stores(problem, form, processor.capability):
         out = _stored_mean(problem, rows, columns, form, own)
         return _finish_mean(problem, out, rows, weights, log_sums, 1)
-    processor = Processor.of(rows.buffer.device)
     config = configuration("mean", problem, width, processor, rows.pieces)
     before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d, own or 0)
     summed = problem.d < width
     tiles = tiles_per_sum(width, form, merges(problem.d), processor.capability) if config.block_n <= 128 else 1
-    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, problem.precision == "high", tiles)
+    exact = problem.precision == "high"
+    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, exact, tiles)
     per_row, step = width if summed else width + 1, tiles * config.block_n
+    most = tiles_at_most(extent) * step if exact else MOST_COLUMNS
     out, parts = reduce(
-        kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32
+        kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32, columns=most
     )
     return _finish_mean(problem, out, rows, weights, log_sums, parts, summed)
 
 
 def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, own: int | None) -> torch.Tensor:
-    """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ goes through memory."""
+    """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ goes through memory.
+
+    Rows and columns come in blocks. Where the rows are the columns, those of two blocks serve both.
+    """
     width, m, device = packed_dimensions(problem.d), rows.count, rows.buffer.device
     processor, exact, pieces = Processor.of(device), problem.precision == "high", rows.pieces
     config, shape = (configuration(name, problem, width, processor, pieces) for name in ("stored", "weighted_sum"))
-    chunk = min(STORED_COLUMNS, columns.padded)
-    phi = torch.empty((3 if exact else 2) * m * chunk, dtype=torch.float16, device=device)
-    totals = torch.empty(m * (chunk // config.block_n), dtype=torch.float64, device=device)
+    both = mirrors(problem) and m == columns.count
+    across = -(-width // shape.block_n)
+    most = block_points(shape.block_m, across * (1 + both), processor.multiprocessors)
+    wide, tall = (min(most, -(-x // COLUMN_PADDING) * COLUMN_PADDING) for x in (columns.count, m))
+    phi = torch.empty((3 if exact else 2) * tall * wide, dtype=torch.float16, device=device)
+    tiles = tall * (wide // config.block_n) + wide * (tall // config.block_m)
+    totals = torch.empty(tiles, dtype=torch.float64, device=device)
     sums = torch.zeros(m * (1 + width), dtype=torch.float64, device=device)
     tile = (config.block_m, config.block_n, config.num_stages, block_k(width, pieces, processor.capability))
-    flags = (width, pieces, form, False, True, exact, False, own is not None, *tile)
-    depth = block_k(0, pieces, processor.capability)
-    options = (width, pieces, exact, shape.block_m, shape.block_n, shape.num_stages, depth)
-    for first in range(0, columns.padded, chunk):
-        here = min(chunk, columns.padded - first)
-        before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
-        grid = -(-m // config.block_m), here // config.block_n
-        launch(blocked.blocked_kernel, grid, (*before, m, columns.count, own or 0, first, here), flags, config)
-        arguments = (phi, columns.buffer, totals, sums, columns.padded, m, here // config.block_n, first, here)
-        grid = -(-m // shape.block_m), -(-width // shape.block_n)
-        launch(blocked.weighted_sum_kernel, grid, arguments, options, shape)
+    flags = (width, pieces, form, False, True, both, exact, False, own is not None, *tile)
+    tile = (shape.block_m, shape.block_n, shape.num_stages, block_k(0, pieces, processor.capability))
+    # What is summed: the three pieces, or v rounded to two, which follow the columns' constants.
+    values = columns.buffer if exact else columns.buffer[columns.padded * (pieces * width + 48) :]
+    for top in range(0, m, tall):
+        height = min(tall, -(-(m - top) // COLUMN_PADDING) * COLUMN_PADDING)
+        for first in range(top if both else 0, columns.count, wide):
+            here = min(wide, columns.padded - first)
+            mirrored = both and first > top
+            before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
+            after = (m, columns.count, own or 0, top, first, here)
+            grid = height // config.block_m, here // config.block_n
+            launch(blocked.blocked_kernel, grid, (*before, *after), flags, config)
+            sizes = (columns.padded, m, columns.count, top, first, height, here, config.block_m, config.block_n)
+            grid = -(-max(height, here * mirrored) // shape.block_m), across * (1 + mirrored)
+            launch(
+                blocked.weighted_sum_kernel,
+                grid,
+                (phi, values, totals, sums, *sizes),
+                (width, exact, both, *tile),
+                shape,
+            )
     return sums
 
 
@@ -257,7 +287,7 @@ def direct(
     name = "direct_mean" if anchored else "direct"
     config = configuration(name, problem, d, Processor.of(rows.device))
     before, after = (rows, columns, weights.log), (m, n, d, own or 0, columns.shape[1])
-    flags = (min(d, 3), arithmetic == "doubled", laplace, mean, weights.vary, exclude, anchored)
+    flags = (min(d, MOST_DIRECT + 1), arithmetic == "doubled", laplace, mean, weights.vary, exclude, anchored)
     per_row = 2 + (d if mean else laplace)
     out, parts = reduce(
         direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, columns.dtype

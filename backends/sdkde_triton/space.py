@@ -49,10 +49,6 @@ LEAST_CAPABILITY = 80
 #: specifications per compute capability).
 SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
-#: Columns whose φ is stored at a time; with :data:`STORED_ROWS` rows 32 MiB or 48, which a large card's cache holds.
-STORED_COLUMNS = 1024
-STORED_ROWS = 8192
-
 #: What packed columns are padded to: a multiple of every BLOCK_N.
 COLUMN_PADDING = 256
 
@@ -103,8 +99,8 @@ class Config(NamedTuple):
 
 
 def block_k(columns: int, pieces: int, capability: int) -> int:
-    """Return how many dimensions the kernels of :mod:`sdkde_triton.blocked` take at a time (of columns, if 0: all)."""
-    return min(columns or COLUMN_PADDING, 64 if pieces == 2 and 90 <= capability < 110 else 32)
+    """Return how many dimensions a step of :mod:`sdkde_triton.blocked` takes; stored columns, if ``columns`` is 0."""
+    return 64 if columns == 0 and pieces == 2 and 90 <= capability < 110 else 32
 
 
 def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, capability: int = 90) -> int:
@@ -125,7 +121,7 @@ def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, cap
         return 4096
     if kernel in BLOCKED:
         last = kernel == "weighted_sum"
-        numbers = config.block_m * max(pieces, 3 * last) + config.block_n * pieces
+        numbers = (config.block_m + config.block_n) * pieces
         stage = 2 * numbers * block_k(0 if last else columns, pieces, capability)
         scratch = 4 * config.block_m * config.block_n if kernel == "stored" else 0
         return max(2, config.num_stages) * stage + scratch + (config.block_m + config.block_n) * 64 + 12288
@@ -148,7 +144,7 @@ def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int
     limit = shared_limit(capability)
     accumulators = config.block_m * config.block_n
     if kernel == "mean":
-        accumulators += (3 if pieces == 3 else 2) * config.block_m * columns
+        accumulators += 2 * config.block_m * columns
     if kernel in BLOCKED:
         accumulators *= 3 if pieces == 3 else 2
     # Accumulators above 160 of a thread's 255 registers leave too few for the exponentials.
@@ -202,19 +198,23 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
         Of every coordinate: two, or three for FULL.
     """
     if kernel.startswith("direct"):
-        return Config(1024, 16, 8, 1) if kernel == "direct_mean" else Config(256, 16, 8, 1)
+        if kernel == "direct":
+            return Config(256, 16, 8, 1)
+        return {3: Config(1024, 8, 4, 1), 4: Config(512, 8, 4, 1)}.get(columns, Config(1024, 16, 8, 1))
     hopper = 90 <= capability < 100
     if kernel in BLOCKED:
         if not hopper:
             return Config(64, 32, 4, 2)
         if pieces == 3:
             return Config(64, 64, 4, 3)
-        return Config(128, 128, 8, 3) if kernel == "blocked" else Config(128, 64, 8, 3)
+        return Config(128, 128, 8, 3) if kernel == "weighted_sum" else Config(64, 128, 4, 3)
     if pieces == 3:
-        if hopper and kernel == "mean":
-            return Config(64, 64, 4, 2 if columns == 32 else 3)
+        if hopper and kernel == "mean" and columns <= 64:
+            return Config(64, 64, 4, 3)
         if hopper:
             return Config(64, 128, 4, 3) if columns <= 32 else Config(128, 64, 8, 2)
+        if columns >= 128:
+            return Config(64, 16, 8 if kernel == "mean" else 4, 2)
         return Config(64, 32, 4, 2) if columns <= 32 else Config(64, 16, 4, 2)
     if hopper:
         return Config(*HOPPER[kernel][0 if merged else columns])

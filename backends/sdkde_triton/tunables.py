@@ -77,6 +77,8 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
     extent = problem.extent
     mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
     if bounds.formula(problem, extent) != "packed":
+        if bounds.formula(problem, extent) == "products":
+            return ()
         kind = bounds.arithmetic(problem, extent)
         anchored = mean and not shifted and kind != "float64"
         return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
@@ -86,7 +88,7 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
     sums = []
     if not mean or shifted:
         plain = form if not shifted or width > MOST_FUSED else SHORT
-        wide = bounds.in_blocks(problem.d, plain)
+        wide = bounds.in_blocks(problem.d)
         sums = [Launch(("blocked" if wide else "log_sum") + suffix, width, pieces, plain)]
     if bounds.stores(problem, form):
         both = [Launch(name + suffix, width, pieces, form) for name in ("weighted_sum", "stored")]
@@ -159,7 +161,7 @@ SPILLS = 16
 def dimension(kernel: str, columns: int, d: int) -> int:
     """Return the dimension by which configurations are known: D, or what stands for a kernel's variants below it."""
     if kernel.startswith("direct"):
-        return d if d <= 2 else bounds.packed_dimensions(d)
+        return d if d <= bounds.MOST_DIRECT else bounds.packed_dimensions(d)
     # With the constants in the free columns of hi the products are fewer.
     return MERGED if bounds.merges(d) and kernel.startswith(("mean", "log_sum")) else columns
 
@@ -226,7 +228,7 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
     slots = card.sms * resident
     if stored:
         # A launch for every chunk of columns and slab of rows.
-        rows, columns = min(problem.m, space.STORED_ROWS), min(problem.n, space.STORED_COLUMNS)
+        rows, columns = min(problem.m, 4096), min(problem.n, 4096)
         chunks = math.ceil(problem.m / rows) * math.ceil(problem.n / columns)
         if launch.base == "stored":
             tiles = math.ceil(rows / config.block_m) * math.ceil(columns / config.block_n)
@@ -248,7 +250,7 @@ def _matrix_columns(launch: Launch, problem: Problem) -> float:
     """Columns of all products of a pair."""
     width, form, high = launch.columns, launch.form, problem.precision == "high"
     if launch.base == "weighted_sum":
-        return (7 if high else 5 if launch.pieces == 3 else 3) * float(width)
+        return (6 if high else 3) * float(width)
     exponent = (3 + (form >= PAIRED) + 2 * (form == FULL)) * width + 16.0 * (
         (not bounds.merges(problem.d)) + (form >= LONG)
     )
@@ -323,13 +325,14 @@ def _constants(launch: Launch, config: space.Config, problem: Problem, capabilit
     depth = space.block_k(0 if base == "weighted_sum" else width, launch.pieces, capability)
     direct = base.startswith("direct")
     return {
-        "D": min(d, 3) if direct else width,
+        "D": min(d, bounds.MOST_DIRECT + 1) if direct else width,
         "PIECES": launch.pieces,
         "FORM": launch.form,
         "MERGE": merged,
         "LAPLACE": laplace,
         "MEAN": mean,
         "STORE": base == "stored",
+        "BOTH": base in ("stored", "weighted_sum") and bounds.mirrors(problem),
         "SUMMED": d < width,
         "EXACT": problem.precision == "high",
         "WEIGHTED": "weights" in problem.requires and base != "stored",

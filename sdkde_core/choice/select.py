@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,7 +175,8 @@ def choose(
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
 
-    Of several devices it is the best one for the first, and rows are shared out where that is predicted to be faster.
+    Of several devices it is the best one for the first that works on all, and rows are shared out where that is
+    predicted to be faster.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
     A plugin is no candidate on a device that nobody named and that is not here. ``without``: those that ``"auto"`` is
@@ -194,12 +196,28 @@ def choose(
         return _choose(problems, backend, device, data_device, options, share, calls, replays, explained, without)
     if "grad" in problems[0].requires:
         raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
-    choice = _choose(problems, backend, device[0], data_device, options, share, calls, False, explained, without)
-    for other in device[1:]:
-        implementation, support = started.start(choice.info, other, options)
-        if implementation is None or not support.ok:
-            raise BackendUnavailable(f"backend {choice.name!r} cannot use {other}: {support.reason}; leave it out")
+    aside = dict(without or {})
+    while True:
+        choice = _choose(problems, backend, device[0], data_device, options, share, calls, False, explained, aside)
+        reason = _unusable_on(device[1:], choice, options, aside)
+        if not reason:
+            break
+        if named_backend(backend) != "auto":
+            raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
+        aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
     return replace(choice, devices=tuple(device[: _worth_sharing(choice, problems, data_device, share, len(device))]))
+
+
+def _unusable_on(
+    devices: Sequence[str], choice: Choice, options: Mapping[str, Any] | None, without: Mapping[tuple[str, str], str]
+) -> str:
+    """Why a backend does not work on one of the devices that are to help, or has failed there; nothing if it works."""
+    for device in devices:
+        reason = "" if choice.reason == "named" else (started.unusable() | dict(without)).get((choice.name, device), "")
+        implementation, support = started.start(choice.info, device, options)
+        if reason or implementation is None or not support.ok:
+            return f"cannot use {device}: {reason or support.reason}"
+    return ""
 
 
 def _worth_sharing(
@@ -294,11 +312,12 @@ def _foremost(
     tried: Mapping[tuple[str, str], str],
 ) -> list[Candidate]:
     """The candidates that :func:`rank` would put first, of those not tried: the named one, or on the data's device."""
+    listed = functools.cache(gpu_name)  # all plugins ask for the same
     places = [
         (record.info, place)
         for record in (registry.records() if named == "auto" else (registry.find(named),))
         if record is not None and record.ok and record.info is not None
-        for place in _devices(record.info, device, data_device)
+        for place in _devices(record.info, device, data_device, listed)
         if (record.name, place) not in tried
     ]
     if data_device != "cpu":
@@ -363,6 +382,8 @@ def _candidates(
     if not places:
         reason = f"runs on {', '.join(record.info.devices)}, not on {device or data_device}"
         return [Candidate(record.name, "-", False, reason)]
+    if data_device != "cpu" and data_device not in places:  # it comes last: nothing of the data is read back for that
+        problems = [with_fields(p, sample=None) for p in problems]
     asked = [(record.info, at(problems, place)) for place in places]
     return [judge(*a, data_device, share, start_up(*a, calls), replays) for a in asked]
 
@@ -383,8 +404,10 @@ def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
     return sorted(candidates, key=order)
 
 
-def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[str]:
-    """Where a plugin is to be considered, of the devices in question."""
+def _devices(
+    info: BackendInfo, device: str | None, data_device: str, listed: Callable[[str], str | None] = gpu_name
+) -> list[str]:
+    """Where a plugin is to be considered, of the devices in question; ``listed``: the card that a device is."""
     kinds = [kind for kind in info.devices if kind != "cpu"]
     if device is None and not kinds:
         return ["cpu"]
@@ -397,7 +420,7 @@ def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[st
         # For data on the host a plugin's other devices count if the driver lists them, or if it has no CPU at all.
         # A card's rates are asked for when it is priced, which it is not where a CPU is done before it has started.
         there = [f"{kind}:0" for kind in kinds]
-        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or gpu_name(p) is not None)]
+        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or listed(p) is not None)]
     else:  # data on a device do not leave it for a backend that can work there
         wanted = [data_device] if data_device.partition(":")[0] in kinds else ["cpu"]
     return [place for place in wanted if place.partition(":")[0] in info.devices]

@@ -7,12 +7,13 @@ process learns the results of all; other rows are each process's own.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from ..protocol import Backend, BackendInfo, Columns, Partial, Problem
+from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
 from .columns import PackedColumns, Whole
 from .merge import concatenate
 from .outliers import radii
@@ -25,8 +26,8 @@ class PeerFailed(RuntimeError):
     """Another process of the group has failed; the message says which, and why."""
 
 
-class _Failure(str):
-    """What a process says instead, when it has failed."""
+#: What a process has come to instead, when it has failed.
+_FAILED = "a failure"
 
 
 class Ranks:
@@ -39,21 +40,38 @@ class Ranks:
     ----------
     group : torch.distributed.ProcessGroup, optional
         None: all processes.
+
+    Raises
+    ------
+    ValueError
+        This process is not one of them.
     """
 
     def __init__(self, group: Any = None) -> None:
         dist = sys.modules["torch"].distributed
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError(f"group has no rank {dist.get_rank()}, which is this process; call from its ranks only")
         self._on_cards = "nccl" in str(dist.get_backend(group))
 
-    def told(self, value: Any) -> list[Any]:
-        """Return what each process says at this point, by rank; a value of any kind that pickles."""
+    def told(self, what: str, value: Any) -> list[Any]:
+        """Return what each process says at this point, by rank; a value of any kind that pickles.
+
+        Raises
+        ------
+        PeerFailed
+        ValueError
+            Others have come to another point.
+        """
         values: list[Any] = [None] * self.size
-        sys.modules["torch"].distributed.all_gather_object(values, value, group=self.group)
-        for rank, other in enumerate(values):
-            if isinstance(other, _Failure) and rank != self.rank:
+        sys.modules["torch"].distributed.all_gather_object(values, (what, value), group=self.group)
+        for rank, (at, other) in enumerate(values):
+            if at == _FAILED and rank != self.rank:
                 raise PeerFailed(f"rank {rank} failed: {other}")
-        return values
+        for rank, (at, _) in enumerate(values):
+            if at != values[0][0]:
+                raise ValueError(f"rank {rank} has come to {at}, rank 0 to {values[0][0]}; all ranks must call alike")
+        return [value for _, value in values]
 
     def agreed(self, what: str, value: Any) -> None:
         """Check that all processes say the same.
@@ -63,12 +81,10 @@ class Ranks:
         ValueError
             They do not.
         """
-        values = self.told((what, value))
-        for rank, (at, other) in enumerate(values):
-            if at != values[0][0]:
-                raise ValueError(f"rank {rank} has come to {at}, rank 0 to {values[0][0]}; all ranks must call alike")
-            if other != values[0][1]:
-                raise ValueError(f"rank {rank} has {what} {other}, rank 0 has {values[0][1]}; pass the same on all")
+        values = self.told(what, value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise ValueError(f"rank {rank} has {what} {other}, rank 0 has {values[0]}; pass the same on all")
 
     def pack(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
@@ -77,18 +93,20 @@ class Ranks:
         return AmongRanks(self, backend, info, problem, columns, shared)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this process has failed."""
-        self.told(_Failure(f"{type(error).__name__}: {error}"))
+        """Tell the others that this process has failed, if they still listen: others may have failed too."""
+        with suppress(Exception):
+            self.told(_FAILED, f"{type(error).__name__}: {error}")
 
     def joined(self, part: Any) -> Any:
         """Return the parts of all processes (n_rank, …), joined along the first axis by rank: an array like theirs."""
         torch = sys.modules["torch"]
-        counts = self.told(part.shape[0])
+        counts = self.told("an array", part.shape[0])
         host = isinstance(part, np.ndarray)
         mine = torch.from_numpy(np.ascontiguousarray(part)) if host else part.contiguous()
         home, whole = mine.device, torch.empty((sum(counts), *mine.shape[1:]), dtype=mine.dtype)
         place = torch.device("cuda", torch.cuda.current_device()) if self._on_cards else torch.device("cpu")
         whole = whole.to(home if home.type == place.type else place)
+        self.told("memory for it", None)  # one that has none says so before the others send
         ends = np.cumsum([0, *counts])
         whole[ends[self.rank] : ends[self.rank + 1]] = mine
         waiting = []
@@ -125,7 +143,8 @@ class AmongRanks:
         ranks.agreed("the backend", info.name)
         ranks.agreed("the problem", str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent)))
         self._ranks, self._problem, self._n = ranks, problem, columns.points.shape[0]
-        self._packed = PackedColumns(backend, info, problem, columns, shared)
+        posed = with_fields(problem, worth=None)  # each has queries of its own: one would give up, and others not
+        self._packed = PackedColumns(backend, info, posed, columns, shared)
 
     def reduce(self, queries: Any = None, *, distances: Any = None, extent: float | None = None) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`; the queries are this process's own, all have some."""
@@ -146,7 +165,7 @@ class AmongRanks:
 
     def _queries(self, queries: Any, distances: Any, extent: float) -> tuple[Partial, int]:
         distances = radii(queries) if distances is None else distances
-        extent = max(self._ranks.told(extent))
-        each = self._ranks.told(tuple(self._packed.whole(distances, extent)))
+        extent = max(self._ranks.told("an extent", extent))
+        each = self._ranks.told("outliers", tuple(self._packed.whole(distances, extent)))
         whole = Whole(*(sum(numbers) for numbers in zip(*each)))
         return self._packed.reduce(queries, distances=distances, extent=extent, whole=whole)

@@ -151,7 +151,8 @@ class Spread:
         A thread takes its device's tasks in order, on the stream that the calling thread has there.
         """
         mine = [[a for a in given if a[0] == k] for k in range(len(self._devices))]
-        streams = [_stream(device) for device in self._devices]
+        tensors = self._info.arrays == "torch"
+        streams = [_stream(device) if tensors else None for device in self._devices]
 
         def work(k: int) -> list[Any]:
             with np.errstate(all="ignore"), _on(streams[k]):

@@ -43,8 +43,11 @@ def without(request: Request, stopped: GaveUp | OutOfReach) -> Request:
 
 
 def set_aside(request: Request, failure: BackendFailed) -> None:
-    """Let ``"auto"`` take the backend that failed no more in this process, and say so; raise where it was named."""
-    if select.named_backend(request.backend) != "auto":
+    """Let ``"auto"`` take the backend that failed no more in this process, and say so; raise where it was named.
+
+    Among ranks too: the others have not failed, and do not plan anew.
+    """
+    if select.named_backend(request.backend) != "auto" or request.ranks is not None:
         raise failure
     started.set_aside(failure.backend, failure.device, f"set aside: {failure}")
     warn_once(f"{failure}. Until this process ends, backend='auto' does without it.")

@@ -208,6 +208,8 @@ class KernelDensity(neighbors.KernelDensity):
         parameters = self.get_params(deep=False)
         if not isinstance(self.bandwidth, str | Real):
             parameters["bandwidth"] = np.asarray(self.bandwidth_).tolist()
+        if isinstance(self.device, tuple):
+            parameters["device"] = list(self.device)
         own: dict[str, Any] = {"parameters": plain("KernelDensity", parameters), "density": content}
         if hasattr(self, "feature_names_in_"):
             own["feature_names"] = list(self.feature_names_in_)

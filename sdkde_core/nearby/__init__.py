@@ -1,0 +1,53 @@
+"""Only the pairs that matter: which tiles of columns can matter to which rows, with a bound for every row.
+
+Most φ_ij are far below what a result may be off by. Where neighbours stand together, in rows and in columns, whole
+tiles of pairs are; a backend then sums over the rest. Points are put into the order of a k-d tree's leaves
+(:func:`order`). Columns get boxes, means and sums of weights by tile, and by sixteen tiles (:func:`index`). For some
+hundred neighbouring rows at a time :func:`lists` returns the tiles of columns that each tile of rows needs, so that no
+more memory is taken than these lists need. :func:`share` forecasts from a sample how many pairs that leaves.
+
+Everything is for arrays of any library with the array API, on any device, and the same points give the same lists. Rows
+and columns have to be finite. Below, distances are over the scale s, and W is the sum of all weights.
+
+What a row's sum is at least
+    exp is convex. So by Jensen's inequality the columns of a tile, with weights W_J in all, add at least
+    W_J exp(−½ q) to a row's sum S, q being the weighted mean of the squares of their distances from the row:
+    ‖u − c‖² + V, with the tile's mean c and the mean square V of the distances from there. Summed over the nearest
+    tiles, and the least of all rows of a tile taken, that is the **floor** exp(ℓ₀) ≤ S. It holds for rows far in the
+    tails and between clusters. With ``"exclude_self"`` a tile may contain the row's own column, which may be any:
+    then the tile's weight is taken without its heaviest column, and q is larger by no more than the ratio of both.
+
+What a tile adds at most
+    With m the distance of two boxes, a tile J adds at most W_J exp(−½ m²) to S. Leaving out columns D changes
+
+    * LOG_SUM by S_D / S: the factor f is 1.
+    * MEAN by ‖Σ_D w φ (shift − (u_j − u_i))‖ / S. The weights p_j = w_j φ_j / S have a relative entropy to w_j / W
+      that is not negative, which says Σ p_j ½ r_j² ≤ log W − ℓ. So ‖shift‖ ≤ r₀ = √(2 (log W − ℓ₀)), the row's
+      **reach**, and the factor is f = r + r₀. f exp(−½ r²) decreases from r = 1 on, so that max(m, 1) serves for r.
+    * LAPLACE by M_D, relative to M ≥ (1 + d/2) S: the factor is f = 1 + ½ r² / (1 + d/2), and f exp(−½ r²)
+      decreases.
+
+    So a row of tiles may leave out tiles as long as Σ W_J f(m_J) exp(−½ m_J²) ≤ η τ exp(ℓ₀), with the level's tolerance
+    τ (its absolute part) and a fixed share η. Tiles of tiles are left out where their part is at most the share of η τ
+    that their weight, or their number, comes to. Of the others a threshold is found by bisection: all tiles below
+    together are within η τ. With several scales a tile is needed if it is at one of them.
+
+What a backend may leave out besides
+    It sees the terms t = w φ themselves. Of :data:`PARTS` tiles, the terms up to a cut t₀ with
+    PARTS · size · 2 f(t₀) t₀ ≤ η τ exp(ℓ₀) come to no more than that. f(t₀) is taken at r² = 2 (log W − log t₀), which
+    no column with such a term exceeds, and the factor 2 covers that the cut is lowered by f itself. Smaller terms count
+    (t / t₀)^0.9 of a part: more than t / t₀, as f grows towards smaller terms, by no more than (t₀ / t)^0.1, since
+    r ≥ 4 at the cut.
+
+Rounding: squares of distances are right to 1e-12 of themselves, by which they are lowered or raised; a mean's own
+rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are not resolved by that: then more is kept.
+"""
+
+from __future__ import annotations
+
+from .forecast import share
+from .lists import PARTS, Lists, lists
+from .order import order
+from .tiles import Index, Tiles, index
+
+__all__ = ["PARTS", "Index", "Lists", "Tiles", "index", "lists", "order", "share"]

@@ -1,0 +1,227 @@
+"""Which tiles can matter: what is left out stays within its share of the tolerance, and mutants do not."""
+
+import functools
+import importlib
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sdkde_core import nearby
+from sdkde_core.nearby import index, lists, order
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction
+
+lists_module = importlib.import_module("sdkde_core.nearby.lists")
+SIZE, HEIGHT = 16, 8
+SHARE = lists_module.COARSE + lists_module.FINE
+
+
+# --- order and tiles ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 100, 1024, 3001])
+def test_the_order_has_every_point_once_and_neighbours_together(n):
+    points = np.random.default_rng(n).normal(size=(n, 2))
+    found = order(points, 8)
+    assert np.array_equal(np.sort(found), np.arange(n)) and np.array_equal(found, order(points, 8))
+    if n > 1000:
+        leaves = points[found][: n // 8 * 8].reshape(-1, 8, 2)
+        assert np.median(np.ptp(leaves, axis=1).max(axis=1)) < 0.1 * np.ptp(points)
+
+
+def test_equal_points_are_ordered_too():
+    assert np.array_equal(np.sort(order(np.zeros((1000, 3)), 8)), np.arange(1000))
+
+
+# --- what is left out -----------------------------------------------------------------------------------------------
+
+
+def _rows_and_columns(kind, d, rng):
+    """Neighbouring rows, (m, d), and columns with their log weights."""
+    n = 4096
+    x, log_w = rng.normal(size=(n, d)), np.full(n, -math.log(n))
+    if kind == "normal":
+        x, y = 12.0 * x, 12.0 * x[:1] + rng.normal(size=(64, d))
+    elif kind == "tail":
+        x *= 6.0
+        y = rng.normal(size=(64, d)) + 60.0
+    elif kind == "clusters":
+        x += 1e4 * rng.integers(0, 3, (n, 1))
+        y = np.concatenate([x[:40], [[5e3] * d, [1.0005e4] * d]])
+    elif kind == "duplicates":
+        x = 8.0 * x[rng.integers(0, 30, n)]
+        y = x[:64]
+    elif kind == "weights":
+        x, y, log_w = 10.0 * x, 10.0 * x[:1] + rng.normal(size=(64, d)), 400.0 * rng.normal(size=n)
+        log_w -= np.logaddexp.reduce(log_w)
+    elif kind == "ladder":  # tiles and rows that are points: the bound is what they add
+        distances = np.concatenate([[0.0], np.linspace(4.0, 9.0, 255)])
+        x = np.zeros((n, d))
+        x[:, 0] = np.repeat(distances, SIZE)
+        y = np.zeros((8, d))
+    return y[order(y, HEIGHT)], x, log_w
+
+
+KINDS = ("normal", "tail", "clusters", "duplicates", "weights", "ladder")
+
+
+def _left_out(problem, y, x, log_w, own=None):
+    """What leaving out tiles does to results, over the share of the tolerance, (scales, m), and the share listed."""
+    columns = index(x, log_w, SIZE)
+    found = lists(problem, columns, y, HEIGHT)
+    x, log_w = x[columns.order], log_w[columns.order]
+    worst = []
+    for scale in problem.scales or (1.0,):
+        change = np.zeros(len(y))
+        for i, row in enumerate(y):
+            kept = np.zeros(len(found.ends), bool)
+            tiles = found.tiles[found.ends[i // HEIGHT] : found.ends[i // HEIGHT + 1]]
+            kept = np.isin(np.arange(len(x)) // SIZE, tiles)
+            step = (x - row) / scale
+            half = 0.5 * (step**2).sum(axis=1)
+            logs = log_w - half
+            if own is not None:
+                logs = np.where(columns.order == own[i], -math.inf, logs)
+            top = logs.max()
+            if top == -math.inf:
+                continue
+            term = np.exp(logs - top)
+            a = 1.0 + 0.5 * problem.d
+            if problem.reduction is Reduction.MEAN:
+                mean = term @ step / term.sum()
+                change[i] = np.linalg.norm(term[~kept] @ (mean - step[~kept])) / term[kept].sum()
+            elif problem.reduction is Reduction.LAPLACE:
+                change[i] = (term * (a + half))[~kept].sum() / (term * (a + half)).sum()
+            else:
+                change[i] = term[~kept].sum() / term.sum()
+        worst.append(change)
+    allowed = SHARE * TOLERANCES[problem.precision][problem.reduction].absolute
+    return np.array(worst) / allowed, len(found.tiles) / (len(columns.fine.square) * (len(found.ends) - 1))
+
+
+@functools.cache
+def _case(kind, d):
+    return _rows_and_columns(kind, d, np.random.default_rng([KINDS.index(kind), d]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reduction", Reduction)
+def test_what_is_left_out_is_within_its_share(kind, reduction):
+    for d, precision in itertools.product((1, 3), ("fast", "high", "float64")):
+        y, x, log_w = _case(kind, d)
+        problem = Problem(reduction, len(y), len(x), d, precision=precision)
+        worst, listed = _left_out(problem, y, x, log_w)
+        assert worst.max() <= 1.0, (d, precision)
+        if kind in ("normal", "tail", "ladder", "duplicates"):
+            assert listed < 0.9
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_at_several_scales(reduction):
+    y, x, log_w = _case("normal", 2)
+    problem = Problem(reduction, 64, len(x), 2, requires=frozenset({"multi_scale"}), scales=(0.3, 1.0, 4.0))
+    worst, listed = _left_out(problem, y, x, log_w)
+    assert worst.max() <= 1.0 and listed < 1.0
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("kind", ["normal", "alone", "heavy"])
+def test_without_their_own_column(reduction, kind):
+    """A row's own column may be nearly all of its sum, or of the weights."""
+    rng = np.random.default_rng(5)
+    x, log_w = 30.0 * rng.normal(size=(2000, 2)), np.zeros(2000)
+    if kind == "alone":  # each far from every other one
+        x = 10.0 * np.stack(np.meshgrid(np.arange(50.0), np.arange(40.0)), axis=-1).reshape(-1, 2)
+    if kind == "heavy":
+        log_w[::17] = 500.0
+    log_w = log_w - np.logaddexp.reduce(log_w)
+    own = index(x, log_w, SIZE).order[512:576]
+    problem = Problem(reduction, 64, 2000, 2, same=True, requires=frozenset({"exclude_self"}))
+    assert _left_out(problem, x[own], x, log_w, own)[0].max() <= 1.0
+
+
+def test_a_single_column_that_is_left_out():
+    problem = Problem(Reduction.MEAN, 1, 1, 2, requires=frozenset({"exclude_self"}))
+    with np.errstate(all="ignore"):
+        found = lists(problem, index(np.zeros((1, 2)), np.zeros(1), SIZE), np.zeros((1, 2)), HEIGHT)
+    assert found.floors[0, 0] == -math.inf and list(found.tiles) == [0]
+
+
+# --- mutants --------------------------------------------------------------------------------------------------------
+
+
+def _scaled(name, factor):
+    return lambda patch: patch.setattr(lists_module, name, factor * getattr(lists_module, name))
+
+
+def _wrapped(name, change):
+    def apply(patch):
+        plain = getattr(lists_module, name)
+        patch.setattr(lists_module, name, lambda *arguments: change(plain(*arguments)))
+
+    return apply
+
+
+MUTANTS = {
+    "a threshold too high": (_scaled("FINE", 3.0), tuple(Reduction)),
+    "a coarse threshold too high": (_scaled("COARSE", 3000.0), tuple(Reduction)),
+    "distances too long": (_wrapped("_nearest", lambda x: 1.2 * x), tuple(Reduction)),
+    "floors too high": (_wrapped("_floors", lambda x: x + 1.5), tuple(Reduction)),
+    "no reach": (_wrapped("_reach", lambda x: 0.0 * x - 3.0), (Reduction.MEAN,)),
+    "the factor of a log sum": (
+        _wrapped("_mass", lambda x: x / 8.0),
+        (Reduction.MEAN, Reduction.LAPLACE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_weaker_bound_is_found_out(name, monkeypatch):
+    mutate, reductions = MUTANTS[name]
+    mutate(monkeypatch)
+    for reduction in reductions:
+        y, x, log_w = _case("ladder", 1)
+        problem = Problem(reduction, len(y), len(x), 1)
+        assert _left_out(problem, y, x, log_w)[0].max() > 1.0, reduction
+
+
+# --- the terms that a backend may leave out -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("floor", [-3.0, -30.0, -5e5])
+def test_terms_below_the_cut_come_to_their_share(reduction, floor):
+    """As many as may be, all at the cut or all below, with the factor that the result has for them."""
+    _, x, log_w = _case("normal", 3)
+    columns, d = index(x, log_w, SIZE), 3
+    for precision in TOLERANCES:
+        problem = Problem(reduction, 8, len(x), d, precision=precision)
+        cut = lists_module._cuts(np, problem, columns, np.array([[floor]]))[0, 0]
+        for below in (0.0, 0.5, 5.0, 50.0):
+            term = cut - below
+            number = SIZE * nearby.PARTS * math.exp(0.9 * below)  # each counts exp(−0.9 below)
+            r = math.sqrt(2.0 * (columns.log_weight - term))
+            factor = {
+                Reduction.LOG_SUM: 1.0,
+                Reduction.MEAN: r + math.sqrt(-2.0 * floor),
+                Reduction.LAPLACE: 1.0 + 0.5 * r**2 / (1.0 + 0.5 * d),
+            }[reduction]
+            change = number * factor * math.exp(term - floor)
+            assert change <= lists_module.TERMS * TOLERANCES[precision][reduction].absolute * (1.0 + 1e-9)
+
+
+# --- other libraries ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_lists_of_tensors_are_those_of_arrays(reduction):
+    y, x, log_w = _case("normal", 3)
+    problem = Problem(reduction, len(y), len(x), 3)
+    arrays, tensors = index(x, log_w, SIZE), index(torch.from_numpy(x), torch.from_numpy(log_w), SIZE)
+    leaves = [np.sort(np.asarray(one.order).reshape(-1, SIZE), axis=1) for one in (arrays, tensors)]
+    assert np.array_equal(*leaves)
+    want, got = lists(problem, arrays, y, HEIGHT), lists(problem, tensors, torch.from_numpy(y), HEIGHT)
+    assert np.array_equal(want.ends, got.ends.numpy()) and np.array_equal(want.tiles, got.tiles.numpy())
+    assert np.allclose(want.floors, got.floors.numpy(), rtol=1e-9) and np.allclose(want.cuts, got.cuts.numpy())
