@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 # Every process would compile the tests and the packages anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-full lint format bench clean
+.PHONY: demo test test-full lint format bench docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/sdkde demo
@@ -40,6 +40,11 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks run precision approximate footprint tolerances --device cpu --to runs
 	$(BIN)/python -m benchmarks report runs
 
+# The site, in build/site: every warning is an error, such as a link to nothing or a docstring that cannot be read. It is
+# built anew every time (-E -a), as Sphinx says nothing of pages that have not changed.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -E -a -c docs . build/site
+
 OLD := Python 3.11 or newer is needed; name one, as in make PYTHON=python3.12
 
 $(VENV)/pyvenv.cfg:
@@ -54,6 +59,10 @@ $(VENV)/.dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(if $(TORCH_INDEX),$(PIP) --constraint constraints.txt torch --index-url $(TORCH_INDEX))
 	$(PIP) --constraint constraints.txt --editable ".[dev]"
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(PIP) --constraint constraints.txt --editable ".[docs]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info sdkde-demo.png .mypy_cache .ruff_cache .pytest_cache .hypothesis

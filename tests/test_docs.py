@@ -4,10 +4,12 @@ import doctest
 import importlib
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from sdkde_autotune.cli import main as tuner
 
 import sdkde_core
 from sdkde_core import plugin
@@ -26,18 +28,65 @@ def test_the_readmes_example_runs(capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["densities", "large-data", "scikit-learn", "scipy"])
+def needs(page, module, *marks):
+    missing = importlib.util.find_spec(module) is None
+    return pytest.param(page, marks=[pytest.mark.skipif(missing, reason=f"needs {module}"), *marks])
+
+
+PAGES = [
+    *("coming-from", "densities", "guide", "large-data", "mathematics", "scikit-learn", "scipy", "start"),
+    needs("pytorch", "torch"),
+    needs("keops", "pykeops", pytest.mark.slow),  # which compiles
+]
+
+
+def numbers(text):
+    return [float(x) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run(page, capsys, tmp_path, monkeypatch):
-    """One after the other, in one namespace; a comment that begins with a number below zero is what is printed."""
+    """One after the other, in one namespace. What is printed: a block of text that follows, a comment that begins with
+    a number below zero."""
     monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.S)
-    names = {}
-    for example in examples:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", text, re.S)
+    names, everything = {}, ""
+    for example, output in examples:
         exec(compile(example, f"{page}.md", "exec"), names)
-    printed = capsys.readouterr().out
-    assert printed
-    for said in re.findall(r"  # (-\d+\.\d+)", "".join(examples)):
-        assert any(abs(float(x) - float(said)) <= 0.05 for x in re.findall(r"-\d+\.\d+", printed)), said
+        printed = capsys.readouterr().out
+        everything += printed
+        if output:
+            assert re.sub(r"[-\d.e ]+", "#", printed) == re.sub(r"[-\d.e ]+", "#", output)
+            assert numbers(printed) == pytest.approx(numbers(output), rel=0.01, abs=2e-3)
+        for said in re.findall(r"  # (-\d+\.\d+)", example):
+            assert any(abs(float(x) - float(said)) <= 0.05 for x in re.findall(r"-\d+\.\d+", printed)), said
+    assert everything
+
+
+FIRST, *QUESTIONS = re.split(r"^### ", (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"), flags=re.M)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.split("\n")[0])
+def test_a_question_is_the_message_of_its_example(question, tmp_path, monkeypatch):
+    """The heading is a part of the error that the code below it gives, as warnings are errors here; without code it is
+    a part of the core's source."""
+    monkeypatch.chdir(tmp_path)
+    (message,) = re.findall(r"`(.*)`", question.split("\n")[0])
+    (before,), examples = (re.findall(r"```python\n(.*?)```", text, re.S) for text in (FIRST, question))
+    if not examples:
+        assert any(message in path.read_text(encoding="utf-8") for path in (ROOT / "sdkde_core").rglob("*.py"))
+    for example in examples:
+        names = {}
+        exec(compile(before, "faq.md", "exec"), names)
+        with pytest.raises(Exception, match=re.escape(message)):
+            exec(compile(example, "faq.md", "exec"), names)
+
+
+def test_the_reference_has_all_that_is_public():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in set(sdkde_core.__all__) - {"__version__"}:
+        assert re.search(rf":: (sdkde_core\.interop\.)?{name}\b", page), name
 
 
 def test_the_readmes_commands_exist():
@@ -46,6 +95,21 @@ def test_the_readmes_commands_exist():
     assert {"demo", "test"} <= set(targets)
     assert all(re.search(rf"^{t}:", makefile, re.M) for t in targets)
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_the_commands_of_a_page_exist(path):
+    page = path.read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    code = "\n".join([*re.findall(r"```sh\n(.*?)```", page, re.S), *re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page)])
+    assert set(re.findall(r"^sdkde ([a-z]+)", code, re.M)) <= set(main.commands)
+    assert set(re.findall(r"^sdkde-autotune ([a-z]+)", code, re.M)) <= set(tuner.commands)
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in re.findall(r"^make ([a-z-]+)", code, re.M))
+    assert set(",".join(re.findall(r"(?:sdkde-core|\.)\[([a-z,-]+)\]", code)).split(",")) - {""} <= set(extras)
+    for module in re.findall(r"^python (?:-m )?(benchmarks[\w./]*)", code, re.M):
+        found = ROOT / module.removesuffix(".py").replace(".", "/")
+        assert found.is_dir() or found.with_suffix(".py").exists(), module
 
 
 def test_every_method_and_backend_is_in_the_readme():

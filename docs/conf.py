@@ -1,0 +1,45 @@
+"""Sphinx makes the site: ``make docs``. Its pages are the Markdown files of the repository, which GitHub shows too.
+
+The root of the repository is the source, so that links between docs/, README.md and benchmarks/ are checked as well.
+"""
+
+import re
+
+import sdkde_core
+
+project = "sdkde"
+author = copyright = "The sdkde developers"
+version = release = sdkde_core.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "benchmarks/README.md", "benchmarks/recorded/*.md", "*.md"]
+exclude_patterns = ["build", "dist", ".*", "**/node_modules", "**/*.egg-info"]
+
+html_theme = "furo"
+html_title = f"sdkde {release}"
+html_extra_path = ["site"]  # the page at the top of the site, which leads to root_doc
+html_copy_source = False
+
+# `page.md#a-heading`, and formulas, as GitHub has them.
+myst_heading_anchors = 4
+myst_fence_as_directive = ["math"]
+suppress_warnings = ["misc.highlighting_failure"]  # of an "…" in an example
+
+autodoc_mock_imports = ["torch"]  # gigabytes, for the docstring of one function
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings say types, with shapes and units
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+
+
+def as_restructured_text(app, what, name, obj, options, lines):
+    """Docstrings write |x| for a modulus, and a sentence after the last parameter: docutils reads more into both."""
+    text = "\n".join(lines)
+    text = re.sub(r"^Other parameters as for (:\w+:`[\w.]+`)[.;]", r"others\n    As for \1.", text, flags=re.M)
+    parts = re.split("(``.*?``)", text)
+    lines[:] = "".join(p if p.startswith("``") else p.replace("|", r"\|") for p in parts).split("\n")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon's, at 500
