@@ -93,7 +93,7 @@ def test_after_an_exception_nothing_begins_and_what_runs_ends_at_a_checkpoint(ho
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_threads_of_a_pool_have_begun_when_the_call_ends():
     """What they do as they begin may change the process for a moment, as PyTorch's number of threads."""
-    begun, turn = [], iter((0.0, 0.2))
+    begun, turn = [], iter((0.05, 0.3))
 
     def begin():
         time.sleep(next(turn))
