@@ -91,19 +91,6 @@ def test_after_an_exception_nothing_begins_and_what_runs_ends_at_a_checkpoint(ho
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_threads_of_a_pool_have_begun_when_the_call_ends():
-    """What they do as they begin may change the process for a moment, as PyTorch's number of threads."""
-    begun, turn = [], iter((0.05, 0.3))
-
-    def begin():
-        time.sleep(next(turn))
-        begun.append(threading.get_ident())
-
-    with ThreadPoolExecutor(2, initializer=begin) as pool:
-        assert map_threads(abs, [-1, -2], 2, pool=pool) == [1, 2]
-        assert len(begun) == 2
-
-
 def test_a_pool_that_fails_itself_is_an_error():
     def fail():
         raise ZeroDivisionError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,7 @@ def computes_float32_exactly(device: torch.device) -> bool:
 
 
 _lock = new_lock()
+_here = threading.local()
 _pool: ThreadPoolExecutor | None = None
 
 #: Threads that work at the same time, for all calls together: as many as are asked for.
@@ -79,7 +81,7 @@ def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequen
     if device.type == "cpu":
         with claim_memory("a sum over tiles", tasks=min(cpu_threads(), max(len(arguments), 1))) as threads:
             try:
-                return map_threads(task, arguments, threads, pool=_workers())
+                return map_threads(functools.partial(_alone, task), arguments, threads, pool=_workers())
             except BaseException:  # an interrupt may have left locks within the pool locked: they are Python's own
                 _begin_anew()
                 raise
@@ -91,7 +93,7 @@ def _workers() -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(MOST_THREADS, "sdkde-torch", _prepare)
+            _pool = ThreadPoolExecutor(MOST_THREADS, "sdkde-torch")
         return _pool
 
 
@@ -100,6 +102,14 @@ def _begin_anew() -> None:
     global _pool
     with _lock:
         _pool = None
+
+
+def _alone(task: Callable[[A], R], argument: A) -> R:
+    """Return ``task(argument)`` on one thread; within the task, which the call waits for, this one is prepared."""
+    if not getattr(_here, "prepared", False):
+        _prepare()
+        _here.prepared = True
+    return task(argument)
 
 
 def _prepare() -> None:

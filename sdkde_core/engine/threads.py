@@ -76,8 +76,7 @@ def map_threads(
                 break
         if not running:
             call.run()
-        # Threads that find no argument left are waited for too: what a pool does as they begin is over then.
-        while not call.stopped and (len(call.finished) < len(arguments) or len(call.over) < len(running)):
+        while not call.stopped and len(call.finished) < len(arguments):
             if not call.listen(LOOK) and not call.inside:
                 for one in running:
                     if one.done():
@@ -108,7 +107,6 @@ class _Call:
         self.results: list[Any] = [None] * len(arguments)
         self.finished: list[int] = []
         self.inside: list[int] = []  # threads
-        self.over: list[int] = []  # threads that have been
         self.stopped = False
         self.error: BaseException | None = None
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -140,7 +138,6 @@ class _Call:
         finally:
             _here.call = before
             self.inside.remove(threading.get_ident())
-            self.over.append(threading.get_ident())
             self.bell.put(None)
 
 
