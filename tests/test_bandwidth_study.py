@@ -123,6 +123,7 @@ def record(study, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_record_becomes_tables_and_plots(study, record, capsys):
     lines = study.bandwidth_report.read_lines([record])
     normal = lines[1]["methods"]["sdkde"]

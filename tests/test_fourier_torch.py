@@ -86,7 +86,7 @@ def test_tiles_are_the_sums(d, extent):
                 assert errors(problem, mine, one).max() <= 1e-3
 
 
-@pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3))])
 def test_columns_outside_the_box_are_added(d):
     """A few points far out: the box is of the others, and rows near its faces see what is outside."""
     rng = np.random.default_rng(d)
@@ -111,7 +111,7 @@ def test_columns_outside_the_box_are_added(d):
             assert errors(problem, mine, one).max() <= 1.0
 
 
-@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3))])
 def test_same_bits_again(d):
     rng = np.random.default_rng(d)
     points = 6.0 * rng.normal(size=(20_000, d))
@@ -164,6 +164,7 @@ def test_weights_near_the_end_of_float64(name):
         assert errors(problem, got, reference.sums(rows, points, log_weights=log_weights)).max() <= 1.0
 
 
+@pytest.mark.slow
 def test_thin_boxes_take_blocks_that_fit():
     """Where the other dimensions have many modes a block has fewer points."""
     rng = np.random.default_rng(0)

@@ -193,6 +193,7 @@ def _missed(profile, count):
     return seed, missed
 
 
+@pytest.mark.slow
 def test_the_quick_profile_catches_most_of_a_few():
     """Of 12 at least 7: at a rate of 85 % that fails once in 200 runs, at the measured rate once in 10⁵ runs.
 

@@ -398,7 +398,7 @@ def _clustered(n, m, d):
 
 
 @pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+@pytest.mark.parametrize("precision", [pytest.param("fast", marks=pytest.mark.slow), "high", "float64"])
 def test_tiles_are_left_out_where_they_cannot_matter(reduction, precision):
     case = _clustered(20_000, 400, 3)
     problem, columns = case.problem(reduction, precision), Columns(case.points, case.log_weights)
