@@ -9,7 +9,8 @@ import pytest
 
 import sdkde_core
 from sdkde_core.choice import registry, select, started
-from sdkde_core.engine.spread import Spread, shares
+from sdkde_core.engine.dealing import blocks, dealt, shares
+from sdkde_core.engine.spread import Spread
 from sdkde_core.estimator import request
 from sdkde_core.protocol import QUANTUM, BackendUnavailable, Columns, Problem, Reduction, Support
 from sdkde_core.testing import reference
@@ -47,7 +48,7 @@ def spread(points, number, reduction, weighted):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", Reduction)
-def test_the_same_bits_on_any_number_of_devices(points, queries, reduction, weighted):
+def test_the_same_numbers_on_any_number_of_devices_beside_outliers(points, queries, reduction, weighted):
     answers = []
     for number in (1, 3):
         several, log_weights = spread(points, number, reduction, weighted)
@@ -56,7 +57,8 @@ def test_the_same_bits_on_any_number_of_devices(points, queries, reduction, weig
         for (a, a_far), (b, b_far) in zip(answers[0], other, strict=True):
             assert a_far == b_far > 0
             for name in ("log_sum", "shift", "sign", "log_magnitude"):
-                assert np.array_equal(getattr(a, name), getattr(b, name)) or getattr(a, name) is None
+                # Beside outliers near rows close up; where a row stands in a product of BLAS may change its last bit.
+                assert getattr(a, name) is None or np.allclose(getattr(a, name), getattr(b, name), 1e-13, 1e-14)
     (own, _), (at_queries, _), (some, _) = answers[1]
     assert np.array_equal(some.log_sum, own.log_sum[QUANTUM : 2 * QUANTUM])
     for got, rows in ((own, points), (at_queries, queries)):
@@ -64,6 +66,44 @@ def test_the_same_bits_on_any_number_of_devices(points, queries, reduction, weig
         want = reference.near_sums(rows[picked], points, log_weights)
         log_sum = want.log_plus if reduction is Reduction.LAPLACE else want.log_sum
         assert np.allclose(got.log_sum[picked], log_sum, 3e-6, 1e-5)
+
+
+def test_blocks_of_pairs_have_the_same_bits_on_any_number_of_devices():
+    """Where the backend takes each pair of the points once, for both; within the tolerance of the sums themselves."""
+    x, log_weights = np.random.default_rng(6).normal(size=(N, D)), np.full(N, -np.log(N))
+    problem = Problem(Reduction.MEAN, m=N, n=N, d=D, extent=8.0, precision="high")
+
+    def work(problem, config):
+        return replace(INFO.work(problem, config), exps=0.5 * problem.pairs)
+
+    asked = []
+
+    class Noting(type(INFO.load())):
+        def reduce_pairs(self, problem, state, rows, columns):
+            asked.append((rows, columns))
+            return super().reduce_pairs(problem, state, rows, columns)
+
+    info = replace(INFO, work=work)
+    answers = []
+    for number in (1, 2, 3, 5):
+        asked.clear()
+        answers.append(Spread(["cpu"] * number, Noting(), info, problem, Columns(x, log_weights)).reduce()[0])
+        assert sorted(asked) == sorted({(a, b) for b in blocks(N) for a in blocks(N) if a <= b})
+    for other in answers[1:]:
+        assert np.array_equal(other.log_sum, answers[0].log_sum) and np.array_equal(other.shift, answers[0].shift)
+    picked = np.r_[:9, QUANTUM - 3 : QUANTUM + 3, N - 9 : N]
+    want = reference.near_sums(x[picked], x, log_weights)
+    assert np.allclose(answers[0].log_sum[picked], want.log_sum, 1e-6, 1e-5)
+    assert np.allclose(answers[0].shift[picked], want.shift, 0, 9e-6)
+
+
+def test_blocks_are_dealt_out_evenly():
+    n = 64 * QUANTUM
+    for parts in (1, 2, 4, 8):
+        loads = [sum(1.0 if i < j else 0.5 for i, j in mine) for mine in dealt(blocks(n), parts)]
+        assert min(loads) == max(loads) == 32 / parts
+    tasks = [task for mine in dealt(blocks(1 << 21), 3) for task in mine]
+    assert sorted(tasks) == [(i, j) for i in range(16) for j in range(i, 16)]
 
 
 def test_a_backend_that_takes_host_arrays_needs_no_pytorch(points, queries, monkeypatch):

@@ -14,13 +14,24 @@ import functools
 import math
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 
 from ..arrays import look, taken, to_host
-from ..protocol import QUANTUM, Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, with_fields
+from ..protocol import (
+    QUANTUM,
+    Backend,
+    BackendInfo,
+    Columns,
+    DeviceOutOfMemory,
+    PairsBackend,
+    Partial,
+    Problem,
+    Reduction,
+    with_fields,
+)
 from .exact import Exact
 from .failures import OutOfReach, call, checked, read_only, unchanged, watched
 from .forks import new_lock
@@ -225,6 +236,33 @@ class PackedColumns:
         last = [self._packed("all", *self._reaching(extent))]
         blocks.append(self._sum(last, rows[m - m_far :, :], of=None if whole is None else whole.far))
         return undo(concatenate(blocks), order), apart
+
+    @functools.cached_property
+    def takes_pairs(self) -> bool:
+        """Whether :meth:`reduce_pairs` is to be called: of all points, it has less to do than :meth:`reduce`."""
+        problem, info = self._own_problem, self._info
+        if "pairs" not in info.features or self._kept is not None or problem.reduction is not Reduction.MEAN:
+            return False
+        if problem.requires - {"weights"} or problem.extent > self._own_limit or info.work is None:
+            return False
+        return info.work(problem, None).exps < 0.75 * problem.pairs
+
+    def reduce_pairs(self, rows: tuple[int, int], columns: tuple[int, int]) -> tuple[Partial, Partial]:
+        """Reduce two ranges of the points, each over the other; see :class:`~sdkde_core.protocol.PairsBackend`."""
+        packed, backend = self._packed("all", self._backend, self._problem.extent), cast(PairsBackend, self._backend)
+        seen = watched(packed.columns.points)
+        sides = call(self._info, self._own_problem, backend.reduce_pairs, packed.state, rows, columns)
+        unchanged(self._info, self._problem.device, seen)
+        found = [
+            checked(self._info, self._own_problem, packed.columns, self._points[start:stop, :], side)
+            for (start, stop), side in zip((rows, columns), sides, strict=True)
+        ]
+        return found[0], found[1]
+
+    @functools.cached_property
+    def _own_problem(self) -> Problem:
+        """The problem where the rows are the columns, all of them."""
+        return with_fields(self._problem, same=True, m=self._problem.n)
 
     @functools.cached_property
     def _own_limit(self) -> float:

@@ -1,11 +1,12 @@
 """The processes of a torch.distributed group: what they tell one another, and one reduction among them.
 
-Every process has all columns. The points as rows are shared out as among several devices (:mod:`.spread`), and each
-process learns the results of all; other rows are each process's own.
+Every process has all columns. The points as rows are shared out as among several devices (:mod:`.spread`), in ranges or
+in blocks of pairs, and each process learns the results of all; other rows are each process's own.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from contextlib import suppress
 from dataclasses import fields
@@ -15,9 +16,9 @@ import numpy as np
 
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
 from .columns import PackedColumns, Whole
-from .merge import concatenate
+from .dealing import blocks, dealt, merged, shares
+from .merge import concatenate, each
 from .outliers import radii
-from .spread import shares
 
 __all__ = ["AmongRanks", "PeerFailed", "Ranks"]
 
@@ -149,6 +150,8 @@ class AmongRanks:
     def reduce(self, queries: Any = None, *, distances: Any = None, extent: float | None = None) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`; the queries are this process's own, all have some."""
         extent = self._problem.extent if extent is None else extent
+        if queries is None and self._packed.takes_pairs:
+            return self._by_pairs(), 0
         return self._own(extent) if queries is None else self._queries(queries, distances, extent)
 
     def _own(self, extent: float) -> tuple[Partial, int]:
@@ -163,9 +166,32 @@ class AmongRanks:
         whole = {name: None if x is None else self._ranks.joined(x[rows]) for name, x in got.items()}
         return Partial(**whole), apart
 
+    def _by_pairs(self) -> Partial:
+        """All points as rows, each pair of them once, by one of the processes."""
+        ranges = blocks(self._n)
+        tasks = dealt(ranges, self._ranks.size)
+        sides = [
+            side
+            for i, j in tasks[self._ranks.rank] or [(0, 0)]
+            for side in self._packed.reduce_pairs(ranges[i], ranges[j])
+        ]
+        rows = slice(0, None if tasks[self._ranks.rank] else 0)  # a process without a task adds nothing
+        whole = each(concatenate(sides), lambda x: self._ranks.joined(x[rows]))
+        found, start = {}, 0
+        for i, j in (block for mine in tasks for block in mine):
+            for place in ((i, j), (j, i)):
+                stop = start + ranges[place[0]][1] - ranges[place[0]][0]
+                found[place] = each(whole, functools.partial(_between, start, stop))
+                start = stop
+        return merged(found, len(ranges))
+
     def _queries(self, queries: Any, distances: Any, extent: float) -> tuple[Partial, int]:
         distances = radii(queries) if distances is None else distances
         extent = max(self._ranks.told("an extent", extent))
         each = self._ranks.told("outliers", tuple(self._packed.whole(distances, extent)))
         whole = Whole(*(sum(numbers) for numbers in zip(*each)))
         return self._packed.reduce(queries, distances=distances, extent=extent, whole=whole)
+
+
+def _between(start: int, stop: int, x: Any) -> Any:
+    return x[start:stop]

@@ -2,8 +2,9 @@
 
 The work per byte is so large that copies hardly matter: n² pairs for n points that travel. So every device packs all
 columns for itself, rows are shared out in multiples of :data:`QUANTUM`, and results are joined in the order of the
-rows. For a backend with the feature ``"range"`` a row has the same bits on however many devices of one model, one of
-them included.
+rows. Of the points themselves blocks of pairs are dealt out instead, where the backend takes each pair once for both
+of its points (:mod:`.dealing`). For a backend with the feature ``"range"`` a row has the same bits on however many
+devices of one model, one of them included.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 from typing import Protocol as TypingProtocol
 
 import numpy as np
 
 from ..arrays import convert
-from ..protocol import QUANTUM, Backend, BackendInfo, Columns, Partial, Problem, with_fields
+from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
 from .columns import PackedColumns, pack
+from .dealing import Block, blocks, dealt, merged, shares
 from .devices import memory_errors
 from .merge import concatenate, each
 from .outliers import radii
 from .threads import map_threads
 
-__all__ = ["Group", "Reducer", "Spread", "pack_on", "shares"]
+__all__ = ["Group", "Reducer", "Spread", "pack_on"]
 
 
 class Reducer(TypingProtocol):
@@ -61,13 +62,6 @@ def pack_on(
             else pack(backend, info, problem, columns, shared)
         )
     return where.pack(backend, info, problem, columns, shared)
-
-
-def shares(m: int, parts: int) -> list[tuple[int, int]]:
-    """Return the rows of up to so many parts, as even as multiples of :data:`QUANTUM` are."""
-    quanta = -(-m // QUANTUM)
-    ends = [min(m, QUANTUM * (quanta * k // parts)) for k in range(parts + 1)]
-    return [(start, stop) for start, stop in pairwise(ends) if stop > start]
 
 
 class Spread:
@@ -111,6 +105,8 @@ class Spread:
         extent: float | None = None,
     ) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`."""
+        if queries is None and some is None and self._packed[0].takes_pairs:
+            return self._by_pairs(), 0
         extent, whole = self._problem.extent if extent is None else extent, None
         first, last = (some or (0, self._n)) if queries is None else (0, queries.shape[0])
         # Two parts at least, so that on one device too the points are not taken as one whole, which has other bits.
@@ -139,6 +135,21 @@ class Spread:
         if apart and whole is not None:
             apart = whole.far + self._packed[0].n_far
         return concatenate(results), apart
+
+    def _by_pairs(self) -> Partial:
+        """All points as rows, each pair of them once."""
+        ranges = blocks(self._n)
+        tasks = [(k, block) for k, mine in enumerate(dealt(ranges, len(self._devices))) for block in mine]
+
+        def both(k: int, block: Block) -> tuple[Partial, Partial]:
+            return self._packed[k].reduce_pairs(ranges[block[0]], ranges[block[1]])
+
+        home, found = self._problem.device, {}
+        with memory_errors():
+            for (_, (i, j)), sides in zip(tasks, self._at_once(both, tasks)):
+                for place, side in (((i, j), sides[0]), ((j, i), sides[1])):
+                    found[place] = each(side, lambda x: convert(x, self._info.arrays, home))
+            return merged(found, len(ranges))
 
     def _sent(self, x: Any, k: int) -> Any:
         """Bring an array to a device; the calling thread's streams on both devices wait for each other."""
