@@ -206,6 +206,7 @@ def test_nan_stays_nan_and_nothing_is_differentiated(device):
         ops.log_sum(x.requires_grad_()).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what PyTorch imports
 @pytest.mark.parametrize("prepared", [False, True])
 def test_estimates_in_a_compiled_function_leave_it(prepared, device):
     x, y = (a.float() for a in _tensors(device)[:2])
