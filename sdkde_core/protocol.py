@@ -205,6 +205,9 @@ class Problem:
         ``"kernel"`` φ_ij = K(r_ij / s).
     kernel : str
         One of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``.
+    light : float
+        About what share of the columns weigh less than 2⁻¹⁵ of the heaviest one, those of weight zero left out: a power
+        of two, or 0 for less than a thousandth, or where that is not known. For the price.
     sample : callable, optional
         ``sample() -> Sample``, for ``supports`` and ``work`` of problems whose price depends on more than the extent.
         The first call takes it, from a device too, where it keeps the estimate from being replayed: so ask only where
@@ -228,6 +231,7 @@ class Problem:
     extent: float = 0.0
     scales: tuple[float, ...] = ()
     kernel: str = "gaussian"
+    light: float = 0.0
     sample: Callable[[], Sample] | None = field(default=None, compare=False, repr=False)
     worth: float | None = field(default=None, compare=False)
 

@@ -43,6 +43,7 @@ def _nothing_aside(monkeypatch):
     """What does not start or fails in one test, "auto" takes in the next; what one warms up is cold in the next."""
     monkeypatch.setattr(registry, "aside", {})
     monkeypatch.setattr(registry, "warm", {})
+    monkeypatch.setattr(registry, "chosen", {})
 
 
 @pytest.fixture

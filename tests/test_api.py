@@ -11,6 +11,7 @@ from scipy import stats
 from sklearn.neighbors import KernelDensity
 
 import sdkde_core
+from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.testing import problems, reference
 
 METHODS = ("kde", "sdkde", "laplace")
@@ -397,3 +398,25 @@ def test_inputs_are_left_untouched():
     for method in METHODS:
         sdkde_core.estimate(x, y, method=method, weights=w)
     assert all(np.array_equal(a, b) for a, b in zip(before, (x, y, w)))
+
+
+def test_a_request_of_plain_values_is_made_once(monkeypatch):
+    def made(**options):
+        return Request.of(Goal.DENSITY, options)
+
+    assert made(bandwidth=1.0) is made(bandwidth=1.0)
+    kinds = [made(bandwidth=x).bandwidth for x in (1, 1.0, True, "1.0")]
+    assert [type(x) for x in kinds] == [int, float, bool, str]
+    weights = np.ones(3)
+    weighted = made(bandwidth=1.0, weights=weights)
+    assert weighted.weights is weights and weighted.kind == made(bandwidth=1.0).kind
+    assert made(bandwidth=1.0).weights is None and made(bandwidth=1.0, weights=None).weights is None
+    assert made(precision="auto", bandwidth=1.0).precision == "auto"
+    monkeypatch.setenv("SDKDE_PRECISION", "high")
+    assert made(precision="auto", bandwidth=1.0).precision == "high"
+    assert Request.of(Goal.GRADIENT, {"bandwidth": 1.0}).goal is Goal.GRADIENT
+    matrix = np.eye(2)
+    assert made(bandwidth=matrix).bandwidth is matrix
+    for _ in range(2):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'bandwith'"):
+            made(bandwith=1.0)

@@ -1,5 +1,6 @@
 """Arrays of every kind, dtype and device go in; the same kind comes out."""
 
+import math
 import pickle
 from datetime import date, timedelta
 
@@ -13,7 +14,7 @@ import torch
 from scipy import sparse
 
 import sdkde_core
-from sdkde_core.arrays import Origin, convert, ingest
+from sdkde_core.arrays import Origin, arguments, convert, ingest
 from sdkde_core.testing import reference
 
 X = np.random.default_rng(0).normal(size=(50, 2))
@@ -360,6 +361,31 @@ def test_differences_that_overflow_are_the_datas():
         sdkde_core.estimate(x)
     with pytest.raises(ValueError, match=r"would be 0.0 in column 0 of train, which goes from 0 to 9.88e-324"):
         sdkde_core.estimate(np.array([0.0, 1e-323]), bandwidth="scott")
+
+
+def test_the_share_of_light_weights_is_known_to_a_power_of_two():
+    """Beside the heaviest one, those of zero left out; and log weights are the same to rounding in every library."""
+    rng = np.random.default_rng(0)
+    for share, light, zeros, heaviest in (
+        (0.0, 0.0, 0, 1.0),
+        (0.0, 0.0, 600, 1e200),
+        (0.27, 0.25, 0, 1.0),
+        (0.97, 1.0, 10, 1e-200),
+        (0.0008, 0.0, 0, 1.0),
+        (0.002, 2.0**-9, 0, 1.0),
+    ):
+        w = rng.uniform(0.1, 1.0, 10_000)
+        w[0] = 1.0
+        w[1 : 1 + round(share * len(w))] *= 1e-5
+        w[len(w) - zeros :] = 0.0
+        with np.errstate(divide="ignore"):
+            logs, found = arguments._weighed(w * heaviest)
+            assert found == light
+            exact = np.log(w) - math.log(math.fsum(w))
+        np.testing.assert_allclose(logs, exact, atol=1e-13)
+        of_torch, found = arguments._weighed(torch.from_numpy(w * heaviest))
+        assert found == light
+        np.testing.assert_allclose(of_torch.numpy(), exact, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,7 @@ def test_logging_changes_no_choice(weak, caplog, monkeypatch):
     monkeypatch.setattr(select, "judge", lambda *how: (asked.append(how[0].name), judged(*how))[1])
     plain = select.choose(problems)
     count = len(asked)
+    registry.chosen.clear()
     with caplog.at_level("DEBUG", logger="sdkde"):
         logged = select.choose(problems)
     assert (logged.name, logged.candidates) == (plain.name, plain.candidates)

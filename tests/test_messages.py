@@ -85,6 +85,7 @@ def test_users_filter_by_category(monkeypatch):
         warnings.simplefilter("ignore", SdkdeWarning)
         sdkde_core.estimate(X, [1.0])
     monkeypatch.setattr(messages, "_told", set())
+    registry.chosen.clear()  # else nobody is priced again
     with pytest.raises(SdkdeWarning):  # as the filters of the tests make it an error
         sdkde_core.estimate(X, [1.0])
 

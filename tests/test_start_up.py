@@ -163,6 +163,58 @@ def test_only_the_core_says_how_many_calls_there_are():
         sdkde_core.estimate(X, calls=1)
 
 
+# --- choices that were made before ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Names of the backends that were judged."""
+    names, judge_ = [], select.judge
+    monkeypatch.setattr(select, "judge", lambda *how: (names.append(how[0].name), judge_(*how))[1])
+    return names
+
+
+def test_what_was_chosen_before_is_not_judged_again(judged, monkeypatch):
+    first = select.choose([PROBLEM])
+    assert judged
+    judged.clear()
+    assert select.choose([replace(PROBLEM, sample=lambda: None)]) is first
+    assert not judged
+    for change in (
+        lambda: monkeypatch.setenv("SDKDE_TUNING", "off"),
+        lambda: monkeypatch.setenv("SDKDE_NUM_THREADS", "1"),
+        lambda: monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("Tesla T4", "GPU-0"),)),
+        lambda: monkeypatch.setitem(registry.warm, ("numpy", "cpu"), True),
+        lambda: monkeypatch.setitem(registry.aside, (first.name, "cpu"), "for a test"),
+        lambda: monkeypatch.setattr(registry, "made", {}),
+    ):
+        change()
+        last = select.choose([PROBLEM])
+        assert judged, change
+        judged.clear()
+        assert select.choose([PROBLEM]) is last and not judged
+    assert last.name != first.name  # which was set aside
+    for other in (
+        {"problems": [replace(PROBLEM, n=61)]},
+        {"problems": [PROBLEM], "calls": 7},
+        {"problems": [PROBLEM], "backend": "numpy"},
+        {"problems": [PROBLEM], "explained": True},
+        {"problems": [PROBLEM], "without": {(last.name, "cpu"): "for a test"}},
+    ):
+        select.choose(**other)
+        assert judged, other
+        judged.clear()
+
+
+def test_what_more_of_the_data_decides_is_not_kept(judged):
+    far = replace(PROBLEM, extent=1e9, precision="fast")  # beyond what some take, whose outliers are summed apart
+    for share in (0.0, 0.7):
+        select.choose([far], share=lambda step, limit, share=share: share)
+        assert judged
+        judged.clear()
+    assert not registry.chosen
+
+
 # --- replays --------------------------------------------------------------------------------------------------------
 
 

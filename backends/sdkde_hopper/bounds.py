@@ -13,6 +13,7 @@ __all__ = [
     "WEIGHT_BITS",
     "extent_limit",
     "grid_step",
+    "rows_again",
     "supports",
     "symmetric",
 ]
@@ -91,3 +92,14 @@ def symmetric(problem: Problem) -> bool:
     """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
     every = problem.same and problem.m == problem.n
     return every and problem.d <= SYMMETRIC_DIMENSIONS and "weights" not in problem.requires
+
+
+def rows_again(problem: Problem) -> float:
+    """Return what share of the rows MEAN will sum again, of columns of which ``problem.light`` are light.
+
+    Such a row weighs next to nothing, and so do its neighbours: in 64 dimensions it has none, and it is all light ones.
+    In fewer dimensions the heavier ones are near. Of 8192 samples of eight normals with log-normal, gamma and
+    log-uniform weights, where 0.44 to 0.68 of them were light, it was 0.53 to 0.6 in 64 dimensions, 0.07 to 0.1 in 32,
+    and up to 0.04 in 16 and 0.016 in 8; where nearly all were, 0.99, 0.3 to 0.96, 0.002 to 0.6 and 0.003 to 0.8.
+    """
+    return problem.light ** max(1.0, MOST_DIMENSIONS / problem.d)

@@ -14,16 +14,20 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj, to_device
+from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
 
 from .looks import look
 from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host
 
-__all__ = ["Argument", "Data", "Query", "check_names", "check_query", "columns_are_points", "ingest"]
+__all__ = ["LIGHT", "Argument", "Data", "Query", "check_names", "check_query", "columns_are_points", "ingest"]
+
+
+#: Weights below that share of the largest are light, see :class:`sdkde_core.protocol.Problem`.
+LIGHT = 2.0**-15
 
 
 class _Refused(Exception):
@@ -140,6 +144,8 @@ class Data:
         NaN and inf are to be refused but were not looked for: :meth:`check_finite` does.
     names : tuple of str
         Of train's columns; empty where it has none.
+    light : float
+        As of :class:`sdkde_core.protocol.Problem`.
     """
 
     train: Any
@@ -149,6 +155,7 @@ class Data:
     origin: Origin
     unchecked: bool = False
     names: tuple[str, ...] = ()
+    light: float = 0.0
 
     @property
     def n(self) -> int:
@@ -217,14 +224,16 @@ def ingest(
     look = check_finite and place.xp is None
     if look:
         _check_points(points, rows)
+    log_weights, light = (None, 0.0) if w is None else _weighed(w.at(place))
     return Data(
         train=points,
         query=rows,
-        log_weights=None if w is None else _log_weights(w.at(place)),
+        log_weights=log_weights,
         dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
         origin=(q or x).origin,
         unchecked=check_finite and not look,
         names=x.names,
+        light=light,
     )
 
 
@@ -373,11 +382,20 @@ def _check_finite(name: str, x: Any, first: int = 0) -> None:
     )
 
 
-def _log_weights(w: Any) -> Any:
-    """Log weights (n,), float64, normalised; None where the weights are all equal."""
+class _Weighed(NamedTuple):
+    """What the host decides of weights: what is wrong with them, if anything, and how many are light."""
+
+    fault: str
+    light: float
+
+
+def _weighed(w: Any) -> tuple[Any, float]:
+    """Log weights (n,), float64, normalised, and the share that is light; None where the weights are all equal."""
     xp = array_namespace(w)
     w = xp.astype(w, xp.float64, copy=False)
-    wrong = look(_fault, xp.min(w), xp.max(w))
+    least, most = w.aminmax() if is_torch_array(w) else (xp.min(w), xp.max(w))
+    light = xp.mean(xp.astype((w > 0.0) & (w < LIGHT * most), xp.float64))
+    wrong, light = look(_judged, least, most, light)
     if wrong == "not finite":
         i = int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
         raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
@@ -387,14 +405,19 @@ def _log_weights(w: Any) -> Any:
     if wrong == "zero":
         raise ValueError("weights are all zero; pass at least one positive weight")
     if wrong == "equal":
-        return None
+        return None, 0.0
     log_w = xp.log(w)
+    if is_torch_array(w):
+        return log_w.log_softmax(0), light  # one kernel for five
     log_w = log_w - xp.max(log_w)  # logs first: the ratio of two weights may underflow
-    return log_w - xp.log(xp.sum(xp.exp(log_w)))
+    return log_w - xp.log(xp.sum(xp.exp(log_w))), light
 
 
-def _fault(least: float, most: float) -> str:
-    """What is to be said of weights with these ends, which are NaN if there is one."""
+def _judged(least: float, most: float, light: float) -> _Weighed:
+    """What is to be said of weights with these ends, NaN if there is one, of which that share is light."""
     if not (math.isfinite(least) and math.isfinite(most)):
-        return "not finite"
-    return "negative" if least < 0 else "zero" if most == 0 else "equal" if least == most else ""
+        return _Weighed("not finite", 0.0)
+    if least < 0 or least == most or most == 0:
+        return _Weighed("negative" if least < 0 else "zero" if most == 0 else "equal", 0.0)
+    # To a power of two: what is decided from it changes rarely with the weights.
+    return _Weighed("", 2.0 ** round(math.log2(light)) if light > 1e-3 else 0.0)

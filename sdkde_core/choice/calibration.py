@@ -23,6 +23,7 @@ __all__ = [
     "calibration_of",
     "ignored",
     "implausible",
+    "is_ignored",
     "load_lookup",
     "machine_of",
     "switched_off",
@@ -142,6 +143,11 @@ def ignored() -> Iterator[None]:
         yield
     finally:
         _ignored.reset(token)
+
+
+def is_ignored() -> bool:
+    """Whether that holds now."""
+    return _ignored.get()
 
 
 _ignored: ContextVar[bool] = ContextVar("sdkde_calibration_ignored", default=False)

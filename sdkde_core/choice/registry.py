@@ -14,7 +14,7 @@ from typing import Any
 from ..engine.forks import in_child
 from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
-__all__ = ["GROUP", "Record", "aside", "find", "made", "records", "refresh", "warm"]
+__all__ = ["GROUP", "Record", "aside", "chosen", "find", "made", "records", "refresh", "warm"]
 
 GROUP = "sdkde.backends"
 
@@ -23,6 +23,9 @@ made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
 
 #: By name and device: why ``"auto"`` does without a backend there.
 aside: dict[tuple[str, str], str] = {}
+
+#: By what was asked, and what else it depends on: what :mod:`sdkde_core.choice.select` has chosen.
+chosen: dict[Any, Any] = {}
 
 #: By name and device, what :func:`sdkde_core.warm_up` has started there: whether it has compiled what is common, too.
 warm: dict[tuple[str, str], bool] = {}
@@ -92,6 +95,7 @@ def refresh() -> None:
     made.clear()
     aside.clear()
     warm.clear()
+    chosen.clear()
 
 
 def _on_the_host_only() -> None:

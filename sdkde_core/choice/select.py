@@ -17,6 +17,7 @@ from . import registry, started
 from .calibration import switched_off, tuning_is_off
 from .hardware import cpu_threads, gpu_name, is_here, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, judge, machine, start_up
+from .remembered import remembered
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
@@ -252,15 +253,16 @@ def _choose(
         raise ValueError("backend_options go with a named backend; pass backend=... too")
     tried = {} if named != "auto" else started.unusable() | dict(without or {})
     calls = calls_of(calls, data_device)
+    asked = named, device, data_device, calls, replays
     if not explained:
-        while True:  # one more round for each that does not start, as it may have stood in the way of a better one
-            candidates = _foremost(problems, named, device, data_device, share, calls, replays, tried)
-            best = next((c for c in candidates if c.ok), None)
-            if best is None:
-                break
-            choice = _start(best, candidates, options, tried, "named" if named != "auto" else "ranked first", calls)
-            if choice:
-                return choice
+
+        def first(problems: Sequence[Problem], share: Share | None) -> Choice | None:
+            return _first(problems, share, *asked, tried, options)
+
+        choice = first(problems, share) if options or without else remembered(problems, share, asked, first)
+        if choice:
+            _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
+            return choice
     candidates = rank(problems, device=device, data_device=data_device, share=share, calls=calls, replays=replays)
     if device is None:  # a plugin without a CPU has a device that was not asked for; it is tried if it was named
         candidates = [c if c.name == named or c.device == data_device else _if_here(c) for c in candidates]
@@ -269,6 +271,7 @@ def _choose(
             reason = _why(candidate, candidates) if named == "auto" else "named"
             choice = _start(candidate, candidates, options, tried, reason, calls)
             if choice:
+                _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
                 return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
@@ -299,6 +302,28 @@ def _mend(problems: Sequence[Problem], how: str) -> str:
             known = f" ({'; '.join(able)})" if able else ""
             return f"\n{what}: {how} a backend with the feature {feature!r}{known}, or {instead}"
     return ""
+
+
+def _first(
+    problems: Sequence[Problem],
+    share: Share | None,
+    named: str,
+    device: str | None,
+    data_device: str,
+    calls: int,
+    replays: bool,
+    tried: dict[tuple[str, str], str],
+    options: Mapping[str, Any] | None,
+) -> Choice | None:
+    """The choice among :func:`_foremost`; None where none of them starts."""
+    while True:  # one more round for each that does not start, as it may have stood in the way of a better one
+        candidates = _foremost(problems, named, device, data_device, share, calls, replays, tried)
+        best = next((c for c in candidates if c.ok), None)
+        if best is None:
+            return None
+        choice = _start(best, candidates, options, tried, "named" if named != "auto" else "ranked first", calls)
+        if choice:
+            return choice
 
 
 def _foremost(
@@ -354,7 +379,6 @@ def _start(
     if implementation is None or not support.ok:
         tried[candidate.name, candidate.device] = support.reason
         return None
-    _logger.debug("backend %s on %s: %s", candidate.name, candidate.device, reason)
     final = tuple(_settle(c, candidate, tried) for c in candidates)
     worth = _worth(final) if info.gives_up and reason != "named" else None
     return Choice(info, candidate.device, implementation, final, reason, calls, worth)

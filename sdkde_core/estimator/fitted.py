@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
 from ..arrays import Argument, Origin, Query, check_query, convert, detached, quiet, rounded, to_host
@@ -136,7 +136,7 @@ class Fitted:
         columns, choice = plan.columns, plan.choice
         for problem in plan.problems[:-1]:  # each moves the samples, by half a mean-shift step in float64
             shift = shifted(plan, problem, columns, report, advance)
-            columns = Columns(columns.points + 0.5 * shift, columns.log_weights, columns.weights)
+            columns = Columns(_half_way(columns.points, shift), columns.log_weights, columns.weights)
         # Resubstitution is at the samples as they were.
         rows = plan.columns.points if len(plan.problems) > 1 and not shared else None
         request, centre = plan.request, plan.centre
@@ -301,9 +301,8 @@ class Fitted:
         weighted = bool((log_weights != log_weights[0]).any())
         n, d = points.shape
         requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())
-        asked = replace(
-            self.problem, n=n, m=n, d=d, requires=requires, extent=rounded(float(radii(points).max())), worth=None
-        )
+        extent = rounded(float(radii(points).max()))
+        asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=extent, light=0.0, worth=None)
         return loaded(self.request, bandwidth, asked, "auto", centre, Columns(points, log_weights), names)
 
     def _packed_for(self, reduction: Reduction) -> Reducer:
@@ -324,6 +323,11 @@ class Fitted:
         """What :func:`loaded` makes the same columns from, on the host, for a backend of that name if it is there."""
         columns = Columns(to_host(self._columns.points), to_host(self._columns.log_weights))
         return self.request, self.bandwidth, self.problem, backend, to_host(self._centre), columns, self._names
+
+
+def _half_way(points: Any, shift: Any) -> Any:
+    """Points moved by half of their shift."""
+    return points.add(shift, alpha=0.5) if is_torch_array(points) else points + 0.5 * shift  # one kernel for two
 
 
 def _pass(

@@ -72,25 +72,25 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     (n, d), m = train.shape, (train if query is None else query).shape[0]
     if not (n and d and m) or n * max(n, m) > PAIRS or (n + m) * d > NUMBERS:
         return None
-    names = ("method", "kernel", "negative", "precision", "deterministic", "backend", "check_finite")
-    asked = float(request.bandwidth), bool(log), *(getattr(request, name) for name in names)
-    return asked, query is None, place
+    return float(request.bandwidth), bool(log), request.kind, query is None, place
 
 
 def place_of(*given: Any) -> Any:
     """Return shapes and dtypes of tensors, and what else replays of them have in common; None where there are none."""
     torch = sys.modules.get("torch")
-    if torch is None or not any(type(x) is torch.Tensor and x.is_cuda for x in given) or switched_off("SDKDE_REPLAY"):
+    if torch is None:
         return None
-    here = torch.cuda.current_device()
     for x in given:
-        if type(x) is not torch.Tensor or not x.is_cuda or x.device.index != here or x.requires_grad:
+        if type(x) is not torch.Tensor or not x.is_cuda or x.requires_grad:
             return None
         if x.dtype not in (torch.float32, torch.float64):
             return None
+    here = torch.cuda.current_device()
+    if any(x.device.index != here for x in given) or switched_off("SDKDE_REPLAY"):
+        return None
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return None
-    kinds = tuple((tuple(x.shape), x.dtype) for x in given)
+    kinds = tuple([(x.shape, x.dtype) for x in given])
     modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
     return kinds, here, torch.cuda.current_stream().cuda_stream, *map(os.environ.get, ENVIRONMENT), *modes
 

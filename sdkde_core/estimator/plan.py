@@ -175,7 +175,7 @@ def plan_data(
     priced = explained or select.named_backend(request.backend) == "auto"  # otherwise no price is asked for
     device = data.device
     asked = m, data.n, data.d, extent, requires, data.dtype, device
-    problems = request.problems(*asked, samples if priced else None)
+    problems = request.problems(*asked, samples if priced else None, data.light)
 
     shares: dict[tuple[int, float], float] = {}
 

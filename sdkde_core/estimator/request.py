@@ -5,6 +5,7 @@ One frozen object, made by the public functions and read by everything else.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 from ..choice.select import parse_device
 from ..engine.spread import Group
 from ..messages import did_you_mean
-from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample
+from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample, with_fields
 
 __all__ = ["METHODS", "NEGATIVE", "Goal", "Options", "Pass", "Request", "takes_options"]
 
@@ -95,7 +96,24 @@ class Request:
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
-        """Make a request from a public function's keyword arguments; ``own``: those that only this function takes."""
+        """Make a request from a public function's keyword arguments; ``own``: those that only this function takes.
+
+        One of plain values is made once: in a loop of small estimates to make it takes a tenth of a call.
+        """
+        key = _plain(goal, options)
+        made = _made.get(key)
+        if made is None:
+            made = cls._of(goal, options, own)
+            if key is None:
+                return made
+            if len(_made) >= MOST_MADE:
+                _made.clear()
+            _made[key] = made if made.weights is None else with_fields(made, weights=None)
+        weights = options.get("weights")
+        return made if weights is made.weights else with_fields(made, weights=weights)
+
+    @classmethod
+    def _of(cls, goal: Goal, options: Options, own: Sequence[str]) -> Request:
         unknown = [name for name in options if name not in Options.__annotations__]
         if unknown:
             known = [*own, *Options.__annotations__]
@@ -148,6 +166,12 @@ class Request:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
 
+    @functools.cached_property
+    def kind(self) -> tuple[Any, ...]:
+        """Those options that are plain values and on which the result depends, but for the bandwidth."""
+        names = "method", "kernel", "negative", "precision", "deterministic", "backend", "check_finite"
+        return tuple(getattr(self, name) for name in names)
+
     @property
     def passes(self) -> tuple[Pass, ...]:
         """The passes, in order."""
@@ -172,6 +196,7 @@ class Request:
         dtype: str,
         device: str,
         samples: Mapping[str, Callable[[], Sample]] | None = None,
+        light: float = 0.0,
     ) -> tuple[Problem, ...]:
         """Describe each pass.
 
@@ -188,6 +213,8 @@ class Request:
         dtype, device : str
         samples : mapping, optional
             By what a pass's rows are, ``"train"`` and ``"query"``.
+        light : float
+            As of :class:`sdkde_core.protocol.Problem`.
         """
         moved, result = False, []
         if self.kernel != "gaussian":
@@ -208,11 +235,32 @@ class Request:
                     deterministic=self.deterministic,
                     extent=extent,
                     kernel=self.kernel,
+                    light=light,
                     sample=samples[step.rows] if samples else None,
                 )
             )
             moved = moved or step.moves
         return tuple(result)
+
+
+#: Requests by what :func:`_plain` has of them; so many are kept, and then forgotten.
+_made: dict[Any, Request] = {}
+MOST_MADE = 64
+
+
+def _plain(goal: Goal, options: Options) -> Any:
+    """Return what a request follows from, but for the weights; None where that is more than plain values."""
+    key: list[Any] = [goal, os.environ.get("SDKDE_PRECISION")]
+    for name, value in options.items():
+        if name != "weights":
+            kind = type(value)  # True is no 1 to who reads the request
+            if kind not in _PLAIN or (name == "device" and value is not None):
+                return None
+            key += name, kind, value
+    return tuple(key)
+
+
+_PLAIN = frozenset({str, bool, int, float, type(None)})
 
 
 def _asked_precision(precision: str) -> str:
