@@ -1,0 +1,1 @@
+"""Estimates of more than one process or memory holds."""
