@@ -73,7 +73,7 @@ ROOMS = {
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
     "distributed": {"arrays", "engine", "estimator"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
-    "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api", "interop"},
+    "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "scale", "api", "interop"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
 
