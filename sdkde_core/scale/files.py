@@ -111,8 +111,6 @@ class Source:
         """Make a source of what reads rows in any order."""
         if len(shape) not in (1, 2):
             raise ValueError(f"the array has shape {shape}; pass (points, dimensions), or (points,) in one dimension")
-        if np.dtype(dtype).kind not in "iufb":
-            raise ValueError(f"the array is of dtype {dtype}; pass real numbers")
         width = 1 if len(shape) == 1 else int(shape[1])
 
         def rows_at(start: int, stop: int) -> Array:

@@ -32,6 +32,9 @@ __all__ = ["Job", "debias", "estimate", "parse_size"]
 Array = NDArray[Any]
 T = TypeVar("T")
 
+#: Bytes that libraries take when they first compute: compiled code, threads.
+RESERVE = 100 * 10**6
+
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -62,6 +65,8 @@ def _source(name: str, given: Any, kept: ExitStack) -> Source:
                 found = Source.reading(name, shape, dtype, lambda start, stop: given[start:stop])
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
+    if found.dtype.kind not in "iufb":
+        raise TypeError(f"{name} has dtype {found.dtype}; pass real numbers (integer, boolean or floating)")
     if found.at is not None:
         return found
     scratch, done = kept.enter_context(Scratch((found.rows, found.columns), found.dtype)), 0
@@ -220,7 +225,8 @@ def _resident(frozen: Frozen, allowed: int) -> int:
     """How many shards may stay in memory; ValueError where not even the work fits."""
     d, shard = frozen.shape.d, 8 * frozen.width * (frozen.shape.d + 1)
     here = _resident_bytes()
-    needed = 6 * shard + 8 * frozen.rows * (6 * d + 8)  # two read, one packed, temporaries; sums, and the next
+    # Two shards read, as they come and whitened, packed, and temporaries; sums and the next ones; compiled code.
+    needed = RESERVE + 10 * shard + 8 * frozen.rows * (6 * d + 8)
     if here + needed > allowed:
         raise ValueError(
             f"memory is {allowed / 1e6:.0f} MB, of which this process has {here / 1e6:.0f} MB already, and the work on "
