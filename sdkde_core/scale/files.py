@@ -211,16 +211,16 @@ def _read_npy(name: str, path: Path, key: str) -> Source:
         first = file.tell()
     if fortran and len(shape) > 1:
         return Source.of(name, np.load(path, mmap_mode="r"))
-    _columns(np.empty((0,) * len(shape)))
     row = math.prod(shape[1:])
 
     def at(start: int, stop: int) -> Array:  # no map: what is read of one counts as this process's memory
         count = (stop - start) * row
         return np.fromfile(path, dtype, count, offset=first + start * row * dtype.itemsize).reshape(-1, *shape[1:])
 
+    found = Source.reading(name, shape, dtype, at)
     if path.stat().st_size < first + shape[0] * row * dtype.itemsize:
         raise ValueError(f"is cut off: its header says shape {shape}")
-    return Source.reading(name, shape, dtype, at)
+    return found
 
 
 def _read_zarr(name: str, path: Path, key: str) -> Source:
