@@ -154,6 +154,7 @@ from sdkde_core import scale
 from sdkde_core.scale import planner
 planner.NUMBERS = 1024 * 3
 folder = sys.argv[1]
+print("ready", flush=True)
 scale.estimate(folder + "/x.npy", out=folder + "/p.npy", checkpoint=folder + "/checkpoint", resume=True, bandwidth=0.5,
                backend="numpy")
 """
@@ -168,18 +169,15 @@ def _killed(tmp_path, kills):
     np.save(tmp_path / "x.npy", x)
     killed = 0
     while True:
-        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)])
-        note, begun = tmp_path / "checkpoint" / "checkpoint.json", time.monotonic()
-        while killed < kills and process.poll() is None:
-            if note.exists() and time.monotonic() - begun > 0.5:
-                time.sleep(rng.uniform(0.0, 0.4))
-                process.kill()
-                killed += process.wait() == -signal.SIGKILL
+        with subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"ready\n"
+            if killed == kills:
                 break
-            time.sleep(0.01)
-        else:
-            assert process.wait() == 0
-            break
+            time.sleep(rng.uniform(0.0, 0.6))
+            process.kill()
+        assert process.returncode in (0, -signal.SIGKILL)
+        killed += 1
+    assert process.returncode == 0
     assert np.array_equal(np.load(tmp_path / "p.npy"), scale.estimate(x, **HOW))
     return killed
 
