@@ -263,7 +263,10 @@ class _Looks:
     def worth(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
         """The steps about those that would have weight, were the samples n, by a look at some."""
         some = steps[::-STRIDE][::-1]
-        first, last = self._plausible(rule, some, max(1.0, n / len(self.weights)))[[0, -1]]
+        plausible = self._plausible(rule, some, max(1.0, n / len(self.weights)))
+        if not len(plausible):
+            return steps
+        first, last = plausible[[0, -1]]
         return steps[(steps > some[first] - STRIDE) & (steps <= some[last] + STRIDE)]
 
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -274,7 +277,10 @@ class _Looks:
         looked = np.union1d(steps[:1], steps[::-STRIDE])
         low, high = steps[-1], steps[0]
         while True:
-            first, last = self._plausible(rule, looked)[[0, -1]]
+            plausible = self._plausible(rule, looked)
+            if not len(plausible):  # the criteria overflowed: what is wrong is said of all steps
+                return steps
+            first, last = plausible[[0, -1]]
             low = min(low, looked[max(first - 1, 0)])
             high = max(high, looked[min(last + 1, len(looked) - 1)])
             about = steps[(steps >= low) & (steps <= high)]
