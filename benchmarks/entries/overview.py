@@ -108,8 +108,9 @@ def compared(path: Path) -> str:
         about["gpu"] or f"{about['cores']} cores ({about['cpu'].replace('(R)', '')}, {about['widest instructions']})"
     )
     versions = [f"{name} {about['versions'][name]}" for name in LIBRARIES[kind] if name in about["versions"]]
+    note = f" {about['note']}." if "note" in about else ""
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\nMeasured on {where}, {about['when']}; {', '.join(versions)}."
+    return f"{table}\n\nMeasured on {where}, {about['when']}; {', '.join(versions)}.{note}"
 
 
 def written(text: str, recorded: Path) -> str:
