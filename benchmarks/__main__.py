@@ -1,4 +1,4 @@
-"""The command line: list, run, report."""
+"""The command line: list, run, report, tables."""
 
 from __future__ import annotations
 
@@ -74,6 +74,20 @@ def report(folder: Path, to: Path | None, plots: bool) -> None:
     from .report import write
 
     click.echo(write(folder, to or folder, plots))
+
+
+@main.command()
+@click.option("--check", is_flag=True, help="Write nothing; fail if README.md is not as it would be written.")
+def tables(check: bool) -> None:
+    """Write the tables of README.md from the records of "overview" in benchmarks/recorded."""
+    from .entries.overview import written
+
+    root = Path(__file__).parent.parent
+    before = (root / "README.md").read_text(encoding="utf-8")
+    after = written(before, root / "benchmarks" / "recorded")
+    if check and after != before:
+        raise click.ClickException("README.md has other figures than benchmarks/recorded: python -m benchmarks tables")
+    (root / "README.md").write_text(after, encoding="utf-8")
 
 
 def _chosen(names: tuple[str, ...], groups: tuple[str, ...], gpu: bool) -> list[Benchmark]:

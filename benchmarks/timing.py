@@ -56,16 +56,18 @@ def measured(
     A call that alone takes several times as long is timed once: a peer may take minutes. It is the first where nothing
     is compiled.
     """
+    begun = time.process_time()
     last, result = clocked(call, pool[0], device)
     if not compiles and 1e-3 * last > 5 * seconds:
-        return spread([last]), result
+        return once(last, begun, device), result
     spent, k = 0.0, 1
     while k < WARM_UP and spent < seconds:
         last, _ = clocked(call, pool[k % len(pool)], device)
         spent, k = spent + 1e-3 * last, k + 1
     if spent > 3 * seconds:
+        begun = time.process_time()
         last, result = clocked(call, pool[0], device)
-        return spread([last]), result
+        return once(last, begun, device), result
     count = int(max(LEAST, min(MOST, 1e3 * seconds / max(last, 1e-3))))
     count += -(count - 1) % len(pool)  # the last call gets pool[0], and the one before other data
     times: list[float] = []
@@ -80,6 +82,11 @@ def measured(
     elif clocks:
         found["mhz"] = statistics.median(clocks)
     return found, result
+
+
+def once(ms: float, begun: float, device: str) -> dict[str, Any]:
+    """What is known of a single call that began at a process time."""
+    return spread([ms]) | ({"cpu_ms": 1e3 * (time.process_time() - begun)} if device == "cpu" else {})
 
 
 def spread(times: Sequence[float]) -> dict[str, Any]:

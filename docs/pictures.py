@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/plots.md, and the README's of debiasing, into this folder.
+"""Draw the pictures of docs/plots.md and docs/gallery.md, and the README's of debiasing, into this folder.
 
     python docs/pictures.py [NAME ...]
 
@@ -7,8 +7,11 @@ They need ``pip install 'sdkde-core[plot]'`` and some seconds.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +104,32 @@ PICTURES = {
 }
 
 
+def gallery() -> Iterator[tuple[str, Any]]:
+    """What each block of docs/gallery.md draws, by the name of the picture below it."""
+    text, names = (DOCS / "gallery.md").read_text(encoding="utf-8"), {}
+    for block in re.split(r"^## ", text, flags=re.M):
+        for code in re.findall(r"```python\n(.*?)```", block, re.S):
+            with contextlib.redirect_stdout(None):
+                exec(compile(code, "gallery.md", "exec"), names)
+        for name in re.findall(r"\((gallery-[a-z]+)\.png\)", block):
+            yield name, plt.gcf()
+
+
+def write(name: str, figure: Any) -> None:
+    """Write a picture, in 128 colours, which makes it small."""
+    memory = io.BytesIO()
+    figure.savefig(memory, dpi=90)
+    plt.close(figure)
+    Image.open(memory).convert("RGB").quantize(128).save(DOCS / f"{name}.png", optimize=True)
+    print(DOCS / f"{name}.png")
+
+
 def main(names: list[str]) -> None:
-    """Write the pictures, in 128 colours, which makes them small."""
-    for name in names or PICTURES:
-        memory = io.BytesIO()
-        figure = PICTURES[name]()
-        figure.savefig(memory, dpi=90)
-        plt.close(figure)
-        Image.open(memory).convert("RGB").quantize(128).save(DOCS / f"{name}.png", optimize=True)
-        print(DOCS / f"{name}.png")
+    for name in PICTURES:
+        if not names or name in names:
+            write(name, PICTURES[name]())
+    for name, figure in gallery() if not names or any(name.startswith("gallery") for name in names) else ():
+        write(name, figure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the documents claim: the README's example runs, its commands exist, the docstrings' examples hold."""
+"""What the documents claim: examples run, commands exist, tables are those of the records."""
 
 import doctest
 import importlib
@@ -7,11 +7,13 @@ import re
 import tomllib
 from pathlib import Path
 
+import of_benchmarks  # noqa: F401
 import pytest
 from click.testing import CliRunner
 from sdkde_autotune.cli import main as tuner
 
 import sdkde_core
+from benchmarks.__main__ import main as benchmarks
 from sdkde_core import plugin
 from sdkde_core.bandwidth.rules import RULES
 from sdkde_core.cli import demo
@@ -21,20 +23,25 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_readmes_example_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert 5 <= len(example.strip().splitlines()) <= 12
-    exec(compile(example, "README.md", "exec"), {})
-    assert capsys.readouterr().out
-
-
 def needs(page, module, *marks):
     missing = importlib.util.find_spec(module) is None
     return pytest.param(page, marks=[pytest.mark.skipif(missing, reason=f"needs {module}"), *marks])
 
 
 PAGES = [
-    *("coming-from", "densities", "guide", "large-data", "mathematics", "scikit-learn", "scipy", "start"),
+    *(
+        "../README",
+        "backends",
+        "coming-from",
+        "densities",
+        "guide",
+        "large-data",
+        "mathematics",
+        "scikit-learn",
+        "scipy",
+    ),
+    "start",
+    pytest.param("gallery", marks=pytest.mark.slow),  # 4 s of processor time
     needs("pytorch", "torch"),
     needs("keops", "pykeops", pytest.mark.slow),  # which compiles
 ]
@@ -51,6 +58,8 @@ def test_the_examples_of_a_page_run(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", text, re.S)
+    if page == "../README":
+        assert len(examples[0][0].strip().splitlines()) <= 10
     names, everything = {}, ""
     for example, output in examples:
         exec(compile(example, f"{page}.md", "exec"), names)
@@ -112,19 +121,43 @@ def test_the_commands_of_a_page_exist(path):
         assert found.is_dir() or found.with_suffix(".py").exists(), module
 
 
-def test_every_method_and_backend_is_in_the_readme():
-    for name in (
-        *sdkde_core.estimator.request.METHODS,
-        *(r.name for r in sdkde_core.backends() if r.distribution == "sdkde-core"),
-    ):
-        assert f"`{name}`" in README or f'`"{name}"`' in README, name
+def test_every_method_and_backend_is_documented():
+    backends = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
+    for method in sdkde_core.estimator.request.METHODS:
+        assert f'| `"{method}"` |' in README, method
+    for record in sdkde_core.backends():
+        if record.distribution == "sdkde-core":
+            assert re.search(rf"^\| (\[)?`{record.name}`", backends, re.M), record.name
+
+
+def test_every_environment_variable_is_documented():
+    """In one table, which has no others; those of the tests' own are left out."""
+    code = "".join(
+        p.read_text(encoding="utf-8") for f in ("sdkde_core", "backends", "autotune") for p in (ROOT / f).rglob("*.py")
+    )
+    used = set(re.findall(r"""["'`](SDKDE_[A-Z_]+)""", code)) - {"SDKDE_", "SDKDE_CONFORMANCE", "SDKDE_TRUTHS"}
+    table = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8").split("## Environment variables")[1]
+    assert set(re.findall(r"^\| `(SDKDE_[A-Z_]+)", table, re.M)) == used
 
 
 def test_every_rule_for_bandwidths_is_documented():
     table = (ROOT / "docs" / "bandwidths.md").read_text().split("\n## ")[1]
     for rule in RULES:
         assert f'| `"{rule}"`' in table or f', `"{rule}"`' in table, rule
-        assert f'`"{rule}"`' in README, rule
+
+
+def test_the_readmes_tables_are_those_of_the_records(tmp_path):
+    told = CliRunner().invoke(benchmarks, ["tables", "--check"])
+    assert told.exit_code == 0, told.output
+    assert README.count("| **sdkde**") >= 5
+
+
+def test_every_picture_of_the_gallery_is_here_and_has_its_code():
+    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"```\n\n!\[[^\]]+\]\((gallery-[a-z]+\.png)\)", page)
+    assert sorted(pictures) == sorted(path.name for path in (ROOT / "docs").glob("gallery-*.png"))
+    assert len(pictures) == len(re.findall(r"^## ", page, re.M))
+    assert all(1_000 < (ROOT / "docs" / name).stat().st_size < 60_000 for name in pictures)
 
 
 def test_what_plugins_share_is_documented():
@@ -133,8 +166,9 @@ def test_what_plugins_share_is_documented():
 
 
 def test_every_command_and_option_is_documented():
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     for name, command in main.commands.items():
-        assert f"sdkde {name}" in README, name
+        assert f"## sdkde {name}" in page, name
         assert command.help
         assert all(getattr(p, "help", None) for p in command.params), name
 

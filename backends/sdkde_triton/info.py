@@ -36,7 +36,7 @@ MOST_DIMENSIONS = 4096
 LAUNCHES = 80
 
 #: Seconds that a core takes to compile a kernel with matrix products, and another one. Of the first, 152 configurations
-#: took two cores 46 s (docs/measurements.md); the others took about half as long beside them.
+#: took two cores 46 s (docs/what-was-tried.md); the others took about half as long beside them.
 PRODUCTS_SECONDS, OTHERS_SECONDS = 0.6, 0.3
 
 #: What Triton's interpreter costs on a CPU, in operations for one.
