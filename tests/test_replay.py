@@ -130,7 +130,9 @@ def test_the_switch_is_looked_at_without_a_gpu_too(monkeypatch):
         {"weights": Tensor(100, requires_grad=True)},
         {"bandwidth": "silverman"},
         {"bandwidth": np.ones(3)},
-        {"device": "cuda"},
+        {"device": "cuda:1"},
+        {"device": "cpu"},
+        {"bandwidth": True},
         {"backend_options": {"threads": 1}},
         {"method": "laplace", "log": True},
         {"method": "laplace", "negative": "renormalise"},
@@ -138,6 +140,11 @@ def test_the_switch_is_looked_at_without_a_gpu_too(monkeypatch):
 )
 def test_calls_that_are_not_replayed(cuda, call):
     assert key(**call) is None
+
+
+@pytest.mark.parametrize("call", [{"device": "cuda"}, {"device": "cuda:0"}, {"bandwidth": np.float64(0.5)}])
+def test_naming_the_tensors_device_or_a_number_of_numpys_changes_nothing(cuda, call):
+    assert key(**call) is not None
 
 
 def test_clipped_and_signed_calls_have_recordings_of_their_own(cuda):

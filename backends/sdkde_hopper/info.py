@@ -16,8 +16,8 @@ __all__ = ["INFO"]
 LAUNCHES = 84
 
 #: A row that is summed again, by direct differences in float64: operations a pair and a dimension, as if they were of
-#: matrix products, and apart from dimensions. From what nearly all rows took in 16 dimensions, some ten times what the
-#: Triton backend did; not measured apart.
+#: matrix products, and apart from dimensions. On an H200 all rows of 32768² took 23 ms more in 8 dimensions, 45 in 16
+#: and 63 in 32.
 AGAIN, AGAIN_ANYWAY = 64.0, 64.0
 
 #: Their time beside what the same units would take another backend's kernels, which keep them less busy: on an H200 a

@@ -57,22 +57,25 @@ Array = Any  # a tensor on a CUDA device
 def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     """Return what a replay must have in common with the call, or None where the call cannot be replayed.
 
-    That takes plain tensors on the current CUDA device, weights too, one bandwidth given as a number, and
-    ``SDKDE_REPLAY`` that is not off.
+    That takes plain tensors on the current CUDA device, weights too, no other device asked for, a number for the
+    bandwidth, and ``SDKDE_REPLAY`` that is not off.
     """
-    if type(request.bandwidth) not in (float, int) or request.device is not None or request.backend_options:
+    number = isinstance(request.bandwidth, (float, int)) and not isinstance(request.bandwidth, bool)
+    if not number or request.backend_options:
         return None
     # Laplace's log looks for negative values on the host, and their mass is summed up there.
     looks = (log and request.method == "laplace" and request.negative == "keep") or request.negative == "renormalise"
     place = None if looks else place_of(train, *(x for x in (query, request.weights) if x is not None))
-    if place is None or train.ndim != 2 or (query is not None and query.ndim != 2):
+    if place is None or request.device not in (None, f"cuda:{place[1]}", *(["cuda"] if place[1] == 0 else [])):
+        return None
+    if train.ndim != 2 or (query is not None and query.ndim != 2):
         return None
     if request.weights is not None and request.weights.shape != train.shape[:1]:
         return None
     (n, d), m = train.shape, (train if query is None else query).shape[0]
     if not (n and d and m) or n * max(n, m) > PAIRS or (n + m) * d > NUMBERS:
         return None
-    return float(request.bandwidth), bool(log), request.kind, query is None, place
+    return float(request.bandwidth), bool(log), request.kind, request.device, query is None, place
 
 
 def place_of(*given: Any) -> Any:
