@@ -24,12 +24,13 @@ from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.driver import CudaDevice
-from sdkde_core.cli import doctor, files
+from sdkde_core.cli import doctor
 from sdkde_core.cli import streaming as stream
 from sdkde_core.cli.main import main
 from sdkde_core.engine import columns
 from sdkde_core.estimator import batches
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
+from sdkde_core.scale import files
 from sdkde_core.testing import reference
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
@@ -98,7 +99,7 @@ def load(name):
 # --- formats ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extension", files.EXTENSIONS)
+@pytest.mark.parametrize("extension", [e for e in files.EXTENSIONS if e != ".zarr"])  # tests/test_scale.py has it
 def test_every_format_in_and_out(extension):
     train, query, out = save(f"train{extension}", X), save(f"query{extension}", Y), f"out{extension}"
     result = sdkde("estimate", train, query, "-o", out)
@@ -111,7 +112,7 @@ def test_every_format_in_and_out(extension):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
-@pytest.mark.parametrize("extension", files.EXTENSIONS)
+@pytest.mark.parametrize("extension", [e for e in files.EXTENSIONS if e != ".zarr"])  # tests/test_scale.py has it
 def test_every_format_into_a_pipe(extension):
     if extension == ".parquet":
         pytest.importorskip("pyarrow")
@@ -163,7 +164,7 @@ def test_one_dimension_integers_and_other_layouts():
     np.testing.assert_allclose(np.load("out.npy"), sdkde_core.estimate(grid), rtol=1e-9)
 
 
-@pytest.mark.parametrize("extension", files.EXTENSIONS)
+@pytest.mark.parametrize("extension", [e for e in files.EXTENSIONS if e != ".zarr"])  # tests/test_scale.py has it
 def test_an_empty_query(extension):
     query = save(f"query{extension}", np.empty((0, 3)))
     sdkde("estimate", save("x.npy", X), query, "-o", f"out{extension}")
@@ -488,14 +489,14 @@ def test_errors_are_one_line():
     for arguments, cause in [
         (("none.npy", "-o", "o.npy"), "none.npy: No such file or directory"),
         (("folder.npy", "-o", "o.npy"), "folder.npy: Is a directory"),
-        (("x.txt", "-o", "o.npy"), "x.txt: unknown extension '.txt'; pass one of .npy, .npz, .csv, .parquet"),
+        (("x.txt", "-o", "o.npy"), "x.txt: unknown extension '.txt'; pass one of .npy, .npz, .csv, .parquet, .zarr"),
         ((train, "-o", "o.txt"), "o.txt: unknown extension '.txt'"),
         ((train, "-o", "none/o.npy"), "none/o.npy: there is no folder "),
         ((train, "-o", "folder.npy"), "folder.npy: Is a directory"),
         ((train, "-o", "x.npy"), "x.npy: OUT and x.npy are one file"),
         (
             (train, "-o", "o.cvs"),
-            "o.cvs: unknown extension '.cvs'; pass one of .npy, .npz, .csv, .parquet; did you mean",
+            "o.cvs: unknown extension '.cvs'; pass one of .npy, .npz, .csv, .parquet, .zarr; did you mean",
         ),
         (("objects.npy", "-o", "o.npy"), "objects.npy: the array is of Python objects"),
         (("objects.npz", "-o", "o.npy"), "objects.npz: the array is of Python objects"),

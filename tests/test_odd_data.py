@@ -263,8 +263,9 @@ def test_auto_takes_the_next_best_where_fourier_gives_up(blind, method):
 
 def test_the_command_line_chooses_by_the_samples(monkeypatch):
     """The plan that it shows is made from the shapes; the samples may call for another backend."""
-    from sdkde_core.cli import files, streaming
+    from sdkde_core.cli import streaming
     from sdkde_core.protocol import Work
+    from sdkde_core.scale import files
 
     (own,) = (r for r in registry.records() if r.name == "numpy")
     asked = []

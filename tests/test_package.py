@@ -69,10 +69,11 @@ ROOMS = {
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "bandwidth": {"messages", "arrays", "engine", "choice"},
     "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
+    "scale": {"messages", "storage", "protocol", "arrays", "engine", "choice", "bandwidth", "estimator"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
     "distributed": {"arrays", "engine", "estimator"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
-    "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "api", "interop"},
+    "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "scale", "api", "interop"},
     "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
 }
 

@@ -1,6 +1,16 @@
 """Arrays of every kind: validated on the way in, and returned as they came."""
 
-from .arguments import Argument, Data, Query, check_names, check_query, columns_are_points, ingest
+from .arguments import (
+    Argument,
+    Data,
+    Query,
+    check_finite,
+    check_names,
+    check_query,
+    check_weights,
+    columns_are_points,
+    ingest,
+)
 from .looks import Decisions, Taken, look, noting, rounded, taken
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 from .quiet import quiet
@@ -13,8 +23,10 @@ __all__ = [
     "Query",
     "Taken",
     "c_order",
+    "check_finite",
     "check_names",
     "check_query",
+    "check_weights",
     "columns_are_points",
     "convert",
     "detached",

@@ -23,7 +23,17 @@ from array_api_compat import device as device_of
 from .looks import look
 from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host
 
-__all__ = ["Argument", "Data", "Query", "check_names", "check_query", "columns_are_points", "ingest"]
+__all__ = [
+    "Argument",
+    "Data",
+    "Query",
+    "check_finite",
+    "check_names",
+    "check_query",
+    "check_weights",
+    "columns_are_points",
+    "ingest",
+]
 
 
 class _Refused(Exception):
@@ -246,7 +256,7 @@ class Query:
     def check_finite(self) -> None:
         """Look for NaN and inf where they are to be refused; ValueError names the first."""
         if self.unchecked:
-            _check_finite("query", self.points, self.first)
+            check_finite("query", self.points, self.first)
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point: its argument, its number there, its values."""
@@ -356,12 +366,13 @@ def _check_axes(a: Argument) -> None:
 
 
 def _check_points(train: Any, query: Any) -> None:
-    _check_finite("train", train)
+    check_finite("train", train)
     if query is not None:
-        _check_finite("query", query)
+        check_finite("query", query)
 
 
-def _check_finite(name: str, x: Any, first: int = 0) -> None:
+def check_finite(name: str, x: Any, first: int = 0) -> None:
+    """Raise ValueError for the first value of points (n, d) that is not finite; ``first``: the first row's number."""
     xp = array_namespace(x)
     total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
     if np.isfinite(total) or bool(xp.all(xp.isfinite(x))):
@@ -377,13 +388,7 @@ def _log_weights(w: Any) -> Any:
     """Log weights (n,), float64, normalised; None where the weights are all equal."""
     xp = array_namespace(w)
     w = xp.astype(w, xp.float64, copy=False)
-    wrong = look(_fault, xp.min(w), xp.max(w))
-    if wrong == "not finite":
-        i = int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
-        raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
-    if wrong == "negative":
-        i = int(np.flatnonzero(to_host(w) < 0)[0])
-        raise ValueError(f"weights has negative values, the first {float(w[i])} at index {i}; pass weights ≥ 0")
+    wrong = check_weights(w)
     if wrong == "zero":
         raise ValueError("weights are all zero; pass at least one positive weight")
     if wrong == "equal":
@@ -391,6 +396,25 @@ def _log_weights(w: Any) -> Any:
     log_w = xp.log(w)
     log_w = log_w - xp.max(log_w)  # logs first: the ratio of two weights may underflow
     return log_w - xp.log(xp.sum(xp.exp(log_w)))
+
+
+def check_weights(w: Any, first: int = 0) -> str:
+    """Return whether weights (n,) are all "equal", or all "zero", or neither; ``first``: the first one's number.
+
+    Raises
+    ------
+    ValueError
+        The first that is not finite, or negative.
+    """
+    xp = array_namespace(w)
+    wrong = look(_fault, xp.min(w), xp.max(w))
+    if wrong == "not finite":
+        i = first + int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
+        raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
+    if wrong == "negative":
+        i = int(np.flatnonzero(to_host(w) < 0)[0])
+        raise ValueError(f"weights has negative values, the first {float(w[i])} at index {first + i}; pass weights ≥ 0")
+    return wrong
 
 
 def _fault(least: float, most: float) -> str:

@@ -19,7 +19,7 @@ from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, choose
 
-__all__ = ["FULL_RULES", "RULES", "check_rule", "resolve"]
+__all__ = ["FULL_RULES", "RULES", "by_rule", "check_rule", "check_spread", "resolve"]
 
 Array = NDArray[Any]
 
@@ -180,11 +180,6 @@ def resolve(
         if bool(xp.any(weights == 0)):  # a point without weight must not widen the range of a column
             carrying = xp.nonzero(weights)[0]
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
-    n = int(train.shape[0])
-    if n == 1 or n_eff <= 1.0 + 1e-12:
-        raise ValueError(
-            f"bandwidth={bandwidth!r} needs more than one sample with weight; pass bandwidth as a number{turned}"
-        )
     low, high = to_host(xp.min(train, axis=0)), to_host(xp.max(train, axis=0))
     if not (np.isfinite(low) & np.isfinite(high)).all():
         values = to_host(train)
@@ -194,29 +189,44 @@ def resolve(
             f"bandwidth={bandwidth!r} is chosen from train, which has {values[i, j]} at row {row}, column {j}; drop or "
             "fill it, or pass bandwidth as a number"
         )
+    check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
+    sample = Sample(train, weights, n_eff, method)
+    sample.common, sample.folds = common, folds
+    return by_rule(bandwidth, sample, low, high)
+
+
+def check_spread(rule: str, n: int, n_eff: float, low: Array, high: Array, turned: str = "") -> None:
+    """Raise ValueError where n samples with weight, with these ends per column (d,), are not enough for a rule."""
+    if n == 1 or n_eff <= 1.0 + 1e-12:
+        raise ValueError(
+            f"bandwidth={rule!r} needs more than one sample with weight; pass bandwidth as a number{turned}"
+        )
     constant = np.flatnonzero(low == high)
     if constant.size:
         raise ValueError(
-            f"bandwidth={bandwidth!r} needs columns that vary, but column {constant[0]} of train is constant"
+            f"bandwidth={rule!r} needs columns that vary, but column {constant[0]} of train is constant"
             f"{_others(constant)}; drop it, or pass bandwidth as a number{turned}"
         )
-    if bandwidth in FULL_RULES and n <= d:
+    if rule in FULL_RULES and n <= len(low):
         raise ValueError(
-            f"bandwidth={bandwidth!r} needs more samples with weight than dimensions for a covariance of full rank, "
-            f"but there are {n} in {d}; pass 'silverman' or numbers{turned}"
+            f"bandwidth={rule!r} needs more samples with weight than dimensions for a covariance of full rank, "
+            f"but there are {n} in {len(low)}; pass 'silverman' or numbers{turned}"
         )
-    sample = Sample(train, weights, n_eff, method)
-    sample.common, sample.folds = common, folds
-    value = RULES[bandwidth](sample)
+
+
+def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
+    """Return what a rule says of a sample, with these ends per column (d,)."""
+    d = sample.d
+    value = RULES[rule](sample)
     per_column = np.diagonal(value) if value.ndim == 2 else np.broadcast_to(value, (d,))
     beyond = np.flatnonzero(~((per_column > 0) & (per_column < np.inf)))
     if beyond.size:
         j = int(np.argmax(high - low)) if value.ndim == 0 else beyond[0]
         raise ValueError(
-            f"bandwidth={bandwidth!r} would be {per_column[j]} in column {j} of train, which goes from {low[j]:.3g} to "
+            f"bandwidth={rule!r} would be {per_column[j]} in column {j} of train, which goes from {low[j]:.3g} to "
             f"{high[j]:.3g}: float64 does not hold it; rescale that column, or pass bandwidth as numbers"
         )
-    result = Bandwidth.of(value, d, rule=bandwidth + sample.note)
+    result = Bandwidth.of(value, d, rule=rule + sample.note)
     return result if sample.selection is None else replace(result, selection=sample.selection)
 
 

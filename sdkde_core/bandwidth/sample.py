@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..arrays import device_name, to_host
 from .matrix import like
 
-__all__ = ["Sample"]
+__all__ = ["Sample", "drawn"]
 
 Array = NDArray[Any]
 
@@ -52,7 +52,7 @@ class Sample:
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         xp = array_namespace(x)
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
-        self.given, centred = x, x - x[:1, :]
+        self.n, self.given, centred = int(x.shape[0]), x, x - x[:1, :]
         self.unit = to_host(xp.max(xp.abs(centred), axis=0))  # (d,) data units
         scaled = centred / like(self.unit, x)
         self.x = scaled - (xp.mean(scaled, axis=0) if weights is None else weights @ scaled)
@@ -63,6 +63,26 @@ class Sample:
             return arrays
         xp = array_namespace(self.x)
         return tuple(xp.asarray(array, device=device(self.x)) for array in arrays)
+
+    def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
+        """Return at most so many samples (k, d), in units of ``unit``, on the host; and their weights (k,) or None.
+
+        Weighted ones are drawn in proportion to their weights, and count as often as they were drawn.
+        """
+        xp, x, n = array_namespace(self.x), self.x, self.n
+        counts = None if self.weights is None else to_host(self.weights)
+        if n <= most:
+            return to_host(x), counts
+        if counts is None:
+            chosen = drawn(n, most, rng)
+        else:
+            order = rng.permutation(n)
+            reached = np.cumsum(counts[order])
+            places = np.searchsorted(reached / reached[-1], (np.arange(most) + 0.5) / most)
+            chosen, counts = np.unique(order[np.minimum(places, n - 1)], return_counts=True)
+        if isinstance(x, np.ndarray):
+            return x[chosen], counts
+        return to_host(xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)), counts
 
     def std(self) -> Array:
         """Standard deviation per column, (d,), ddof 0."""
@@ -108,6 +128,11 @@ class Sample:
             share = xp.concat([share[:1, :], share[1:, :] - share[:-1, :]], axis=0)
             result.append(xp.sum(share * ordered, axis=0))
         return result[0], result[1]
+
+
+def drawn(n: int, most: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return ``most`` of the numbers below n, ascending, drawn without replacement."""
+    return np.sort(rng.choice(n, most, replace=False, shuffle=False))
 
 
 def _type7(ordered: Any, p: float) -> Any:

@@ -27,10 +27,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import quiet, to_host
+from ..arrays import quiet
 from ..engine.products import product
 from .folds import Folds
 from .normal import normal_reference, widest
@@ -38,7 +37,7 @@ from .pairs import Pairs
 from .sample import Sample
 from .shapes import find_shape
 
-__all__ = ["CHOOSERS", "Selection", "choose"]
+__all__ = ["CHOOSERS", "SEED", "Selection", "choose", "most_of"]
 
 Array = NDArray[np.float64]
 
@@ -47,6 +46,9 @@ CHOOSERS = ("auto", "lscv", "lcv")
 
 #: Samples that criteria are summed over, in few dimensions; in many dimensions the pairs times those are limited.
 MOST, MOST_PRODUCTS = 1500, 1500**2 * 16
+
+#: Of the draw of these.
+SEED = 20261122
 
 #: Samples of the coarse search, and how many more there must be before a coarse search pays.
 COARSE, PAYS = 500, 2
@@ -189,6 +191,11 @@ def _unit(method: str, d: int, n: float) -> float:
     return normal_reference(method, d, n) * widest(method, d, n)
 
 
+def most_of(d: int) -> int:
+    """How many samples in d dimensions the criteria are summed over at most."""
+    return min(MOST, math.isqrt(MOST_PRODUCTS // max(d, 16)))
+
+
 def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp]]:
     """Distinct samples, at most a few thousand, in spreads; their weights; and an order in which they may be cut short.
 
@@ -196,25 +203,9 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     would have no best bandwidth: each sample would find itself again. The same seed draws for the same n, so that the
     choice depends on nothing else; weighted samples are drawn in proportion to their weights.
     """
-    n, d = int(sample.x.shape[0]), sample.d
-    most = min(MOST, math.isqrt(MOST_PRODUCTS // max(d, 16)))
-    rng = np.random.default_rng(20261122)
-    xp, x, weights = array_namespace(sample.x), sample.x, sample.weights
-    counts = None if weights is None else to_host(weights)
-    if n > most:
-        if counts is None:
-            chosen = rng.choice(n, most, replace=False, shuffle=False)
-        else:
-            order = rng.permutation(n)
-            reached = np.cumsum(counts[order])
-            places = np.searchsorted(reached / reached[-1], (np.arange(most) + 0.5) / most)
-            chosen, counts = np.unique(order[np.minimum(places, n - 1)], return_counts=True)
-        chosen = np.sort(chosen)
-        if isinstance(x, np.ndarray):
-            x = x[chosen]
-        else:
-            x = xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)
-    u = np.clip(to_host(x) / (spreads / sample.unit), -FARTHEST, FARTHEST)
+    rng = np.random.default_rng(SEED)
+    x, counts = sample.thinned(most_of(sample.d), rng)
+    u = np.clip(x / (spreads / sample.unit), -FARTHEST, FARTHEST)
     u = _without_gaps(u - np.median(u, axis=0))
     first = np.argsort(u[:, 0], kind="stable")
     if (np.diff(u[first, 0]) > 0).all():  # as nearly always: no two are equal, and they are sorted

@@ -15,8 +15,8 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
 from ..interop.plots import COLOURS, DARK, STYLE
+from ..scale.files import FileError, no_folder
 from ..storage import write_atomically
-from .files import FileError, no_folder
 
 __all__ = ["run_demo"]
 

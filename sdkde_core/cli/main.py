@@ -20,9 +20,10 @@ from ..choice import hardware, registry
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
+from ..scale.files import EXTENSIONS, FileError, Source, about, check_order, same_file, source, writing
+from ..scale.run import Job
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
-from .files import EXTENSIONS, FileError, Source, about, check_order, same_file, source, writing
 from .streaming import Stream
 
 __all__ = ["main"]
@@ -90,6 +91,14 @@ def main(ctx: click.Context) -> None:
 )
 @_estimator
 @click.option("--log", is_flag=True, help="Write log densities.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Bytes to stay within, such as 1.5GB: samples are read part by part. Default: TRAIN is read whole, but for "
+    "zarr arrays, for which it is 1GB.",
+)
+@click.option("--checkpoint", metavar="FOLDER", help="Keep what is done there; samples are read part by part too.")
+@click.option("--resume", is_flag=True, help="Go on with what the checkpoint has.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, and no line at the end.")
 def estimate(
     train: str,
@@ -97,19 +106,33 @@ def estimate(
     output: str,
     bandwidth: str,
     weights: str | None,
+    memory: str | None,
+    checkpoint: str | None,
+    resume: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
     """Estimate the density of the samples in TRAIN at the points in QUERY.
 
-    Queries are read, and results written, in batches: neither need fit in memory. TRAIN must.
+    Queries are read, and results written, in batches: neither need fit in memory. With --memory or --checkpoint, and of
+    a zarr array, TRAIN need not either.
     """
+    if resume and checkpoint is None:
+        raise ValueError("--resume goes with --checkpoint; pass the folder")
     start = time.perf_counter()
     files = _files(train, query, bandwidth, weights)
     for name in filter(None, files.values()):
         if same_file(name, output):
             raise FileError(f"{output}: OUT and {name} are one file; pass another OUT")
     given = source(train), source(query) if query else None
+    if memory or checkpoint or train.lower().endswith(".zarr"):
+        options |= {"bandwidth": _bandwidth(bandwidth), "weights": source(weights) if weights else None}
+        how = {"memory": memory or "1 GB", "checkpoint": checkpoint, "resume": resume}
+        with about(**files):
+            where = _by_shards(*given, output, how, quiet, options)
+        if not quiet:
+            click.echo(f"{output}: {where}, {time.perf_counter() - start:.2f} s", err=True)
+        return
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**files):
         job = Stream.of(*given, **options)
@@ -121,16 +144,38 @@ def estimate(
     ):
         for batch in job.densities(advance):
             write(batch)
-    if job.negative:
-        click.echo(
-            f"Warning: the Laplace estimate is negative at {job.negative} of {job.query.rows} points, where its log is "
-            "NaN; leave out --log for the signed values, or use --negative clip, or --method sdkde, never negative",
-            err=True,
-        )
+    _warn_of_negative(job.negative, job.query.rows)
     if not quiet:
         where = f"{job.where}{' and others' if job.elsewhere else ''}"
         seconds = time.perf_counter() - start
         click.echo(f"{output}: {job.query.rows} rows, {where}, {seconds:.2f} s", err=True)
+
+
+def _by_shards(
+    train: Source, query: Source | None, output: str, how: dict[str, Any], quiet: bool, options: dict[str, Any]
+) -> str:
+    """Estimate from samples that are read shard by shard; return how many rows that were, and where."""
+    log, negative = options.pop("log"), 0
+    with ExitStack() as kept:
+        job = Job.of(kept, Request(Goal.DENSITY, **options, calls=1), train, query, log=log, **how)
+        frozen, rows = job.frozen, job.frozen.problems[-1].m
+        write = kept.enter_context(writing(output, rows, frozen.shape.dtype, "log_density" if log else "density"))
+        with _progress(job.rows, 1.0, hidden=quiet) as advance:
+            job.run(advance)
+        for block in job.blocks():
+            write(block)
+            negative += int(np.isnan(block).sum()) if log and frozen.request.method == "laplace" else 0
+        _warn_of_negative(negative, rows)
+        return f"{rows} rows, {frozen.backend} on {', '.join(frozen.devices) or frozen.device}"
+
+
+def _warn_of_negative(count: int, rows: int) -> None:
+    if count:
+        click.echo(
+            f"Warning: the Laplace estimate is negative at {count} of {rows} points, where its log is NaN; leave out "
+            "--log for the signed values, or use --negative clip, or --method sdkde, never negative",
+            err=True,
+        )
 
 
 @main.command()

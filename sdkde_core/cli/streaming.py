@@ -15,7 +15,7 @@ from ..bandwidth.rules import resolve
 from ..estimator.batches import batch_rows, density_of, in_batches
 from ..estimator.explanation import Explanation
 from ..estimator.request import Goal, Request
-from .files import Source, check_order
+from ..scale.files import Source, check_order
 
 __all__ = ["Stream"]
 

@@ -336,7 +336,7 @@ class PackedColumns:
         """
         parts, m = [], rows.shape[0]
         if of is not None and "range" in self._info.features:
-            m = of
+            m = max(m, of)
         for i, packed in enumerate(states):
             same, problem = own and i == 0, packed.problem
             if (m, same) != (problem.m, problem.same):

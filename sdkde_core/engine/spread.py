@@ -19,7 +19,7 @@ import numpy as np
 
 from ..arrays import convert
 from ..protocol import QUANTUM, Backend, BackendInfo, Columns, Partial, Problem, with_fields
-from .columns import PackedColumns, pack
+from .columns import PackedColumns, Whole, pack
 from .devices import memory_errors
 from .merge import concatenate, each
 from .outliers import radii
@@ -109,15 +109,16 @@ class Spread:
         some: tuple[int, int] | None = None,
         distances: Any = None,
         extent: float | None = None,
+        whole: Whole | None = None,
     ) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`."""
-        extent, whole = self._problem.extent if extent is None else extent, None
+        extent = self._problem.extent if extent is None else extent
         first, last = (some or (0, self._n)) if queries is None else (0, queries.shape[0])
         # Two parts at least, so that on one device too the points are not taken as one whole, which has other bits.
         parts = [(first + a, first + b) for a, b in shares(last - first, max(2, len(self._devices)))]
         if queries is not None:
             distances = radii(queries) if distances is None else distances
-            whole = self._packed[0].whole(distances, extent)
+            whole = whole or self._packed[0].whole(distances, extent)
 
         def part(k: int, start: int, stop: int, rows: Any, radius: Any) -> tuple[Partial, int]:
             here = self._packed[k]

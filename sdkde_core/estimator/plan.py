@@ -24,7 +24,19 @@ from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
 from .sample import Sampler
 
-__all__ = ["Measured", "Plan", "located", "measure", "plan", "plan_data", "read", "read_extent"]
+__all__ = [
+    "FARTHEST",
+    "Measured",
+    "Plan",
+    "centre_of",
+    "located",
+    "measure",
+    "moved_extent",
+    "plan",
+    "plan_data",
+    "read",
+    "read_extent",
+]
 
 #: Rows that the centre is taken from, up to twice as many: enough for a median that outliers do not move, few enough
 #: to cost nothing.
@@ -166,7 +178,7 @@ def plan_data(
     measured, extent, recentred = located(data, bandwidth)
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
     if any(step.moves for step in request.passes):
-        extent = _moved_extent(extent)
+        extent = moved_extent(extent)
     m = expected if rows is None else data.m
     weighted = data.log_weights is not None
     requires = frozenset(["weights"] * weighted + ["grad"] * grad)
@@ -209,7 +221,7 @@ def plan_data(
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data and measure their extent; by default from their median."""
     xp, n = array_namespace(data.train), data.n
-    centre = _centre(data.train, bandwidth) if centre is None else centre
+    centre = centre_of(data.train, bandwidth) if centre is None else centre
     points = data.train if data.query is None else xp.concat([data.train, data.query])
     points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
     distances = radii(points)
@@ -303,7 +315,7 @@ def _too_far(distances: Any, points: Data | Query, bandwidth: Bandwidth) -> str:
     )
 
 
-def _centre(points: Any, bandwidth: Bandwidth) -> Any:
+def centre_of(points: Any, bandwidth: Bandwidth) -> Any:
     """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column.
 
     Where columns are nearly dependent it may lie far from all points, in bandwidths: then it is the row closest to the
@@ -342,7 +354,7 @@ def _median(rows: Any) -> Any:
     return xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
 
 
-def _moved_extent(extent: float) -> float:
+def moved_extent(extent: float) -> float:
     """A bound on the extent once samples have moved halfway to means of samples, which lie among the samples.
 
     They do up to rounding and the tolerance of the shift; so nothing needs to be measured again.

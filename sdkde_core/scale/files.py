@@ -1,8 +1,8 @@
-"""Arrays in files, for the command line: read in batches, written in batches.
+"""Arrays in files: read in batches or, where the format has it, in any order; written in batches.
 
-Formats by extension: .npy (memory-mapped), .npz (one array, or ``data.npz:key``), .csv (comma; a first line without any
-number is a header) and .parquet (needs pyarrow, imported when used). Every array is two-dimensional here: a
-one-dimensional one is a column.
+Formats by extension: .npy, .npz (one array, or ``data.npz:key``), .csv (comma; a first line without any number is a
+header), .parquet (needs pyarrow, imported when used) and .zarr, a folder (needs zarr). Every array is two-dimensional
+here: a one-dimensional one is a column.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import errno
 import importlib
 import io
 import itertools
+import math
 import os
 import re
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,7 +31,18 @@ from ..estimator.batches import NUMBERS, ROWS
 from ..messages import did_you_mean
 from ..storage import write_atomically
 
-__all__ = ["EXTENSIONS", "FileError", "Source", "about", "check_order", "no_folder", "same_file", "source", "writing"]
+__all__ = [
+    "EXTENSIONS",
+    "FileError",
+    "Source",
+    "about",
+    "check_order",
+    "no_folder",
+    "same_file",
+    "source",
+    "writing",
+    "zarr_module",
+]
 
 Array = NDArray[Any]
 Write = Callable[[Array], Any]
@@ -75,6 +88,8 @@ class Source:
         ``read_batches(rows)`` yields arrays of at most so many rows, in order.
     names : tuple of str
         The columns' names; empty if the format has none.
+    at : callable, optional
+        ``at(start, stop)`` reads these rows; None: the format is read from its beginning on.
     """
 
     name: str
@@ -83,17 +98,32 @@ class Source:
     dtype: Any
     read_batches: Callable[[int], Iterator[Array]]
     names: tuple[str, ...] = ()
+    at: Callable[[int, int], Array] | None = None
 
     @classmethod
     def of(cls, name: str, x: Array) -> Source:
         """Make a source of an array, mapped or in memory; only a batch at a time is copied."""
         x = _columns(x)
+        return cls.reading(name, x.shape, x.dtype, lambda start, stop: np.array(x[start:stop]))
+
+    @classmethod
+    def reading(cls, name: str, shape: tuple[int, ...], dtype: Any, at: Callable[[int, int], Array]) -> Source:
+        """Make a source of what reads rows in any order."""
+        if len(shape) not in (1, 2):
+            raise ValueError(f"the array has shape {shape}; pass (points, dimensions), or (points,) in one dimension")
+        width = 1 if len(shape) == 1 else int(shape[1])
+
+        def rows_at(start: int, stop: int) -> Array:
+            x = np.asarray(at(start, stop)).reshape(-1, width)
+            if len(x) != stop - start:
+                raise ValueError(f"{name}: rows {start} to {stop} were asked for, and {len(x)} came")
+            return x
 
         def batches(rows: int) -> Iterator[Array]:
-            for start in range(0, len(x), rows):
-                yield np.array(x[start : start + rows])
+            for start in range(0, shape[0], rows):
+                yield rows_at(start, min(start + rows, shape[0]))
 
-        return cls(name, len(x), x.shape[1], x.dtype, batches)
+        return cls(name, int(shape[0]), width, np.dtype(dtype), batches, at=rows_at)
 
     def batches(self, rows: int) -> Iterator[Array]:
         """Yield (≤ rows, columns) arrays; a FileError names the file that cannot be read."""
@@ -128,7 +158,7 @@ def source(text: str) -> Source:
         A parquet file, and pyarrow is not installed.
     """
     path, extension, key = _parse_place(text)
-    if not path.is_file():
+    if not path.is_file() and not (extension == ".zarr" and path.is_dir()):
         code = errno.EISDIR if path.is_dir() else errno.ENOENT
         raise OSError(code, os.strerror(code), str(path))
     with _naming(text):
@@ -177,8 +207,33 @@ def _naming(name: str) -> Iterator[None]:
 
 def _read_npy(name: str, path: Path, key: str) -> Source:
     with path.open("rb") as file:
-        _npy_header(file)
-    return Source.of(name, np.load(path, mmap_mode="r"))
+        shape, fortran, dtype = _npy_header(file)
+        first = file.tell()
+    if fortran and len(shape) > 1:
+        return Source.of(name, np.load(path, mmap_mode="r"))
+    _columns(np.empty((0,) * len(shape)))
+    row = math.prod(shape[1:])
+
+    def at(start: int, stop: int) -> Array:  # no map: what is read of one counts as this process's memory
+        count = (stop - start) * row
+        return np.fromfile(path, dtype, count, offset=first + start * row * dtype.itemsize).reshape(-1, *shape[1:])
+
+    if path.stat().st_size < first + shape[0] * row * dtype.itemsize:
+        raise ValueError(f"is cut off: its header says shape {shape}")
+    return Source.reading(name, shape, dtype, at)
+
+
+def _read_zarr(name: str, path: Path, key: str) -> Source:
+    x = zarr_module().open_array(path, mode="r")
+    return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop])
+
+
+def zarr_module() -> Any:
+    """Return the module zarr; ImportError says how to install it."""
+    try:
+        return importlib.import_module("zarr")
+    except ImportError as error:
+        raise ImportError(f"zarr arrays and checkpoints need zarr: pip install 'sdkde-core[zarr]' ({error})") from error
 
 
 def _read_npz(name: str, path: Path, key: str) -> Source:
@@ -339,16 +394,40 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
         Of the column (.csv, .parquet) or of the array (.npz without a key).
     """
     path, extension, key = _parse_place(text)
-    if path.is_dir():
+    if path.is_dir() and extension != ".zarr":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not Path(os.path.realpath(path)).parent.is_dir():
         raise no_folder(path)
+    if extension == ".zarr":
+        yield from _write_zarr(path, rows, np.dtype(dtype))
+        return
     with (
         write_atomically(path) as temporary,
         temporary.open("wb") as file,
         _WRITERS[extension](file, rows, np.dtype(dtype), key or name) as write,
     ):
         yield write
+
+
+def _write_zarr(path: Path, rows: int, dtype: Any) -> Iterator[Write]:
+    """A folder, which takes its place at the end."""
+    beside, done = path.with_name(f".{path.name}.{os.urandom(8).hex()}"), 0
+    try:
+        x = zarr_module().create_array(beside, shape=(rows,), chunks=(max(1, min(rows, 1 << 20)),), dtype=dtype)
+
+        def write(batch: Array) -> None:
+            nonlocal done
+            x[done : done + len(batch)] = batch
+            done += len(batch)
+
+        yield write
+        if path.exists():
+            if not (path / "zarr.json").is_file():
+                raise FileExistsError(errno.EEXIST, "is no zarr array; name another", str(path))
+            shutil.rmtree(path)
+        beside.replace(path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def no_folder(path: Path) -> FileNotFoundError:
@@ -409,6 +488,7 @@ _READERS: dict[str, Callable[[str, Path, str], Source]] = {
     ".npz": _read_npz,
     ".csv": _read_csv,
     ".parquet": _read_parquet,
+    ".zarr": _read_zarr,
 }
 _WRITERS: dict[str, Callable[[BinaryIO, int, Any, str], AbstractContextManager[Write]]] = {
     ".npy": _write_npy,

@@ -1,0 +1,407 @@
+"""What is asked of all points before a problem is frozen.
+
+A question is put to every block of points, in any order and anywhere; the answers are merged from the first block to
+the last. So nobody needs to have all points, and the same blocks give the same bits whoever asked. Questions and
+answers pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import check_finite, check_weights, quiet
+from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.sample import Sample, drawn
+from ..bandwidth.selection import SEED, most_of
+from ..engine.outliers import radii
+
+__all__ = ["Counting", "Moments", "MomentsOf", "Question", "Reach", "Summary", "log_of", "numbers"]
+
+Array = NDArray[Any]
+
+#: Rows that the centre is taken from, up to twice as many, as for data in memory.
+CENTRE_ROWS = 256
+
+#: Intervals that a column is cut into to find its quartiles, and values of all columns that are sorted at last.
+EDGES, SORTED = 128, 1 << 20
+
+
+class Question(Protocol):
+    """What is asked of blocks of points."""
+
+    @property
+    def about(self) -> str:
+        """Of which points: "train" or "query"."""
+
+    def of(self, points: Any, weights: Any, start: int) -> Any:
+        """Return the answer of the block of points (k, d) from ``start`` on, with their weights (k,) or None."""
+
+    def merge(self, left: Any, right: Any) -> Any:
+        """Return the answer of two blocks, or runs of blocks, the left one before the right one."""
+
+
+def numbers(points: Any) -> Array:
+    """Return a block of points as it is computed with: (k, d) float64."""
+    x = np.asarray(points, dtype=np.float64)
+    return x[:, None] if x.ndim == 1 else x
+
+
+def log_of(weights: Any) -> Array:
+    """Return log weights (k,), −inf for zero."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.asarray(weights, dtype=np.float64).reshape(-1))
+
+
+def _add(a: float, b: float) -> float:
+    """log(exp a + exp b)."""
+    return float(np.logaddexp(a, b))
+
+
+def _digest(*arrays: Any, start: int) -> int:
+    """The fingerprint of a block; those of all blocks are added."""
+    found = hashlib.blake2b(str(start).encode(), digest_size=16)
+    for x in arrays:
+        if x is not None:
+            x = np.ascontiguousarray(x)
+            found.update(f"{x.dtype.str}{x.shape}".encode())
+            found.update(x.reshape(-1).view(np.uint8).data)
+    return int.from_bytes(found.digest(), "big")
+
+
+@dataclass(frozen=True, eq=False)
+class MomentsOf:
+    """What :class:`Moments` found: of the points with weight, but for ``count`` and what the samples are.
+
+    ``log_total`` and ``log_squares`` are log Σw and log Σw²; with equal weights ``equal`` is true so far. ``spread`` is
+    the variance per column (d,), or the covariance (d, d), divided by Σw. ``index`` and ``rows`` are the samples that
+    were to be kept; ``drawn_*`` those drawn by weight, the best priorities first.
+    """
+
+    count: int
+    carrying: int
+    low: Array
+    high: Array
+    mean: Array
+    spread: Array
+    log_total: float
+    log_squares: float
+    equal: bool
+    first_log: float
+    index: Array
+    rows: Array
+    drawn_priority: Array
+    drawn_log: Array
+    drawn_rows: Array
+    digest: int
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Ask for weights, ends, means and spreads of the samples, and keep some of them.
+
+    Parameters
+    ----------
+    n, d : int
+        Of all samples.
+    covariance : bool
+        Ask for the covariance, not only the variances.
+    checked : bool
+        Refuse what is not finite.
+    weighted : bool
+    """
+
+    n: int
+    d: int
+    covariance: bool = False
+    checked: bool = True
+    weighted: bool = False
+    about: str = "train"
+
+    def kept(self) -> Array:
+        """Return which samples are kept, ascending: those that the centre is taken from, and those drawn by n alone."""
+        centre = np.arange(0, self.n, max(1, self.n // CENTRE_ROWS))
+        return np.union1d(centre, self.drawn())
+
+    def drawn(self) -> Array:
+        """Return which samples a bandwidth is chosen from, without weights: those of data in memory."""
+        most = most_of(self.d)
+        return np.arange(self.n) if self.n <= most else drawn(self.n, most, np.random.default_rng(SEED))
+
+    @quiet
+    def of(self, points: Any, weights: Any, start: int) -> MomentsOf:
+        """See :class:`Question`."""
+        x, count = numbers(points), len(points)
+        if self.checked:
+            check_finite("train", x, start)
+        kept = self.kept()
+        index = kept[(kept >= start) & (kept < start + count)]
+        none = np.empty(0), np.empty(0), np.empty((0, self.d))
+        drawn_here, equal, log_weights = none, True, np.zeros(count)
+        if self.weighted:
+            equal = check_weights(np.asarray(weights, dtype=np.float64), start) in ("equal", "zero")
+            log_weights = log_of(weights)
+            drawn_here = self._priorities(x, log_weights, start)
+        rows, digest = x[index - start], _digest(points, weights, start=start)
+        carrying, first_log = log_weights > -math.inf, float(log_weights[0])
+        if not carrying.all():
+            x, log_weights = x[carrying], log_weights[carrying]
+        ends = np.full(self.d, math.inf), np.full(self.d, -math.inf)
+        log_total = log_squares = -math.inf
+        mean, spread = np.zeros(self.d), np.zeros((self.d,) * (1 + self.covariance))
+        if len(x):
+            ends = x.min(axis=0), x.max(axis=0)
+            top = log_weights.max()
+            w = np.exp(log_weights - top)
+            total = w.sum()
+            log_total, log_squares = float(top + np.log(total)), float(2 * top + np.log(w @ w))
+            mean = x[0] + (w @ (x - x[0])) / total
+            away = x - mean
+            spread = ((away * w[:, None]).T @ away if self.covariance else w @ away**2) / total
+        found = count, len(x), *ends, mean, spread, log_total, log_squares, equal, first_log, index, rows
+        return MomentsOf(*found, *drawn_here, digest)
+
+    def _priorities(self, x: Array, log_weights: Array, start: int) -> tuple[Array, Array, Array]:
+        """Samples by the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007)."""
+        uniform = np.random.Generator(np.random.PCG64(SEED).advance(start)).random(len(x))
+        priority = log_weights - np.log1p(-uniform)
+        return _best(priority, log_weights, x, most_of(self.d) + 1)
+
+    @quiet
+    def merge(self, left: MomentsOf, right: MomentsOf) -> MomentsOf:
+        """See :class:`Question`."""
+        total = _add(left.log_total, right.log_total)
+        a, b = (math.exp(x.log_total - total) if x.log_total > -math.inf else 0.0 for x in (left, right))
+        between = right.mean - left.mean
+        outer = np.outer(between, between) if self.covariance else between**2
+        priority, logs, rows = (np.concatenate(pair) for pair in zip(_drawn_of(left), _drawn_of(right)))
+        best = _best(priority, logs, rows, most_of(self.d) + 1)
+        return MomentsOf(
+            left.count + right.count,
+            left.carrying + right.carrying,
+            np.minimum(left.low, right.low),
+            np.maximum(left.high, right.high),
+            left.mean + b * between if a else right.mean,
+            a * left.spread + b * right.spread + (a * b) * outer,
+            total,
+            _add(left.log_squares, right.log_squares),
+            left.equal and right.equal and left.first_log == right.first_log,
+            left.first_log,
+            np.concatenate([left.index, right.index]),
+            np.concatenate([left.rows, right.rows]),
+            *best,
+            (left.digest + right.digest) % (1 << 128),
+        )
+
+    def centre_rows(self, found: MomentsOf) -> Array:
+        """Return the samples that the centre is taken from."""
+        return found.rows[np.isin(found.index, np.arange(0, self.n, max(1, self.n // CENTRE_ROWS)))]
+
+    def sample(self, found: MomentsOf) -> tuple[Array, Array | None]:
+        """Return the samples that a bandwidth is chosen from, and their weights."""
+        if found.equal:
+            return found.rows[np.isin(found.index, self.drawn())], None
+        rows, logs = found.drawn_rows, found.drawn_log
+        if len(rows) > most_of(self.d):  # each counts as its weight, and the lighter ones stand for others too
+            logs = np.maximum(logs, found.drawn_priority[-1])[:-1]
+            rows = rows[:-1]
+        return rows, np.exp(logs - logs.max())
+
+
+def _drawn_of(found: MomentsOf) -> tuple[Array, Array, Array]:
+    return found.drawn_priority, found.drawn_log, found.drawn_rows
+
+
+def _best(priority: Array, logs: Array, rows: Array, most: int) -> tuple[Array, Array, Array]:
+    """Those with the highest priorities, highest first; never one without weight."""
+    order = np.argsort(-priority, kind="stable")[:most]
+    order = order[priority[order] > -math.inf]
+    return priority[order], logs[order], rows[order]
+
+
+@dataclass(frozen=True, eq=False)
+class Counting:
+    """Ask how the samples lie around the quartiles, until these are known exactly.
+
+    In each column the samples that decide on a quartile lie in an interval (low, high]. It is cut into smaller ones by
+    ``edges``, in which samples are counted, until so few are left that they are asked for themselves.
+
+    Parameters
+    ----------
+    n_eff : float
+        How many samples these are worth; n without weights.
+    log_total : float or None
+        Of all weights; None: all are equal.
+    edges : tuple of (k,) arrays
+        By column and quartile, 2 d of them, ascending.
+    listed : bool
+        Ask for the values in the intervals.
+    """
+
+    n_eff: float
+    log_total: float | None
+    edges: tuple[Array, ...]
+    listed: bool = False
+    about: str = "train"
+
+    @classmethod
+    def first(cls, sample: Array, low: Array, high: Array, n_eff: float, log_total: float | None) -> Counting:
+        """Begin with the quartiles of a sample (k, d)."""
+        edges, error = [], 6.0 * math.sqrt(0.1875 / len(sample))
+        for j in range(sample.shape[1]):
+            for p in (0.25, 0.75):
+                shares = np.linspace(max(0.0, p - error), min(1.0, p + error), EDGES)
+                inner = np.quantile(sample[:, j], shares, method="inverted_cdf")
+                edges.append(_edges(low[j], inner, high[j]))
+        return cls(n_eff, log_total, tuple(edges))
+
+    @quiet
+    def of(self, points: Any, weights: Any, start: int) -> list[tuple[Array, ...]]:
+        """See :class:`Question`; by column and quartile counts and measures, or values and measures."""
+        x, measure = numbers(points), None
+        if self.log_total is not None:
+            measure = np.exp(log_of(weights) - self.log_total) * self.n_eff
+            x, measure = x[measure > 0], measure[measure > 0]
+        return [self._counted(x[:, k // 2], measure, edges) for k, edges in enumerate(self.edges)]
+
+    def _counted(self, x: Array, measure: Array | None, edges: Array) -> tuple[Array, ...]:
+        if not self.listed:
+            place = np.searchsorted(edges, x, side="left")  # edges[i − 1] < x ≤ edges[i]
+            counts = np.bincount(place, minlength=len(edges) + 1)
+            return counts, counts if measure is None else np.bincount(place, measure, minlength=len(edges) + 1)
+        inside = (x > edges[0]) & (x <= edges[-1])
+        values, inverse = np.unique(x[inside], return_inverse=True)
+        below = np.count_nonzero(x <= edges[0]) if measure is None else measure[x <= edges[0]].sum()
+        return np.array([below]), values, np.bincount(inverse, None if measure is None else measure[inside])
+
+    @quiet
+    def merge(self, left: list[tuple[Array, ...]], right: list[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
+        """See :class:`Question`."""
+        if not self.listed:
+            return [tuple(a + b for a, b in zip(*pair)) for pair in zip(left, right)]
+        merged: list[tuple[Array, ...]] = []
+        for (below, *listed), (also_below, *also) in zip(left, right):
+            values, inverse = np.unique(np.concatenate([listed[0], also[0]]), return_inverse=True)
+            merged.append((below + also_below, values, np.bincount(inverse, np.concatenate([listed[1], also[1]]))))
+        return merged
+
+    def next(self, found: list[tuple[Array, ...]]) -> Counting:
+        """Return the next question, by what this one found."""
+        edges, most = [], 0
+        for k, (counts, measures) in enumerate(found):
+            low, high = self._wanted(k)
+            reached, old = np.cumsum(measures), self.edges[k]
+            first = min(int(np.searchsorted(reached, low, side="right")), len(old) - 1)
+            last = min(max(first, int(np.searchsorted(reached, high, side="left"))), len(old) - 1)
+            ends = old[first - 1] if first else np.nextafter(old[0], -math.inf), old[last]
+            several = np.nextafter(ends[0], math.inf) < ends[1]
+            most = max(most, int(counts[first : last + 1].sum()) if several else 1)
+            half = ends[0] / 2 + ends[1] / 2  # the difference may overflow
+            inner = np.concatenate([np.linspace(ends[0], half, EDGES // 2), np.linspace(half, ends[1], EDGES // 2)])
+            edges.append(_edges(ends[0], inner, ends[1]))
+        return replace(self, edges=tuple(edges), listed=most * len(edges) <= SORTED)
+
+    def quartiles(self, found: list[tuple[Array, ...]]) -> tuple[Array, Array]:
+        """Return the first and the third quartile per column (d,), as :meth:`Sample.spread` has them."""
+        result = []
+        for k, (below, values, measures) in enumerate(found):
+            low, high = self._wanted(k)
+            reached = np.clip(below[0] + np.cumsum(measures), low, high) - low
+            share = np.diff(reached, prepend=max(0.0, float(np.clip(below[0], low, high)) - low))
+            result.append(share @ values / share.sum() if share.any() else values[-1])
+        return np.array(result[::2]), np.array(result[1::2])
+
+    def _wanted(self, k: int) -> tuple[float, float]:
+        """Between which measures, counted from the least value, the mean is a quartile."""
+        low = (0.25, 0.75)[k % 2] * (self.n_eff - 1.0)
+        return low, low + 1.0
+
+
+def _edges(low: float, inner: Array, high: float) -> Array:
+    inner = inner[(inner > low) & (inner < high)]
+    return np.unique(np.concatenate([[low], inner, [high]]))
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Ask how far points lie from the centre, and how many lie beyond limits.
+
+    Parameters
+    ----------
+    about : {"train", "query"}
+    bandwidth : Bandwidth
+    centre : (d,) array
+    limits : tuple of float
+        In bandwidths.
+    checked : bool
+        Refuse what is not finite.
+    """
+
+    about: str
+    bandwidth: Bandwidth
+    centre: Any
+    limits: tuple[float, ...] = ()
+    checked: bool = True
+
+    @quiet
+    def of(self, points: Any, weights: Any, start: int) -> tuple[float, tuple[int, ...], int]:
+        """See :class:`Question`; the largest distance, by limit how many are beyond it, and the fingerprint."""
+        x = numbers(points)
+        if self.checked:
+            check_finite(self.about, x, start)
+        distances = radii(self.bandwidth.whiten(x, self.centre))
+        largest = float(np.nanmax(distances, initial=0.0))
+        digest = _digest(points, start=start) if self.about == "query" else 0
+        return largest, tuple(int(np.count_nonzero(distances > limit)) for limit in self.limits), digest
+
+    def merge(self, left: Any, right: Any) -> tuple[float, tuple[int, ...], int]:
+        """See :class:`Question`."""
+        beyond = tuple(a + b for a, b in zip(left[1], right[1]))
+        return max(left[0], right[0]), beyond, (left[2] + right[2]) % (1 << 128)
+
+
+class Summary(Sample):
+    """What bandwidth rules look at, of samples that nobody has all of.
+
+    Parameters
+    ----------
+    asked : Moments
+    found : MomentsOf
+    n_eff : float
+    method : str
+    quartiles : (low, high), optional
+        Arrays (d,), for the rules that need them.
+    """
+
+    def __init__(
+        self, asked: Moments, found: MomentsOf, n_eff: float, method: str, quartiles: tuple[Array, Array] | None
+    ) -> None:
+        rows, weights = asked.sample(found)
+        self._spread, self._ends = found.spread, quartiles
+        self.weights, self.n_eff, self.d, self.method = weights, n_eff, asked.d, method
+        self.n, self.given = found.carrying, rows
+        self.unit = np.maximum(found.high - rows[0], rows[0] - found.low)
+        self.x = (rows - rows[0]) / self.unit
+
+    def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
+        """Return the samples that were kept."""
+        if self.weights is None and self.n > most:
+            drawn(self.n, most, rng)  # what is drawn hereafter follows
+        return self.x, self.weights
+
+    def std(self) -> Array:
+        """Standard deviation per column, (d,), ddof 0."""
+        return np.sqrt(np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread)
+
+    def covariance(self) -> Array:
+        """Covariance, (d, d), normalised as :meth:`Sample.covariance`."""
+        return self._spread / (1.0 - 1.0 / self.n_eff)
+
+    def _quartiles(self) -> tuple[Any, Any]:
+        assert self._ends is not None  # asked for by the rules that need them
+        return self._ends[0] / self.unit, self._ends[1] / self.unit

@@ -1,0 +1,213 @@
+"""The planner: the same numbers as in one piece, and the same bits however the work is cut."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core.bandwidth.rules import RULES, resolve
+from sdkde_core.estimator.request import Goal, Request
+from sdkde_core.protocol import QUANTUM
+from sdkde_core.scale import planner
+from sdkde_core.scale.blocks import answered, asked_of
+from sdkde_core.scale.planner import Shape, cut, freeze, rows_of_a_block, width_of_a_shard
+from sdkde_core.scale.survey import Counting, Moments
+
+RNG = np.random.default_rng(0)
+N, M, D = 2 * QUANTUM + 501, QUANTUM + 77, 3
+X, Y = RNG.normal(size=(N, D)) * [1.0, 10.0, 0.1], RNG.normal(size=(M, D)) * [1.0, 10.0, 0.1]
+X[17] *= 30.0
+W = RNG.random(N)
+W[::7] = 0.0
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(planner, "NUMBERS", QUANTUM * D)
+
+
+def frozen(x=X, y=Y, w=None, **options):
+    request = Request(Goal.DENSITY, **options)
+    shape = Shape(*x.shape, None if y is None else len(y), "float64", w is not None)
+
+    def ask(question):
+        points, weights = (y, None) if question.about == "query" else (x, w)
+        read = None if weights is None else lambda a, b: weights[a:b]
+        return asked_of(question, lambda a, b: points[a:b], read, len(points), x.shape[1])
+
+    return answered(freeze(request, shape), ask)
+
+
+def parts(ready, step, shards, rows, blocks):
+    """The sums of a pass, block by block."""
+    found = []
+    for start, stop in blocks:
+        sums = None
+        for columns in shards:
+            sums = ready.fold(sums, ready.partial(step, columns, rows[start:stop]))
+        found.append(sums)
+    return found
+
+
+def densities(ready, x=X, y=Y, w=None, log=False, blocks=None):
+    blocks = blocks or (lambda m: cut(m, ready.rows))
+    weights = [None if w is None else w[a:b] for a, b in ready.shards]
+    shards = [ready.columns(x[a:b], own) for (a, b), own in zip(ready.shards, weights)]
+    rows = ready.whitened(x)
+    if len(ready.problems) > 1:
+        sums = parts(ready, 0, shards, rows, blocks(len(x)))
+        moved = np.concatenate([ready.moved(rows[a:b], s) for (a, b), s in zip(blocks(len(x)), sums)])
+        shards = [ready.moved_columns(moved[a:b], own) for (a, b), own in zip(ready.shards, weights)]
+    rows = rows if y is None else ready.whitened(y)
+    last = parts(ready, len(ready.problems) - 1, shards, rows, blocks(len(rows)))
+    return np.concatenate([ready.density(sums, log) for sums in last])
+
+
+@pytest.mark.parametrize("precision", ["fast", "float64"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_the_numbers_are_those_of_one_piece(method, weighted, precision):
+    options = {"method": method, "bandwidth": "silverman", "precision": precision, "backend": "numpy"}
+    w = W if weighted else None
+    for y in (Y, None):
+        got = densities(frozen(y=y, w=w, **options), y=y, w=w)
+        expected = sdkde_core.estimate(X, y, weights=w, **options)
+        tolerance = {"fast": 2e-3, "float64": 1e-9}[precision]
+        scale = sdkde_core.estimate(X, y, weights=w, **options | {"method": "kde"}) if method == "laplace" else expected
+        assert (abs(got - expected) <= tolerance * abs(scale)).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_same_bits_however_rows_are_cut_and_whoever_computes_them(weighted):
+    w = W if weighted else None
+    ready = frozen(w=w, bandwidth=0.4, backend="numpy", backend_options={"threads": 1})
+    assert len(ready.shards) == 3
+    once = densities(ready, w=w, log=True)
+    elsewhere = replace(pickle.loads(pickle.dumps(ready)), devices=("cpu", "cpu"))
+    assert np.array_equal(densities(elsewhere, w=w, log=True, blocks=lambda m: [(0, m)]), once)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("isj", "lscv", "lcv")])
+def test_bandwidths_over_blocks(rule, weighted):
+    w = None
+    if weighted:  # those that a choice is made from are others then
+        w = W / W.sum()
+    got = frozen(y=None, w=w, bandwidth=rule, method="kde", backend="numpy").bandwidth
+    with np.errstate(divide="ignore"):
+        expected = resolve(rule, X, None if w is None else np.log(w), method="kde")
+    rtol = 0.25 if weighted and rule == "auto" else 1e-10
+    np.testing.assert_allclose(got.matrix, expected.matrix, rtol=rtol, atol=rtol * np.diag(expected.matrix).min())
+
+
+def test_the_samples_to_choose_from_depend_on_n_alone(monkeypatch):
+    for w in (None, W):
+        asked, found = Moments(N, D, weighted=w is not None), []
+        for width in (QUANTUM, 2 * QUANTUM):
+            monkeypatch.setattr(planner, "NUMBERS", width * D)
+            read = None if w is None else lambda a, b: W[a:b]
+            found.append(asked.sample(asked_of(asked, lambda a, b: X[a:b], read, N, D)))
+        assert np.array_equal(found[0][0], found[1][0]) and len(found[0][0]) > 1000
+        if w is not None:  # each drawn by its weight, or standing for others: the mean is that of all
+            rows, weights = found[0]
+            assert np.average(rows[:, 1], weights=weights) == pytest.approx(np.average(X[:, 1], weights=W), abs=1.0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_quartiles_are_exact(weighted, monkeypatch):
+    """By counting, with ties, far outliers, and a sample that says little."""
+    from sdkde_core.scale import survey
+
+    monkeypatch.setattr(survey, "SORTED", 50)
+    n, rng = 1237, np.random.default_rng(1)
+    x = np.stack([rng.normal(size=n), np.round(rng.normal(size=n)), rng.standard_cauchy(n) * 1e300], axis=1)
+    w = rng.random(n) if weighted else None
+    n_eff, total = (float(n), None) if w is None else (w.sum() ** 2 / (w @ w), np.log(w.sum()))
+    question = Counting.first(x[:40], x.min(axis=0), x.max(axis=0), n_eff, total)
+    for _ in range(400):
+        answer = asked_of(question, lambda a, b: x[a:b], None if w is None else lambda a, b: w[a:b], n, 3)
+        if question.listed:
+            break
+        question = question.next(answer)
+    if w is None:
+        expected = np.quantile(x, [0.25, 0.75], axis=0)
+    else:
+        sample = sdkde_core.bandwidth.sample.Sample(x / 1e10, w / w.sum(), n_eff)
+        expected = 1e10 * (np.array(sample._quartiles()) - sample.x[0]) * sample.unit + x[0]
+    np.testing.assert_allclose(question.quartiles(answer), expected, rtol=1e-9)
+
+
+def test_moments_merge_to_those_of_all():
+    for w in (None, W, np.full(N, 3.0), np.exp(150.0 * RNG.normal(size=N))):
+        asked = Moments(N, D, covariance=True, weighted=w is not None)
+        read = None if w is None else lambda a, b: w[a:b]  # noqa: B023
+        found = asked_of(asked, lambda a, b: X[a:b], read, N, D)
+        log_w = np.zeros(N) if w is None else np.log(w, where=w > 0, out=np.full(N, -np.inf))
+        shares = np.exp(log_w - log_w.max())
+        np.testing.assert_allclose(found.mean, np.average(X, 0, shares), rtol=1e-12)
+        np.testing.assert_allclose(found.spread, np.cov(X.T, aweights=shares, ddof=0), rtol=1e-11)
+        assert found.equal == (w is None or w[0] == 3.0) and found.carrying == np.isfinite(log_w).sum()
+
+
+def test_shards_follow_from_n_and_d_alone_and_blocks_from_the_kind_of_device(monkeypatch):
+    monkeypatch.undo()
+    for n, d in ((10**4, 1), (10**6, 16), (10**9, 16), (10**7, 1024), (10**5, 10**6)):
+        width = width_of_a_shard(n, d)
+        assert width % QUANTUM == 0 and width * d <= max(planner.NUMBERS, QUANTUM * d)
+        for device in ("cpu", "cuda:1"):
+            rows = rows_of_a_block(10**7, n, d, device)
+            assert rows % QUANTUM == 0 and rows > 0
+    assert rows_of_a_block(10**7, 10**8, 16, "cuda:0") > 50 * rows_of_a_block(10**7, 10**8, 16, "cpu")
+
+
+def test_what_cannot_be_is_said():
+    bad = X.copy()
+    bad[QUANTUM + 5, 1] = np.nan
+    not_finite = f"values that are not finite, the first nan at row {QUANTUM + 5}, column 1"
+    negative = np.where(np.arange(N) == QUANTUM + 3, -1.0, 1.0)
+    cases = [
+        (
+            {"x": bad, "bandwidth": 1.0},
+            f"train has {not_finite}",
+        ),
+        ({"w": negative, "bandwidth": 1.0}, f"weights has negative values, the first -1.0 at index {QUANTUM + 3}"),
+        ({"w": np.zeros(N), "bandwidth": 1.0}, "weights are all zero"),
+        (
+            {"y": bad[:, :D], "bandwidth": 1.0},
+            f"query has values that are not finite, the first nan at row {QUANTUM + 5}",
+        ),
+        ({"x": np.where([True, True, False], X, 4.0), "bandwidth": "silverman"}, "column 2 of train is constant"),
+        ({"bandwidth": 1e-160}, "beyond 1e149 bandwidths"),
+        ({"bandwidth": 1e-9, "precision": "float64"}, "holds up to 1e\\+05"),
+        ({"bandwidth": "isj", "method": "kde"}, "isj' needs all samples in memory"),
+        ({"method": "laplace", "negative": "renormalise", "bandwidth": 1.0}, "negative='renormalise' needs all"),
+    ]
+    for given, message in cases:
+        with pytest.raises(ValueError, match=message):
+            frozen(**given)
+
+
+def test_a_shard_without_weight_adds_nothing():
+    w = np.where(np.arange(N) < QUANTUM, 0.0, 1.0 + np.arange(N) / N)
+    for method in ("kde", "sdkde", "laplace"):
+        ready = frozen(w=w, bandwidth=0.7, method=method, backend="numpy")
+        expected = sdkde_core.estimate(X, Y, weights=w, bandwidth=0.7, method=method, backend="numpy")
+        np.testing.assert_allclose(densities(ready, w=w), expected, rtol=1e-4, atol=1e-6 * abs(expected).max())
+
+
+def test_the_identity_tells_what_bits_follow_from():
+    base = frozen(bandwidth=0.5, backend="numpy").identity()
+    assert frozen(bandwidth=0.5, backend="numpy").identity() == base
+    other = X.copy()
+    other[5, 1] = np.nextafter(other[5, 1], 9.0)
+    for change in (
+        {"x": other},
+        {"y": Y + 1e-12},
+        {"w": W},
+        {"bandwidth": 0.6},
+        {"precision": "fast"},
+        {"method": "kde"},
+    ):
+        assert frozen(**{"bandwidth": 0.5, "backend": "numpy"} | change).identity() != base

@@ -1,0 +1,211 @@
+"""Samples that are read shard by shard: from every kind of file, within memory, and again after a crash."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core import scale
+from sdkde_core.protocol import QUANTUM
+from sdkde_core.scale import planner
+from sdkde_core.scale.run import parse_size
+
+RNG = np.random.default_rng(0)
+N, M, D = 2 * QUANTUM + 501, QUANTUM + 77, 3
+X, Y = RNG.normal(size=(N, D)).astype(np.float32), RNG.normal(size=(M, D)).astype(np.float32)
+HOW = {"bandwidth": 0.5, "backend": "numpy"}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(planner, "NUMBERS", QUANTUM * D)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return sdkde_core.estimate(X, Y, **HOW)
+
+
+class Reader:
+    shape, dtype = X.shape, X.dtype
+
+    def read(self, start, stop):
+        return X[start:stop]
+
+
+def test_from_every_kind_of_source(tmp_path, expected):
+    zarr, parquet = pytest.importorskip("zarr"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "f.npy", np.asfortranarray(X))
+    z = zarr.create_array(tmp_path / "x.zarr", shape=X.shape, chunks=(700, D), dtype="f4")
+    z[:] = X
+    parquet.write_table(pyarrow.table({str(j): X[:, j] for j in range(D)}), tmp_path / "x.parquet")
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    files = [tmp_path / "x.npy", str(tmp_path / "f.npy"), tmp_path / "x.zarr", tmp_path / "x.parquet"]
+    found = [scale.estimate(source, Y, **HOW) for source in (*files, mapped, z, Reader(), X)]
+    assert all(np.array_equal(one, found[0]) and one.dtype == np.float32 for one in found)
+    np.testing.assert_allclose(found[0], expected, rtol=3e-3)
+
+
+def test_to_every_kind_of_sink(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    pytest.importorskip("pyarrow")
+    expected = scale.estimate(X, Y, **HOW)
+    for name in ("p.npy", "p.zarr", "p.parquet"):
+        path = str(tmp_path / name)
+        assert scale.estimate(X, Y, out=path, **HOW) == path
+        read = scale.files.source(path).read()[:, 0]
+        assert np.array_equal(read, expected)
+    z = zarr.create_array(tmp_path / "q.zarr", shape=(M,), chunks=(500,), dtype="f4")
+    scale.estimate(X, Y, out=z, **HOW)
+    assert np.array_equal(z[:], expected)
+
+
+def test_moved_samples_and_methods():
+    np.testing.assert_allclose(scale.debias(X, **HOW), sdkde_core.debias(X, **HOW), atol=1e-3)
+    for method in ("kde", "laplace"):
+        got = scale.estimate(X, weights=np.arange(1.0, N + 1.0), method=method, **HOW)
+        plain = sdkde_core.estimate(X, weights=np.arange(1.0, N + 1.0), method=method, **HOW)
+        np.testing.assert_allclose(got, plain, rtol=3e-3, atol=1e-3 * abs(plain).max())
+    assert scale.estimate(X, Y[:0], **HOW).shape == (0,)
+
+
+def test_progress_counts_all_rows():
+    told = []
+    scale.estimate(X, Y, progress=lambda done, rows: told.append((done, rows)), **HOW)
+    assert told[-1] == (N + M, N + M) and len(told) == 5
+
+
+@pytest.mark.parametrize("text,size", [("1.5 GB", 1_500_000_000), ("512MiB", 2**29), (10**6, 10**6), ("1e3", None)])
+def test_sizes(text, size):
+    if size is None:
+        with pytest.raises(ValueError, match=r"memory is '1e3'; pass bytes, or a string such as '1.5 GB'"):
+            parse_size(text)
+    else:
+        assert parse_size(text) == size
+
+
+def test_too_little_memory_says_how_much_is_needed():
+    with pytest.raises(ValueError, match=r"memory is 1 MB, of which .* pass memory='\d+ MB' or more"):
+        scale.estimate(X, Y, memory="1 MB", **HOW)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    pytest.importorskip("zarr")
+    return tmp_path / "checkpoint"
+
+
+def test_what_is_there_is_not_computed_again(checkpoint, monkeypatch):
+    once = scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
+    assert np.array_equal(once, scale.estimate(X, Y, **HOW))
+    (checkpoint / "moved.zarr" / "c" / "1" / "0").unlink()
+    part = checkpoint / "results.zarr" / "c" / "1"
+    part.write_bytes(part.read_bytes()[:100])  # cut off, as by a disk that lost power
+    asked = []
+    real = planner.Frozen.partial
+    monkeypatch.setattr(planner.Frozen, "partial", lambda self, step, *a: asked.append(step) or real(self, step, *a))
+    assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
+    assert asked == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_checkpoint_of_something_else_is_refused(checkpoint):
+    scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
+    with pytest.raises(ValueError, match=r"is there already; pass resume=True"):
+        scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
+    for change, name in (
+        ({"train": X + np.float32(1e-3)}, "samples, weights and queries"),
+        ({"bandwidth": 0.6}, "bandwidth"),
+        ({"precision": "high"}, "precision"),
+        ({"log": True}, "log"),
+        ({"backend": "numpy", "backend_options": {"threads": 1}}, "backend"),
+    ):
+        given = {"train": X, "query": Y, **HOW} | change
+        with pytest.raises(ValueError, match=f"is of another estimate: {name} was "):
+            scale.estimate(checkpoint=checkpoint, resume=True, **given)
+
+
+def test_a_full_disk_loses_nothing(checkpoint, monkeypatch):
+    once = scale.estimate(X, Y, **HOW)
+    real, written = scale.checkpoint._Chunks.write, []
+
+    def write(self, start, block):
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        written.append(start)
+        real(self, start, block)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scale.checkpoint._Chunks, "write", write)
+        with pytest.raises(OSError, match="No space left"):
+            scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
+    assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
+
+
+SCRIPT = """
+import sys, numpy as np
+from sdkde_core import scale
+from sdkde_core.scale import planner
+planner.NUMBERS = 1024 * 3
+folder = sys.argv[1]
+scale.estimate(folder + "/x.npy", out=folder + "/p.npy", checkpoint=folder + "/checkpoint", resume=True, bandwidth=0.5,
+               backend="numpy")
+"""
+
+
+def _killed(tmp_path, kills):
+    """Kill a run at random moments, then let it end; how often it was killed."""
+    rng, x = (
+        np.random.default_rng(3),
+        np.random.default_rng(1).normal(size=((6 + 2 * kills) * QUANTUM + 5, D)).astype(np.float32),
+    )
+    np.save(tmp_path / "x.npy", x)
+    killed = 0
+    while True:
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)])
+        note, begun = tmp_path / "checkpoint" / "checkpoint.json", time.monotonic()
+        while killed < kills and process.poll() is None:
+            if note.exists() and time.monotonic() - begun > 0.5:
+                time.sleep(rng.uniform(0.0, 0.4))
+                process.kill()
+                killed += process.wait() == -signal.SIGKILL
+                break
+            time.sleep(0.01)
+        else:
+            assert process.wait() == 0
+            break
+    assert np.array_equal(np.load(tmp_path / "p.npy"), scale.estimate(x, **HOW))
+    return killed
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+@pytest.mark.parametrize("kills", [pytest.param(1, id="1"), pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_has_the_same_bits(tmp_path, kills):
+    pytest.importorskip("zarr")
+    assert _killed(tmp_path, kills) >= 1
+
+
+def test_the_command(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    from click.testing import CliRunner
+
+    from sdkde_core.cli.main import main
+
+    for name, x in (("x", X), ("y", Y)):
+        zarr.create_array(tmp_path / f"{name}.zarr", shape=x.shape, chunks=(500, D), dtype="f4")[:] = x
+    where = [str(tmp_path / name) for name in ("x.zarr", "y.zarr", "p.zarr", "c")]
+    command = ["estimate", *where[:2], "-o", where[2], "--bandwidth", "0.5", "--backend", "numpy", "--memory", "4GB"]
+    command += ["--checkpoint", where[3]]
+    first = CliRunner().invoke(main, command)
+    assert first.exit_code == 0, first.output
+    assert f"{M} rows, numpy on cpu" in first.output
+    assert np.array_equal(zarr.open_array(where[2])[:], scale.estimate(X, Y, **HOW))
+    again = CliRunner().invoke(main, command)
+    assert again.exit_code != 0 and "--resume" in str(again.output) + str(again.exception)
+    assert CliRunner().invoke(main, [*command, "--resume"]).exit_code == 0
