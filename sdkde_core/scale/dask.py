@@ -1,10 +1,8 @@
-"""Dask arrays in, lazy Dask arrays out: what the planner does, as a graph of tasks.
+"""Dask arrays in, a lazy Dask array out: what the planner does, as a graph of tasks.
 
-Nothing is read when the graph is made: its tasks follow from the shapes alone, and its keys from the arrays' names and
-the options. In the order in which data flow:
+Nothing is read when the graph is made: its tasks follow from the shapes and the options. They are, in order:
 
-    survey      the planner's questions, one after another, put to all blocks of samples and of queries; the last answer
-                gives the frozen estimate
+    survey      the planner's questions, one after another, put to all blocks; the last answer gives the frozen estimate
     columns     by shard: the samples whitened, with their log weights
     rows        by block: the points that a pass takes as rows, whitened
     partial     by block of rows and shard: the sums
@@ -12,7 +10,8 @@ the options. In the order in which data flow:
     moved       by block of samples: the samples moved
     result      by block of rows: in the user's units
 
-Blocks and shards are the same whatever chunks the arrays came in, so the bits are too.
+Blocks and shards are the same whatever chunks the arrays came in, so the bits are too. Between tasks there are host
+arrays. A task takes one thread, as Dask means it, unless ``SDKDE_NUM_THREADS`` says otherwise.
 """
 
 from __future__ import annotations
@@ -21,31 +20,33 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
+from numpy.typing import NDArray
 
-from ..arrays import Argument, Origin, check_shapes, is_dask
+from ..arrays import Argument, Origin, check_shapes, is_dask, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import FULL_RULES
+from ..choice.hardware import one_thread
 from ..choice.select import named_backend
 from ..estimator.request import Goal, Request
-from ..protocol import QUANTUM
-from . import tasks
-from .planner import Shape, cut, width_of_a_shard
-from .survey import COUNTINGS
+from ..protocol import QUANTUM, Columns, Partial
+from .planner import Frozen, Shape, cut, freeze, width_of_a_shard
+from .survey import COUNTINGS, Question, Reach
 
 __all__ = ["lazy"]
 
+Array = NDArray[Any]
 Key = tuple[Any, ...]
 
-#: What the pairs of a task are worth at most, each d + 16: on a core of a CPU a few seconds; on a GPU, where the user
-#: says that it is one, a second. At least a sixteenth of it, where there would be fewer blocks of rows than these.
-CPU_WORK, GPU_WORK, FEWEST = 1 << 36, 1 << 46, 64
+#: What a task's pairs are worth at most, each d + 16, and how many blocks of rows there are at least where there are
+#: rows enough: of a CPU's core some seconds; on a GPU, where the user says that it is one, a second.
+CPU, GPU = (1 << 36, 64), (1 << 46, 8)
 
 #: Tasks of a pass at most, as a scheduler takes about a millisecond for each; and numbers in a block of rows at most.
 TASKS, NUMBERS = 1 << 15, 1 << 24
@@ -55,106 +56,166 @@ FOLDED = 16
 
 
 def lazy(request: Request, train: Any, query: Any = None, log: bool = False) -> da.Array:
-    """Return what the request asks for, as a lazy array.
+    """Return what the request asks for, as a lazy array of NumPy arrays: (m,) densities, or (n, d) moved samples.
 
     Parameters
     ----------
     request : Request
-        Its weights may be a Dask array too.
+        A density, or debiased samples; its weights may be a Dask array too.
     train, query : (n, d) or (n,) array_like
         One of them, or the weights, is a Dask array.
     log : bool
-        Of a density, return the log.
-
-    Returns
-    -------
-    (m,) or (m, d) dask.array
-        Of NumPy arrays, in the query's chunks (else train's).
 
     Raises
     ------
     TypeError, ValueError
-        What can be said without reading; what cannot is raised where the result is computed.
+        What can be said without reading; the rest is raised where the result is computed.
     """
-    if request.method == "laplace" and request.goal is Goal.GRADIENT:
-        raise ValueError("the gradient of method='laplace' is not for Dask arrays; pass 'sdkde' or 'kde', or .compute()")
-    if is_dask(request.bandwidth):
-        raise TypeError("bandwidth is a Dask array; pass numbers: bandwidth.compute()")
-    if getattr(da, "array_expr_enabled", bool)():
-        raise TypeError("Dask's experimental array.query-planning is on, which has other arrays; turn it off")
     x = _argument("train", train)
     q = None if query is None else _argument("query", query)
     w = None if request.weights is None else _argument("weights", request.weights)
     check_shapes(x, q, w)
     d = 1 if len(x.shape) == 1 else x.shape[1]
     dtype = max(x.dtype, (q or x).dtype)  # "float64" > "float32"
-    if q is not None and not q.shape[0]:
-        return da.zeros((0,) if request.goal is Goal.DENSITY else (0, d), dtype=dtype)
-    shape = Shape(x.shape[0], d, None if q is None else q.shape[0], dtype, w is not None)
     request = replace(request, weights=None, backend=named_backend(request.backend))
     if not isinstance(request.bandwidth, str):
         request = replace(request, bandwidth=Bandwidth.of(request.bandwidth, d))
-    result = _Graph(request, shape, log, x, q, w).result()
-    return result.rechunk({0: _chunks(q or x)})
+    shape = Shape(x.shape[0], d, None if q is None else q.shape[0], dtype, w is not None)
+    begun = Survey(request, shape).asked()  # raises what the planner can say without data
+    if q is not None and not q.shape[0]:
+        return da.zeros((0,), dtype=dtype)
+    result, chunked = _Graph(begun, log, x, q, w).result(), (q or x).array
+    return result.rechunk({0: chunked.chunks[0]}) if is_dask(chunked) else result
 
 
 def _argument(name: str, value: Any) -> Argument:
     """Recognise an argument; of a Dask array only shape and dtype are looked at."""
     if not is_dask(value):
-        return replace(Argument.of(name, value), origin=Origin())
+        given = Argument.of(name, value)
+        return replace(given, array=to_host(given.array), origin=Origin())
     if value.dtype.kind not in "iufb":
         raise TypeError(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
     if any(math.isnan(k) for k in value.shape):
         raise ValueError(
-            f"{name} has chunks of unknown size; call {name}.compute_chunk_sizes(), or of a Dask data frame "
+            f"{name} has chunks of unknown size; call {name}.compute_chunk_sizes() first, or of a Dask data frame "
             ".to_dask_array(lengths=True)"
         )
     narrow = value.dtype.kind == "f" and value.dtype.itemsize <= 4
     return Argument(name, value, "float32" if narrow else "float64", Origin())
 
 
-def _chunks(a: Argument) -> tuple[int, ...]:
-    """The chunks of the rows."""
-    return a.array.chunks[0] if is_dask(a.array) else (a.shape[0],)
-
-
 def _blocks(a: Argument, ends: list[tuple[int, int]]) -> da.Array:
-    """The argument in blocks of these rows, each with all columns."""
+    """The argument in blocks of these rows, each with all columns, on the host."""
     x, sizes = a.array, tuple(stop - start for start, stop in ends)
     if a.name != "weights" and x.ndim == 1:
         x = x[:, None]
     chunks = (sizes, *((k,) for k in x.shape[1:]))
-    return x.rechunk(chunks) if is_dask(x) else da.from_array(x, chunks=chunks)
+    if not is_dask(x):
+        return da.from_array(x, chunks=chunks)
+    none = np.empty((0,) * x.ndim, x.dtype)
+    return x.rechunk(chunks).map_blocks(_on_host, a.name, dtype=x.dtype, meta=none)
+
+
+def _on_host(block: Any, name: str) -> Array:
+    if isinstance(block, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+    return to_host(block)
 
 
 def rows_of_a_task(m: int, n: int, d: int, device: Any) -> int:
     """Return how many of m rows a task sums over a shard of n columns: a multiple of 1024, by these alone."""
-    first = device if isinstance(device, str) or not device else device[0]
-    width = width_of_a_shard(n, d)
-    most = (GPU_WORK if first and first != "cpu" else CPU_WORK) // (width * (d + 16))
-    rows = min(most, max(most // 16, -(-m // FEWEST)))
-    rows = max(rows, -(-m * -(-n // width) // TASKS))
-    rows = min(rows, NUMBERS // d, m)
-    return max(1, -(-rows // QUANTUM)) * QUANTUM
+    first, width = device if isinstance(device, str) or not device else device[0], width_of_a_shard(n, d)
+    work, fewest = GPU if first and first != "cpu" else CPU
+    rows = max(min(work // (width * (d + 16)), -(-m // fewest)), -(-m * -(-n // width) // TASKS))
+    return -(-max(1, min(rows, NUMBERS // d)) // QUANTUM) * QUANTUM
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How far the planner's questions have come. A generator does not travel: it is asked anew with the answers."""
+
+    request: Request
+    shape: Shape
+    answers: tuple[Any, ...] = ()
+    question: Question | None = None
+    frozen: Frozen | None = None
+
+    def asked(self) -> Survey:
+        """Return this with the next question, or with what is frozen."""
+        questions = freeze(self.request, self.shape)
+        try:
+            question = next(questions)
+            for answer in self.answers:
+                question = questions.send(answer)
+        except StopIteration as end:
+            return replace(self, question=None, frozen=end.value)
+        if isinstance(question, Reach) and isinstance(self.request.bandwidth, str):  # not to be chosen again
+            chosen = replace(self.request, bandwidth=question.bandwidth)
+            return replace(self, request=chosen, answers=self.answers[:1], question=question)
+        return replace(self, question=question)
+
+
+def _task(function: Any) -> Any:
+    """Mark what runs on a worker: in one thread, whatever NumPy's error state is there."""
+
+    @functools.wraps(function)
+    def work(*args: Any, **values: Any) -> Any:
+        with one_thread():
+            return function(*args, **values)
+
+    return quiet(work)
+
+
+@_task
+def _answer(survey: Survey, points: Array, weights: Array | None = None, *, about: str, start: int) -> Any:
+    """The answer of a block; None where the question is about others, or none is left."""
+    asks = survey.question is not None and survey.question.about == about
+    return survey.question.of(points, weights, start) if asks else None  # type: ignore[union-attr]
+
+
+@_task
+def _after(survey: Survey, answers: list[Any], *, last: bool) -> Survey | Frozen:
+    """The survey after the answers of all blocks; at last what is frozen."""
+    if answers[0] is not None and survey.question is not None:
+        merged = functools.reduce(survey.question.merge, answers)
+        survey = replace(survey, answers=(*survey.answers, merged)).asked()
+    if last and survey.frozen is None:
+        raise RuntimeError(f"the planner asks more than was foreseen: {survey.question}")
+    return survey.frozen if last and survey.frozen else survey
+
+
+@_task
+def _of(frozen: Frozen, *args: Any, method: str, **values: Any) -> Any:
+    """What a method of the frozen estimate returns."""
+    return getattr(frozen, method)(*args, **values)
+
+
+@_task
+def _folded(frozen: Frozen, parts: list[Partial]) -> Partial:
+    return functools.reduce(frozen.fold, parts)
+
+
+def _rows(shard: Columns, *, start: int, stop: int) -> Array:
+    return shard.points[start:stop]
+
+
+def _moved_columns(shard: Columns, blocks: list[Array]) -> Columns:
+    return replace(shard, points=np.concatenate(blocks))
 
 
 class _Graph:
     """The tasks of one estimate."""
 
-    def __init__(
-        self, request: Request, shape: Shape, log: bool, x: Argument, q: Argument | None, w: Argument | None
-    ) -> None:
-        self.request, self.shape, self.log = request, shape, log
-        own, rows = (rows_of_a_task(m, shape.n, shape.d, request.device) for m in (shape.n, shape.m or 0))
-        self.shards = cut(shape.n, width_of_a_shard(shape.n, shape.d))
-        #: Of the samples as rows: by shard, which parts of it.
-        self.parts = [cut(stop - start, own) for start, stop in self.shards]
-        self.queries = cut(shape.m or 0, rows)
-        self.x = _blocks(x, self.shards)
-        self.q = None if q is None else _blocks(q, self.queries)
+    def __init__(self, begun: Survey, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> None:
+        self.begun, self.request, self.shape, self.log = begun, begun.request, begun.shape, log
+        n, d, m = self.shape.n, self.shape.d, self.shape.m or 0
+        own, rows = (rows_of_a_task(k, n, d, self.request.device) for k in (n, m))
+        self.shards, self.queries = cut(n, width_of_a_shard(n, d)), cut(m, rows)
+        self.parts = [cut(stop - start, own) for start, stop in self.shards]  # of the samples as rows
+        self.x, self.q = _blocks(x, self.shards), None if q is None else _blocks(q, self.queries)
         self.w = None if w is None else _blocks(w, self.shards)
         self.inputs = [a for a in (self.x, self.q, self.w) if a is not None]
-        self.token = tokenize(request, shape, log, *(a.name for a in self.inputs))
+        self.token = tokenize(self.request, self.shape, log, self.shards, rows, own, *(a.name for a in self.inputs))
         self.tasks: dict[Key, Any] = {}
 
     def add(self, what: str, place: tuple[int, ...], task: Any, *keys: Any, **values: Any) -> Key:
@@ -163,83 +224,69 @@ class _Graph:
         self.tasks[key] = functools.partial(task, **values) if values else task, *keys
         return key
 
+    def of(self, what: str, place: tuple[int, ...], method: str, *keys: Any, **values: Any) -> Key:
+        """Add a call of the frozen estimate's."""
+        return self.add(what, place, _of, self.frozen, *keys, method=method, **values)
+
     def result(self) -> da.Array:
         """Return the lazy array, in blocks of its own."""
-        frozen, shape, goal = self._frozen(), self.shape, self.request.goal
-        columns = [self._columns(frozen, j) for j in range(len(self.shards))]
-        moves, samples = self.request.passes[0].rows == "train", []
+        self.frozen, moves = self._survey(), self.request.method == "sdkde"
+        columns = [self.of("columns", (j,), "columns", *self._samples(j)) for j in range(len(self.shards))]
+        rows: list[list[Key]] = []
         if moves or self.q is None:
-            samples = [
-                [self.add("rows", (j, k), tasks.rows_of, columns[j], start=a, stop=b) for k, (a, b) in enumerate(parts)]
+            rows = [
+                [self.add("rows", (j, k), _rows, columns[j], start=a, stop=b) for k, (a, b) in enumerate(parts)]
                 for j, parts in enumerate(self.parts)
             ]
         if moves:
-            moved = [[self._moved(frozen, key, columns) for key in keys] for keys in samples]
-            columns = [
-                self.add("moved-columns", (j,), tasks.moved_columns, columns[j], keys) for j, keys in enumerate(moved)
+            moved = [
+                [self.of("moved", key[1:], "moved", key, self._sums(0, key, columns)) for key in keys] for keys in rows
             ]
-            if goal is Goal.DEBIASED:
-                return self._array(frozen, itertools.chain(*moved), tasks.unwhitened)
-        rows = list(itertools.chain(*samples))
+            if self.request.goal is Goal.DEBIASED:
+                return self._array(itertools.chain(*moved), "unwhitened")
+            columns = [self.add("shard", (j,), _moved_columns, columns[j], keys) for j, keys in enumerate(moved)]
+        flat = list(itertools.chain(*rows))
         if self.q is not None:
-            places = range(len(self.queries))
-            rows = [self.add("queries", (i,), tasks.whitened, frozen, (self.q.name, i, 0)) for i in places]
-        sums = [self._sums(frozen, key, columns, int(moves)) for key in rows]
-        if goal is Goal.GRADIENT:
-            return self._array(frozen, sums, tasks.score)
-        return self._array(frozen, sums, tasks.density, log=self.log)
+            flat = [self.of("queries", (i,), "whitened", (self.q.name, i, 0)) for i in range(len(self.queries))]
+        return self._array((self._sums(int(moves), key, columns) for key in flat), "density", log=self.log)
 
-    def _frozen(self) -> Key:
-        """Add the survey, and return the key of the frozen estimate."""
-        abouts = self._asked()
+    def _samples(self, j: int) -> list[Key]:
+        return [(self.x.name, j, 0)] + ([] if self.w is None else [(self.w.name, j)])
+
+    def _survey(self) -> Key:
+        """Add the survey, and return the key of what is frozen.
+
+        There is room for all that the planner may ask: moments, quartiles, how far samples and queries reach, and by
+        pass how many rows are far.
+        """
+        rule, queries = self.request.bandwidth, ["query"] * bool(self.queries)
+        counted = COUNTINGS if isinstance(rule, str) and rule not in FULL_RULES else 0
+        abouts = ["train"] * (2 + counted) + queries
+        abouts += [about for p in self.request.passes for about in (queries if p.rows == "query" else ()) or ["train"]]
         key: Key = (f"sdkde-asked-{self.token}",)
-        self.tasks[key] = tasks.Survey.begun(self.request, self.shape)
+        self.tasks[key] = (functools.partial(Survey.asked, self.begun),)
         for k, about in enumerate(abouts):
-            blocks, starts = (self.q, self.queries) if about == "query" else (self.x, self.shards)
             answers = []
-            for i, (start, _) in enumerate(starts):
-                block = [(blocks.name, i, 0)]
-                if about == "train" and self.w is not None:
-                    block.append((self.w.name, i))
-                answers.append(self.add("survey", (k, i), tasks.answer, key, *block, about=about, start=start))
-            what = "frozen" if k == len(abouts) - 1 else "surveyed"
-            key = self.add(what, (k,), tasks.after, key, answers, last=what == "frozen")
+            for i, (start, _) in enumerate(self.queries if about == "query" else self.shards):
+                block = self._samples(i) if about == "train" else [(self.q.name, i, 0)]  # type: ignore[union-attr]
+                answers.append(self.add("survey", (k, i), _answer, key, *block, about=about, start=start))
+            key = self.add("surveyed", (k,), _after, key, answers, last=k == len(abouts) - 1)
         return key
 
-    def _asked(self) -> list[str]:
-        """What the planner's questions are about, one after another; of some there may be no need.
-
-        First of all the samples, for quartiles again and again, and how far they reach; how far the queries do; and by
-        pass how many of its rows are far.
-        """
-        rule = self.request.bandwidth
-        counted = COUNTINGS if isinstance(rule, str) and rule not in FULL_RULES else 0
-        abouts = ["train"] * (2 + counted) + ["query"] * bool(self.queries)
-        return abouts + ["query" if p.rows == "query" and self.queries else "train" for p in self.request.passes]
-
-    def _columns(self, frozen: Key, j: int) -> Key:
-        weights = () if self.w is None else ((self.w.name, j),)
-        return self.add("columns", (j,), tasks.columns, frozen, (self.x.name, j, 0), *weights)
-
-    def _moved(self, frozen: Key, rows: Key, columns: list[Key]) -> Key:
-        sums = self._sums(frozen, rows, columns, 0)
-        return self.add("moved", rows[1:], tasks.moved, frozen, rows, sums)
-
-    def _sums(self, frozen: Key, rows: Key, columns: list[Key], step: int) -> Key:
+    def _sums(self, step: int, rows: Key, columns: list[Key]) -> Key:
         """Add the sums of rows over all shards, and return their key: a left fold, :data:`FOLDED` at a time."""
-        place, folded = (step, *rows[1:]), []
+        place, parts = (step, *rows[1:]), list[Key]()
         for j, shard in enumerate(columns):
-            folded.append(self.add("partial", (*place, j), tasks.partial, frozen, shard, rows, step=step))
-            if len(folded) == FOLDED or (j == len(columns) - 1 and j):
-                folded = [self.add("folded", (*place, j), tasks.folded, frozen, folded)]
-        return folded[0]
+            parts.append(self.of("partial", (*place, j), "partial", step, shard, rows))
+            if len(parts) == FOLDED or (j == len(columns) - 1 and j):
+                parts = [self.add("folded", (*place, j), _folded, self.frozen, parts)]
+        return parts[0]
 
-    def _array(self, frozen: Key, keys: Iterable[Key], task: Any, **values: Any) -> da.Array:
-        """The array of what a task makes of each block of rows."""
-        goal, shape = self.request.goal, self.shape
-        wide = (shape.d,) * (goal is not Goal.DENSITY)
+    def _array(self, keys: Iterable[Key], method: str, **values: Any) -> da.Array:
+        """The array of what a method of the frozen estimate makes of each block."""
+        wide = (self.shape.d,) if self.request.goal is Goal.DEBIASED else ()
         ends = self.queries if self.q is not None else itertools.chain(*self.parts)
-        made = [self.add(goal, (i, *(0 for _ in wide)), task, frozen, key, **values) for i, key in enumerate(keys)]
+        made = [self.of("result", (i, *(0 for _ in wide)), method, key, **values) for i, key in enumerate(keys)]
         chunks = (tuple(stop - start for start, stop in ends), *((k,) for k in wide))
         graph = HighLevelGraph.from_collections(made[0][0], self.tasks, dependencies=self.inputs)
-        return da.Array(graph, made[0][0], chunks, meta=np.empty((0,) * (1 + len(wide)), shape.dtype))
+        return da.Array(graph, made[0][0], chunks, meta=np.empty((0,) * (1 + len(wide)), self.shape.dtype))
