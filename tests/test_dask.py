@@ -1,8 +1,10 @@
 """Dask arrays in, lazy Dask arrays out: the same bits on every scheduler, for every chunking, after a lost worker."""
 
 import os
+import re
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,7 +139,7 @@ def cluster():
     made = []
 
     def start(workers, **how):
-        made.append(distributed.LocalCluster(workers, threads_per_worker=1, dashboard_address=None, **how))
+        made.append(distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, **how))
         made.append(distributed.Client(made[0]))
         return made
 
@@ -150,7 +152,8 @@ def cluster():
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_bits_on_workers(cluster, workers):
-    cluster(workers)
+    local = cluster(workers)[0]
+    assert len(local.workers) == workers
     how = {"weights": W, "backend": "numpy", "log": True}
     p = sdkde_core.estimate(chunked(X, 999), chunked(Y, 500), **{**how, "weights": chunked(W, 800)})
     assert np.array_equal(p.compute(), scale.estimate(X, Y, **how))
@@ -180,3 +183,34 @@ def test_a_lost_worker_changes_nothing(cluster):
         killer.join()
     assert killed
     assert np.array_equal(found, scale.estimate(x, **HOW))
+
+
+def blocks(section):
+    page = Path(__file__).parent.parent.joinpath("docs", "scaling-out.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## )", page, re.S | re.M)
+    return re.findall(r"```python\n(.*?)```", text, re.S)
+
+
+def test_the_examples_of_the_page(capsys):
+    pytest.importorskip("xarray")
+    names = {}
+    with dask.config.set({"scheduler": "synchronous"}):
+        for example in blocks("Dask")[:2]:  # the last one needs GPUs
+            exec(example, names)
+    assert capsys.readouterr().out.startswith("((500, 500, 500, 500),) True\nFrozen({'star': 5000}) ('star',)")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_recipe_for_ray():
+    ray, names = pytest.importorskip("ray"), {}
+    pytest.importorskip("ray.data")
+    exec(blocks("Dask")[0], names)
+    try:
+        for example in blocks("Ray"):
+            exec(example, names)
+        found = np.sort([row["density"] for row in names["p"].take_all()])
+    finally:
+        ray.shutdown()
+    expected = sdkde_core.estimate(np.asarray(names["x"]), np.asarray(names["y"]), backend="numpy")
+    np.testing.assert_allclose(found, np.sort(expected), rtol=1e-4)
