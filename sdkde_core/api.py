@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Argument, Decisions, Origin, detached, ingest, noting
+from .arrays import Argument, Decisions, Origin, detached, ingest, is_dask, noting
 from .bandwidth import recorded
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
@@ -63,7 +63,8 @@ def estimate(
     ----------
     train : (n, d) or (n,) array_like
         Samples, in any units. One-dimensional: n samples in one dimension. NumPy, lists, and arrays of any library
-        with the array API or DLPack (torch, CuPy, JAX), on any device. Torch tensors may require grad, see Notes.
+        with the array API or DLPack (torch, CuPy, JAX), on any device. Torch tensors may require grad, see Notes. Where
+        ``train``, ``query`` or ``weights`` is a Dask array nothing is computed yet, see Notes.
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
         (resubstitution). Columns are those of ``train`` by their places; of two data frames they must have one order.
@@ -120,6 +121,7 @@ def estimate(
     (m,) array
         In 1 / (units of x₁ · … · units of x_d); an array of the kind and on the device of ``query`` (else
         ``train``), with the wider dtype of the two, at least float32. Lists, integers and booleans count as float64.
+        Of Dask arrays a Dask array, in the chunks of ``query`` (else ``train``).
 
     Raises
     ------
@@ -135,6 +137,11 @@ def estimate(
     -----
     The size of a batch follows from the shapes and the number of threads. With ``out`` or ``progress`` the numbers are
     those without within the precision's bounds, and the same bits where the backend sums each row alone by one formula.
+
+    Of Dask arrays the result, and that of :func:`debias`, is a lazy one (``docs/scaling-out.md``): tasks choose the
+    bandwidth too, and values that cannot be right are an error where the result is computed. With ``log=True`` the NaN
+    of laplace come without a warning. ``bandwidth="isj"``, ``negative="renormalise"``, ``out`` and ``progress`` are
+    refused.
 
     Where ``train``, ``query``, ``weights`` or ``bandwidth`` is a torch tensor that requires grad, the result is
     attached to autograd: for every method, by backends with the feature ``"grad"`` only, first derivatives, and not
@@ -154,6 +161,8 @@ def estimate(
     (1,)
     """
     request = Request.of(Goal.DENSITY, options, "query", "log", "out", "progress")
+    if any(map(is_dask, (train, query, request.weights))):
+        return _lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
         with _long(request, train, query, out, progress) as (ready, given, advance):
             return densities(ready, given, log, out, advance)
@@ -230,9 +239,12 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
     Returns
     -------
     (n, d) array
-        In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input.
+        In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input. Of a Dask array a lazy
+        one.
     """
     request = Request.of(Goal.DEBIASED, options, "progress")
+    if is_dask(train) or is_dask(request.weights):
+        return _lazy(request, train, progress=progress)
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
@@ -442,6 +454,20 @@ def fitted(request: Request, train: Any, query: Argument, advance: Advance | Non
         return Fitted.of(plan(request, train, expected=query), shared=True, advance=advance)
 
     return with_fallback(request, compute)
+
+
+def _lazy(
+    request: Request, train: Any, query: Any = None, log: bool = False, out: Any = None, progress: Any = False
+) -> Any:
+    """The result of Dask arrays, as one."""
+    if out is not None or progress is not False:
+        raise TypeError(
+            "out and progress are not for Dask arrays; store the result, as by .to_zarr(path), or watch with "
+            "dask.diagnostics.ProgressBar() or the dashboard"
+        )
+    from .scale.dask import lazy
+
+    return lazy(request, train, query, log)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ ROOMS = {
     "bandwidth": {"messages", "arrays", "engine", "choice"},
     "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
     "scale": {"messages", "storage", "protocol", "arrays", "engine", "choice", "bandwidth", "estimator"},
-    "api": {"protocol", "arrays", "choice", "bandwidth", "estimator"},
+    "api": {"protocol", "arrays", "choice", "bandwidth", "estimator", "scale"},
     "distributed": {"arrays", "engine", "estimator"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
     "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "scale", "api", "interop"},
@@ -94,7 +94,7 @@ def test_what_the_core_imports():
     allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
     own = {"cli": {"click", "sklearn", "matplotlib"}, "testing": {"pytest"}, "storage.py": {"platformdirs"}}
     own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "interop": {"matplotlib", "sklearn"}}
-    own |= {"estimator": {"scipy", "tqdm"}, "distributed.py": {"torch"}}
+    own |= {"estimator": {"scipy", "tqdm"}, "distributed.py": {"torch"}, "scale": {"dask"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]
         found = {name.partition(".")[0] for name in _imports(path)}

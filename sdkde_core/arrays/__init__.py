@@ -7,9 +7,12 @@ from .arguments import (
     check_finite,
     check_names,
     check_query,
+    check_shapes,
     check_weights,
     columns_are_points,
     ingest,
+    is_dask,
+    refuse_dask,
 )
 from .looks import Decisions, Taken, look, noting, rounded, taken
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
@@ -26,6 +29,7 @@ __all__ = [
     "check_finite",
     "check_names",
     "check_query",
+    "check_shapes",
     "check_weights",
     "columns_are_points",
     "convert",
@@ -34,9 +38,11 @@ __all__ = [
     "grad_enabled",
     "ingest",
     "is_attached",
+    "is_dask",
     "look",
     "noting",
     "quiet",
+    "refuse_dask",
     "rounded",
     "taken",
     "to_host",

@@ -31,14 +31,32 @@ __all__ = [
     "check_finite",
     "check_names",
     "check_query",
+    "check_shapes",
     "check_weights",
     "columns_are_points",
     "ingest",
+    "is_dask",
+    "refuse_dask",
 ]
 
 
 #: Weights below that share of the largest are light, see :class:`sdkde_core.protocol.Problem`.
 LIGHT = 2.0**-15
+
+
+def is_dask(value: Any) -> bool:
+    """Whether this is a Dask array; Dask is not imported for that."""
+    return type(value).__module__.startswith("dask.array.") and hasattr(value, "chunks")
+
+
+def refuse_dask(name: str, value: Any) -> None:
+    """Raise TypeError for what is Dask's, which says what to pass instead: in silence it would all be computed here."""
+    if is_dask(value):
+        raise TypeError(
+            f"{name} is a Dask array, and only estimate and debias are lazy; pass {name}.compute(), if memory holds it"
+        )
+    if type(value).__module__.startswith(("dask.", "dask_expr.")):
+        raise TypeError(f"{name} is a Dask {type(value).__name__}; pass {name}.to_dask_array(lengths=True)")
 
 
 class _Refused(Exception):
@@ -72,6 +90,7 @@ class Argument:
             value = detached(value)
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+        refuse_dask(name, value)
         if hasattr(value, "toarray"):  # SciPy's and CuPy's matrices and arrays
             raise TypeError(f"{name} is a sparse {type(value).__name__}; pass {name}.toarray()")
         try:
@@ -225,7 +244,7 @@ def ingest(
     x = Argument.of("train", train)
     q = None if query is None else Argument.of("query", query)
     w = None if weights is None else Argument.of("weights", weights)
-    _check_shapes(x, q, w)
+    check_shapes(x, q, w)
     place = Origin()
     if not host:
         on_device = [a.origin for a in (x, q) if a is not None and not a.origin.on_host]
@@ -339,7 +358,8 @@ def _columns(x: Any) -> Any:
     return x[:, None] if x.ndim == 1 else x
 
 
-def _check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
+def check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
+    """Refuse train, query and weights whose shapes do not fit, as :func:`ingest` does."""
     for a in (x, q):
         if a is not None:
             _check_axes(a)

@@ -10,7 +10,9 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +39,24 @@ __all__ = [
     "is_here",
     "local_cards",
     "measure_cpu",
+    "one_thread",
     "processor",
     "speedup",
     "visible_gpus",
 ]
+
+
+_alone: ContextVar[bool] = ContextVar("sdkde_one_thread", default=False)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within this, and in this thread, :func:`cpu_threads` is 1, unless the user has set ``SDKDE_NUM_THREADS``."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def cpu_threads() -> int:
@@ -56,6 +72,8 @@ def cpu_threads() -> int:
         if not re.fullmatch("[1-9][0-9]{0,8}", text):
             raise ValueError(f"SDKDE_NUM_THREADS is {text!r}; set a positive integer")
         return int(text)
+    if _alone.get():
+        return 1
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

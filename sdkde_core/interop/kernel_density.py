@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..api import prepare
 from ..archive import plain, write
+from ..arrays import refuse_dask
 from ..bandwidth.matrix import Bandwidth
 from ..estimator.prepared import Prepared
 from ..estimator.request import METHODS, NEGATIVE
@@ -152,6 +153,7 @@ class KernelDensity(neighbors.KernelDensity):
             Itself.
         """
         _check_metric(self.metric, self.metric_params)
+        refuse_dask("X", X)
         X = validate_data(self, X, order="C", dtype=np.float64)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -178,6 +180,7 @@ class KernelDensity(neighbors.KernelDensity):
         Laplace: NaN where the density is negative, with one RuntimeWarning, or −inf where that is clipped.
         """
         check_is_fitted(self)
+        refuse_dask("X", X)
         X = validate_data(self, X, order="C", dtype=np.float64, reset=False)
         return self.density_.estimate(X, log=True)
 

@@ -1,0 +1,216 @@
+"""Dask arrays in, lazy Dask arrays out: the same bits on every scheduler, for every chunking, after a lost worker."""
+
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core import scale
+from sdkde_core.protocol import QUANTUM
+from sdkde_core.scale import planner
+
+dask = pytest.importorskip("dask")
+da = pytest.importorskip("dask.array")
+
+RNG = np.random.default_rng(0)
+N, M, D = 3 * QUANTUM + 501, QUANTUM + 77, 2
+X, Y, W = RNG.normal(size=(N, D)), RNG.normal(size=(M, D)) * 1.5, RNG.random(N)
+HOW = {"bandwidth": [0.3, 0.4], "backend": "numpy"}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Four shards."""
+    monkeypatch.setattr(planner, "NUMBERS", QUANTUM * D)
+
+
+def chunked(x, rows):
+    return da.from_array(x, chunks=(rows, *x.shape[1:]))
+
+
+def bits(x, **how):
+    with dask.config.set({"scheduler": "synchronous", **how}):
+        return x.compute()
+
+
+@pytest.mark.parametrize("method", ["sdkde", "laplace"])
+def test_the_bits_are_those_of_the_planner_for_every_chunking(method):
+    how = {"method": method, **HOW, "weights": W}
+    expected = scale.estimate(X, Y, **how)
+    for rows in ((N, M), (1300, (M - 1, 1))):
+        x, y, w = chunked(X, rows[0]), chunked(Y, rows[1]), chunked(W, 999)
+        p = sdkde_core.estimate(x, y, **{**how, "weights": w})
+        assert isinstance(p, da.Array) and p.chunks[0] == y.chunks[0] and p.dtype == np.float64
+        assert np.array_equal(bits(p), expected)
+    assert np.array_equal(bits(p, scheduler="threads", num_workers=2), expected)
+    np.testing.assert_allclose(expected, sdkde_core.estimate(X, Y, **how), rtol=1e-4)
+
+
+def test_any_one_of_the_arguments_may_be_lazy():
+    how, x, y = {"method": "kde", **HOW}, X[:500], Y[:99]
+    for a, b, w in ((chunked(x, 77), y, None), (x, chunked(y, 7), None), (x, y, chunked(W[:500], 99))):
+        p = sdkde_core.estimate(a, b, weights=w, log=True, **how)
+        expected = sdkde_core.estimate(x, y, weights=None if w is None else W[:500], log=True, **how)
+        np.testing.assert_allclose(bits(p), expected, atol=1e-4)
+    p = sdkde_core.estimate(chunked(x[:, 0].astype("f4"), 77), method="kde", bandwidth=1.0, backend="numpy")
+    assert p.dtype == np.float32 and p.shape == (500,) and p.chunks[0][0] == 77
+    np.testing.assert_allclose(
+        bits(p), sdkde_core.estimate(x[:, 0].astype("f4"), method="kde", bandwidth=1.0), rtol=2e-3
+    )
+    empty = sdkde_core.estimate(chunked(x, 77), y[:0], **how)
+    assert bits(empty).shape == (0,)
+
+
+def test_moved_samples():
+    moved = sdkde_core.debias(chunked(X, 1000), **HOW)
+    assert moved.shape == X.shape and moved.chunks[0] == (1000, 1000, 1000, 573)
+    assert np.array_equal(bits(moved), scale.debias(X, **HOW))
+
+
+def refusing(shape, chunks=700):
+    """An array whose numbers cannot be had."""
+
+    def fail(block):
+        raise AssertionError("computed")
+
+    return da.zeros(shape, chunks=(chunks, *shape[1:])).map_blocks(fail, meta=np.empty((0,) * len(shape)))
+
+
+@pytest.mark.parametrize("rule", ["auto", "silverman", "scott"])
+def test_nothing_is_computed_before_it_is_asked_for(rule):
+    p = sdkde_core.estimate(refusing((N, D)), refusing((M, D)), weights=refusing((N,)), bandwidth=rule)
+    assert p.shape == (M,)
+    with pytest.raises(AssertionError, match="computed"):
+        bits(p)
+
+
+def test_the_bandwidth_is_chosen_by_tasks():
+    how = {"method": "kde", "bandwidth": "silverman", "backend": "numpy"}
+    p = sdkde_core.estimate(chunked(X, 999), Y[:50], **how)
+    np.testing.assert_allclose(bits(p), sdkde_core.estimate(X, Y[:50], **how), rtol=1e-4)
+    several = np.repeat(X[:5], 400, axis=0)  # quartiles among samples in one place
+    p = sdkde_core.estimate(chunked(several, 999), Y[:50], **how)
+    np.testing.assert_allclose(bits(p), sdkde_core.estimate(several, Y[:50], **how), rtol=1e-4)
+
+
+def test_far_points_are_counted():
+    far = np.vstack([X, [[1e6, 0.0]]])
+    p = sdkde_core.estimate(chunked(far, 999), chunked(far[-60:], 7), **HOW)
+    assert np.array_equal(bits(p), scale.estimate(far, far[-60:], **HOW))
+
+
+def test_what_cannot_be_is_refused():
+    x = chunked(X, 999)
+    for function in (sdkde_core.prepare, sdkde_core.grad_log_density, sdkde_core.select_bandwidth, sdkde_core.explain):
+        with pytest.raises(TypeError, match=r"only estimate and debias are lazy; pass \w+.compute\(\)"):
+            function(x)
+    with pytest.raises(TypeError, match=r"only estimate and debias are lazy; pass X.compute\(\)"):
+        pytest.importorskip("sdkde_core.interop.kernel_density").KernelDensity().fit(x)
+    with pytest.raises(TypeError, match=r"only estimate and debias are lazy; pass \w+.compute\(\)"):
+        sdkde_core.gaussian_kde(x.T)
+    with pytest.raises(ValueError, match=r"unknown size; call train\.compute_chunk_sizes"):
+        sdkde_core.estimate(x[x[:, 0] > 0], Y)
+    with pytest.raises(TypeError, match="to_zarr"):
+        sdkde_core.estimate(x, Y, out=np.empty(M))
+    with pytest.raises(ValueError, match="query has 3 dimensions"):
+        sdkde_core.estimate(x, da.zeros((5, 3)))
+    with pytest.raises(ValueError, match="isj"):
+        sdkde_core.estimate(x, method="kde", bandwidth="isj")
+    with pytest.raises(TypeError, match="complex"):
+        sdkde_core.estimate(x.astype(complex))
+    with pytest.raises(TypeError, match="bandwidth is a Dask array"):
+        sdkde_core.estimate(x, bandwidth=da.ones(2))
+    broken = X.copy()
+    broken[2222, 1] = np.nan
+    with pytest.raises(ValueError, match="nan at row 2222, column 1"):
+        bits(sdkde_core.estimate(chunked(broken, 500), **HOW))
+    with pytest.raises(TypeError, match="train is a masked array"):
+        bits(sdkde_core.estimate(da.ma.masked_less(x, 0), **HOW))
+
+
+@pytest.fixture
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    made = []
+
+    def start(workers, **how):
+        made.append(distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, **how))
+        made.append(distributed.Client(made[0]))
+        return made
+
+    yield start
+    for one in reversed(made):
+        one.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_same_bits_on_workers(cluster, workers):
+    local = cluster(workers)[0]
+    assert len(local.workers) == workers
+    how = {"weights": W, "backend": "numpy", "log": True}
+    p = sdkde_core.estimate(chunked(X, 999), chunked(Y, 500), **{**how, "weights": chunked(W, 800)})
+    assert np.array_equal(p.compute(), scale.estimate(X, Y, **how))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_lost_worker_changes_nothing(cluster):
+    x = np.random.default_rng(1).normal(size=(25_000, D))
+    local = cluster(2)[0]
+    p = sdkde_core.estimate(chunked(x, 999), **HOW)
+    killed, moments, done = [], np.random.default_rng(), threading.Event()
+
+    def kill():
+        while len(killed) < 2 and not done.wait(moments.uniform(0.5, 2.0)):
+            alive = [one.pid for one in local.workers.values() if one.pid]
+            if alive:
+                os.kill(alive[moments.integers(len(alive))], signal.SIGKILL)
+                killed.append(alive)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        found = p.compute()
+    finally:
+        done.set()
+        killer.join()
+    assert killed
+    assert np.array_equal(found, scale.estimate(x, **HOW))
+
+
+def blocks(section):
+    page = Path(__file__).parent.parent.joinpath("docs", "scaling-out.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## )", page, re.S | re.M)
+    return re.findall(r"```python\n(.*?)```", text, re.S)
+
+
+def test_the_examples_of_the_page(capsys):
+    pytest.importorskip("xarray")
+    names = {}
+    with dask.config.set({"scheduler": "synchronous"}):
+        for example in blocks("Dask")[:2]:  # the last one needs GPUs
+            exec(example, names)
+    assert capsys.readouterr().out.startswith("((500, 500, 500, 500),) True\nFrozen({'star': 5000}) ('star',)")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_recipe_for_ray():
+    ray, names = pytest.importorskip("ray"), {}
+    pytest.importorskip("ray.data")
+    exec(blocks("Dask")[0], names)
+    try:
+        for example in blocks("Ray"):
+            exec(example, names)
+        found = np.sort([row["density"] for row in names["p"].take_all()])
+    finally:
+        ray.shutdown()
+    expected = sdkde_core.estimate(np.asarray(names["x"]), np.asarray(names["y"]), backend="numpy")
+    np.testing.assert_allclose(found, np.sort(expected), rtol=1e-4)
