@@ -49,6 +49,11 @@ ELEMENTS = 1 << 26
 #: A squared distance of a sample from itself that leaves it out, and does not overflow.
 NEVER = 1e30
 
+#: The least exponent on a CPU, and how close, relative to the least weight, the nearest sample must be to count in
+#: moves. What is less is nothing to sums of float32, and would be subnormal there, alone or in a product: a CPU takes
+#: up to a hundred times as long for such numbers.
+FAR, ALONE = -50.0, 1e-9
+
 
 class Left(NamedTuple):
     """What one bandwidth gives, without the constant of the kernel of unit bandwidth, (2π)^(−d/2)."""
@@ -78,15 +83,17 @@ class Pairs:
         rows = ROWS if self.on_host else self.n
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
         self.threads = min(cpu_threads(), THREADS) if self.on_host and self.n > 4 * ROWS else 1
-        self.w32, self.u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
-        summed = [self.w32[:, None], self.w32[:, None] * self.u32]  # (n, 1) and (n, d), which only moves need
+        self.w32, u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
+        summed = [self.w32[:, None], self.w32[:, None] * u32]  # (n, 1) and (n, d), which only moves need
         self.weighted = xp.concat(summed, axis=1) if method == "sdkde" else summed[0]
+        self.with_ones = xp.concat([u32, xp.ones_like(u32[:, :1])], axis=1)
+        self._alone = ALONE * xp.min(weights)
         self._product = product if self.on_host else self._in_float64
-        index = xp.arange(self.n, **self._where)
-        self._itself = index[:, None] == index[None, :]
-        self.squares = self._gather(self._squares(self.u))  # (n, n)
-        self.squares = xp.where(self._itself, xp.full_like(self.squares, NEVER), self.squares)
+        self._index = xp.arange(self.n, **self._where)
+        squares = self._squares(self.u)
+        self.squares = self._gather(lambda rows: self._put(squares(rows), rows, NEVER))  # (n, n)
         self.nearest = xp.min(self.squares, axis=1)
+        self._closer = self.nearest[:, None] - self.squares  # (n, n), at most 0
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -125,6 +132,7 @@ class Pairs:
             log = xp.log(sums[..., 0]) + log_scale
         if self.method == "sdkde":
             scale = xp.exp(log_scale)
+            scale = xp.where(scale < self._alone, xp.zeros_like(scale), scale)
             total = self.w + scale * sums[..., 0]  # D
             pull = (scale / total)[..., None] * (sums[..., 1:] - sums[..., :1] * self.u)  # S/D
             z = self.u + 0.5 * pull
@@ -158,29 +166,56 @@ class Pairs:
             return self.xp.astype(product(terms, weights[:, None])[:, 0], self.xp.float64)
         return self.xp.sum(terms * weights, axis=-1, dtype=self.xp.float64)
 
-    def _squares(self, z: Any) -> Callable[..., Any]:
-        """A function that returns squared distances of a block of rows, from all or from some, float32."""
+    def _bounded(self, exponents: Any) -> Any:
+        """On a CPU no exponent below the least; in place."""
+        return np.maximum(exponents, np.float32(FAR), out=exponents) if self.on_host else exponents
+
+    def _exp(self, exponents: Any) -> Any:
+        """exp, in place on a CPU."""
+        return np.exp(exponents, out=exponents) if self.on_host else self.xp.exp(exponents)
+
+    def _put(self, block: Any, rows: slice, value: float) -> Any:
+        """A block of rows, and of columns from the same or from the first on, with a value for each sample and itself.
+
+        On a CPU in place.
+        """
         xp = self.xp
-        if self.d == 1:
-            return lambda rows, columns=slice(None): xp.astype(
-                (z[..., rows, :] - z[..., columns, 0][..., None, :]) ** 2, xp.float32
-            )
+        first = self.n - block.shape[-1]
+        if self.on_host:
+            index = self._index[rows]
+            block[index - rows.start, index - first] = value
+            return block
+        itself = self._index[rows, None] == self._index[None, first:]
+        return xp.where(itself, xp.full_like(block, value), block)
+
+    def _squares(self, z: Any) -> Callable[..., Any]:
+        """A function that returns squared distances of a block of rows, from all or from some, float32.
+
+        Rounding of float64 may put them a little below 0.
+        """
+        xp = self.xp
         norms = xp.sum(z * z, axis=-1, keepdims=True)
         ones = xp.ones_like(norms)
-        left, right = xp.concat([-2.0 * z, norms, ones], axis=-1), xp.concat([z, ones, norms], axis=-1)
+        left, right = xp.concat([-2.0 * z, norms, ones], axis=-1), self._turned([z, ones, norms])
 
         def task(rows: slice, columns: slice = slice(None)) -> Any:
-            a, b = left[..., rows, :], right[..., columns, :].mT
-            squares = product(a, b) if self.on_host else xp.matmul(a, b)
-            return xp.clip(xp.astype(squares, xp.float32), min=0.0)
+            a, b = left[..., rows, :], right[..., :, columns]
+            return xp.astype(product(a, b) if self.on_host else xp.matmul(a, b), xp.float32)
 
         return task
 
+    def _turned(self, parts: list[Any]) -> Any:
+        """Parts of columns as the right factor of products: on a CPU one whose rows are in one piece takes half."""
+        whole = self.xp.concat(parts, axis=-1).mT
+        return np.ascontiguousarray(whole) if self.on_host else whole
+
     def _close(self, closeness: dict[int, Any], c: Any, rows: slice) -> Any:
         """Sum over samples that stay where they are: weights, and weighted samples where the method moves them."""
-        terms = self.xp.exp((self.nearest[rows, None] - self.squares[rows, :]) * c)
+        exponents = self._bounded(self._closer[rows, :] * c)
         if self.method == "laplace":
-            return self._weigh(terms * ((1.0 + 0.5 * self.d) - self.squares[rows, :] * c))
+            least = (1.0 + 0.5 * self.d) - self.nearest[rows, None] * c
+            return self._weigh((exponents + least) * self.xp.exp(exponents))
+        terms = self._exp(exponents)
         closeness[rows.start] = terms
         return self._product(terms, self.weighted)
 
@@ -189,12 +224,15 @@ class Pairs:
     ) -> Callable[[slice], Any]:
         """A task that sums over samples which moved as they would without the row's own."""
         xp = self.xp
-        twice = xp.astype(2.0 * pull, xp.float32)
+        twice = 2.0 * pull
+        along = self._turned(
+            [xp.astype(part, xp.float32) for part in (twice, -xp.sum(self.u * twice, axis=-1, keepdims=True))]
+        )
 
         def of_columns(x: Any) -> Any:
             return xp.astype(x, xp.float32)[..., None, :]
 
-        along, length = of_columns(xp.sum(2.0 * self.u * pull, axis=-1)), of_columns(xp.sum(pull * pull, axis=-1))
+        length = of_columns(xp.sum(pull * pull, axis=-1))
         own, everyone = xp.astype(-scale * self.w, xp.float32), of_columns(total)
         half, least = 0.5 * everyone, self.w32  # of D without the row's, as sample j itself stays: the rest is rounding
 
@@ -202,8 +240,7 @@ class Pairs:
             rest = closeness[rows.start] * own[..., rows, None]
             rest += everyone
             t = half / xp.maximum(rest, least)
-            across = self._product(self.u32[rows, :], twice.mT)
-            across -= along
+            across = self._product(self.with_ones[rows, :], along)  # 2 a·S/D
             across *= t
             p = t + 0.5
             far = self.squares[rows, :] * p
@@ -213,9 +250,9 @@ class Pairs:
             t *= length
             far += t
             near = xp.clip(xp.min(far, axis=-1), min=0.0)
-            far = near[..., None] - far
-            far *= wide
-            sums = self._weigh(xp.exp(far))
+            far -= near[..., None]
+            far *= -wide
+            sums = self._weigh(self._exp(self._bounded(far)))
             return xp.log(sums) - c * xp.astype(near, xp.float64)
 
         return task
@@ -230,13 +267,14 @@ class Pairs:
         def task(rows: slice) -> Any:
             columns = slice(rows.start, self.n)
             if squares is None:
-                q = self.squares[rows, columns]
-                q = xp.where(self._itself[rows, columns], xp.zeros_like(q), q)
+                q = self._put(self.squares[rows, columns] * (-0.5 * c), rows, 0.0)
             else:
-                q = squares(rows, columns)
-            q = q * c
-            terms = xp.exp(-0.5 * q)
-            if self.method == "laplace":
+                q = squares(rows, columns) * (-0.5 * c)
+            q = self._bounded(q)
+            if self.method != "laplace":
+                terms = self._exp(q)
+            else:
+                terms, q = xp.exp(q), -2.0 * q
                 terms *= 1.0 + d / 2 - 0.5 * q + (q * (q - 2.0 * (d + 2)) + d * (d + 2)) / 16
             weights = xp.concat([self.w32[rows], 2.0 * self.w32[rows.stop :]])
             return self.w[rows] * self._weigh(terms, weights)

@@ -34,7 +34,7 @@ from ..arrays import quiet, to_host
 from ..engine.products import product
 from .folds import Folds
 from .normal import normal_reference, widest
-from .pairs import Pairs
+from .pairs import Left, Pairs
 from .sample import Sample
 from .shapes import find_shape
 
@@ -58,6 +58,9 @@ STEP, BELOW, ABOVE = 0.15, 31, 5
 #: Every how many of them the coarse search looks at.
 STRIDE = 3
 
+#: How many there must be left before all samples are searched like that too.
+WIDE = 10
+
 #: The quantile of the weighted bandwidths that "auto" takes, and the log weight below which none is looked at.
 UPPER, IMPLAUSIBLE = 0.8, -6.0
 
@@ -68,7 +71,7 @@ GAP = 20.0
 FARTHEST = 1e150
 
 #: Weight of a sample below which it adds nothing to sums of float32.
-LIGHTEST = 1e-20
+LIGHTEST = 1e-16
 
 #: Distinct samples that a choice takes, and those that must make up least squares of a Laplace estimate.
 FEWEST, FEW = 5, 10
@@ -158,12 +161,12 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
         u = product(u, np.linalg.inv(np.linalg.cholesky(shape.matrix)).T)
     steps = np.arange(-BELOW, 1 + (0 if rule == "auto" else ABOVE))
     if n >= PAYS * COARSE:
-        few, coarse = index[:COARSE], steps[::-STRIDE][::-1]
-        part = weights[few] / weights[few].sum()
-        rough = _losses(sample, u[few], part, coarse, folds)
-        asked = {"lscv": (rough.least_squares,), "lcv": (rough.likelihood,)}.get(rule, rough)
-        steps = _worth_a_look([loss for loss in asked if loss is not None], part, coarse, steps, n)
-    losses = _losses(sample, u, weights, steps, folds)
+        few = index[:COARSE]
+        steps = _Looks(sample, u[few], weights[few] / weights[few].sum(), folds).worth(rule, steps, n)
+    looks = _Looks(sample, u, weights, folds)
+    if len(steps) >= WIDE:
+        steps = looks.closely(rule, steps)
+    losses = looks.at(steps)
     squares, logs = losses.least_squares, losses.likelihood
     if rule == "lscv":
         log_multiple, what = _least(squares, weights, steps), "the minimum of least squares"
@@ -171,7 +174,7 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
     else:
         beyond = np.arange(1, ABOVE + 1)
-        wider = functools.partial(_losses, sample, u, weights, beyond, folds)
+        wider = functools.partial(looks.at, beyond)
         log_multiple, what = _of_both(losses, weights, steps, beyond, wider)
     unit = widest(method, sample.d, sample.n_eff)
     multiple = unit * math.exp(log_multiple)
@@ -257,25 +260,63 @@ def _without_gaps(u: Array) -> Array:
     return u
 
 
-def _losses(sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp], folds: int | None) -> _Losses:
-    """Sum up the criteria at multiples of the best bandwidth for as many normal samples, where the data are."""
-    unit, (x, w) = _unit(sample.method, sample.d, 1.0 / float(weights @ weights)), sample.there(u, weights)
-    pairs = Pairs(x, w, sample.method) if folds is None else Folds(x, w, sample.method, folds)
-    left = pairs.at([unit * math.exp(STEP * int(step)) for step in steps])
-    logs = np.stack([one.log_density for one in left])
-    squares = np.array([one.log_square for one in left])
-    signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])
+class _Looks:
+    """Samples, and what was seen of them at multiples of the best bandwidth for as many normal ones."""
 
-    def terms(unit: Any) -> Array:
-        return np.exp(np.minimum(squares[:, None] - unit, 300)) - 2.0 * signs * np.exp(np.minimum(logs - unit, 300))
+    def __init__(self, sample: Sample, u: Array, weights: Array, folds: int | None) -> None:
+        self.method, self.weights = sample.method, weights
+        self.unit, (x, w) = _unit(sample.method, sample.d, 1.0 / float(weights @ weights)), sample.there(u, weights)
+        self.pairs = Pairs(x, w, sample.method) if folds is None else Folds(x, w, sample.method, folds)
+        self.known: dict[int, Left] = {}
 
-    # In many dimensions narrow bandwidths have values so large that in their unit those of the others underflow.
-    units = np.maximum(np.max(logs, axis=1), squares)
-    worthwhile = terms(units[:, None]) @ weights < 0
-    largest = float(np.max(units[worthwhile]) if worthwhile.any() else np.min(units))
-    least_squares = terms(largest)
-    likelihood = None if sample.method == "laplace" else -np.maximum(logs, largest - 1e4)
-    return _Losses(least_squares, likelihood)
+    def worth(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
+        """The steps about those that would have weight, were the samples n, by a look at some."""
+        some = steps[::-STRIDE][::-1]
+        first, last = self._plausible(rule, some, max(1.0, n / len(self.weights)))[[0, -1]]
+        return steps[(steps > some[first] - STRIDE) & (steps <= some[last] + STRIDE)]
+
+    def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The steps that have weight, and more: some are looked at, then those about the plausible ones.
+
+        The best of these may be better than the best before, and others plausible beside it, so that is done again.
+        """
+        looked = np.union1d(steps[:1], steps[::-STRIDE])
+        low, high = steps[-1], steps[0]
+        while True:
+            first, last = self._plausible(rule, looked)[[0, -1]]
+            low = min(low, looked[max(first - 1, 0)])
+            high = max(high, looked[min(last + 1, len(looked) - 1)])
+            about = steps[(steps >= low) & (steps <= high)]
+            if np.isin(about, looked).all():
+                return about
+            looked = np.union1d(looked, about)
+
+    def _plausible(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> NDArray[np.intp]:
+        """The places of those steps that a criterion of the rule gives weight, were the samples so many times more."""
+        losses = self.at(steps)
+        asked = {"lscv": (losses.least_squares,), "lcv": (losses.likelihood,)}.get(rule, losses)
+        scores = [more * _plausible(loss, self.weights) for loss in asked if loss is not None]
+        return np.flatnonzero(np.max(scores, axis=0) > IMPLAUSIBLE)
+
+    def at(self, steps: NDArray[np.intp]) -> _Losses:
+        """Return what every sample adds to the criteria; what was seen before is not summed up again."""
+        new = [int(step) for step in steps if int(step) not in self.known]
+        self.known.update(zip(new, self.pairs.at([self.unit * math.exp(STEP * step) for step in new])))
+        left = [self.known[int(step)] for step in steps]
+        logs = np.stack([one.log_density for one in left])
+        squares = np.array([one.log_square for one in left])
+        signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])
+
+        def terms(unit: Any) -> Array:
+            return np.exp(np.minimum(squares[:, None] - unit, 300)) - 2.0 * signs * np.exp(np.minimum(logs - unit, 300))
+
+        # In many dimensions narrow bandwidths have values so large that in their unit those of the others underflow.
+        units = np.maximum(np.max(logs, axis=1), squares)
+        worthwhile = terms(units[:, None]) @ self.weights < 0
+        largest = float(np.max(units[worthwhile]) if worthwhile.any() else np.min(units))
+        least_squares = terms(largest)
+        likelihood = None if self.method == "laplace" else -np.maximum(logs, largest - 1e4)
+        return _Losses(least_squares, likelihood)
 
 
 def _plausible(loss: Array, weights: Array) -> Array:
@@ -330,16 +371,6 @@ def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
         if curvature > 0:
             return float(STEP * (steps[best] + 0.5 * (before - after) / curvature))
     return float(STEP * steps[best])
-
-
-def _worth_a_look(
-    losses: list[Array], weights: Array, coarse: NDArray[np.intp], steps: NDArray[np.intp], n: int
-) -> NDArray[np.intp]:
-    """The steps around those to which a coarse search would give weight, were its samples as many as n."""
-    more = max(1.0, n / len(weights))
-    kept = np.flatnonzero(np.max([more * _plausible(loss, weights) for loss in losses], axis=0) > IMPLAUSIBLE)
-    first, last = coarse[kept[0]] - STRIDE + 1, coarse[kept[-1]] + STRIDE
-    return steps[(steps >= first) & (steps <= last)]
 
 
 def _curve(loss: Array, weights: Array) -> Array:
