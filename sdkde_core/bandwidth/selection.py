@@ -278,12 +278,15 @@ class _Looks:
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
         """The steps that have weight, and more: some are looked at, then those about the plausible ones.
 
-        The best of these may be better than the best before, and others plausible beside it, so that is done again.
+        The best of these may be better than the best before, and others plausible beside it, so that is done again. Of
+        "auto" only least squares is asked where enough samples make it up.
         """
         looked = np.union1d(steps[:1], steps[::-STRIDE])
         low, high = steps[-1], steps[0]
         while True:
-            first, last = self._plausible(rule, looked)[[0, -1]]
+            carried = self.at(looked).carried_by(self.weights) * float(self.weights @ self.weights)
+            enough = rule == "auto" and carried >= CARRIED[1]  # as they will make up the same share in the end
+            first, last = self._plausible("lscv" if enough else rule, looked)[[0, -1]]
             low = min(low, looked[max(first - 1, 0)])
             high = max(high, looked[min(last + 1, len(looked) - 1)])
             about = steps[(steps >= low) & (steps <= high)]
