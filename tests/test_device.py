@@ -201,15 +201,15 @@ def test_the_centre_is_one_median_by_two_ways():
     torch = pytest.importorskip("torch")
     x = RNG.standard_cauchy((1000, 3)) * [1, 1e3, 1e-3]
     unit = sdkde_core.Bandwidth(3, np.ones(3))
-    want = execute._centre(x, unit)
+    want = execute.centre_of(x, unit)
     assert np.array_equal(want, np.sort(x[::3], axis=0)[(334 - 1) // 2])
     try:
         for deterministic in (False, True):
             torch.use_deterministic_algorithms(deterministic)
-            assert np.array_equal(execute._centre(torch.from_numpy(x), unit).numpy(), want)
+            assert np.array_equal(execute.centre_of(torch.from_numpy(x), unit).numpy(), want)
     finally:
         torch.use_deterministic_algorithms(False)
-    single = execute._centre(torch.from_numpy(x).float(), unit)
+    single = execute.centre_of(torch.from_numpy(x).float(), unit)
     assert single.dtype == torch.float64
 
 

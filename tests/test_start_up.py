@@ -171,6 +171,9 @@ def judged(monkeypatch):
     """Names of the backends that were judged."""
     names, judge_ = [], select.judge
     monkeypatch.setattr(select, "judge", lambda *how: (names.append(how[0].name), judge_(*how))[1])
+    for kept in ("chosen", "warm", "aside"):  # what tests before have left
+        monkeypatch.setattr(registry, kept, type(getattr(registry, kept))())
+    monkeypatch.delenv("SDKDE_NUM_THREADS", raising=False)
     return names
 
 

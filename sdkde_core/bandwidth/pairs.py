@@ -49,9 +49,9 @@ ELEMENTS = 1 << 26
 #: A squared distance of a sample from itself that leaves it out, and does not overflow.
 NEVER = 1e30
 
-#: The least exponent on a CPU, and the closeness below which a sample has no others near, relative to the least weight.
-#: Both are nothing to sums of float32. Smaller numbers, and their products, have fewer digits there than a float32
-#: should: a CPU takes many times as long for each.
+#: The least exponent on a CPU, and how close, relative to the least weight, the nearest sample must be to count in
+#: moves. What is less is nothing to sums of float32, and would be subnormal there, alone or in a product: a CPU takes
+#: up to a hundred times as long for such numbers.
 FAR, ALONE = -50.0, 1e-9
 
 
@@ -191,7 +191,7 @@ class Pairs:
     def _squares(self, z: Any) -> Callable[..., Any]:
         """A function that returns squared distances of a block of rows, from all or from some, float32.
 
-        Where they are 0 they may be below it by rounding of float64.
+        Rounding of float64 may put them a little below 0.
         """
         xp = self.xp
         norms = xp.sum(z * z, axis=-1, keepdims=True)

@@ -60,7 +60,7 @@ STEP, BELOW, ABOVE = 0.15, 31, 5
 #: Every how many of them the coarse search looks at.
 STRIDE = 3
 
-#: How many of them are searched like that with all samples too, before each is looked at.
+#: How many there must be left before all samples are searched like that too.
 WIDE = 10
 
 #: The quantile of the weighted bandwidths that "auto" takes, and the log weight below which none is looked at.
@@ -73,7 +73,7 @@ GAP = 20.0
 FARTHEST = 1e150
 
 #: Weight of a sample below which it adds nothing to sums of float32.
-LIGHTEST = 1e-20
+LIGHTEST = 1e-16
 
 #: Distinct samples that a choice takes, and those that must make up least squares of a Laplace estimate.
 FEWEST, FEW = 5, 10
@@ -272,12 +272,15 @@ class _Looks:
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
         """The steps that have weight, and more: some are looked at, then those about the plausible ones.
 
-        The best of these may be better than the best before, and others plausible beside it, so that is done again.
+        The best of these may be better than the best before, and others plausible beside it, so that is done again. Of
+        "auto" only least squares is asked where enough samples make it up.
         """
         looked = np.union1d(steps[:1], steps[::-STRIDE])
         low, high = steps[-1], steps[0]
         while True:
-            plausible = self._plausible(rule, looked)
+            carried = self.at(looked).carried_by(self.weights) * float(self.weights @ self.weights)
+            enough = rule == "auto" and carried >= CARRIED[1]  # as they will make up the same share in the end
+            plausible = self._plausible("lscv" if enough else rule, looked)
             if not len(plausible):  # the criteria overflowed: what is wrong is said of all steps
                 return steps
             first, last = plausible[[0, -1]]

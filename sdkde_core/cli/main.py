@@ -127,7 +127,7 @@ def estimate(
     given = source(train), source(query) if query else None
     if memory or checkpoint or train.lower().endswith(".zarr"):
         options |= {"bandwidth": _bandwidth(bandwidth), "weights": source(weights) if weights else None}
-        how = {"memory": memory or "1 GB", "checkpoint": checkpoint, "resume": resume}
+        how = {"memory": memory, "checkpoint": checkpoint, "resume": resume}
         with about(**files):
             where = _by_shards(*given, output, how, quiet, options)
         if not quiet:

@@ -35,6 +35,9 @@ T = TypeVar("T")
 #: Bytes that libraries take when they first compute: compiled code, threads.
 RESERVE = 100 * 10**6
 
+#: Bytes beyond what the process has already, where nothing is said.
+BEYOND = 10**9
+
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -121,12 +124,12 @@ class Job:
         query: Any = None,
         *,
         log: bool = False,
-        memory: int | float | str = "1 GB",
+        memory: int | float | str | None = None,
         checkpoint: Any = None,
         resume: bool = False,
     ) -> Job:
         """Read the data as often as it takes to decide everything; see :func:`estimate`. ``kept`` closes files."""
-        bytes_allowed = parse_size(memory)
+        bytes_allowed = BEYOND + _resident_bytes() if memory is None else parse_size(memory)
         x = _source("train", train, kept)
         y = None if query is None else _source("query", query, kept)
         w = None if request.weights is None else _source("weights", request.weights, kept)
@@ -272,7 +275,7 @@ def estimate(
     *,
     log: bool = False,
     out: Any = None,
-    memory: int | float | str = "1 GB",
+    memory: int | float | str | None = None,
     checkpoint: Any = None,
     resume: bool = False,
     progress: Any = False,
@@ -292,8 +295,9 @@ def estimate(
         Return log p̂.
     out : path or array, optional
         Takes the result, block by block. Default: an array of NumPy's.
-    memory : int or str
-        Bytes, or such as ``"1.5 GB"``, that this process may take. Shards for which there is room stay in memory.
+    memory : int or str, optional
+        Bytes, or such as ``"1.5 GB"``, that this process may take, what it has already included. Default: 1 GB beyond
+        that. Shards for which there is room stay in memory.
     checkpoint : path, optional
         A folder that keeps what is done; needs zarr.
     resume : bool
@@ -329,7 +333,7 @@ def debias(
     train: Any,
     *,
     out: Any = None,
-    memory: int | float | str = "1 GB",
+    memory: int | float | str | None = None,
     checkpoint: Any = None,
     resume: bool = False,
     progress: Any = False,
