@@ -1,7 +1,7 @@
 """Arrays of every kind: validated on the way in, and returned as they came."""
 
 from .arguments import Argument, Data, Query, check_names, check_query, columns_are_points, ingest
-from .looks import Decisions, Taken, look, noting, rounded, taken
+from .looks import Decisions, Taken, look, noting, recording, rounded, taken
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 from .quiet import quiet
 
@@ -25,6 +25,7 @@ __all__ = [
     "look",
     "noting",
     "quiet",
+    "recording",
     "rounded",
     "taken",
     "to_host",
