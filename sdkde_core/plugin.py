@@ -12,7 +12,7 @@ whole reductions   :func:`reduce_exact` by direct differences, for rows that a f
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
 matrix products    :func:`product` and :func:`dots`, by BLAS on the calling thread alone within :func:`on_this_thread`
 arrays             :func:`c_order`, :func:`radii`, :func:`to_host`; :func:`look`, to decide from numbers on a device so
-                   that calls can be replayed, and :func:`rounded`, so that the same is decided often
+                   that calls can be replayed, and :func:`rounded`, so that the same is decided often; :func:`recording`
 files              :func:`cache_folder`, :func:`write_atomically`
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line; :func:`did_you_mean`
 fresh processes    :func:`run_python`, :func:`spawning`: with nothing imported from the working directory
@@ -25,7 +25,7 @@ prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func
 
 from __future__ import annotations
 
-from .arrays import c_order, look, rounded, to_host
+from .arrays import c_order, look, recording, rounded, to_host
 from .choice.cards import GPU, Processor, card_name
 from .choice.cost import beyond_cache, typical_extent, work_seconds
 from .choice.hardware import busy, cpu_threads, processor, speedup
@@ -75,6 +75,7 @@ __all__ = [
     "product",
     "radii",
     "range_rows",
+    "recording",
     "reduce_exact",
     "reduce_pass",
     "rounded",

@@ -18,11 +18,12 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from sdkde_triton.space import Config
 
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
-from sdkde_core.plugin import each, reduce_pass
-from sdkde_core.protocol import Columns, Reduction
+from sdkde_core.plugin import each, reduce_exact, reduce_pass
+from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.problems import Case
 
@@ -31,6 +32,62 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
 warns = pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's maximum
+
+
+def _two_clusters(rng):
+    """Neighbours some 20 bandwidths apart, 300 in three dimensions; some of them are one point."""
+    x = rng.normal(size=(300, 3)) + np.repeat([[6.0], [-6.0]], 150, axis=0)
+    x[3:20] = x[2]
+    return x
+
+
+@interpreted
+@warns
+@pytest.mark.parametrize(
+    ("reduction", "same", "requires"),
+    [
+        ("mean", True, ()),
+        ("mean", False, ("weights",)),
+        ("log_sum", True, ("weights", "exclude_self")),
+        pytest.param("laplace", False, ("weights",), marks=pytest.mark.slow),
+        pytest.param("mean", True, ("weights", "exclude_self"), marks=pytest.mark.slow),
+    ],
+)
+def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
+    """Tiles are small, and lists in several parts; rows in several batches, their last tile not full."""
+    from sdkde_triton import near
+    from sdkde_triton.backend import TritonBackend
+
+    rng, looked = np.random.default_rng(3), []
+    monkeypatch.setattr(near, "SIZE", 32)
+    monkeypatch.setattr(near, "LONGEST", 2)
+    monkeypatch.setattr(near, "LOOKED", 1)
+    monkeypatch.setattr(near, "GROUP", 2)
+    monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
+    plain = near.lists
+    monkeypatch.setattr(near, "lists", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
+    x = _two_clusters(rng)
+    y = x if same else np.concatenate([x[::2], [[0.0, 0.0, 0.0], [9.0, -9.0, 9.0]]])
+    log_w = 2.0 * rng.normal(size=300) if "weights" in requires else np.zeros(300)
+    log_w -= np.logaddexp.reduce(log_w)
+    problem = Problem(
+        Reduction(reduction),
+        len(y),
+        300,
+        3,
+        precision="fast",
+        device="cpu",
+        same=same,
+        requires=frozenset(requires),
+        extent=20.0,
+    )
+    backend, queries = TritonBackend(skip=True), None if same else torch.from_numpy(y)
+    state = backend.prepare(problem, Columns(torch.from_numpy(x), torch.from_numpy(log_w)))
+    got = each(backend.reduce(problem, queries, state), to_host)
+    assert len(looked) > 1
+    assert max(int(np.diff(found.ends).max()) for found in looked) > 2  # several parts
+    assert sum(len(found.tiles) for found in looked) < 0.9 * 10 * sum(len(found.ends) - 1 for found in looked)
+    assert problems.errors(problem, got, reduce_exact(problem, y, Columns(x, log_w))).max() < 1.0
 
 
 @interpreted
@@ -267,7 +324,11 @@ def test_memory_changes_no_bits(d, precision, monkeypatch):
 no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
 
 #: What one process interprets: stages, so that several can at once.
-STAGES = {"suite": "TestInterpreted", "more dimensions": "TestMoreInterpreted", "more": "test_interpreted"}
+STAGES = {
+    "suite": "TestInterpreted or tiles_left_out",
+    "more dimensions": "TestMoreInterpreted",
+    "more": "test_interpreted",
+}
 
 
 @no_gpu

@@ -21,18 +21,20 @@ SHARE = lists_module.COARSE + lists_module.FINE
 # --- order and tiles ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("library", [np.asarray, torch.asarray])
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 100, 1024, 3001])
-def test_the_order_has_every_point_once_and_neighbours_together(n):
+def test_the_order_has_every_point_once_and_neighbours_together(n, library):
     points = np.random.default_rng(n).normal(size=(n, 2))
-    found = order(points, 8)
-    assert np.array_equal(np.sort(found), np.arange(n)) and np.array_equal(found, order(points, 8))
+    found = np.asarray(order(library(points), 8))
+    assert np.array_equal(np.sort(found), np.arange(n)) and np.array_equal(found, order(library(points), 8))
     if n > 1000:
         leaves = points[found][: n // 8 * 8].reshape(-1, 8, 2)
         assert np.median(np.ptp(leaves, axis=1).max(axis=1)) < 0.1 * np.ptp(points)
 
 
-def test_equal_points_are_ordered_too():
-    assert np.array_equal(np.sort(order(np.zeros((1000, 3)), 8)), np.arange(1000))
+@pytest.mark.parametrize("library", [np.asarray, torch.asarray])
+def test_equal_points_are_ordered_too(library):
+    assert np.array_equal(np.sort(order(library(np.zeros((1000, 3))), 8)), np.arange(1000))
 
 
 # --- what is left out -----------------------------------------------------------------------------------------------
@@ -67,10 +69,10 @@ def _rows_and_columns(kind, d, rng):
 KINDS = ("normal", "tail", "clusters", "duplicates", "weights", "ladder")
 
 
-def _left_out(problem, y, x, log_w, own=None):
+def _left_out(problem, y, x, log_w, own=None, together=0):
     """What leaving out tiles does to results, over the share of the tolerance, (scales, m), and the share listed."""
     columns = index(x, log_w, SIZE)
-    found = lists(problem, columns, y, HEIGHT)
+    found = lists(problem, columns, y, HEIGHT, together)
     x, log_w = x[columns.order], log_w[columns.order]
     worst = []
     for scale in problem.scales or (1.0,):
@@ -116,6 +118,18 @@ def test_what_is_left_out_is_within_its_share(kind, reduction):
         assert worst.max() <= 1.0, (d, precision)
         if kind in ("normal", "tail", "ladder", "duplicates"):
             assert listed < 0.9
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_in_groups_of_rows(reduction):
+    """Far from one another, and the last one not full."""
+    for kind in ("clusters", "weights"):
+        y, x, log_w = _case(kind, 3)
+        y = np.concatenate([y, x[:20], y[:1]])
+        y = y[order(y, HEIGHT)]
+        problem = Problem(reduction, len(y), len(x), 3)
+        worst, listed = _left_out(problem, y, x, log_w, together=3 * HEIGHT)
+        assert worst.max() <= 1.0 and listed < 0.95
 
 
 @pytest.mark.parametrize("reduction", Reduction)

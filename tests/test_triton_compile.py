@@ -90,6 +90,28 @@ def test_log_sum(d, form, laplace, capability):
     _check(_launch("log_sum", d, form), problem, capability)
 
 
+@pytest.mark.parametrize("capability", [80, pytest.param(86, marks=pytest.mark.slow), 90])
+@pytest.mark.parametrize(
+    ("kernel", "d", "form"),
+    [
+        ("mean", 4, bounds.SHORT),
+        pytest.param("mean", 4, bounds.FULL, marks=pytest.mark.slow),
+        pytest.param("mean", 16, bounds.LONG, marks=pytest.mark.slow),
+        ("log_sum", 4, bounds.SHORT),
+        pytest.param("log_sum", 16, bounds.LONG, marks=pytest.mark.slow),
+        pytest.param("laplace", 16, bounds.LONG, marks=pytest.mark.slow),
+    ],
+)
+def test_listed(kernel, d, form, capability):
+    base = "log_sum" if kernel == "laplace" else kernel
+    listed = _launch(base + "_listed", d, form)
+    problem = _problem(kernel, d, form, "exclude_self", "weights")
+    config = space.default(base, listed.columns, capability, merges(d), listed.pieces)
+    compiled = tunables.compiled_kernel(listed, config, problem, capability)
+    assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
+    assert compiled.metadata.shared <= space.shared_limit(capability)
+
+
 @pytest.mark.parametrize(
     ("d", "form", "use", "capability"),
     [

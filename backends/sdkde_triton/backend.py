@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, rounded
+from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, recording, rounded
 from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Reduction, Support
 
 from . import launch, products
+from . import near as nearby
 from .bounds import (
     FULL,
     MOST_FUSED,
@@ -44,12 +45,20 @@ class _State:
     points: torch.Tensor  # (n, d) float64
     weights: Weights
     span: float  # largest magnitude of a log weight, nats, rounded up
+    near: nearby.Near | None = None  # the points in order, where tiles of pairs are left out
     made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, **more: bool) -> Packed:
         """The points as columns of the first product, and as rows; see :func:`launch.pack_columns`."""
         key = step, pieces, *more.items()
         return self._made(key, lambda: launch.pack_columns(self.points, step, self.weights, pieces, **more))
+
+    def ordered(self, step: float, pieces: int, scaled: bool) -> Packed:
+        """The points in order, as :meth:`packed`."""
+        assert self.near is not None
+        points, weights = self.near.points, self.near.weights
+        key = "ordered", step, pieces, scaled
+        return self._made(key, lambda: launch.pack_columns(points, step, weights, pieces, scaled=scaled))
 
     def transposed(self, arithmetic: str) -> torch.Tensor:
         """The points as the direct kernel reads them."""
@@ -60,7 +69,19 @@ class _State:
 
 
 class TritonBackend:
-    """Tensor Core kernels for CUDA GPUs of compute capability 8.0 and later."""
+    """Tensor Core kernels for CUDA GPUs of compute capability 8.0 and later.
+
+    Parameters
+    ----------
+    skip : bool, optional
+        Leave out tiles of pairs that cannot matter: at "fast", in 2 to 16 dimensions, of all rows at once, and where no
+        call is being recorded. None: where a sample of the columns says that this is faster.
+    """
+
+    def __init__(self, skip: bool | None = False) -> None:
+        if skip not in (None, True, False):
+            raise TypeError(f"skip is {skip!r}; pass True, False, or None where what is faster is to be taken")
+        self.skip = skip
 
     def probe(self, device: str) -> Support:
         """Look for a GPU with half-precision Tensor Cores that take asynchronous copies."""
@@ -86,7 +107,17 @@ class TritonBackend:
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        return _State(problem, columns.points, Weights(log_weights, vary), span)
+        state = _State(problem, columns.points, Weights(log_weights, vary), span)
+        if not self._skips(problem, columns, span):
+            return state
+        return replace(state, near=nearby.order_columns(problem, columns))
+
+    def _skips(self, problem: Problem, columns: Columns, span: float) -> bool:
+        if self.skip is False or recording() or not nearby.takes(problem):
+            return False
+        if formula(problem, problem.extent, span) != "packed":
+            return False
+        return self.skip or nearby.pays(problem, columns)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -100,6 +131,10 @@ class TritonBackend:
         if some and queries is None:
             problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
+            if state.near is not None and not some and not recording():
+                found = _listed(problem, None if queries is None else points, state, own_offset)
+                if found is not None:
+                    return found
             return _reduce(problem, points, state, own_offset, some)
 
 
@@ -123,6 +158,20 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
                 continue  # with the next best configuration
 
     return in_slabs(slab, m, rows)
+
+
+def _listed(problem: Problem, points: torch.Tensor | None, state: _State, own_offset: int) -> Partial | None:
+    """Leave out tiles that cannot matter; None where that is not possible. ``points``: None for the columns."""
+    if not nearby.takes(problem) or formula(problem, state.problem.extent, state.span) != "packed":
+        return None
+    if own_offset or (points is not None and "exclude_self" in problem.requires):
+        return None
+    step = _step(problem, state)
+    corrections = form(problem, state.problem.extent, step)
+    scaled = problem.reduction is Reduction.MEAN and not shifts_rows(problem)
+    columns = state.ordered(step, 3 if corrections == FULL else 2, scaled)
+    assert state.near is not None
+    return nearby.reduce(problem, points, state.near, columns, step, corrections)
 
 
 def _step(problem: Problem, state: _State) -> float:

@@ -23,6 +23,8 @@ __all__ = [
     "Packed",
     "Weights",
     "direct",
+    "finish_log_sum",
+    "finish_mean",
     "log_sum",
     "mean",
     "pack_columns",
@@ -160,11 +162,13 @@ def log_sum(
     out, parts = reduce(
         kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, torch.float32, last
     )
-    return _finish_log_sum(problem, out, weights, m, parts)
+    return finish_log_sum(problem, out, weights, m, parts, laplace)
 
 
-def _finish_log_sum(problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int) -> Partial:
-    laplace = problem.reduction is Reduction.LAPLACE
+def finish_log_sum(
+    problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, laplace: bool
+) -> Partial:
+    """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows."""
     result = torch.empty((3, m) if laplace else m, dtype=torch.float64, device=partial.device)
     arguments = (partial, weights.log, result, m, parts, problem.d)
     copy(finish.finish_log_sum_kernel, -(-m // 128), arguments, (laplace, weights.vary, 128))
@@ -189,7 +193,7 @@ def mean(
     processor = Processor.of(rows.buffer.device)
     if stores(problem, form, processor.capability):
         out = _stored_mean(problem, rows, columns, form, own)
-        return _finish_mean(problem, out, rows, weights, log_sums, 1)
+        return finish_mean(problem, out, rows, weights, log_sums, 1)
     config = configuration("mean", problem, width, processor, rows.pieces)
     before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d, own or 0)
     summed = problem.d < width
@@ -201,7 +205,7 @@ def mean(
     out, parts = reduce(
         kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32, columns=most
     )
-    return _finish_mean(problem, out, rows, weights, log_sums, parts, summed)
+    return finish_mean(problem, out, rows, weights, log_sums, parts, summed)
 
 
 def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, own: int | None) -> torch.Tensor:
@@ -246,7 +250,7 @@ def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, own
     return sums
 
 
-def _finish_mean(
+def finish_mean(
     problem: Problem,
     partial: torch.Tensor,
     rows: Packed | torch.Tensor,
@@ -255,6 +259,7 @@ def _finish_mean(
     parts: int,
     summed: bool = False,
 ) -> Partial:
+    """Merge the partial results of MEAN for those rows, packed or as :func:`transpose` returns them."""
     d, width, direct = problem.d, packed_dimensions(problem.d), isinstance(rows, torch.Tensor)
     if isinstance(rows, torch.Tensor):
         buffer, m, padded, pieces = rows, rows.shape[1], 0, 0
@@ -293,8 +298,8 @@ def direct(
         direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, columns.dtype
     )
     if mean:
-        return _finish_mean(problem, out, rows, weights, None, parts)
-    return _finish_log_sum(problem, out, weights, m, parts)
+        return finish_mean(problem, out, rows, weights, None, parts)
+    return finish_log_sum(problem, out, weights, m, parts, laplace)
 
 
 def _power_of_two(x: int) -> int:

@@ -154,6 +154,9 @@ class TritonSpace:
 
 SPACE = TritonSpace()
 
+#: Columns of a tile of :mod:`sdkde_triton.near`.
+LISTED = 128
+
 #: Bytes of a thread that may spill: so few are not touched in the loop over columns.
 SPILLS = 16
 
@@ -308,6 +311,8 @@ def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capa
 _CODE = {
     "mean": ("kernels", "mean_kernel"),
     "log_sum": ("kernels", "log_sum_kernel"),
+    "mean_listed": ("listed", "mean_listed_kernel"),  # launched with the defaults of the two above
+    "log_sum_listed": ("listed", "log_sum_listed_kernel"),
     "blocked": ("blocked", "blocked_kernel"),
     "stored": ("blocked", "blocked_kernel"),
     "weighted_sum": ("blocked", "weighted_sum_kernel"),
@@ -318,7 +323,7 @@ _CODE = {
 
 def _constants(launch: Launch, config: space.Config, problem: Problem, capability: int) -> dict[str, Any]:
     """Every compile-time parameter of all kernels."""
-    base, d, width = launch.base, problem.d, launch.columns
+    base, d, width = launch.base.removesuffix("_listed"), problem.d, launch.columns
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
     merged = bounds.merges(d) and base in ("mean", "log_sum")
     tiles = space.tiles_per_sum(width, launch.form, merged, capability) if config.block_n <= 128 else 1
@@ -340,6 +345,7 @@ def _constants(launch: Launch, config: space.Config, problem: Problem, capabilit
         "DOUBLED": launch.arithmetic == "doubled",
         "ANCHORED": base == "direct_mean",
         "TILES": tiles,
+        "SIZE": LISTED,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": depth,
@@ -351,7 +357,7 @@ def _types(launch: Launch, names: list[str]) -> dict[str, str]:
     """Types of a kernel's run-time parameters."""
     real = {"float64": "*fp64", "float32": "*fp32", "doubled": "*fp32"}.get(launch.arithmetic)
     pointers = dict.fromkeys(("rows", "columns", "phi"), real or "*fp16")
-    pointers |= {"log_weights": "*fp64", "sums": "*fp64", "out": real or "*fp32"}
+    pointers |= {"tiles": "*i32", "ends": "*i32", "log_weights": "*fp64", "sums": "*fp64", "out": real or "*fp32"}
     if launch.base in ("stored", "weighted_sum"):
         pointers["out"] = "*fp16" if launch.base == "stored" else "*fp64"
     return {name: pointers.get(name, "i32") for name in names}

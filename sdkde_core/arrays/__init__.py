@@ -14,7 +14,7 @@ from .arguments import (
     is_dask,
     refuse_dask,
 )
-from .looks import Decisions, Taken, look, noting, rounded, taken
+from .looks import Decisions, Taken, look, noting, recording, rounded, taken
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 from .quiet import quiet
 
@@ -42,6 +42,7 @@ __all__ = [
     "look",
     "noting",
     "quiet",
+    "recording",
     "refuse_dask",
     "rounded",
     "taken",

@@ -3,8 +3,9 @@
 Most φ_ij are far below what a result may be off by. Where neighbours stand together, in rows and in columns, whole
 tiles of pairs are; a backend then sums over the rest. Points are put into the order of a k-d tree's leaves
 (:func:`order`). Columns get boxes, means and sums of weights by tile, and by sixteen tiles (:func:`index`). For some
-hundred neighbouring rows at a time :func:`lists` returns the tiles of columns that each tile of rows needs, so that no
-more memory is taken than these lists need. :func:`share` forecasts from a sample how many pairs that leaves.
+neighbouring rows at a time :func:`lists` returns the tiles of columns that each tile of rows needs, so that no more
+memory is taken than these lists need: some hundred rows on a CPU, many such groups at once on a device.
+:func:`share` forecasts from a sample how many pairs that leaves.
 
 Everything is for arrays of any library with the array API, on any device, and the same points give the same lists. Rows
 and columns have to be finite. Below, distances are over the scale s, and W is the sum of all weights.
@@ -13,9 +14,12 @@ What a row's sum is at least
     exp is convex. So by Jensen's inequality the columns of a tile, with weights W_J in all, add at least
     W_J exp(−½ q) to a row's sum S, q being the weighted mean of the squares of their distances from the row:
     ‖u − c‖² + V, with the tile's mean c and the mean square V of the distances from there. Summed over the nearest
-    tiles, and the least of all rows of a tile taken, that is the **floor** exp(ℓ₀) ≤ S. It holds for rows far in the
-    tails and between clusters. With ``"exclude_self"`` a tile may contain the row's own column, which may be any:
-    then the tile's weight is taken without its heaviest column, and q is larger by no more than the ratio of both.
+    tiles that is a bound F(u) on S, and F(u) + ½‖u‖², the log of a sum of exponentials of linear functions, is convex
+    in u. So for rows u beside a point a, as good as their mean, F(u) ≥ F(a) + ∇F(a)·(u − a) − ½‖u − a‖², where ∇F(a)
+    is the mean of c − a with the terms' shares: some rows share one evaluation. The least of all rows of a tile is its
+    **floor** exp(ℓ₀) ≤ S. It holds for rows far in the tails and between clusters. With ``"exclude_self"`` a tile may
+    contain the row's own column, which may be any: then the tile's weight is taken without its heaviest column, and q
+    is larger by no more than the ratio of both; the largest of these ratios multiplies ½‖u − a‖².
 
 What a tile adds at most
     With m the distance of two boxes, a tile J adds at most W_J exp(−½ m²) to S. Leaving out columns D changes

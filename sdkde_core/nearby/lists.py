@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace, device
 
 from ..protocol import TOLERANCES, Problem, Reduction
-from .tiles import TOGETHER, Index, Tiles, boxes, by_tile
+from .order import by_tile
+from .tiles import TOGETHER, Index, Tiles
 
 __all__ = ["FINE", "PARTS", "Lists", "lists", "threshold"]
 
@@ -17,6 +18,10 @@ COARSE, FINE, TERMS = 0.01, 0.05, 0.04
 
 #: Coarse tiles by which a row's sum is bounded from below: those looked at closely, and in all.
 NEAREST, MANY = 4, 64
+
+#: Rows that have one bound together. Tiles whose heaviest column may be a row's own, and leaves less than one part in
+#: so many, are not counted.
+FEW, MOST = 8, 4.0
 
 #: Tiles of terms at the cut that rows may leave out.
 PARTS = 32.0
@@ -50,7 +55,7 @@ class Lists(NamedTuple):
     cuts: Any
 
 
-def lists(problem: Problem, columns: Index, rows: Any, height: int) -> Lists:
+def lists(problem: Problem, columns: Index, rows: Any, height: int, together: int = 0) -> Lists:
     """Return for every tile of rows the tiles of columns that can matter.
 
     Parameters
@@ -59,14 +64,23 @@ def lists(problem: Problem, columns: Index, rows: Any, height: int) -> Lists:
         Its reduction, precision, scales and features are used.
     columns : Index
     rows : (m, d) float64 array
-        Rows that are neighbours, in order, finite; some hundreds: what is far from all of them is left out at once.
+        Rows in an order that keeps neighbours together, finite.
     height : int
         Rows of a tile, but for the last one.
+    together : int, optional
+        Rows of a group, a multiple of ``height``: what is far from all of them is left out at once. Default: all are
+        one group. Some hundreds are best; with groups there may be as many rows as memory holds, some 200 bytes for
+        every tile of rows and column tile near its group.
     """
     xp = array_namespace(rows)
     scales: tuple[float, ...] = problem.scales or (1.0,)
-    floors = _floors(xp, problem, columns, rows, height)
-    every, some = boxes(rows, rows.shape[0]), boxes(rows, height)
+    blocks = by_tile(rows, height)
+    floors = _floors(xp, problem, columns, blocks)  # (b, scales)
+    tiles = blocks.shape[0]
+    number = min(tiles, together // height) if together else tiles  # of tiles in a group
+    low, high, least = (by_tile(x, number) for x in (xp.min(blocks, axis=1), xp.max(blocks, axis=1), floors))
+    every = Tiles(xp.min(low, axis=1).T, xp.max(high, axis=1).T)  # (d, g)
+    some = Tiles(xp.permute_dims(low, (2, 0, 1)), xp.permute_dims(high, (2, 0, 1)))  # (d, g, t)
 
     kept: Any = None
     needed: Any = None
@@ -74,21 +88,33 @@ def lists(problem: Problem, columns: Index, rows: Any, height: int) -> Lists:
     share = xp.exp(columns.coarse.log_weight - columns.log_weight)
     share = xp.maximum(share, xp.full_like(share, 1.0 / share.shape[0]))
     for s, scale in enumerate(scales):
-        mass = _mass(xp, problem, columns, columns.coarse, near, xp.min(floors[:, s : s + 1], axis=0), scale)
+        mass = _mass(xp, problem, columns, columns.coarse.log_weight, near, xp.min(least[:, :, s], axis=1), scale)
         part = mass >= COARSE * _allowed(problem) * share / xp.sum(share)
         kept = part if kept is None else kept | part
-    where = _members(xp, xp.nonzero(xp.reshape(kept, (-1,)))[0])
-    where = where[where < columns.fine.log_weight.shape[0]]
-    fine = Tiles(*(x[..., where] for x in columns.fine))
+    where, there = _listed(xp, kept, columns)  # (g, k)
 
-    near = _nearest(xp, some, fine)
+    near = _nearest(xp, some, Tiles(columns.fine.low[:, where], columns.fine.high[:, where]))  # (g, t, k)
+    log_weights = columns.fine.log_weight[where][:, None, :]
     for s, scale in enumerate(scales):
-        mass = _mass(xp, problem, columns, fine, near, floors[:, s], scale)
+        mass = _mass(xp, problem, columns, log_weights, near, least[:, :, s], scale)
+        mass = xp.where(there[:, None, :], mass, xp.zeros_like(mass))
         part = mass >= threshold(xp, mass, FINE * _allowed(problem))
         needed = part if needed is None else needed | part
-    counts = xp.sum(xp.astype(needed, xp.int64), axis=1)
-    ends = xp.concat([xp.zeros((1,), dtype=xp.int64, device=device(rows)), xp.cumulative_sum(counts)])
-    return Lists(where[xp.nonzero(needed)[1]], ends, floors, _cuts(xp, problem, columns, floors))
+    needed = xp.reshape(needed, (-1, needed.shape[2]))[:tiles, :]
+    ends = xp.cumulative_sum(xp.sum(xp.astype(needed, xp.int64), axis=1), include_initial=True)
+    tile, place = xp.nonzero(needed)
+    return Lists(where[tile // number, place], ends, floors, _cuts(xp, problem, columns, floors))
+
+
+def _listed(xp: Any, kept: Any, columns: Index) -> tuple[Any, Any]:
+    """The fine tiles of the coarse ones that each group keeps, (g, k), and which of them are there."""
+    counts = xp.sum(xp.astype(kept, xp.int64), axis=1)
+    first = xp.argsort(xp.astype(~kept, xp.int8), axis=1, stable=True)[:, : max(1, int(xp.max(counts)))]
+    there = xp.arange(first.shape[1], device=device(kept)) < counts[:, None]
+    where = _members(xp, first)
+    there = xp.reshape(xp.broadcast_to(there[:, :, None], (*there.shape, TOGETHER)), where.shape)
+    there = there & (where < columns.fine.log_weight.shape[0])
+    return xp.where(there, where, xp.zeros_like(where)), there
 
 
 def _allowed(problem: Problem) -> float:
@@ -101,63 +127,82 @@ def _members(xp: Any, coarse: Any) -> Any:
     return xp.reshape(within, (*coarse.shape[:-1], -1))
 
 
-def _floors(xp: Any, problem: Problem, columns: Index, rows: Any, height: int) -> Any:
-    """What the log sums of a tile's rows are at least, (b, scales): from the nearest tiles, or from coarse ones."""
-    blocks = by_tile(rows, height)  # (b, height, d)
+def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
+    """What the log sums of a tile's rows are at least, (b, scales): from the nearest tiles, or from coarse ones.
+
+    The rows of tiles are (b, height, d).
+    """
+    b, height, d = blocks.shape
+    few = FEW if height % FEW == 0 else height
+    rows = xp.reshape(blocks, (b, height // few, few, d))
     middle = xp.mean(blocks, axis=1)  # (b, d)
     coarse, fine = columns.coarse, columns.fine
     alone, found = "exclude_self" in problem.requires, []
-    apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(problem.d))  # (b, k)
+    apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(d))  # (b, k)
     for scale in problem.scales or (1.0,):
         order = xp.argsort(0.5 / scale**2 * (apart + coarse.square) - coarse.log_weight, axis=1)
         which = _members(xp, order[:, :NEAREST])  # (b, k)
         there = which < fine.log_weight.shape[0]
         which = xp.where(there, which, xp.zeros_like(which))
-        near = _log_sums(xp, blocks, fine, which, there, scale, alone)
+        near = _log_sums(xp, rows, fine, which, there, scale, alone)
         which = order[:, :MANY]
-        far = _log_sums(xp, blocks, coarse, which, which >= 0, scale, alone)
-        found.append(xp.min(xp.maximum(near, far), axis=1))
+        far = _log_sums(xp, rows, coarse, which, which >= 0, scale, alone)
+        found.append(xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1))
     return xp.stack(found, axis=1)
 
 
-def _log_sums(xp: Any, blocks: Any, columns: Tiles, which: Any, there: Any, scale: float, alone: bool) -> Any:
-    """What log sums of rows over some tiles, (b, k), are at least, (b, height).
+def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any, scale: float, alone: bool) -> Any:
+    """What log sums of rows (b, p, few, d) over some tiles, (b, k), are at least, (b, p, few); see the package.
 
     ``alone``: a row's own column, which may be any, is left out.
     """
-    square = 0.0
-    for a in range(blocks.shape[2]):
-        away = blocks[:, :, a, None] - columns.centre[a, :][which][:, None, :]
-        square = square + away * away  # (b, height, k)
-    square = square + 2.0 * xp.sqrt(square) * columns.slip[which][:, None, :] + columns.square[which][:, None, :]
-    weight = columns.without if alone else columns.log_weight
-    several = weight > -math.inf  # of tiles with one column nothing may be left
-    spread = xp.where(several, columns.log_weight - weight, xp.zeros_like(weight))
-    square = square * (xp.exp(spread) * (1.0 + SLACK))[which][:, None, :]
-    weight = xp.where(there, weight[which], xp.full_like(square[:, 0, :], -math.inf))
-    terms = weight[:, None, :] - 0.5 / scale**2 * square
+    d, weight = rows.shape[3], columns.without if alone else columns.log_weight
+    ratio = xp.exp(xp.where(weight > -math.inf, columns.log_weight - weight, xp.zeros_like(weight)))
+    there = there & (weight > -math.inf)[which] & (ratio <= MOST)[which]  # of a tile with one column nothing is left
+    weight = xp.where(there, weight[which], xp.full_like(ratio[which], -math.inf))[:, None, :]
+    ratio = xp.where(there, ratio[which], xp.ones_like(ratio[which]))[:, None, :] / scale**2  # (b, 1, k)
+    slip, spread = columns.slip[which][:, None, :], columns.square[which][:, None, :]
+    middle = xp.mean(rows, axis=2)  # (b, p, d)
+    square: Any = 0.0
+    for a in range(d):
+        square = square + (middle[:, :, a, None] - columns.centre[a, :][which][:, None, :]) ** 2  # (b, p, k)
+    away = xp.sqrt(square)
+    terms = weight - 0.5 * (1.0 + SLACK) * ratio * (square + 2.0 * away * slip + spread)
     top = xp.max(terms, axis=2)
-    safe = xp.where(top > -math.inf, top, xp.zeros_like(top))
-    return xp.log(xp.sum(xp.exp(terms - safe[:, :, None]), axis=2)) + safe
+    top = xp.where(top > -math.inf, top, xp.zeros_like(top))[:, :, None]
+    parts = xp.exp(terms - top)
+    total = xp.sum(parts, axis=2)  # (b, p)
+    parts = ratio * parts / xp.where(total > 0.0, total, xp.ones_like(total))[:, :, None]
+    off = parts * (slip + away * ratio * (away * slip + SLACK * (square + spread)))
+    log_sum = (xp.log(total) + top[:, :, 0])[:, :, None]  # (b, p, 1)
+    beside, length = 0.0, 0.0
+    for a in range(d):
+        slope = xp.sum(parts * (columns.centre[a, :][which][:, None, :] - middle[:, :, a, None]), axis=2)
+        step = rows[:, :, :, a] - middle[:, :, a, None]  # (b, p, few)
+        beside, length = beside + slope[:, :, None] * step, length + step * step
+    curved = 0.5 * (1.0 + SLACK) * xp.max(ratio, axis=2)[:, :, None] * length
+    return log_sum + beside - curved - 4.0 * xp.sum(off, axis=2)[:, :, None] * xp.sqrt(length)
 
 
 def _nearest(xp: Any, rows: Tiles, columns: Tiles) -> Any:
-    """Squares of the least distances between boxes, (b, k), rounded down."""
-    total = 0.0
+    """Squares of the least distances between boxes, (…, b, k) of boxes (d, …, b) and (d, …, k), rounded down."""
+    total: Any = 0.0
     for a in range(rows.low.shape[0]):
-        gap = xp.maximum(columns.low[a, :] - rows.high[a, :, None], rows.low[a, :, None] - columns.high[a, :])
+        low, high = columns.low[a, ...][..., None, :], columns.high[a, ...][..., None, :]
+        gap = xp.maximum(low - rows.high[a, ...][..., :, None], rows.low[a, ...][..., :, None] - high)
         gap = xp.maximum(gap, xp.zeros_like(gap))
         total = total + gap * gap
     return total * (1.0 - SLACK)
 
 
-def _mass(xp: Any, problem: Problem, columns: Index, tiles: Tiles, near: Any, floor: Any, scale: float) -> Any:
-    """What tiles can add to a result, relative to the row's sum, (b, k); right where that is less than 1."""
+def _mass(xp: Any, problem: Problem, columns: Index, log_weights: Any, near: Any, floor: Any, scale: float) -> Any:
+    """What tiles can add to a result, relative to the row's sum, (…, b, k); right where that is less than 1."""
     exponent = 0.5 / scale**2 * near
-    logs = (tiles.log_weight - floor[:, None]) - exponent
+    logs = (log_weights - floor[..., None]) - exponent
     mass = xp.exp(xp.minimum(logs, xp.zeros_like(logs)))
     if problem.reduction is Reduction.MEAN:
-        mass = mass * (xp.maximum(xp.sqrt(2.0 * exponent), xp.ones_like(mass)) + _reach(xp, columns, floor)[:, None])
+        reach = _reach(xp, columns, floor)[..., None]
+        mass = mass * (xp.maximum(xp.sqrt(2.0 * exponent), xp.ones_like(mass)) + reach)
     if problem.reduction is Reduction.LAPLACE:
         mass = mass * (1.0 + exponent / (1.0 + 0.5 * problem.d))
     return mass
@@ -169,12 +214,12 @@ def _reach(xp: Any, columns: Index, floor: Any) -> Any:
 
 
 def threshold(xp: Any, mass: Any, allowed: float) -> Any:
-    """A number for each row such that all smaller ones together are at most ``allowed``, (b, 1); by bisection."""
-    good = xp.full_like(mass[:, :1], allowed / mass.shape[1])
-    factor = mass.shape[1] ** 0.5
+    """A number for each row such that all smaller ones together are at most ``allowed``, (…, 1); by bisection."""
+    good = xp.full_like(mass[..., :1], allowed / mass.shape[-1])
+    factor = mass.shape[-1] ** 0.5
     for _ in range(STEPS):
         tried = good * factor
-        sums = xp.sum(xp.where(mass < tried, mass, xp.zeros_like(mass)), axis=1, keepdims=True)
+        sums = xp.sum(xp.where(mass < tried, mass, xp.zeros_like(mass)), axis=-1, keepdims=True)
         good = xp.where(sums <= allowed * (1.0 - 1e-9), tried, good)
         factor **= 0.5
     return good

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace, device
 
-from .order import order
+from .order import by_tile, order
 
-__all__ = ["TOGETHER", "Index", "Tiles", "boxes", "by_tile", "index"]
+__all__ = ["TOGETHER", "Index", "Tiles", "index"]
 
 #: Tiles of columns that are first looked at together.
 TOGETHER = 16
@@ -85,21 +85,6 @@ def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:
     xp = array_namespace(points)
     top = xp.max(fine.log_weight)
     return Index(where, size, fine, coarse, float(top + xp.log(xp.sum(xp.exp(fine.log_weight - top)))))
-
-
-def boxes(points: Any, size: int) -> Tiles:
-    """Return the boxes of rows, (m, d) in order, ``size`` at a time."""
-    xp, blocks = array_namespace(points), by_tile(points, size)
-    return Tiles(xp.min(blocks, axis=1).T, xp.max(blocks, axis=1).T)
-
-
-def by_tile(x: Any, size: int) -> Any:
-    """(n, …) as (tiles, size, …), the last tile filled with its last point."""
-    xp = array_namespace(x)
-    missing = -x.shape[0] % size
-    if missing:
-        x = xp.concat([x, xp.broadcast_to(x[-1:, ...], (missing, *x.shape[1:]))])
-    return xp.reshape(x, (-1, size, *x.shape[1:]))
 
 
 def _columns(points: Any, log_weights: Any, size: int) -> Tiles:

@@ -1,0 +1,141 @@
+"""Device code: the reductions over the tiles of columns that a list names for every tile of rows.
+
+As :func:`sdkde_triton.kernels.log_sum_kernel` and :func:`sdkde_triton.kernels.mean_kernel` at "fast"; but rows and
+columns are packed in an order, and tile i of the rows, counted from ``first``, takes the tiles
+``tiles[ends[i] : ends[i + 1]]`` of SIZE columns each. Program (i, p) takes the p-th ``length`` of them, of which there
+may be none: then it writes the sums of no columns.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .kernels import FLOOR, SCALE_BITS, _exponents, _load_rows, accumulated, leave_out, two_halves, wide
+
+_SIZES = ("row_padded", "column_padded", "m", "n", "d", "own", "first", "length")
+_sized = triton.jit(do_not_specialize=_SIZES)
+
+
+@triton.jit
+def _part(ends, first, length):
+    """Where a program's part of its list begins and ends."""
+    at = ends + first + tl.program_id(0)
+    begin = tl.load(at) + tl.program_id(1) * length
+    return begin, tl.minimum(begin + length, tl.load(at + 1))
+
+
+@_sized
+def log_sum_listed_kernel(
+    rows,
+    columns,
+    log_weights,
+    tiles,
+    ends,
+    out,
+    row_padded,
+    column_padded,
+    m,
+    n,
+    d,
+    own,
+    first,
+    length,
+    D: tl.constexpr,
+    PIECES: tl.constexpr,
+    FORM: tl.constexpr,
+    MERGE: tl.constexpr,
+    LAPLACE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    EXCLUDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """LOG_SUM and LAPLACE; see :func:`sdkde_triton.kernels.log_sum_kernel`."""
+    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    top = tl.full((BLOCK_M,), FLOOR, tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    moment = tl.zeros((BLOCK_M,), tl.float32)
+    begin, end = _part(ends, first, length)
+    for i in tl.range(begin, end, num_stages=STAGES):
+        start = tl.load(tiles + i) * SIZE
+        for tile in tl.static_range(SIZE // BLOCK_N):
+            j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            e, _, _, _ = _exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
+            if EXCLUDE:
+                e = leave_out(e, index, j, own, n)
+            top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
+    to = tl.program_id(1).to(tl.int64) * m + index
+    inside = index < m
+    size = wide(m) * tl.num_programs(1)
+    tl.store(out + to, top, mask=inside)
+    tl.store(out + size + to, total, mask=inside)
+    if LAPLACE:
+        tl.store(out + 2 * size + to, moment, mask=inside)
+
+
+@_sized
+def mean_listed_kernel(
+    rows,
+    columns,
+    tiles,
+    ends,
+    out,
+    row_padded,
+    column_padded,
+    m,
+    n,
+    d,
+    own,
+    first,
+    length,
+    D: tl.constexpr,
+    PIECES: tl.constexpr,
+    FORM: tl.constexpr,
+    MERGE: tl.constexpr,
+    SUMMED: tl.constexpr,
+    EXCLUDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every tile."""
+    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    mean = tl.zeros((BLOCK_M, D), tl.float32)
+    begin, end = _part(ends, first, length)
+    for i in tl.range(begin, end, num_stages=STAGES):
+        start = tl.load(tiles + i) * SIZE
+        part = tl.zeros((BLOCK_M, D), tl.float32)
+        for tile in tl.static_range(SIZE // BLOCK_N):
+            j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            e, b_hi, b_lo, b_rest = _exponents(
+                a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
+            )
+            if EXCLUDE:
+                e = leave_out(e, index, j, own, n)
+            p = tl.exp2(e)
+            if PIECES == 3:
+                p *= 2.0**SCALE_BITS
+            if not SUMMED:
+                total += tl.sum(p, 1)
+            p_hi, p_lo = two_halves(p)
+            if PIECES == 3:
+                part = tl.dot(p_lo, b_lo, part)
+                part = tl.dot(p_hi, b_rest, part)
+            part = tl.dot(p_lo, b_hi, part)
+            part = tl.dot(p_hi, b_lo, part)
+            part = tl.dot(p_hi, b_hi, part)
+        mean += part
+    to = tl.program_id(1).to(tl.int64) * m + index
+    inside = index < m
+    means = out
+    if not SUMMED:
+        tl.store(out + to, total, mask=inside)
+        means += wide(m) * tl.num_programs(1)
+    tl.store(means + to[:, None] * D + tl.arange(0, D)[None, :], mean, mask=inside[:, None])
