@@ -37,8 +37,8 @@ def covering(rows: Sequence[tuple], *, strength: int = 2, seed: int = 0) -> list
     return short + chosen
 
 
-def cases(*factors: Sequence) -> list:
+def cases(*factors: Sequence, strength: int = 2) -> list:
     """All of a product as pytest's parameters, of which `make test` has a covering selection: the others are slow."""
     product = list(itertools.product(*factors))
-    chosen = set(covering(product))
+    chosen = set(covering(product, strength=strength))
     return [pytest.param(*row, marks=[] if row in chosen else pytest.mark.slow) for row in product]

@@ -139,7 +139,7 @@ def compare(train, query, options, log):
 def examples(quick):
     """So many in `make test`, and many more in `make test-full`."""
     return pytest.mark.parametrize(
-        "count", [quick, pytest.param(12 * quick, marks=pytest.mark.slow, id=f"{12 * quick}")]
+        "count", [quick, pytest.param(20 * quick, marks=pytest.mark.slow, id=f"{20 * quick}")]
     )
 
 
@@ -148,7 +148,7 @@ def drawn(count, check, *strategies):
     settings(EVERY, max_examples=count)(given(*strategies)(check))()
 
 
-@examples(250)
+@examples(150)
 def test_estimate(count):
     drawn(count, lambda call, log: compare(*call, log), calls(), st.booleans())
 

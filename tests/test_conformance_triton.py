@@ -103,6 +103,7 @@ class TestInterpreted(BackendConformance):
         "exclude_self",
         "expected_rows",
         "far_below",
+        "forked_child",
         "multi_scale",
         "query_chunks",
         "repeat",

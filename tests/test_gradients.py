@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import plain_torch
 import torch
+from pairwise import cases
 from sdkde_torch.info import INFO as TORCH
 from torch.autograd import gradcheck
 
@@ -124,12 +125,10 @@ def test_gradcheck_of_the_score_and_of_moved_samples(method, bandwidth):
     assert gradcheck(moved, [leaves[0], *leaves[2:]])
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e6])
-@pytest.mark.parametrize("bandwidth", ["number", "columns", "matrix"])
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("queries", [False, True])
-@pytest.mark.parametrize("d", [1, 2, 5])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "d", "queries", "weights", "bandwidth", "offset"),
+    cases(METHODS, (1, 2, 5), (False, True), (False, True), ("number", "columns", "matrix"), (0.0, 1e6), strength=3),
+)
 def test_as_the_textbook(method, d, queries, weights, bandwidth, offset):
     x, y, w, h = inputs(d, 40, 11, bandwidth, weights)
     y = y if queries else None

@@ -3,7 +3,6 @@
 import io
 import math
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,7 +20,8 @@ from sdkde_hopper.info import INFO
 from sdkde_hopper.wgmma import wgmma
 
 from sdkde_core.arrays.arguments import _weighed
-from sdkde_core.choice import hardware, select
+from sdkde_core.choice import hardware, registry, select
+from sdkde_core.choice.started import start
 from sdkde_core.protocol import Columns, Problem, Reduction
 
 LN2, SQRT_LOG2E = math.log(2.0), math.sqrt(math.log2(math.e))
@@ -351,17 +351,14 @@ def test_parts_of_the_columns_fill_the_card():
     assert plan.parts(5462, 16384, 132) == 1  # a million rows: partial sums of many parts would not fit
 
 
-def test_what_is_missing_is_named_with_its_mend():
+def test_what_is_missing_is_named_with_its_mend(monkeypatch):
     """PyTorch brings packages named ``cuda`` without this one."""
-    code = """
-import sys
-sys.modules["cuda.core"] = None
-from sdkde_core.choice.started import start
-from sdkde_hopper.info import INFO
-print(start(INFO, "cuda:0")[1].reason)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'sdkde-core[hopper]'" in done.stdout
+    monkeypatch.setattr(registry, "made", {})
+    for name in [name for name in sys.modules if name.startswith("sdkde_hopper.") and name != INFO.__module__]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    reason = start(INFO, "cuda:0")[1].reason
+    assert "pip install 'sdkde-core[hopper]'" in reason
 
 
 def test_an_older_driver_is_told_apart(monkeypatch):

@@ -280,7 +280,8 @@ def test_many_dimensions(method, d):
 
 
 @pytest.mark.parametrize(
-    ("method", "rule"), [("kde", "lscv"), ("sdkde", "lscv"), ("sdkde", "lcv"), ("laplace", "lscv")]
+    ("method", "rule"),
+    [("kde", "lscv"), pytest.param("sdkde", "lscv", marks=pytest.mark.slow), ("sdkde", "lcv"), ("laplace", "lscv")],
 )
 def test_folds_find_what_leave_one_out_finds(x, method, rule):
     x = x[:200]

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +83,7 @@ class Pairs:
         self.n, self.d = (int(k) for k in u.shape)
         self.on_host = isinstance(u, np.ndarray)
         rows = ROWS if self.on_host else self.n
+        self._pool: ThreadPoolExecutor | None = None
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
         self.threads = min(cpu_threads(), THREADS) if self.on_host and self.n > 4 * ROWS else 1
         self.w32, u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
@@ -105,13 +108,24 @@ class Pairs:
         On a device for many at a time, in arrays of one axis more: there launching takes longer than computing.
         """
         if self.on_host:
-            return [self._left(h) for h in bandwidths]
+            with self._workers():
+                return [self._left(h) for h in bandwidths]
         some, result = max(1, ELEMENTS // self.n**2), []
         for i in range(0, len(bandwidths), some):
             together = self._left(np.array(bandwidths[i : i + some]))
             signs = np.broadcast_to(together.sign, together.log_density.shape)
             result += [Left(*parts) for parts in zip(together.log_density, signs, together.log_square)]
         return result
+
+    @contextmanager
+    def _workers(self) -> Iterator[None]:
+        """Keep the threads for many short sums: to start them for each takes as long as a sum over 300 samples."""
+        if self.threads == 1:
+            yield
+            return
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") as self._pool:
+            yield
+        self._pool = None
 
     def _left(self, h: Any) -> Left:
         """The terms for one bandwidth, or for k of them, (k,): then each has an axis k before."""
@@ -152,7 +166,7 @@ class Pairs:
             with np.errstate(all="ignore"), on_this_thread():
                 return task(rows)
 
-        return self.xp.concat(map_threads(alone, self.blocks, self.threads), axis=0)
+        return self.xp.concat(map_threads(alone, self.blocks, self.threads, pool=self._pool), axis=0)
 
     def _in_float64(self, a: Any, b: Any) -> Any:
         """A product on a device: one of float32 may be rounded to TF32 there, as PyTorch can be told to do."""

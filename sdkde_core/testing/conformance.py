@@ -44,7 +44,7 @@ class BackendConformance:
         How many random problems, and rows times columns of one at most, in place of the profile's, for a backend that
         is slow here, such as a simulator.
     slow : tuple of str
-        Checks that are given the marker ``slow``.
+        Checks that are given the marker ``slow``; ``"check[param]"`` for one of its parameters.
     xfail : mapping of str to str
         ``{"check[param]": reason}``: known failures. Strict: one that passes fails the run. The name of a check alone
         stands for all its parameters.
@@ -131,7 +131,7 @@ class BackendConformance:
 
     @classmethod
     def _marks(cls, name: str, parameter: str) -> list[pytest.MarkDecorator]:
-        marks = [pytest.mark.slow] if name in cls.slow else []
+        marks = [pytest.mark.slow] if {name, f"{name}[{parameter}]"} & set(cls.slow) else []
         reason = cls.xfail.get(f"{name}[{parameter}]", cls.xfail.get(name))
         return marks if reason is None else [*marks, pytest.mark.xfail(strict=True, reason=reason)]
 
