@@ -95,7 +95,7 @@ def main(ctx: click.Context) -> None:
     "--memory",
     metavar="SIZE",
     help="Bytes to stay within, such as 1.5GB: samples are read part by part. Default: TRAIN is read whole, but for "
-    "zarr arrays, for which it is 1GB.",
+    "zarr arrays, for which it is 1GB beyond what the program has.",
 )
 @click.option("--checkpoint", metavar="FOLDER", help="Keep what is done there; samples are read part by part too.")
 @click.option("--resume", is_flag=True, help="Go on with what the checkpoint has.")
