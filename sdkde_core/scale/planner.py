@@ -199,7 +199,7 @@ class Frozen:
 
         Raises
         ------
-        BackendUnavailable
+        sdkde_core.BackendUnavailable
             The backend is not here.
         """
         if isinstance(columns, Columns):
@@ -279,7 +279,7 @@ def freeze(request: Request, shape: Shape) -> Generator[Question, Any, Frozen]:
     ------
     TypeError, ValueError
         As :func:`sdkde_core.estimate`; or the request is one that needs all samples together.
-    BackendUnavailable
+    sdkde_core.BackendUnavailable
         No backend can do it.
     """
     n, d = shape.n, shape.d
