@@ -19,6 +19,8 @@ from sdkde_numba.backend import NumbaBackend
 from sdkde_numba.bounds import choose, double_limit, extent_limit, single_limit, single_products
 from sdkde_numba.cpu_kernels import CODES, LEAST, exp2
 from sdkde_numba.info import INFO
+from sdkde_numba.near import sum_leaves
+from sdkde_numba.price import HEIGHT, LEAF
 
 import sdkde_core
 from sdkde_core.choice import cost, hardware, registry
@@ -405,7 +407,7 @@ def test_tiles_are_left_out_where_they_cannot_matter(reduction, precision):
     one, two, dense = NumbaBackend(1, skip=True), NumbaBackend(2, skip=True), NumbaBackend(skip=False)
     state = one.prepare(problem, columns)
     assert state.near is not None and dense.prepare(problem, columns).near is None
-    found = lists(problem, state.near.columns, case.queries[order(case.queries, 8)], 32)
+    found = lists(problem, state.near.columns, case.queries[order(case.queries, LEAF)], HEIGHT)
     assert len(found.tiles) < 0.7 * (len(found.ends) - 1) * len(state.columns)
     got = one.reduce(problem, case.queries, state)
     assert errors(problem, got, truth(case)).max() <= 0.6
@@ -427,6 +429,55 @@ def test_tiles_are_left_out_without_a_rows_own_column(reduction):
         )
         part = each(got, lambda x, s=s: x[:, s])
         assert errors(replace(problem, scales=(), requires=frozenset()), part, want, scale).max() <= 0.6
+
+
+def _leaves(case, reduction, precision="high", rows=slice(None), **changes):
+    """What leaves in float32 give for rows in order, and which of these are to be summed again."""
+    problem, backend = case.problem(reduction, precision, **changes), NumbaBackend(1, skip=True)
+    state = backend.prepare(problem, Columns(case.points, case.log_weights))
+    where = order(case.queries, LEAF)[rows]
+    some = case.queries[where]
+    found = lists(problem, state.near.columns, some, HEIGHT)
+    with np.errstate(all="ignore"):
+        got, again = sum_leaves(problem, state.near, state.columns, state.log_weights, some, found)
+    return replace(problem, m=len(some)), got, again, where
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("d", [1, 4, 7])
+def test_leaves_are_right_but_for_rows_that_they_name(reduction, d):
+    """Of continuous data they name few. Of values on a grid, whose roundings may agree, they name more."""
+    rng, n = np.random.default_rng(d), 6000
+    points, queries = rng.normal(size=(n, d)), rng.normal(size=(256, d))
+    log_weights = np.log(rng.dirichlet(np.full(n, 5.0)))
+    case = Case("one normal", points, np.concatenate([queries, 50.0 + queries[:64]]), log_weights)
+    problem, got, again, where = _leaves(case, reduction, requires={"weights"})
+    good = np.setdiff1d(np.arange(len(where)), again)
+    assert (where[again] >= 256).mean() >= 0.9 if d < 7 else True
+    assert len(good) >= 64
+    want = truth(case, rows=where[good])
+    assert errors(replace(problem, m=len(good)), each(got, lambda x: x[good]), want).max() <= 0.5
+    grid = replace(case, points=np.rint(points), queries=np.rint(case.queries))
+    problem, got, more, where = _leaves(grid, reduction, requires={"weights"})
+    good = np.setdiff1d(np.arange(len(where)), more)
+    assert reduction is not Reduction.MEAN or len(more) > len(again)
+    if len(good):
+        want = truth(grid, rows=where[good])
+        assert errors(replace(problem, m=len(good)), each(got, lambda x: x[good]), want).max() <= 0.5
+
+
+def test_leaves_answer_for_what_float32_cannot_know():
+    """Rows whose tile is so wide that differences are rounded to nothing are named."""
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(600, 3)) * 10.0 ** rng.integers(0, 25, size=(600, 1))
+    for reduction in Reduction:
+        problem, got, again, where = _leaves(
+            Case("far and near", points, points, np.full(600, -np.log(600))), reduction
+        )
+        good = np.setdiff1d(np.arange(600), again)
+        want = truth(Case("far and near", points, points, np.full(600, -np.log(600))), rows=where[good])
+        if len(good):
+            assert errors(replace(problem, m=len(good)), each(got, lambda x, good=good: x[good]), want).max() <= 0.5
 
 
 def test_rows_that_are_not_finite_are_alone():

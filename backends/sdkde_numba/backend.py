@@ -10,7 +10,7 @@ import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
-from sdkde_core.nearby import PARTS, Index, index, lists, order
+from sdkde_core.nearby import PARTS, lists, order
 from sdkde_core.plugin import (
     check_threads,
     checkpoint,
@@ -23,9 +23,10 @@ from sdkde_core.plugin import (
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import Form, beside_terms, choose, single_terms
+from .bounds import Form, choose, double_limit
 from .compiled import kernel
 from .cpu_kernels import ABSENT, CODES, FLOOR, MULTIPLE, ROWS
+from .near import Near, leaf_bytes, order_columns, sum_leaves, takes_leaves
 from .price import HEIGHT, LEAF, SIZE, TASK, forecast, sample_of
 
 Array = NDArray[Any]
@@ -59,14 +60,7 @@ class _State:
     log_weights: Array  # (tiles, width), log2 w − uniform
     uniform: float  # nats
     nan: float  # 0, or NaN where any coordinate is NaN: then every result is
-    near: _Order | None  # None: no tile is left out
-
-
-class _Order(NamedTuple):
-    """The packed columns are in an order, and tiles are left out."""
-
-    columns: Index
-    place: Array  # (n,) of the columns as they came
+    near: Near | None  # None: no tile is left out
 
 
 class _Sums(NamedTuple):
@@ -106,11 +100,12 @@ class NumbaBackend:
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
         near = self._order(problem, columns)
+        n, packed_points, uniform = len(points), points, 0.0 if weighted else float(log_weights[0])
         if near is not None:
-            form = beside_terms(problem, form)
-        n, packed_points = len(points), points
-        if near is not None:
+            if takes_leaves(problem):
+                form = Form("float64", problem.extent > double_limit(problem))
             packed_points, log_weights = points[near.columns.order], log_weights[near.columns.order]
+            uniform = LN2 * near.peak
         parts = [packed_points]
         if not form.direct:
             parts.append(-0.5 * np.vecdot(packed_points, packed_points)[:, None])
@@ -118,26 +113,22 @@ class NumbaBackend:
         width = SIZE if near else _width(n, many, np.dtype(form.dtype).itemsize)
         packed = np.empty((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
-        weights.reshape(-1)[:n] = log_weights / LN2 if weighted else 0.0
+        weights.reshape(-1)[:n] = (log_weights - uniform) / LN2 if weighted else 0.0
         step = max(1, PACK // (many * width))  # tiles of a task
         with claim_memory("packing", tasks=self.threads or cpu_threads()) as threads:
             map_threads(
                 lambda first: _pack(parts, first, packed[first : first + step]), range(0, len(packed), step), threads
             )
-        uniform = 0.0 if weighted else float(log_weights[0])
         nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
         return _State(form, points, packed, weights, uniform, nan, near)
 
-    def _order(self, problem: Problem, columns: Columns) -> _Order | None:
-        """The columns' order and tiles, where it pays to leave tiles out."""
+    def _order(self, problem: Problem, columns: Columns) -> Near | None:
+        """The columns in order, where it pays to leave tiles out."""
         if self.skip is False or problem.kernel != "gaussian" or not np.isfinite(columns.points).all():
             return None
         if self.skip is None and forecast(problem, sample_of(columns)) is None:
             return None
-        (found,) = map_threads(lambda c: index(c.points, c.log_weights, SIZE, LEAF), [columns], 1, apart=True)
-        place = np.empty(len(found.order), np.intp)
-        place[found.order] = np.arange(len(place))
-        return _Order(found, place)
+        return order_columns(columns)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
@@ -180,6 +171,7 @@ class NumbaBackend:
 
     def _over_some(self, problem: Problem, state: _State, rows: Array, own: Array, places: Array | None) -> Partial:
         """Leave out tiles that cannot matter to a tile of rows; ``places``: the rows' order, if it is known."""
+        assert state.near is not None
         threads = self.threads or cpu_threads()
         if places is None:
             (places,) = map_threads(lambda x: order(x, LEAF), [rows], 1, apart=True)
@@ -192,7 +184,7 @@ class NumbaBackend:
             with np.errstate(all="ignore"):
                 return _some(problem, state, rows[here], own[here])
 
-        each_takes = LOOKED_BYTES * max(1, tiles) * len(state.columns)
+        each_takes = LOOKED_BYTES * max(1, tiles) * len(state.columns) + leaf_bytes(problem, state.near)
         with claim_memory("a sum over tiles", each=each_takes, tasks=threads) as together:
             found = concatenate(map_threads(task, range(0, len(rows), group), together))
         back = np.empty(len(rows), np.intp)
@@ -218,22 +210,23 @@ def _pack(parts: list[Array], first: int, tiles: Array) -> None:
 
 
 def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
-    """Sum neighbouring rows, tile by tile of rows, over the tiles of columns that can matter to them."""
+    """Sum neighbouring rows over the tiles of columns that can matter to them, tile by tile of rows.
+
+    By leaves, and by tiles the rows that those are not right for.
+    """
     assert state.near is not None
     found = lists(problem, state.near.columns, rows, HEIGHT)
-    blocks = []
-    for b in range(len(found.ends) - 1):
-        here = slice(b * HEIGHT, (b + 1) * HEIGHT)
-        over, some = found.tiles[found.ends[b] : found.ends[b + 1]], rows[here]
-        low, high = some.min(axis=0), some.max(axis=0)
-        terms, centre = state.form.dtype, np.zeros(problem.d)
-        reach = np.sqrt(2.0 * np.maximum(0.0, state.near.columns.log_weight - found.floors[b]))
-        if single_terms(problem, state.form, reach, float(np.linalg.norm(high - low))):
-            terms, centre = "float32", 0.5 * (low + high)
-        blocks.append(
-            _result(problem, state, some, _reduce(problem, state, some, own[here], over, found.cuts[b], centre, terms))
-        )
-    return concatenate(blocks)
+    parts, again = [], np.arange(len(rows))
+    if takes_leaves(problem):
+        some, again = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
+        parts.append(some)
+    for b in np.unique(again // HEIGHT):
+        here, tiles = again[again // HEIGHT == b], found.tiles[found.ends[b] : found.ends[b + 1]]
+        sums = _reduce(problem, state, rows[here], own[here], tiles, found.cuts[b])
+        parts.append(_result(problem, state, rows[here], sums))
+    where = np.arange(len(rows))
+    where[again] = sum(len(part.log_sum) for part in parts) - len(again) + np.arange(len(again))
+    return each(concatenate(parts), lambda x: x[where])
 
 
 def _reduce(
@@ -243,8 +236,6 @@ def _reduce(
     own: Array,
     tiles: Array,
     cuts: Array | None = None,
-    centre: Array | None = None,
-    terms: str = "",
 ) -> _Sums:
     """Run the kernel on a block of rows and some tiles.
 
@@ -257,12 +248,8 @@ def _reduce(
     tiles : (k,) array
     cuts : (scales,) array, optional
         Logs of terms up to which tiles are left out; None: no tile is.
-    centre : (d,) array, optional
-        Where differences are taken from.
-    terms : str, optional
-        The dtype of exponentials.
     """
-    real, term = np.dtype(state.form.dtype), np.dtype(terms or state.form.dtype)
+    real = np.dtype(state.form.dtype)
     b, d = queries.shape
     many, width = state.columns.shape[1:]
     height, scales = -(-b // ROWS) * ROWS, np.array(problem.scales or (1.0,))
@@ -270,9 +257,6 @@ def _reduce(
     rows = np.zeros((height, many), real)
     rows[:b, :d] = queries
     rows[:, d:] = 1.0  # times −½‖u_j‖²
-    centre = np.zeros(d) if centre is None else centre
-    near = np.zeros((height, d), term)
-    near[:b] = queries - centre
     mine = np.full(height, NO_COLUMN)
     mine[:b] = own
     least = np.full((len(scales), height), -NO_CUT)
@@ -291,9 +275,9 @@ def _reduce(
                 *over, start, stop, rows, CODES[problem.kernel], 1.0 / scales**2, int(own[0]), tops, moments
             )
             continue
-        kernel(state.form.dtype, terms=term.name)(
+        kernel(state.form.dtype)(
             *(*over, tiles[first : first + step], rows, state.form.direct, 1.0 / scales**2, mine),
-            *(problem.reduction is Reduction.LAPLACE, least, left, centre, near, tops, sums, moments),
+            *(problem.reduction is Reduction.LAPLACE, least, left, tops, sums, moments),
         )
     return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])
 

@@ -21,17 +21,19 @@ from numpy.typing import NDArray
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = [
+    "BLOCK",
     "MOST_EXTENT",
     "MOST_KERNEL_EXTENT",
+    "MOST_LEAF_DIMENSIONS",
     "SCALES",
     "Form",
-    "beside_terms",
+    "LeafSums",
     "choose",
     "double_limit",
     "extent_limit",
+    "leaf_errors",
     "single_limit",
     "single_products",
-    "single_terms",
 ]
 
 Array = NDArray[Any]
@@ -41,9 +43,15 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 #: Shares of the tolerance that exponents may use in float32 and in float64; the rest is for exponentials and sums.
 SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
 
-#: Share of a shift's tolerance that terms in float32 may use, and their error over their reach. A tenth is for pairs
-#: left out; exponents need a thirtieth up to FARTHEST of their limit.
-TERMS_BUDGET, TERMS_ERROR, FARTHEST = 0.85, 9.2e-7, 0.25
+#: Share of the tolerance that sums of leaves in float32 may use; what is left out has about the rest. What an
+#: exponential errs by, of itself: its polynomial, and rounding. What a sum errs by of as many terms as are added in
+#: float32, :data:`BLOCK` leaves: each lane has one of each.
+LEAF_BUDGET, POLYNOMIAL, ROUNDED = 0.78, 1e-7, 2e-7
+BLOCK = 32
+BLOCK_SUM = 4.0 * 2.0**-24 * math.sqrt(BLOCK) / 3.0
+
+#: Dimensions up to which leaves are summed: beyond, the sums of all coordinates are too many for registers.
+MOST_LEAF_DIMENSIONS = 16
 
 #: Bandwidth factors and log weights (nats) that float32 takes: columns left out must stay below all others.
 SINGLE_SCALES, SINGLE_SPAN = (1e-4, 1e4), 1e5
@@ -120,41 +128,80 @@ def double_limit(problem: Problem) -> float:
     return _smallest_scale(problem) * (min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares))
 
 
-def beside_terms(problem: Problem, form: Form) -> Form:
-    """Return the form of exponents beside terms in float32: products in float64 leave room for the errors of these."""
-    if form.dtype == "float32" or problem.precision == "float64":
-        return form
-    far = problem.extent > FARTHEST * double_limit(problem)
-    return form._replace(direct=form.direct or far or problem.reduction is Reduction.LAPLACE)
+class LeafSums(NamedTuple):
+    """What is known of rows summed in float32, leaf by leaf: see :func:`leaf_errors`."""
+
+    log_sum: Array  # (m,)
+    total: Array  # (m,), sums over the heaviest column's weight
+    square: Array  # (m,), E[r²] under the shares of the terms, as summed
+    fourth: Array  # (m,), E[r⁴]
+    shift: Array | None  # (m, d)
+    across: Array  # (m,), largest distance of a row of the tile from its middle
+    tie: float  # largest share of one value among those within half a bandwidth
+    span: float  # log2 of the heaviest column's weight over the lightest's
 
 
-def single_terms(problem: Problem, form: Form, reach: Array, across: float) -> bool:
-    """Whether exponentials, and sums within a tile, may be in float32 where exponents are in float64.
+def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
+    """Return what rows summed in float32 may err by, over the tolerance.
 
-    A log sum then errs by 3e-7, of exponentials, and by roundings of log2 φ less the largest: at most 2⁻²⁴ log n, by
-    the entropy of the terms. A shift errs by the terms' errors times their distances from the mean, whose root mean
-    square is at most the ``reach`` √(2 (log Σ w − ℓ)) (see :mod:`sdkde_core.nearby`): by 3e-7 of it for exponentials,
-    1e-7 for the roundings before, 4e-7 for sums over a tile, 2 · 2⁻²⁴ for coordinates and differences; and by 2⁻²⁴ of
-    the rows' distances, since the coordinates are taken from their middle. LAPLACE adds terms times squares of
-    distances, which products have as differences of two such sums: so of squares only, see :func:`beside_terms`.
+    With the unit roundoff ε, coordinates from the middle of a tile of rows err by ε of themselves; rows are no
+    farther from there than ρ, ``across``. Differences err by ε more, the sum of d squares by d ε, the exponent by ε. So
+    a term φ errs by η φ,
+
+        η ≤ ε (½ (5 + d) r² + 2 ρ r) + 2e-7, the last for the exponential,
+
+    besides its polynomial's 1e-7, and what rounding log weights costs, 2 log 2 · span · ε. Expectations E are under the
+    shares p of the terms in a row's sum; the kernel sums E[r²] and E[r⁴], and Cauchy and Schwarz bound the others.
+
+    * LOG_SUM errs by E[η].
+    * LAPLACE, relative to M, by E[η] + (E[η ½ r²] + E[η]) / (1 + d/2).
+    * MEAN by Σ p η (x − mean), at most E[η ‖x − mean‖] = A. But roundings of one column do not depend on another's. So
+      by four standard deviations of roundings, each of which is even on ±1 unit, it errs by no more than
+      (4 / √3) √(Σ p² η² ‖x − mean‖²) ≤ (4 / √3) √(q A B), with B the largest e^{−½ r²} η (r + ‖shift‖), and q over the
+      largest share of one column, 1 / ``total``. Columns with a coordinate in common round alike: then q is their
+      share, ``tie``. Of η half the part with ρ is the row's own rounding, not counted here: it is as if the row stood
+      elsewhere, and moves the result by no more than ε ρ max(E‖x − mean‖², 1).
+
+    Sums in float32 add to that: each of so many lanes by :data:`BLOCK_SUM` of itself, one column of each leaf, so that
+    four standard deviations of all together are √(largest share of a lane) of it.
 
     Parameters
     ----------
     problem : Problem
-    form : Form
-        Of the exponents.
-    reach : (scales,) array
-        In bandwidths of each scale.
-    across : float
-        Largest distance of two rows that are summed together, in bandwidths of scale 1.
+    rows : LeafSums
+
+    Returns
+    -------
+    (m,) array
+        NaN where a sum is none.
     """
-    if problem.precision == "float64":
-        return False
-    if problem.reduction is not Reduction.MEAN:
-        return problem.reduction is Reduction.LOG_SUM or form.direct
-    budget = TERMS_BUDGET * TOLERANCES[problem.precision][Reduction.MEAN].absolute
-    off = TERMS_ERROR * float(np.max(reach)) + UNIT_ROUNDOFF["float32"] * across / _smallest_scale(problem)
-    return off <= budget
+    epsilon, d, whole = UNIT_ROUNDOFF["float32"], problem.d, 1.0 + 0.5 * problem.d
+    slip = 4.0 * epsilon * rows.across  # distances as summed err by that, and by little of themselves
+    root = 1.001 * np.sqrt(rows.square) + slip
+    square, fourth = root**2, (1.001 * np.sqrt(np.sqrt(rows.fourth)) + slip) ** 4
+    known = POLYNOMIAL + 2.0 * math.log(2.0) * rows.span * epsilon
+    by_square, by_root = 0.5 * (5.0 + d) * epsilon, 2.0 * rows.across * epsilon
+    summing = BLOCK_SUM * np.sqrt(np.minimum(BLOCK / rows.total, 1.0))
+    first = known + ROUNDED + by_square * square + by_root * root  # E[η]
+    tolerances = TOLERANCES[problem.precision]
+    allowed = LEAF_BUDGET * tolerances[Reduction.LOG_SUM].at(rows.log_sum)
+    off = (first + summing) / allowed
+    if problem.reduction is Reduction.LAPLACE:
+        second = (known + ROUNDED) * square + by_square * fourth + by_root * np.sqrt(square * fourth)  # E[η r²]
+        off = (first + (0.5 * second + first) / whole + summing * (1.0 + 0.5 * square / whole)) / allowed
+    if rows.shift is not None:
+        length = np.linalg.norm(rows.shift, axis=1)
+        around = np.maximum(square - length**2, 1e-3 * square)  # E‖x − mean‖²
+        by_root = 0.5 * by_root
+        worst = (ROUNDED + by_square * np.sqrt(fourth) + by_root * root) * np.sqrt(around)  # A
+        one = ROUNDED * (0.61 + length) + by_square * (1.17 + 0.74 * length) + by_root * (0.74 + 0.61 * length)  # B
+        share = np.minimum(np.maximum(1.0 / rows.total, rows.tie), 1.0)
+        moved = np.minimum(worst, 4.0 / math.sqrt(3.0) * np.sqrt(share * worst * one))
+        moved = moved + known * np.sqrt(around) + epsilon * rows.across * np.maximum(around, 1.0)
+        moved = moved + epsilon * (2.0 * root + rows.across) * np.sqrt(share)  # the differences
+        moved = moved + summing * (root + length)
+        off = np.maximum(off, moved / (LEAF_BUDGET * tolerances[Reduction.MEAN].at(rows.log_sum)))
+    return off
 
 
 def _takes_single(problem: Problem) -> bool:

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import config, njit, types
 
@@ -17,8 +17,9 @@ from sdkde_core.plugin import Unforkable, claim_memory, new_lock
 
 from .cpu_kernels import CODES, reduce_kernel_tiles, reduce_tiles
 from .kept import reload_damaged
+from .leaf_kernels import add_leaves, choose_leaves, list_leaves
 
-__all__ = ["kernel"]
+__all__ = ["LeafKernels", "kernel", "leaf_kernels"]
 
 _logger = logging.getLogger("sdkde")
 
@@ -34,19 +35,38 @@ _announced = False
 
 try:
     if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
-        reduce_tiles.enable_caching(), reduce_kernel_tiles.enable_caching()
+        for function in (reduce_tiles, reduce_kernel_tiles, list_leaves, add_leaves, choose_leaves):
+            function.enable_caching()
 except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
     _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
 
 
-def kernel(dtype: str, name: str = "gaussian", terms: str = "") -> Any:
-    """Return ``reduce_tiles`` for columns of ``dtype``, compiled; of another kernel ``reduce_kernel_tiles``.
-
-    ``terms``: the dtype of exponentials, if that is another one.
-    """
-    function, signature = reduce_tiles, _signature(dtype, terms or dtype)
+def kernel(dtype: str, name: str = "gaussian") -> Any:
+    """Return ``reduce_tiles`` for columns of ``dtype``, compiled; of another kernel ``reduce_kernel_tiles``."""
     if name in CODES:
-        function, signature = reduce_kernel_tiles, _kernel_signature()
+        return _compiled(reduce_kernel_tiles, _kernel_signature())
+    return _compiled(reduce_tiles, _signature(dtype))
+
+
+class LeafKernels(NamedTuple):
+    """The functions of :mod:`sdkde_numba.leaf_kernels`, compiled."""
+
+    list: Any
+    add: Any
+    choose: Any
+
+
+def leaf_kernels(d: int, mean: bool) -> LeafKernels:
+    """Return the functions over leaves; for d dimensions, with shifts or without."""
+    listing, choosing = _list_signatures()
+    return LeafKernels(
+        _compiled(list_leaves, listing),
+        _compiled(add_leaves, _add_signature(d, mean)),
+        _compiled(choose_leaves, choosing),
+    )
+
+
+def _compiled(function: Any, signature: tuple[Any, ...]) -> Any:
     if signature not in function.overloads:
         with _lock, _compiler, claim_memory("compiling with Numba", COMPILER, tasks=CORES, fewest=CORES):
             _compile(function, signature)
@@ -90,15 +110,34 @@ def _kept() -> str:
 
 
 @functools.cache
-def _signature(dtype: str, terms: str) -> tuple[Any, ...]:
-    real, term = (types.float32 if name == "float32" else types.float64 for name in (dtype, terms))
-    cube, matrix, near = types.Array(real, 3, "C"), types.Array(real, 2, "C"), types.Array(term, 2, "C")
+def _signature(dtype: str) -> tuple[Any, ...]:
+    real = types.float32 if dtype == "float32" else types.float64
+    cube, matrix = types.Array(real, 3, "C"), types.Array(real, 2, "C")
     vector, tops, sums = (types.Array(types.float64, k, "C") for k in (1, 2, 3))
     places, switch = types.Array(types.intp, 1, "C"), types.boolean
-    return (
-        *(cube, matrix, places, matrix, switch, vector, places, switch),
-        *(tops, tops, vector, near, tops, sums, sums),
+    return cube, matrix, places, matrix, switch, vector, places, switch, tops, tops, tops, sums, sums
+
+
+@functools.cache
+def _add_signature(d: int, mean: bool) -> tuple[Any, ...]:
+    (matrix, cube), (places, table) = _arrays(types.float32, 2, 3), _arrays(types.intp, 1, 2)
+    (sums,) = _arrays(types.float64, 3)
+    return cube, matrix, table, places, matrix, types.UniTuple(types.float64, d), sums, sums if mean else types.none
+
+
+@functools.cache
+def _list_signatures() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    (line, table, block), (places, chosen) = _arrays(types.float32, 1, 2, 3), _arrays(types.intp, 1, 2)
+    (vector, matrix, cube), number, count = _arrays(types.float64, 1, 2, 3), types.float64, types.intp
+    listing = (
+        *(cube, matrix, matrix, matrix, vector, places, matrix, number, number, count, number),
+        *(block, table, block, line, table, line, places, table, chosen, places),
     )
+    return listing, (cube, line, table, line, count, count, number, count, number, chosen, places)
+
+
+def _arrays(kind: Any, *axes: int) -> list[Any]:
+    return [types.Array(kind, k, "C") for k in axes]
 
 
 @functools.cache

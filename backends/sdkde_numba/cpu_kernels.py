@@ -18,6 +18,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from . import exponential
+
 __all__ = ["ABSENT", "CODES", "FLOOR", "LEAST", "MULTIPLE", "ROWS", "exp2", "reduce_kernel_tiles", "reduce_tiles"]
 
 #: Query rows of a tile, and what the columns of one are a multiple of: whole blocks of registers, whatever their width.
@@ -114,32 +116,11 @@ _squares, _products = _tile_product(direct=True), _tile_product(direct=False)
 
 # --- exponentials ---------------------------------------------------------------------------------------------------
 
-# Coefficients of 2^f on [−½, ½], constant first: least largest relative error (Remez), 7.5e-8 and 2.1e-16.
-_COEFFICIENTS = {
-    32: (1.0000000716547141, 0.6931469670650352, 0.2402211972371072, 0.05550713271855644, 0.009675541343121327,
-         0.0013276472631950876),
-    64: (1.0, 0.6931471805599498, 0.24022650695908768, 0.05550410866445883, 0.009618129108034589,
-         0.0013333558228561476, 0.00015403529961135956, 1.5252658116156136e-05, 1.3215662831846103e-06,
-         1.0208537904552164e-07, 7.037279530582804e-09),
-}  # fmt: skip
-_SIGNIFICAND_BITS = {32: 23, 64: 52}
-
 
 @intrinsic
 def _exp2(typing_context, x):
-    """2ⁿ · 2^f, n = x rounded: n comes from adding a number so large that its last bit is 1, 2ⁿ by integer addition."""
-
     def generate(context, builder, signature, arguments):
-        (value,) = arguments
-        bits, kind, integer = x.bitwidth, value.type, ir.IntType(x.bitwidth)
-        large = ir.Constant(kind, 1.5 * 2.0 ** _SIGNIFICAND_BITS[bits])
-        shifted = builder.fadd(value, large)
-        f = builder.fsub(value, builder.fsub(shifted, large))
-        *lower, power = (ir.Constant(kind, float(np.dtype(f"f{bits // 8}").type(c))) for c in _COEFFICIENTS[bits])
-        for c in reversed(lower):
-            power = builder.fadd(builder.fmul(power, f, flags=["contract"]), c, flags=["contract"])
-        exponent = builder.shl(builder.bitcast(shifted, integer), ir.Constant(integer, _SIGNIFICAND_BITS[bits]))
-        return builder.bitcast(builder.add(builder.bitcast(power, integer), exponent), kind)
+        return exponential.exp2(builder, arguments[0])
 
     return x(x), generate
 
@@ -187,7 +168,7 @@ def _exponentials(exponents, r, top, out):
     """out[r, j] = 2^(exponents[r, j] − top), 0 where that is below the normal numbers; return the sum."""
     real = out.dtype.type
     least, total = real(LEAST[0]) if out.itemsize == 4 else real(LEAST[1]), real(0.0)
-    below = exponents.dtype.type(least - 1.0)  # what is narrower than the exponents has no room for all of them
+    below = real(least - 1.0)
     for j in range(exponents.shape[1]):  # a loop of its own: of vectors of two widths LLVM makes slow code
         out[r, j] = _larger(exponents[r, j] - top, below)
     for j in range(exponents.shape[1]):
@@ -238,23 +219,12 @@ def _add_means(phi, columns, rows, i, c, last, out):
 # --- the loop over tiles --------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
-def _around(columns, centre, out):
-    """out = columns − centre, coordinate by coordinate."""
-    for c in range(out.shape[0]):
-        for j in range(columns.shape[1]):
-            out[c, j] = columns[c, j] - centre[c]
-
-
 @njit(nogil=True)
-def reduce_tiles(
-    columns, log_weights, tiles, rows, direct, sharpness, own, laplace, cuts, left, centre, near, tops, sums, moments
-):
+def reduce_tiles(columns, log_weights, tiles, rows, direct, sharpness, own, laplace, cuts, left, tops, sums, moments):
     """Add columns to the sums of some rows, tile by tile, each row relative to its running maximum.
 
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) / scale² for the
-    squares of differences and log2(e) / scale² for products. Exponentials, and sums within a tile, have the dtype of
-    ``near``, which may be narrower than that of exponents.
+    squares of differences and log2(e) / scale² for products.
 
     Parameters
     ----------
@@ -277,10 +247,6 @@ def reduce_tiles(
     cuts, left : (scales, b) float64 arrays
         Four rows leave out a tile where no exponent e is above their cut and ``left`` is at least 1; 2^(0.9 (e − cut))
         is taken off from that.
-    centre : (d,) float64 array
-        The origin of ``near``.
-    near : (b, d) array
-        The rows' coordinates from there, for MEAN.
     tops : (scales, b) float64 array
         Running maxima, from FLOOR on.
     sums : (scales, b, d) float64 array
@@ -291,14 +257,12 @@ def reduce_tiles(
     width, shifts = columns.shape[2], sums.shape[2]
     real = columns.dtype.type
     half_log2e = real(-0.7213475204444817)
-    least = LEAST[0] if near.itemsize == 4 else LEAST[1]
+    least = LEAST[0] if columns.itemsize == 4 else LEAST[1]
     own_exponent = real(OWN[0]) if columns.itemsize == 4 else real(OWN[1])
     s, exponents = np.empty((ROWS, width), columns.dtype), np.empty((ROWS, width), columns.dtype)
-    phi, x = np.empty((ROWS, width), near.dtype), np.empty((shifts, width), near.dtype)
-    peaks = np.empty(ROWS)
+    phi, peaks = np.empty((ROWS, width), columns.dtype), np.empty(ROWS)
     for tile in tiles:
         weights = log_weights[tile]
-        _around(columns[tile], centre, x)
         for i in range(0, rows.shape[0], ROWS):
             if direct:
                 _squares(rows, columns[tile], s, i)
@@ -334,7 +298,7 @@ def reduce_tiles(
                         moments[q, 1, i + r] += _product(s, phi, r)
                 here = sums[q, i : i + ROWS]
                 for c in range(0, shifts, 2):
-                    _add_means(phi, x, near, i, c, shifts - 1, here)
+                    _add_means(phi, columns[tile], rows, i, c, shifts - 1, here)
 
 
 # --- other kernels than the Gaussian --------------------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""2^x in LLVM's instructions, of a number or of a vector of them.
+
+The compiled loops have it inlined, and Numba looks at their own files alone to see whether what it has cached is stale:
+after a change here, change these files too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+
+__all__ = ["exp2", "times_plus"]
+
+# Coefficients of 2^f on [−½, ½], constant first: least largest relative error (Remez), 7.5e-8 and 2.1e-16.
+_COEFFICIENTS = {
+    32: (1.0000000716547141, 0.6931469670650352, 0.2402211972371072, 0.05550713271855644, 0.009675541343121327,
+         0.0013276472631950876),
+    64: (1.0, 0.6931471805599498, 0.24022650695908768, 0.05550410866445883, 0.009618129108034589,
+         0.0013333558228561476, 0.00015403529961135956, 1.5252658116136156e-05, 1.3215662831846103e-06,
+         1.0208537904552164e-07, 7.037279530582804e-09),
+}  # fmt: skip
+_SIGNIFICAND_BITS = {32: 23, 64: 52}
+
+
+def times_plus(builder, a, b, c):
+    """a · b + c, in one instruction where there is one."""
+    return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+
+
+def exp2(builder, x):
+    """2ⁿ · 2^f, n = x rounded: n comes from adding a number so large that its last bit is 1, 2ⁿ by integer addition."""
+    vector = isinstance(x.type, ir.VectorType)
+    element = x.type.element if vector else x.type
+    bits = 32 if isinstance(element, ir.FloatType) else 64
+    integer = ir.IntType(bits)
+    kind = ir.VectorType(integer, x.type.count) if vector else integer
+
+    def constant(type_, value):
+        return ir.Constant(type_, [value] * x.type.count if vector else value)
+
+    large = constant(x.type, 1.5 * 2.0 ** _SIGNIFICAND_BITS[bits])
+    shifted = builder.fadd(x, large)
+    f = builder.fsub(x, builder.fsub(shifted, large))
+    *lower, power = (constant(x.type, float(np.dtype(f"f{bits // 8}").type(c))) for c in _COEFFICIENTS[bits])
+    for c in reversed(lower):
+        power = times_plus(builder, power, f, c)
+    exponent = builder.shl(builder.bitcast(shifted, kind), constant(kind, _SIGNIFICAND_BITS[bits]))
+    return builder.bitcast(builder.add(builder.bitcast(power, kind), exponent), x.type)

@@ -1,0 +1,471 @@
+"""The compiled loops over the leaves of points in order: over those that matter to a few rows.
+
+Where rows and columns stand together, differences are small once they are taken from the middle of a tile of rows. So
+float32 does for them, whatever the extent; and as no exponent is above 0, no maxima run. What float32 cannot keep is
+seen afterwards, from the sums: :func:`sdkde_numba.bounds.leaf_errors`.
+
+For a tile of rows, :func:`list_leaves` moves its columns to its middle. For :data:`GROUP` rows at a time the leaves of
+:data:`LEAF` columns are then chosen in two steps. First those are summed that may add most: what the rows then have is
+a bound from below on their whole sums. By that bound, and the least distances of boxes, :func:`choose_leaves` leaves
+out others as long as they come to no more than the allowed share (:mod:`sdkde_core.nearby` derives what they add to a
+result at most).
+
+Only :func:`add_leaves` is compiled for each number of dimensions, so that the sums of all coordinates stay in
+registers: in half a second. As in ``cpu_kernels``, everything that is called is in this file, but for exp2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from . import exponential
+from .bounds import BLOCK
+from .price import LEAF
+
+__all__ = ["FACTORS", "GROUP", "LEAST", "OF_TILES", "SUMS", "UNIT", "add_leaves", "choose_leaves", "list_leaves"]
+
+#: Rows for which leaves are chosen together, and rows whose sums are in registers together.
+GROUP, ROWS = 8, 4
+
+#: Times this, squares of distances are −log2 φ.
+UNIT = math.sqrt(0.5 / math.log(2.0))
+
+#: The least Σ φ that counts: below it terms may have been lost.
+LEAST = 2.0**-60
+
+#: What a row sums: φ, φ s and φ s², with s = −log2 φ and φ times the weights.
+SUMS = 3
+
+#: The exponent, log2, that terms below it are given.
+LOWEST = -126.0
+
+#: Leaves that may add so many bits less than another are summed first.
+FIRST = 6.0
+
+#: Of what may be left out, the part for all rows of a tile together.
+OF_TILES = 0.2
+
+#: Leaves that stay in the second cache while one group of rows after the other goes through them.
+STRETCH = 2048
+
+#: Halvings of the factor by which a threshold may be too small.
+STEPS = 6
+
+#: What a leaf's mass is multiplied by at most for its part in a result: by reduction.
+FACTORS = {"log_sum": 0, "mean": 1, "laplace": 2}
+
+#: Rounding in float32 of coordinates and squares of distances; and of masses; with room.
+SLACK, MARGIN = 1e-6, 1.001
+
+#: The largest coordinate of boxes.
+FARTHEST = 1e15
+
+_LN2 = math.log(2.0)
+
+#: LLVM may reorder sums; all numbers are finite.
+_FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
+
+
+# --- leaves in registers --------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _exp2(typing_context, x):
+    def generate(context, builder, signature, arguments):
+        return exponential.exp2(builder, arguments[0])
+
+    return x(x), generate
+
+
+@intrinsic
+def _add_block(typing_context, x, log_weights, which, first, last, rows, i, centre, sums, shifts):
+    """Add the leaves ``which[first:last]`` to the sums of the rows i, i + 1, … of :data:`ROWS`.
+
+    Parameters
+    ----------
+    x : (leaves, d, LEAF) float32 array
+    log_weights : (leaves, LEAF) float32 array
+        log2, none above 0.
+    which : (k,) array of int
+    first, last : int
+    rows : (b, d) float32 array
+    i : int
+    centre : tuple of d float64
+        Only its length is used.
+    sums : (b, SUMS, LEAF) float64 array
+        Lane by lane.
+    shifts : (b, d, LEAF) float64 array or None
+        Σ φ (x − row), lane by lane.
+    """
+    d, means = len(centre), isinstance(shifts, types.Array)
+
+    def generate(context, builder, signature, arguments):
+        lanes, index = _lanes(context), ir.IntType(32)
+        vector = ir.VectorType(ir.FloatType(), lanes)
+        columns, weights, leaves, u = (_data(context, builder, signature, arguments, k) for k in (0, 1, 2, 5))
+        first, last, i = arguments[3], arguments[4], arguments[6]
+        constant = lambda value: ir.Constant(first.type, value)  # noqa: E731
+        splat = lambda value: ir.Constant(vector, [value] * lanes)  # noqa: E731
+        kind = ir.FunctionType(vector, [vector, vector])
+        larger = cgutils.get_or_insert_function(builder.module, kind, f"llvm.maxnum.v{lanes}f32")
+        undefined, everywhere = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(index, lanes), None)
+
+        def place(*terms):
+            """Σ aₖ bₖ of the pairs (aₖ, bₖ) of an index and a constant."""
+            total = constant(0)
+            for a, b in terms:
+                total = builder.add(total, builder.mul(a, constant(b)))
+            return total
+
+        def vector_at(array, offset):
+            return builder.load(builder.bitcast(builder.gep(array, [offset]), vector.as_pointer()), align=4)
+
+        def everywhere_at(array, offset):
+            scalar = builder.insert_element(
+                undefined, builder.load(builder.gep(array, [offset])), ir.Constant(index, 0)
+            )
+            return builder.shuffle_vector(scalar, undefined, everywhere)
+
+        one = constant(1)
+        row = [builder.add(i, constant(r)) for r in range(ROWS)]
+        own = [[everywhere_at(u, place((row[r], d), (one, c))) for c in range(d)] for r in range(ROWS)]
+        # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
+        slots = [[cgutils.alloca_once(builder, vector) for _ in range(SUMS + d * means)] for _ in range(ROWS)]
+        for slot in (slot for some in slots for slot in some):
+            builder.store(splat(0.0), slot)
+
+        def add(slot, a, b=None):
+            """slot += a, or a · b."""
+            old = builder.load(slot)
+            new = builder.fadd(old, a) if b is None else exponential.times_plus(builder, a, b, old)
+            builder.store(new, slot)
+
+        with cgutils.for_range_slice(builder, first, last, one) as (j, _):
+            leaf = builder.load(builder.gep(leaves, [j]))
+            for v in range(0, LEAF, lanes):
+                xs = [vector_at(columns, place((leaf, d * LEAF), (one, c * LEAF + v))) for c in range(d)]
+                w = vector_at(weights, place((leaf, LEAF), (one, v)))
+                for r in range(ROWS):
+                    apart = [builder.fsub(x, u) for x, u in zip(xs, own[r])]
+                    s = builder.fmul(apart[0], apart[0])
+                    for a in apart[1:]:
+                        s = exponential.times_plus(builder, a, a, s)
+                    exponent = builder.call(larger, [builder.fsub(w, s), splat(LOWEST)], fastmath=("nnan", "nsz"))
+                    phi = exponential.exp2(builder, exponent)
+                    product = builder.fmul(phi, s)
+                    add(slots[r][0], phi)
+                    add(slots[r][1], product)
+                    add(slots[r][2], product, s)
+                    for slot, a in zip(slots[r][SUMS:], apart):
+                        add(slot, phi, a)
+
+        half = lanes // 2
+        wide = ir.VectorType(ir.DoubleType(), half)
+
+        def widen(array, offset, slot):
+            """array[offset:] += slot."""
+            for part in range(2):
+                mask = ir.Constant(ir.VectorType(index, half), [part * half + k for k in range(half)])
+                value = builder.fpext(builder.shuffle_vector(builder.load(slot), undefined, mask), wide)
+                there = builder.gep(array, [builder.add(offset, constant(part * half))])
+                there = builder.bitcast(there, wide.as_pointer())
+                builder.store(builder.fadd(builder.load(there, align=8), value), there, align=8)
+
+        for r in range(ROWS):
+            for k, slot in enumerate(slots[r][:SUMS]):
+                widen(
+                    _data(context, builder, signature, arguments, 8),
+                    place((row[r], SUMS * LEAF), (one, k * LEAF)),
+                    slot,
+                )
+            for c, slot in enumerate(slots[r][SUMS:]):
+                widen(
+                    _data(context, builder, signature, arguments, 9), place((row[r], d * LEAF), (one, c * LEAF)), slot
+                )
+        return context.get_dummy_value()
+
+    return types.void(x, log_weights, which, first, last, rows, i, centre, sums, shifts), generate
+
+
+@intrinsic
+def _move(typing_context, columns, tile, c, start, middle, x, k):
+    """x[k, c] = (columns[tile, c, start : start + LEAF] − middle) · UNIT, from float64 to float32."""
+
+    def generate(context, builder, signature, arguments):
+        _, many, width = _shape(context, builder, signature, arguments, 0)
+        d = _shape(context, builder, signature, arguments, 5)[1]
+        tile, c, start, middle, k = (arguments[i] for i in (1, 2, 3, 4, 6))
+        wide, narrow = (ir.VectorType(kind, LEAF) for kind in (ir.DoubleType(), ir.FloatType()))
+        source = builder.add(builder.mul(builder.add(builder.mul(tile, many), c), width), start)
+        source = builder.gep(_data(context, builder, signature, arguments, 0), [source])
+        target = builder.mul(builder.add(builder.mul(k, d), c), ir.Constant(k.type, LEAF))
+        target = builder.gep(_data(context, builder, signature, arguments, 5), [target])
+        undefined, everywhere = ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LEAF), None)
+        middles = builder.insert_element(undefined, middle, ir.Constant(ir.IntType(32), 0))
+        middles = builder.shuffle_vector(middles, undefined, everywhere)
+        moved = builder.fsub(builder.load(builder.bitcast(source, wide.as_pointer()), align=8), middles)
+        moved = builder.fptrunc(builder.fmul(moved, ir.Constant(wide, [UNIT] * LEAF)), narrow)
+        builder.store(moved, builder.bitcast(target, narrow.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(columns, tile, c, start, middle, x, k), generate
+
+
+def _lanes(context):
+    """Numbers of float32 in a register."""
+    features = context.codegen().magic_tuple()[2].split(",")
+    return 16 if "+avx512f" in features else 4 if "+neon" in features else 8
+
+
+def _data(context, builder, signature, arguments, k):
+    return context.make_array(signature.args[k])(context, builder, value=arguments[k]).data
+
+
+def _shape(context, builder, signature, arguments, k):
+    array = context.make_array(signature.args[k])(context, builder, value=arguments[k])
+    return cgutils.unpack_tuple(builder, array.shape)
+
+
+@njit(nogil=True)
+def add_leaves(x, log_weights, chosen, ends, u, centre, sums, shifts):
+    """Add leaves to the sums of rows, group by group.
+
+    Compiled for every d, which is the length of ``centre``, with shifts and without.
+
+    Parameters
+    ----------
+    x : (k, d, LEAF) float32 array
+    log_weights : (k, LEAF) float32 array
+        log2, none above 0.
+    chosen : (groups, ·) array of int
+        Leaves of each group, ascending.
+    ends : (groups,) array of int
+        How many.
+    u : (groups · GROUP, d) float32 array
+        Rows.
+    centre : tuple of d float64
+        For its length.
+    sums : (groups · GROUP, SUMS, LEAF) float64 array
+        Lane by lane: Σ φ, Σ φ s and Σ φ s².
+    shifts : (groups · GROUP, d, LEAF) float64 array or None
+        Σ φ (x − u), lane by lane.
+    """
+    done = np.zeros_like(ends)
+    for stop in range(STRETCH, x.shape[0] + STRETCH, STRETCH):
+        for g in range(ends.shape[0]):
+            first = done[g]
+            while done[g] < ends[g] and chosen[g, done[g]] < stop:
+                done[g] += 1
+            for start in range(first, done[g], BLOCK):
+                for r in range(g * GROUP, (g + 1) * GROUP, ROWS):
+                    _add_block(
+                        x, log_weights, chosen[g], start, min(start + BLOCK, done[g]), u, r, centre, sums, shifts
+                    )
+
+
+# --- which leaves ---------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _larger(typing_context, a, b):
+    """The larger of two numbers, in the form that LLVM vectorises."""
+
+    def generate(context, builder, signature, arguments):
+        kind = arguments[0].type
+        function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, arguments, fastmath=("nnan", "nsz"))
+
+    return a(a, a), generate
+
+
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
+def _halves(low, high, rows, first, last, count, out):
+    """What −log2 φ is at least, of the rows from ``first`` to ``last`` and leaves, from their boxes."""
+    for k in range(count):
+        out[k] = np.float32(0.0)
+    for c in range(low.shape[0]):
+        least, most = rows[first, c], rows[first, c]
+        for r in range(first + 1, last):
+            least, most = min(least, rows[r, c]), max(most, rows[r, c])
+        least, most = _below(least), -_below(-most)
+        for k in range(count):
+            gap = _larger(_larger(low[c, k] - most, least - high[c, k]), np.float32(0.0))
+            out[k] += gap * gap
+    for k in range(count):
+        out[k] *= np.float32(1.0 - SLACK)
+
+
+@njit(nogil=True, forceinline=True)
+def _below(x):
+    """A number of float32 that is no larger than x before it was rounded, and whose square is finite."""
+    return np.float32(min(max(x - SLACK * abs(x), -FARTHEST), FARTHEST))
+
+
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
+def _masses(halves, heavy, count, floor, whole, factor, d, out):
+    """What leaves add to a result at most, relative to sums of 2^floor at least; right where that is below 1."""
+    real = np.float32
+    reach, base = real(math.sqrt(2.0 * _LN2 * max(whole - floor, 0.0))), real(max(floor, -FARTHEST))
+    for k in range(count):
+        exponent = -_larger(-_larger(heavy[k] - halves[k] - base, real(LOWEST)), real(0.0))
+        out[k] = _exp2(exponent) * real(MARGIN)
+    if factor == 1:
+        for k in range(count):
+            out[k] *= _larger(np.sqrt(real(2.0 * _LN2) * halves[k]), real(1.0)) + reach
+    if factor == 2:
+        for k in range(count):
+            out[k] *= real(1.0) + halves[k] * real(_LN2 / (1.0 + 0.5 * d))
+
+
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
+def _threshold(masses, count, allowed):
+    """A number such that all smaller masses come to no more than ``allowed``."""
+    good, factor = np.float32(allowed / count), np.float32(math.sqrt(count))
+    for _ in range(STEPS):
+        tried, total = good * factor, np.float32(0.0)
+        for k in range(count):
+            total += masses[k] if masses[k] < tried else np.float32(0.0)
+        if total * np.float32(MARGIN) <= allowed:
+            good = tried
+        factor = np.float32(math.sqrt(factor))
+    return good
+
+
+@njit(nogil=True, fastmath=_FAST, forceinline=True)
+def _early(heavy, halves, count, which):
+    """The leaves that may add most; how many. Their exponents become −1."""
+    nearest, number = np.float32(-2.0 * FARTHEST**2), 0
+    for k in range(count):
+        nearest = _larger(nearest, heavy[k] - halves[k])
+    for k in range(count):  # without a branch, which could not be foreseen
+        which[number] = k
+        number += heavy[k] - halves[k] >= nearest - np.float32(FIRST)
+    for k in which[:number]:
+        halves[k] = np.float32(-1.0)
+    return number
+
+
+@njit(nogil=True)
+def list_leaves(
+    columns, log_weights, low, high, heavy, tiles, rows, floor, whole, factor, allowed,
+    x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends,
+):  # fmt: skip
+    """List the leaves that can matter to a tile of rows, move them to its middle, and choose those to be summed first.
+
+    Parameters
+    ----------
+    columns : (tiles, c, width) float64 array
+        The coordinates of columns in order, tile by tile; what comes after d of them is not used. ``width`` is a
+        multiple of :data:`LEAF`.
+    log_weights : (tiles, width) float64 array
+        log2, none above 0; far below where there is no column.
+    low, high : (d, leaves) float64 arrays
+        The leaves' boxes.
+    heavy : (leaves,) float64 array
+        log2 of their weights.
+    tiles : (l,) array of int
+        The tiles of columns that the rows need, ascending.
+    rows : (b, d) float64 array
+    floor : float
+        log2 of what the rows' sums are at least.
+    whole : float
+        log2 of all weights together.
+    factor : int
+        One of :data:`FACTORS`.
+    allowed : float
+        What may be left out, of a result's tolerance.
+    x, weights : (k, d, LEAF) and (k, LEAF) float32 arrays
+        To be written, as the others: the leaves, times :data:`UNIT` from the rows' middle; their log weights.
+    boxes : (2, d, k) float32 array
+    heavies : (k,) float32 array
+    halves : (groups, k) float32 array
+        What −log2 φ is at least; −1 of those to be summed first.
+    masses : (k,) float32 array
+    leaves : (k,) array of int
+    u : (groups · GROUP, d) float32 array
+        Rows from their middle; those that are missing are as the last.
+    chosen, ends : (groups, k + 1) and (groups,) arrays of int
+        The leaves to be summed first, and how many.
+
+    Returns
+    -------
+    int
+        How many leaves can matter.
+    """
+    (b, d), per, count = rows.shape, columns.shape[2] // LEAF, 0
+    middle = np.empty(d)
+    for c in range(d):
+        least, most = rows[0, c], rows[0, c]
+        for r in range(1, b):
+            least, most = min(least, rows[r, c]), max(most, rows[r, c])
+        middle[c] = 0.5 * (least + most)
+        for r in range(u.shape[0]):
+            u[r, c] = (rows[min(r, b - 1), c] - middle[c]) * UNIT
+    for tile in tiles:
+        for leaf in range(tile * per, min(tile * per + per, heavy.shape[0])):
+            leaves[count], heavies[count] = leaf, heavy[leaf]
+            for c in range(d):
+                boxes[0, c, count] = _below((low[c, leaf] - middle[c]) * UNIT)
+                boxes[1, c, count] = -_below((middle[c] - high[c, leaf]) * UNIT)
+            count += 1
+    for g in range(ends.shape[0]):
+        ends[g] = 0
+    if count == 0:
+        return 0
+    _halves(boxes[0], boxes[1], u, 0, b, count, halves[0])
+    _masses(halves[0], heavies, count, floor, whole, factor, d, masses)
+    bound, listed, count = _threshold(masses, count, allowed), count, 0
+    for k in range(listed):
+        if masses[k] >= bound:
+            leaves[count], heavies[count] = leaves[k], heavies[k]
+            for c in range(d):
+                boxes[0, c, count], boxes[1, c, count] = boxes[0, c, k], boxes[1, c, k]
+            count += 1
+    for k in range(count):
+        tile, start = leaves[k] // per, (leaves[k] % per) * LEAF
+        for c in range(d):
+            _move(columns, tile, c, start, middle[c], x, k)
+        for j in range(LEAF):
+            weights[k, j] = log_weights[tile, start + j]
+    for g in range(-(-b // GROUP)):
+        _halves(boxes[0], boxes[1], u, g * GROUP, (g + 1) * GROUP, count, halves[g])
+        ends[g] = _early(heavies, halves[g], count, chosen[g])
+    return count
+
+
+@njit(nogil=True)
+def choose_leaves(sums, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
+    """Choose the leaves that are to be summed after the first ones, by what rows have from those.
+
+    Parameters
+    ----------
+    sums : (groups · GROUP, SUMS, LEAF) float64 array
+        What :func:`add_leaves` gave.
+    heavies, halves, masses, chosen, ends
+        Of :func:`list_leaves`; the last two are to be written.
+    count : int
+        How many leaves can matter.
+    d : int
+    whole, factor, allowed
+        As there.
+    """
+    for g in range(ends.shape[0]):
+        first, ends[g], floor = ends[g], 0, np.inf
+        for r in range(g * GROUP, (g + 1) * GROUP):
+            floor = min(floor, sums[r, 0].sum())
+        if first == 0 or not floor > 0.0:
+            continue
+        _masses(halves[g], heavies, count, math.log2(floor), whole, factor, d, masses)
+        for k in chosen[g, :first]:
+            masses[k] = np.float32(0.0)
+        least, number = _threshold(masses, count, allowed), 0
+        for k in range(count):
+            chosen[g, number] = k
+            number += masses[k] >= least
+        ends[g] = number
