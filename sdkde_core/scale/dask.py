@@ -240,15 +240,24 @@ class _Graph:
             ]
         if moves:
             moved = [
-                [self.of("moved", key[1:], "moved", key, self._sums(0, key, columns)) for key in keys] for keys in rows
+                [self.of("moved", key[1:], "moved", key, self._sums(0, key, columns, self._first(key))) for key in keys]
+                for keys in rows
             ]
             if self.request.goal is Goal.DEBIASED:
                 return self._array(itertools.chain(*moved), "unwhitened")
             columns = [self.add("shard", (j,), _moved_columns, columns[j], keys) for j, keys in enumerate(moved)]
-        flat = list(itertools.chain(*rows))
         if self.q is not None:
             flat = [self.of("queries", (i,), "whitened", (self.q.name, i, 0)) for i in range(len(self.queries))]
-        return self._array((self._sums(int(moves), key, columns) for key in flat), "density", log=self.log)
+            sums = [self._sums(int(moves), key, columns) for key in flat]
+        else:
+            flat = list(itertools.chain(*rows))
+            sums = [self._sums(int(moves), key, columns, None if moves else self._first(key)) for key in flat]
+        return self._array(sums, "density", log=self.log)
+
+    def _first(self, rows: Key) -> int:
+        """The number of the first sample among some rows."""
+        j, k = rows[1:]
+        return self.shards[j][0] + self.parts[j][k][0]
 
     def _samples(self, j: int) -> list[Key]:
         return [(self.x.name, j, 0)] + ([] if self.w is None else [(self.w.name, j)])
@@ -273,11 +282,15 @@ class _Graph:
             key = self.add("surveyed", (k,), _after, key, answers, last=k == len(abouts) - 1)
         return key
 
-    def _sums(self, step: int, rows: Key, columns: list[Key]) -> Key:
-        """Add the sums of rows over all shards, and return their key: a left fold, :data:`FOLDED` at a time."""
+    def _sums(self, step: int, rows: Key, columns: list[Key], first: int | None = None) -> Key:
+        """Add the sums of rows over all shards, and return their key: a left fold, :data:`FOLDED` at a time.
+
+        ``first``: the number of the first row, where rows and columns are samples alike.
+        """
         place, parts = (step, *rows[1:]), list[Key]()
         for j, shard in enumerate(columns):
-            parts.append(self.of("partial", (*place, j), "partial", step, shard, rows))
+            at = None if first is None else (first, self.shards[j][0])
+            parts.append(self.of("partial", (*place, j), "partial", step, shard, rows, at=at))
             if len(parts) == FOLDED or (j == len(columns) - 1 and j):
                 parts = [self.add("folded", (*place, j), _folded, self.frozen, parts)]
         return parts[0]

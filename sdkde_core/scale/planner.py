@@ -4,6 +4,8 @@ Everything that depends on all points is found once and frozen: the bandwidth, t
 the backend. Then every block of rows sums over the shards 0, 1, 2 … in order. Shards follow from (n, d) alone, and a
 backend is told how many rows there are altogether. So the bits of a row depend neither on who computes it nor on the
 rows beside it, for backends with the feature ``"range"``; for others they do not as long as blocks are the same.
+Rows that are columns of the shard themselves are asked for as such, of a backend with ``"range"``: it may sum them by a
+faster formula. Blocks of pairs are not dealt out (docs/architecture.md says why).
 
 Each shard is ordered by itself, where a backend orders columns to leave out pairs that do not matter.
 """
@@ -25,7 +27,8 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
 from ..choice import registry, select
 from ..engine.columns import Whole
-from ..engine.merge import each, merge
+from ..engine.dealing import shares
+from ..engine.merge import concatenate, each, merge
 from ..engine.outliers import limit_of, radii
 from ..engine.spread import Reducer, pack_on
 from ..estimator.density import density
@@ -186,7 +189,9 @@ class Frozen:
         problem = replace(self.problems[step], n=columns.points.shape[0], same=False, device=place)
         return pack_on(self.devices, choice.backend, choice.info, problem, there)
 
-    def partial(self, step: int, columns: Columns | Reducer | None, rows: Array) -> Partial:
+    def partial(
+        self, step: int, columns: Columns | Reducer | None, rows: Array, at: tuple[int, int] | None = None
+    ) -> Partial:
         """Return what some rows of a pass are over one shard, as NumPy arrays.
 
         Parameters
@@ -196,6 +201,8 @@ class Frozen:
         columns : Columns, or what :meth:`packed` has returned
         rows : (k, d) array
             Whitened: of the samples where the pass moves them, else of the queries.
+        at : (int, int), optional
+            Where rows and columns are samples alike: the numbers of the first row and of the shard's first column.
 
         Raises
         ------
@@ -206,11 +213,40 @@ class Frozen:
             columns = self.packed(step, columns)
         if columns is None:
             return self.nothing(step, len(rows))
+        first, last, offset = self._own(at, len(rows))
+        parts = [functools.partial(self._queries, step, columns, rows[:first])] if first else []
+        if first < last:
+            ends = [(first + offset, last + offset)]
+            if at is not None and ends == [(0, n := self._width(at[1]))]:
+                ends = shares(n, 2)  # all columns as rows may have other bits than some of them
+            parts += [functools.partial(self._columns, step, columns, some) for some in ends]
+        if last < len(rows) or not len(rows):
+            parts += [functools.partial(self._queries, step, columns, rows[last:])]
+        with np.errstate(all="ignore"):
+            return concatenate([each(part()[0], to_host) for part in parts])
+
+    def _own(self, at: tuple[int, int] | None, count: int) -> tuple[int, int, int]:
+        """Which of so many rows are asked for as columns of the shard, first and last, and their place there."""
+        if at is None or "range" not in self._choice.info.features:
+            return 0, 0, 0
+        offset = at[0] - at[1]
+        first, last = max(0, -offset), min(count, self._width(at[1]) - offset)
+        return (first, last, offset) if first < last else (0, 0, 0)
+
+    def _width(self, first: int) -> int:
+        """How many columns the shard has that begins there."""
+        return min(self.width, self.shape.n - first)
+
+    def _columns(self, step: int, columns: Reducer, some: tuple[int, int]) -> tuple[Partial, int]:
+        """Sum with some of the columns as rows."""
+        return columns.reduce(some=some, extent=self.problems[step].extent)
+
+    def _queries(self, step: int, columns: Reducer, rows: Array) -> tuple[Partial, int]:
+        """Sum with rows that are queries to the shard."""
         choice, problem = self._choice, self.problems[step]
         there = convert(rows, choice.info.arrays, choice.device)
         known = {"distances": radii(there), "extent": problem.extent, "whole": Whole(problem.m, self.far[step])}
-        with np.errstate(all="ignore"):
-            return each(columns.reduce(there, **known)[0], to_host)
+        return columns.reduce(there, **known)
 
     def nothing(self, step: int, count: int) -> Partial:
         """Return what so many rows are over no columns."""

@@ -182,14 +182,17 @@ class Job:
 
     def _pass(self, step: int, parts: Parts, last: bool, advance: Callable[[int], None] | None) -> None:
         rows_of = self.query if last and self.query is not None else self.train
+        alike = rows_of is self.train and not step  # rows are columns, which have not moved
         kept: dict[int, Columns] = {}
         for start, stop in self.frozen.blocks(step):
             if not parts.has(start):
                 assert rows_of.at is not None
                 rows = self.frozen.whitened(rows_of.at(start, stop))
                 sums: Partial | None = None
-                for columns in _ahead(self._shards(step, kept)):
-                    sums = self.frozen.fold(sums, self.frozen.partial(step, columns, rows))
+                shards = zip(_ahead(self._shards(step, kept)), self.frozen.shards, strict=True)
+                for columns, (first, _) in shards:
+                    at = (start, first) if alike else None
+                    sums = self.frozen.fold(sums, self.frozen.partial(step, columns, rows, at))
                 assert sums is not None
                 parts.write(start, self._finished(rows, sums, last))
             if advance is not None:
