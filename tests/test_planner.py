@@ -104,13 +104,8 @@ def test_rows_that_are_columns_of_the_shard_are_asked_for_as_such():
     ready.__dict__["_choice"] = replace(ready._choice, backend=Noting())
     densities(ready, blocks=lambda m: [(0, QUANTUM), (QUANTUM, m)])
     rest = N - 2 * QUANTUM
-    by_shard = [
-        [(QUANTUM, 2 * QUANTUM, 0)],
-        [QUANTUM],
-        [(QUANTUM, 2 * QUANTUM, QUANTUM), rest],
-        [QUANTUM, (rest, rest, 0)],
-    ]
-    assert asked == sum(by_shard, [])
+    first_block, second_block = [(QUANTUM, 2 * QUANTUM, 0), QUANTUM], [(QUANTUM, 2 * QUANTUM, QUANTUM), rest, QUANTUM]
+    assert asked == [*first_block, *second_block, (rest, rest, 0)]
     asked.clear()
     densities(ready, blocks=lambda m: [(0, m)])
     halves = [(QUANTUM, 2 * QUANTUM, start) for start in (0, QUANTUM)]
