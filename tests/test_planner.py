@@ -234,3 +234,16 @@ def test_the_identity_tells_what_bits_follow_from():
         {"method": "kde"},
     ):
         assert frozen(**{"bandwidth": 0.5, "backend": "numpy"} | change).identity() != base
+
+
+def test_the_identity_has_the_names_of_cards(monkeypatch):
+    """Kernels cut the work by the card, so another model has other bits; another card of one model has not."""
+    cards = {"cuda:0": "H100", "cuda:1": "H200", "cuda:2": "H200"}
+    monkeypatch.setattr(planner, "gpu_name", cards.get)
+    base = frozen(bandwidth=0.5, backend="numpy")
+    assert base.identity()["device"] == ["cpu"]
+    found = [replace(base, device=device).identity() for device in cards]
+    assert [one["device"] for one in found] == [["cuda", "H100"], ["cuda", "H200"], ["cuda", "H200"]]
+    assert found[0] != found[1] == found[2]
+    assert replace(base, device="cuda:1", devices=("cuda:1", "cuda:2")).identity() == found[1]
+    assert replace(base, device="cuda:0", devices=("cuda:0", "cuda:2")).identity()["device"] == ["cuda", "H100", "H200"]

@@ -26,6 +26,7 @@ from ..arrays import convert, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
 from ..choice import registry, select
+from ..choice.hardware import gpu_name
 from ..engine.columns import Whole
 from ..engine.dealing import shares
 from ..engine.merge import concatenate, each, merge
@@ -271,6 +272,11 @@ class Frozen:
         with np.errstate(all="ignore"):
             return density(sums, constant, log, clip, negative).astype(self.shape.dtype)
 
+    @property
+    def _cards(self) -> tuple[str, ...]:
+        """The GPUs that work."""
+        return tuple(place for place in self.devices or (self.device,) if place.startswith("cuda"))
+
     def identity(self) -> dict[str, Any]:
         """Return what the bits of the result follow from, of what JSON has."""
         from .. import __version__
@@ -292,7 +298,7 @@ class Frozen:
             "extent": [last.extent, *self.far],
             "backend": [self.backend, record.version if record else "", repr(self.request.backend_options or {})],
             "version": __version__,
-            "device": self.device.partition(":")[0],
+            "device": [self.device.partition(":")[0], *sorted({gpu_name(place) or "" for place in self._cards})],
             "shards": self.width,
             "rows": self.rows,
         }

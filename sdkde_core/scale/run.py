@@ -253,7 +253,7 @@ def _write(job: Job, out: Any, name: str) -> Any:
     width = (job.frozen.shape.d,) if job.frozen.request.goal is Goal.DEBIASED else ()
     m, dtype = job.frozen.problems[-1].m, job.frozen.shape.dtype
     if isinstance(out, str | os.PathLike):
-        with writing(os.fspath(out), m, dtype, name) as write:
+        with writing(os.fspath(out), (m, *width), dtype, name) as write:
             for block in job.blocks():
                 write(block)
         return out
@@ -344,10 +344,8 @@ def debias(
 ) -> Any:
     """Return the samples, moved by half a mean-shift step: :func:`sdkde_core.debias`, shard by shard.
 
-    Parameters as for :func:`estimate`; ``out`` is an array (n, d), no path.
+    Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).
     """
-    if isinstance(out, str | os.PathLike):
-        raise TypeError("out is a path; pass an array of shape (n, d), which may be memory-mapped, or zarr's")
     request = Request.of(Goal.DEBIASED, options, "out", "memory", "checkpoint", "resume", "progress")
     with ExitStack() as kept:
         job = Job.of(kept, request, train, memory=memory, checkpoint=checkpoint, resume=resume)
