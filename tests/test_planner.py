@@ -45,8 +45,8 @@ def parts(ready, step, shards, rows, blocks, alike=False):
     found = []
     for start, stop in blocks:
         sums = None
-        for columns, (first, _) in zip(shards, ready.shards, strict=True):
-            at = (start, first) if alike else None
+        for columns, shard in zip(shards, ready.shards, strict=True):
+            at = (start, shard) if alike else None
             sums = ready.fold(sums, ready.partial(step, columns, rows[start:stop], at))
         found.append(sums)
     return found

@@ -289,7 +289,7 @@ class _Graph:
         """
         place, parts = (step, *rows[1:]), list[Key]()
         for j, shard in enumerate(columns):
-            at = None if first is None else (first, self.shards[j][0])
+            at = None if first is None else (first, self.shards[j])
             parts.append(self.of("partial", (*place, j), "partial", step, shard, rows, at=at))
             if len(parts) == FOLDED or (j == len(columns) - 1 and j):
                 parts = [self.add("folded", (*place, j), _folded, self.frozen, parts)]

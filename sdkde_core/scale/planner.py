@@ -191,7 +191,7 @@ class Frozen:
         return pack_on(self.devices, choice.backend, choice.info, problem, there)
 
     def partial(
-        self, step: int, columns: Columns | Reducer | None, rows: Array, at: tuple[int, int] | None = None
+        self, step: int, columns: Columns | Reducer | None, rows: Array, at: tuple[int, tuple[int, int]] | None = None
     ) -> Partial:
         """Return what some rows of a pass are over one shard, as NumPy arrays.
 
@@ -202,8 +202,8 @@ class Frozen:
         columns : Columns, or what :meth:`packed` has returned
         rows : (k, d) array
             Whitened: of the samples where the pass moves them, else of the queries.
-        at : (int, int), optional
-            Where rows and columns are samples alike: the numbers of the first row and of the shard's first column.
+        at : (int, (int, int)), optional
+            Where rows and columns are samples alike: the number of the first row, and the shard's (start, stop).
 
         Raises
         ------
@@ -218,7 +218,7 @@ class Frozen:
         parts = [functools.partial(self._queries, step, columns, rows[:first])] if first else []
         if first < last:
             ends = [(first + offset, last + offset)]
-            if at is not None and ends == [(0, n := self._width(at[1]))]:
+            if at is not None and ends == [(0, n := at[1][1] - at[1][0])]:
                 ends = shares(n, 2)  # all columns as rows may have other bits than some of them
             parts += [functools.partial(self._columns, step, columns, some) for some in ends]
         if last < len(rows) or not len(rows):
@@ -226,17 +226,13 @@ class Frozen:
         with np.errstate(all="ignore"):
             return concatenate([each(part()[0], to_host) for part in parts])
 
-    def _own(self, at: tuple[int, int] | None, count: int) -> tuple[int, int, int]:
+    def _own(self, at: tuple[int, tuple[int, int]] | None, count: int) -> tuple[int, int, int]:
         """Which of so many rows are asked for as columns of the shard, first and last, and their place there."""
         if at is None or "range" not in self._choice.info.features:
             return 0, 0, 0
-        offset = at[0] - at[1]
-        first, last = max(0, -offset), min(count, self._width(at[1]) - offset)
+        row, (start, stop) = at
+        first, last, offset = max(0, start - row), min(count, stop - row), row - start
         return (first, last, offset) if first < last else (0, 0, 0)
-
-    def _width(self, first: int) -> int:
-        """How many columns the shard has that begins there."""
-        return min(self.width, self.shape.n - first)
 
     def _columns(self, step: int, columns: Reducer, some: tuple[int, int]) -> tuple[Partial, int]:
         """Sum with some of the columns as rows."""

@@ -190,8 +190,8 @@ class Job:
                 rows = self.frozen.whitened(rows_of.at(start, stop))
                 sums: Partial | None = None
                 shards = zip(_ahead(self._shards(step, kept)), self.frozen.shards, strict=True)
-                for columns, (first, _) in shards:
-                    at = (start, first) if alike else None
+                for columns, shard in shards:
+                    at = (start, shard) if alike else None
                     sums = self.frozen.fold(sums, self.frozen.partial(step, columns, rows, at))
                 assert sums is not None
                 parts.write(start, self._finished(rows, sums, last))

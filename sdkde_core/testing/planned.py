@@ -101,8 +101,8 @@ class _Plan:
 
     def _sums(self, step: int, shards: Sequence[Any], rows: Array, block: tuple[int, int], alike: bool) -> Partial:
         sums = None
-        for shard, (first, _) in zip(shards, self.frozen.shards, strict=True):
-            at = (block[0], first) if alike else None
-            sums = self.frozen.fold(sums, self.frozen.partial(step, shard, rows[slice(*block)], at))
+        for columns, shard in zip(shards, self.frozen.shards, strict=True):
+            at = (block[0], shard) if alike else None
+            sums = self.frozen.fold(sums, self.frozen.partial(step, columns, rows[slice(*block)], at))
         assert sums is not None
         return sums
