@@ -16,6 +16,7 @@ from sdkde_core.scale import planner
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
+graph = pytest.importorskip("sdkde_core.scale.dask")
 
 RNG = np.random.default_rng(0)
 N, M, D = 3 * QUANTUM + 501, QUANTUM + 77, 2
@@ -25,8 +26,9 @@ HOW = {"bandwidth": [0.3, 0.4], "backend": "numpy"}
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Four shards."""
+    """Four shards, and small blocks of rows."""
     monkeypatch.setattr(planner, "NUMBERS", QUANTUM * D)
+    monkeypatch.setattr(graph, "CPU", (1 << 36, 64, 0))
 
 
 def chunked(x, rows):
@@ -202,8 +204,10 @@ def test_tasks_that_lose_their_workers_again_and_again_are_given_up(cluster):
     from distributed import KilledWorker
 
     client = cluster(2)[1]
-    with pytest.raises(KilledWorker, match="sdkde-"):
-        client.compute(sdkde_core.estimate(chunked(X, 999).map_blocks(ends, dtype=float), **HOW)).result(timeout=120)
+    with pytest.raises(KilledWorker, match=r"run task .*ends-.* on 4 different workers"):
+        client.compute(sdkde_core.estimate(chunked(X, 999).map_blocks(ends, meta=np.empty((0, 0))), **HOW)).result(
+            timeout=120
+        )
 
 
 def blocks(section):

@@ -44,9 +44,10 @@ __all__ = ["lazy"]
 Array = NDArray[Any]
 Key = tuple[Any, ...]
 
-#: What a task's pairs are worth at most, each d + 16, and how many blocks of rows there are at least where there are
-#: rows enough: of a CPU's core some seconds; on a GPU, where the user says that it is one, a second.
-CPU, GPU = (1 << 36, 64), (1 << 46, 8)
+#: What a task's pairs are worth at most, each d + 16; how many blocks of rows there are at least; and what they are
+#: worth all the same, as a block takes Dask some eight tasks of one or two milliseconds each. Of a CPU's core that is
+#: some seconds, and a fifth of one; on a GPU, where the user says that it is one, a second.
+CPU, GPU = (1 << 36, 64, 1 << 31), (1 << 46, 8, 0)
 
 #: Tasks of a pass at most, as a scheduler takes about a millisecond for each; and numbers in a block of rows at most.
 TASKS, NUMBERS = 1 << 15, 1 << 24
@@ -125,8 +126,9 @@ def _on_host(block: Any, name: str) -> Array:
 def rows_of_a_task(m: int, n: int, d: int, device: Any) -> int:
     """Return how many of m rows a task sums over a shard of n columns: a multiple of 1024, by these alone."""
     first, width = device if isinstance(device, str) or not device else device[0], width_of_a_shard(n, d)
-    work, fewest = GPU if first and first != "cpu" else CPU
-    rows = max(min(work // (width * (d + 16)), -(-m // fewest)), -(-m * -(-n // width) // TASKS))
+    most, fewest, least = GPU if first and first != "cpu" else CPU
+    row = width * (d + 16)
+    rows = max(min(most // row, max(-(-m // fewest), least // row)), -(-m * -(-n // width) // TASKS))
     return -(-max(1, min(rows, NUMBERS // d)) // QUANTUM) * QUANTUM
 
 
