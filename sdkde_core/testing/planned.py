@@ -44,8 +44,12 @@ def _case(has_weights: bool) -> Case:
 
 def planned(target: Target, parameter: str) -> None:
     """Every pass of an estimate, cut by the planner, is within the tolerance; other cuts and orders have its bits."""
+    for has_weights in (False, True) if "weights" in target.info.features else (False,):
+        _planned(target, parameter, _case(has_weights))
+
+
+def _planned(target: Target, parameter: str, case: Case) -> None:
     precision, method = parameter.split("-")
-    case = _case("weights" in target.info.features)
     plan = _Plan(target, case, precision, method)
     columns, rows = [case.points[a:b] for a, b in plan.frozen.shards], case.points
     if method == "sdkde":
@@ -68,10 +72,7 @@ class _Plan:
 
         reductions = [Reduction.MEAN, Reduction.LOG_SUM] if method == "sdkde" else [Reduction.LAPLACE]
         posed = [target.whole_problem(case, r, precision) for r in reductions]
-        extent = max(p.extent for p in posed) + 10.0  # what moves stays within it
-        posed = [replace(p, extent=extent, m=N if k == 0 else M) for k, p in enumerate(posed)]
-        for problem in posed:
-            target.ask(problem)
+        posed = [replace(p, m=N if k == 0 else M) for k, p in enumerate(posed)]  # what moves, moves towards the others
         request, shape = Request(Goal.DENSITY, method=method, bandwidth=1.0), Shape(N, 3, None, "float64", True)
         placed = Bandwidth.of(1.0, 3), np.zeros(3), 0.0, target.info.name, target.device, ()
         self.frozen = Frozen(request, shape, *placed, tuple(posed), (0,) * len(posed), WIDTH, QUANTUM, "")

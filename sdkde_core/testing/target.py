@@ -72,7 +72,7 @@ class Target:
         lacking = problem.requires - self.info.features - PROVIDED
         if lacking:
             raise NotDeclared(f"lacks {', '.join(sorted(lacking))}")
-        self.ask(within_limit(self.info, problem, 1.0))
+        self._ask(within_limit(self.info, problem, 1.0))
         return problem
 
     def whole_problem(self, case: Case, reduction: Reduction, precision: str, **options: Any) -> Problem:
@@ -81,11 +81,10 @@ class Target:
         lacking = problem.requires - self.info.features
         if lacking:
             raise NotDeclared(f"lacks {', '.join(sorted(lacking))}")
-        self.ask(problem)
+        self._ask(problem)
         return problem
 
-    def ask(self, problem: Problem) -> None:
-        """:class:`NotDeclared` where the backend declines a problem."""
+    def _ask(self, problem: Problem) -> None:
         support = self.info.supports(problem)
         if not support.ok:
             raise NotDeclared(support.reason)
