@@ -74,6 +74,14 @@ def test_moved_samples():
     assert np.array_equal(bits(moved), scale.debias(X, **HOW))
 
 
+def test_a_shard_stays_packed_for_the_next_rows(monkeypatch):
+    packed, real = [], planner.Frozen.packed
+    monkeypatch.setattr(planner.Frozen, "packed", lambda self, *of: packed.append(of[0]) or real(self, *of))
+    how = {"method": "kde", **HOW}
+    found = bits(sdkde_core.estimate(chunked(X[:900], 500), X, **how))
+    assert packed == [0] and np.array_equal(found, scale.estimate(X[:900], X, **how))
+
+
 def refusing(shape, chunks=700):
     """An array whose numbers cannot be had."""
 

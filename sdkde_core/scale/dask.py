@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -193,6 +194,18 @@ def _of(frozen: Frozen, *args: Any, method: str, **values: Any) -> Any:
 
 
 @_task
+def _partial(frozen: Frozen, shard: Columns, rows: Array, *, step: int, at: Any) -> Partial:
+    """The sums of some rows over a shard; it stays packed for the next rows that this thread takes.
+
+    As long as ``frozen`` is on the worker; what it keeps does not travel.
+    """
+    kept = frozen.__dict__.setdefault("_kept", threading.local())
+    if getattr(kept, "of", None) != (step, id(shard)):
+        kept.of, kept.shard, kept.packed = (step, id(shard)), shard, frozen.packed(step, shard)
+    return frozen.partial(step, kept.packed, rows, at)
+
+
+@_task
 def _folded(frozen: Frozen, parts: list[Partial]) -> Partial:
     return functools.reduce(frozen.fold, parts)
 
@@ -292,7 +305,7 @@ class _Graph:
         place, parts = (step, *rows[1:]), list[Key]()
         for j, shard in enumerate(columns):
             at = None if first is None else (first, self.shards[j])
-            parts.append(self.of("partial", (*place, j), "partial", step, shard, rows, at=at))
+            parts.append(self.add("partial", (*place, j), _partial, self.frozen, shard, rows, step=step, at=at))
             if len(parts) == FOLDED or (j == len(columns) - 1 and j):
                 parts = [self.add("folded", (*place, j), _folded, self.frozen, parts)]
         return parts[0]

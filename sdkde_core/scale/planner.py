@@ -178,7 +178,7 @@ class Frozen:
         return select.choose(self.problems, backend=self.backend, **where)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_choice"}
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def packed(self, step: int, columns: Columns) -> Reducer | None:
         """Return a shard's columns ready for any number of blocks of rows; None where none has weight."""
