@@ -126,10 +126,10 @@ def test_near_points_are_taken_by_pairs_beside_far_ones(away):
 
 
 def test_where_most_points_are_far_there_are_no_blocks():
-    x = np.random.default_rng(6).normal(50.0, size=(N, D))
+    x = np.random.default_rng(6).normal(50.0, size=(n := QUANTUM + 7, D))
     (got, apart), asked = by_pairs(x, 80.0, limit=10.0)
-    is_right(got, x, np.r_[:9, N - 9 : N])
-    assert not any(asked) and apart == N
+    is_right(got, x, np.r_[:9, n - 9 : n])
+    assert not any(asked) and apart == n
 
 
 def test_blocks_are_dealt_out_evenly():
