@@ -121,7 +121,7 @@ def test_every_format_into_a_pipe(extension):
     reader = threading.Thread(target=lambda: read.append(Path(name).read_bytes()), daemon=True)
     reader.start()
     want = np.linspace(0.0, 1.0, 9)
-    with files.writing(name, 9, "float64", "density") as write:
+    with files.writing(name, (9,), "float64", "density") as write:
         write(want[:5])
         write(want[5:])
     reader.join(60)
@@ -200,7 +200,7 @@ def test_csv_as_people_write_it():
 def test_csv_keeps_every_digit():
     for dtype in ("float32", "float64"):
         values = np.array([0.1, 1 / 3, 1e-40, np.nan, np.inf, 5e-324]).astype(dtype)
-        with files.writing("v.csv", 6, dtype, "v") as write:
+        with files.writing("v.csv", (6,), dtype, "v") as write:
             write(values[:4])
             write(values[4:])
         np.testing.assert_array_equal(np.loadtxt("v.csv", skiprows=1).astype(dtype), values)

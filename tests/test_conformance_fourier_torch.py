@@ -16,7 +16,7 @@ class TestFourierTorchAlways(BackendConformance):
     options: ClassVar = {"always": True}
     dimensions = (2,)
     draws = 8
-    slow = ("sizes", "multi_scale", "exclude_self", "threads")
+    slow = ("sizes", "multi_scale", "exclude_self", "threads", "planned")
 
     @pytest.mark.covering(2)
     def test_tolerance(self, parameter):

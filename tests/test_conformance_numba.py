@@ -23,6 +23,7 @@ class TestNumbaSkipping(BackendConformance):
     slow = (
         *("declaration", "query_chunks", "column_chunks", "multi_scale", "sizes", "result_format", "expected_rows"),
         *("threads", "interrupts", "forked_child", "kernel", "state_reuse", "results_are_the_callers", "repeat"),
+        "planned",
     )
 
 

@@ -16,6 +16,7 @@ from sdkde_core.scale import planner
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
+graph = pytest.importorskip("sdkde_core.scale.dask")
 
 RNG = np.random.default_rng(0)
 N, M, D = 3 * QUANTUM + 501, QUANTUM + 77, 2
@@ -25,8 +26,9 @@ HOW = {"bandwidth": [0.3, 0.4], "backend": "numpy"}
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Four shards."""
+    """Four shards, and small blocks of rows."""
     monkeypatch.setattr(planner, "NUMBERS", QUANTUM * D)
+    monkeypatch.setattr(graph, "CPU", (1 << 36, 64, 0))
 
 
 def chunked(x, rows):
@@ -70,6 +72,14 @@ def test_moved_samples():
     moved = sdkde_core.debias(chunked(X, 1000), **HOW)
     assert moved.shape == X.shape and moved.chunks[0] == (1000, 1000, 1000, 573)
     assert np.array_equal(bits(moved), scale.debias(X, **HOW))
+
+
+def test_a_shard_stays_packed_for_the_next_rows(monkeypatch):
+    packed, real = [], planner.Frozen.packed
+    monkeypatch.setattr(planner.Frozen, "packed", lambda self, *of: packed.append(of[0]) or real(self, *of))
+    how = {"method": "kde", **HOW}
+    found = bits(sdkde_core.estimate(chunked(X[:900], 500), X, **how))
+    assert packed == [0] and np.array_equal(found, scale.estimate(X[:900], X, **how))
 
 
 def refusing(shape, chunks=700):
@@ -133,6 +143,11 @@ def test_what_cannot_be_is_refused():
         bits(sdkde_core.estimate(da.ma.masked_less(x, 0), **HOW))
 
 
+def ends(block):
+    """What a worker does not survive."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.fixture
 def cluster():
     distributed = pytest.importorskip("distributed")
@@ -161,28 +176,46 @@ def test_the_same_bits_on_workers(cluster, workers):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_a_lost_worker_changes_nothing(cluster):
+@pytest.mark.parametrize("kills", [2, 20])
+def test_a_lost_worker_changes_nothing(cluster, kills):
+    """Killed at random moments, in one estimate or in several; a worker is started anew in the place of one lost."""
     x = np.random.default_rng(1).normal(size=(25_000, D))
-    local = cluster(2)[0]
-    p = sdkde_core.estimate(chunked(x, 999), **HOW)
-    killed, moments, done = [], np.random.default_rng(), threading.Event()
+    killed, moments, expected = 0, np.random.default_rng(), scale.estimate(x, **HOW)
+    with dask.config.set({"distributed.scheduler.allowed-failures": 2 * kills}):
+        local = cluster(2)[0]
+    while killed < kills:
+        done, pids, most = threading.Event(), [], min(3, kills - killed)
 
-    def kill():
-        while len(killed) < 2 and not done.wait(moments.uniform(0.5, 2.0)):
-            alive = [one.pid for one in local.workers.values() if one.pid]
-            if alive:
-                os.kill(alive[moments.integers(len(alive))], signal.SIGKILL)
-                killed.append(alive)
+        def kill(done=done, pids=pids, most=most):
+            while len(pids) < most and not done.wait(moments.uniform(0.3, 2.0)):
+                alive = [one.pid for one in list(local.workers.values()) if one.pid]
+                if alive:
+                    os.kill(alive[moments.integers(len(alive))], signal.SIGKILL)
+                    pids.append(alive)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        found = p.compute()
-    finally:
-        done.set()
-        killer.join()
-    assert killed
-    assert np.array_equal(found, scale.estimate(x, **HOW))
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            found = sdkde_core.estimate(chunked(x, 999), **HOW).compute()
+        finally:
+            done.set()
+            killer.join()
+        assert pids
+        killed += len(pids)
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_tasks_that_lose_their_workers_again_and_again_are_given_up(cluster):
+    """With the default of Dask's; the error names the task."""
+    from distributed import KilledWorker
+
+    client = cluster(2)[1]
+    with pytest.raises(KilledWorker, match=r"run task .*ends-.* on 4 different workers"):
+        client.compute(sdkde_core.estimate(chunked(X, 999).map_blocks(ends, meta=np.empty((0, 0))), **HOW)).result(
+            timeout=120
+        )
 
 
 def blocks(section):

@@ -291,6 +291,19 @@ class RangeCutByRows(NumpyBackend):
         return super().reduce(problem, queries, state, own_offset)
 
 
+class RangesKept(NumpyBackend):
+    """The rows of a range are packed once for each number of them."""
+
+    def prepare(self, problem, columns):
+        return {"state": super().prepare(problem, columns), "rows": {}}
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        kept, state = state["rows"], state["state"]
+        if queries is None and problem.m < len(state.formula.points):
+            own_offset = kept.setdefault(problem.m, own_offset)
+        return super().reduce(problem, queries, state, own_offset)
+
+
 class OtherSideUnweighted(NumpyBackend):
     """The weights count for the first side of a block only."""
 
@@ -398,6 +411,7 @@ MUTANTS = {
     "a range begins on a tile": (RangeBeginsOnTile, INFO, {"row_range"}),
     "a range leaves out the first columns": (RangeLeavesOutFirstColumns, INFO, {"row_range", "range_bits"}),
     "a range is cut by its rows": (RangeCutByRows, INFO, {"range_bits"}),
+    "ranges kept by their length": (RangesKept, replace(INFO, features=INFO.features - {"pairs"}), {"planned"}),
     "a block's other side without weights": (OtherSideUnweighted, INFO, {"pairs"}),
     "a block's other side over all columns": (BlocksForgetTheOtherSide, INFO, {"pairs"}),
     "a block that differs the second time": (PairsUnsteady, INFO, {"pairs"}),
@@ -503,13 +517,14 @@ def test_names_are_stable():
         "row_range[high-laplace]",
         "range_bits[fast-mean]",
         "pairs[float64-mean]",
+        "planned[float64-sdkde]",
         "drawn[12-d17-p400000]",
     } <= set(names)
     assert set(CHECKS) == {
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched", "results_are_the_callers"),
         *("expected_rows", "threads", "far_below", "not_a_number", "exclude_self", "multi_scale", "grad", "drawn"),
-        *("interrupts", "forked_child", "kernel", "row_range", "range_bits", "pairs"),
+        *("interrupts", "forked_child", "kernel", "row_range", "range_bits", "pairs", "planned"),
     }
 
 

@@ -74,7 +74,7 @@ ROOMS = {
     "distributed": {"arrays", "engine", "estimator"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
     "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "scale", "api", "interop"},
-    "testing": {"protocol", "arrays", "engine", "choice", "plugin"},
+    "testing": {"protocol", "arrays", "engine", "choice", "plugin", "bandwidth", "estimator", "scale"},
 }
 
 

@@ -40,13 +40,14 @@ def frozen(x=X, y=Y, w=None, **options):
     return answered(freeze(request, shape), ask)
 
 
-def parts(ready, step, shards, rows, blocks):
-    """The sums of a pass, block by block."""
+def parts(ready, step, shards, rows, blocks, alike=False):
+    """The sums of a pass, block by block; ``alike``: rows and columns are samples alike."""
     found = []
     for start, stop in blocks:
         sums = None
-        for columns in shards:
-            sums = ready.fold(sums, ready.partial(step, columns, rows[start:stop]))
+        for columns, shard in zip(shards, ready.shards, strict=True):
+            at = (start, shard) if alike else None
+            sums = ready.fold(sums, ready.partial(step, columns, rows[start:stop], at))
         found.append(sums)
     return found
 
@@ -57,11 +58,12 @@ def densities(ready, x=X, y=Y, w=None, log=False, blocks=None):
     shards = [ready.columns(x[a:b], own) for (a, b), own in zip(ready.shards, weights)]
     rows = ready.whitened(x)
     if len(ready.problems) > 1:
-        sums = parts(ready, 0, shards, rows, blocks(len(x)))
+        sums = parts(ready, 0, shards, rows, blocks(len(x)), alike=True)
         moved = np.concatenate([ready.moved(rows[a:b], s) for (a, b), s in zip(blocks(len(x)), sums)])
         shards = [ready.moved_columns(moved[a:b], own) for (a, b), own in zip(ready.shards, weights)]
     rows = rows if y is None else ready.whitened(y)
-    last = parts(ready, len(ready.problems) - 1, shards, rows, blocks(len(rows)))
+    alike = y is None and len(ready.problems) == 1
+    last = parts(ready, len(ready.problems) - 1, shards, rows, blocks(len(rows)), alike)
     return np.concatenate([ready.density(sums, log) for sums in last])
 
 
@@ -87,6 +89,27 @@ def test_the_same_bits_however_rows_are_cut_and_whoever_computes_them(weighted):
     once = densities(ready, w=w, log=True)
     elsewhere = replace(pickle.loads(pickle.dumps(ready)), devices=("cpu", "cpu"))
     assert np.array_equal(densities(elsewhere, w=w, log=True, blocks=lambda m: [(0, m)]), once)
+
+
+def test_rows_that_are_columns_of_the_shard_are_asked_for_as_such():
+    """By ranges of whole quanta that never are all columns; the others as queries."""
+    ready, asked = replace(frozen(bandwidth=0.4, backend="numpy"), width=2 * QUANTUM), []
+
+    class Noting(type(ready._choice.backend)):
+        def reduce(self, problem, queries, state, own_offset=0):
+            if problem.reduction == "mean":
+                asked.append((problem.m, problem.n, own_offset) if queries is None else len(queries))
+            return super().reduce(problem, queries, state, own_offset)
+
+    ready.__dict__["_choice"] = replace(ready._choice, backend=Noting())
+    densities(ready, blocks=lambda m: [(0, QUANTUM), (QUANTUM, m)])
+    rest = N - 2 * QUANTUM
+    first_block, second_block = [(QUANTUM, 2 * QUANTUM, 0), QUANTUM], [(QUANTUM, 2 * QUANTUM, QUANTUM), rest, QUANTUM]
+    assert asked == [*first_block, *second_block, (rest, rest, 0)]
+    asked.clear()
+    densities(ready, blocks=lambda m: [(0, m)])
+    halves = [(QUANTUM, 2 * QUANTUM, start) for start in (0, QUANTUM)]
+    assert asked == [*halves, rest, 2 * QUANTUM, (rest, rest, 0)]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -211,3 +234,16 @@ def test_the_identity_tells_what_bits_follow_from():
         {"method": "kde"},
     ):
         assert frozen(**{"bandwidth": 0.5, "backend": "numpy"} | change).identity() != base
+
+
+def test_the_identity_has_the_names_of_cards(monkeypatch):
+    """Kernels cut the work by the card, so another model has other bits; another card of one model has not."""
+    cards = {"cuda:0": "H100", "cuda:1": "H200", "cuda:2": "H200"}
+    monkeypatch.setattr(planner, "gpu_name", cards.get)
+    base = frozen(bandwidth=0.5, backend="numpy")
+    assert base.identity()["device"] == ["cpu"]
+    found = [replace(base, device=device).identity() for device in cards]
+    assert [one["device"] for one in found] == [["cuda", "H100"], ["cuda", "H200"], ["cuda", "H200"]]
+    assert found[0] != found[1] == found[2]
+    assert replace(base, device="cuda:1", devices=("cuda:1", "cuda:2")).identity() == found[1]
+    assert replace(base, device="cuda:0", devices=("cuda:0", "cuda:2")).identity()["device"] == ["cuda", "H100", "H200"]

@@ -67,6 +67,37 @@ def test_to_every_kind_of_sink(tmp_path):
     assert np.array_equal(z[:], expected)
 
 
+@pytest.mark.parametrize("name", ["moved.npy", "moved.zarr", "moved.npz", "moved.csv", "moved.parquet"])
+def test_moved_samples_to_a_file_from_a_checkpoint(tmp_path, name, monkeypatch):
+    """An interrupted run goes on with the blocks that are there."""
+    pytest.importorskip("zarr")
+    pytest.importorskip("pyarrow")
+    path, how = str(tmp_path / name), {"checkpoint": tmp_path / "checkpoint", **HOW}
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        _fail_at_the_second_block(patched)
+        scale.debias(X, out=path, **how)
+    assert not (tmp_path / name).exists() and len(list((tmp_path / "checkpoint" / "results.zarr" / "c").iterdir())) == 1
+    with pytest.raises(ValueError, match="resume=True"):
+        scale.debias(X, out=path, **how)
+    assert scale.debias(X, out=path, resume=True, **how) == path
+    read = scale.files.source(path)
+    assert np.array_equal(read.read().astype(np.float32), scale.debias(X, **HOW))
+    if name.endswith((".csv", ".parquet")):
+        assert read.names == ("debiased_0", "debiased_1", "debiased_2")
+
+
+def _fail_at_the_second_block(patched):
+    real, written = scale.checkpoint._Chunks.write, []
+
+    def write(self, start, block):
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(start)
+        real(self, start, block)
+
+    patched.setattr(scale.checkpoint._Chunks, "write", write)
+
+
 def test_moved_samples_and_methods():
     np.testing.assert_allclose(scale.debias(X, **HOW), sdkde_core.debias(X, **HOW), atol=1e-3)
     for method in ("kde", "laplace"):

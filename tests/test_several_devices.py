@@ -69,33 +69,67 @@ def test_the_same_numbers_on_any_number_of_devices_beside_outliers(points, queri
         assert np.allclose(got.log_sum[picked], log_sum, 3e-6, 1e-5)
 
 
-def test_blocks_of_pairs_have_the_same_bits_on_any_number_of_devices():
-    """Where the backend takes each pair of the points once, for both; within the tolerance of the sums themselves."""
-    x, log_weights = np.random.default_rng(6).normal(size=(N, D)), np.full(N, -np.log(N))
-    problem = Problem(Reduction.MEAN, m=N, n=N, d=D, extent=8.0, precision="high")
-
-    def work(problem, config):
-        return replace(INFO.work(problem, config), exps=0.5 * problem.pairs)
-
-    asked = []
+def by_pairs(x, extent, limit=np.inf):
+    """All points as rows on 1, 2, 3 and 5 devices, by a backend that takes each pair once; and blocks asked for."""
+    log_weights, asked, answers = np.full(len(x), -np.log(len(x))), [], []
+    problem = Problem(Reduction.MEAN, m=len(x), n=len(x), d=D, extent=extent, precision="high")
 
     class Noting(type(INFO.load())):
         def reduce_pairs(self, problem, state, rows, columns):
-            asked.append((rows, columns))
+            asked[-1].append((rows, columns))
             return super().reduce_pairs(problem, state, rows, columns)
 
-    info = replace(INFO, work=work)
-    answers = []
+    info = replace(
+        INFO,
+        work=lambda problem, config: replace(INFO.work(problem, config), exps=0.5 * problem.pairs),
+        extent_limit=lambda problem: limit,
+        supports=lambda problem: Support(problem.extent <= limit, "up to a limit"),  # beyond: exact sums
+    )
     for number in (1, 2, 3, 5):
-        asked.clear()
-        answers.append(Spread(["cpu"] * number, Noting(), info, problem, Columns(x, log_weights)).reduce()[0])
-        assert sorted(asked) == sorted({(a, b) for b in blocks(N) for a in blocks(N) if a <= b})
-    for other in answers[1:]:
-        assert np.array_equal(other.log_sum, answers[0].log_sum) and np.array_equal(other.shift, answers[0].shift)
-    picked = np.r_[:9, QUANTUM - 3 : QUANTUM + 3, N - 9 : N]
-    want = reference.near_sums(x[picked], x, log_weights)
-    assert np.allclose(answers[0].log_sum[picked], want.log_sum, 1e-6, 1e-5)
-    assert np.allclose(answers[0].shift[picked], want.shift, 0, 9e-6)
+        asked.append([])
+        answers.append(Spread(["cpu"] * number, Noting(), info, problem, Columns(x, log_weights)).reduce())
+    for other, _ in answers[1:]:
+        first = answers[0][0]
+        assert np.array_equal(other.log_sum, first.log_sum) and np.array_equal(other.shift, first.shift)
+    return answers[0], asked
+
+
+def is_right(got, x, picked):
+    want = reference.near_sums(x[picked], x, np.full(len(x), -np.log(len(x))))
+    assert np.allclose(got.log_sum[picked], want.log_sum, 1e-6, 1e-5)
+    assert np.allclose(got.shift[picked], want.shift, 0, 9e-6)
+
+
+def test_blocks_of_pairs_have_the_same_bits_on_any_number_of_devices():
+    """Where the backend takes each pair of the points once, for both; within the tolerance of the sums themselves."""
+    x = np.random.default_rng(6).normal(size=(N, D))
+    (got, apart), asked = by_pairs(x, 8.0)
+    for those in asked:
+        assert sorted(those) == sorted({(a, b) for b in blocks(N) for a in blocks(N) if a <= b})
+    is_right(got, x, np.r_[:9, QUANTUM - 3 : QUANTUM + 3, N - 9 : N])
+    assert not apart
+
+
+@pytest.mark.parametrize("away", [15.0, 1e4])
+def test_near_points_are_taken_by_pairs_beside_far_ones(away):
+    """Far ones that near rows feel, and such as they do not; more far ones than a block of exact sums has rows."""
+    x = np.random.default_rng(6).normal(size=(N, D))
+    far = np.zeros(N, bool)
+    far[np.r_[3, 900:930, N - 1]] = True
+    x[far] += [away, 0.0]
+    (got, apart), asked = by_pairs(x, 2.0 * away, limit=10.0)
+    n_near = N - far.sum()
+    for those in asked:
+        assert sorted(those) == sorted({(a, b) for b in blocks(n_near) for a in blocks(n_near) if a <= b})
+    is_right(got, x, np.r_[:9, 895:935, QUANTUM - 3 : QUANTUM + 3, N - 9 : N])
+    assert apart == far.sum()
+
+
+def test_where_most_points_are_far_there_are_no_blocks():
+    x = np.random.default_rng(6).normal(50.0, size=(n := QUANTUM + 7, D))
+    (got, apart), asked = by_pairs(x, 80.0, limit=10.0)
+    is_right(got, x, np.r_[:9, n - 9 : n])
+    assert not any(asked) and apart == n
 
 
 def test_blocks_are_dealt_out_evenly():

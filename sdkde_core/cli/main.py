@@ -139,7 +139,7 @@ def estimate(
     name = "log_density" if options["log"] else "density"
     with (
         about(**files),
-        writing(output, job.query.rows, job.dtype, name) as write,
+        writing(output, (job.query.rows,), job.dtype, name) as write,
         _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,
     ):
         for batch in job.densities(advance):
@@ -159,7 +159,7 @@ def _by_shards(
     with ExitStack() as kept:
         job = Job.of(kept, Request(Goal.DENSITY, **options, calls=1), train, query, log=log, **how)
         frozen, rows = job.frozen, job.frozen.problems[-1].m
-        write = kept.enter_context(writing(output, rows, frozen.shape.dtype, "log_density" if log else "density"))
+        write = kept.enter_context(writing(output, (rows,), frozen.shape.dtype, "log_density" if log else "density"))
         with _progress(job.rows, 1.0, hidden=quiet) as advance:
             job.run(advance)
         for block in job.blocks():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -243,21 +244,72 @@ class PackedColumns:
         problem, info = self._own_problem, self._info
         if "pairs" not in info.features or self._kept is not None or problem.reduction is not Reduction.MEAN:
             return False
-        if problem.requires - {"weights"} or problem.extent > self._own_limit or info.work is None:
+        if problem.requires - {"weights"} or info.work is None:
             return False
-        return info.work(problem, None).exps < 0.75 * problem.pairs
+        near, cut = self.n_near, problem.extent > self._own_limit
+        if cut and (self._limit > self._own_limit or self._takes_whole(problem.extent, self.n_far, problem.n)):
+            return False
+        problem = with_fields(problem, m=near, n=near, extent=min(problem.extent, self._own_limit))
+        return near > 0 and info.work(problem, None).exps < 0.75 * problem.pairs
+
+    @functools.cached_property
+    def n_near(self) -> int:
+        """How many points blocks of pairs are of: all, or those within the limit."""
+        if self._problem.extent <= self._own_limit:
+            return self._problem.n
+        self._count(None)
+        return self._problem.n - self.n_far
 
     def reduce_pairs(self, rows: tuple[int, int], columns: tuple[int, int]) -> tuple[Partial, Partial]:
-        """Reduce two ranges of the points, each over the other; see :class:`~sdkde_core.protocol.PairsBackend`."""
-        packed, backend = self._packed("all", self._backend, self._problem.extent), cast(PairsBackend, self._backend)
-        seen = watched(packed.columns.points)
-        sides = call(self._info, self._own_problem, backend.reduce_pairs, packed.state, rows, columns)
-        unchanged(self._info, self._problem.device, seen)
+        """Reduce two ranges of the near points, each over the other; see :class:`~sdkde_core.protocol.PairsBackend`."""
+        backend = cast(PairsBackend, self._backend)
+        if self.n_near < self._problem.n:
+            packed = self._packed("near", self._backend, self._limit)
+        else:
+            packed = self._packed("all", self._backend, min(self._problem.extent, self._own_limit))
+        problem, points = _of_rows(packed.problem, packed.problem.n, True), packed.columns.points
+        seen = watched(points)
+        sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns)
+        unchanged(self._info, problem.device, seen)
         found = [
-            checked(self._info, self._own_problem, packed.columns, self._points[start:stop, :], side)
+            checked(self._info, problem, packed.columns, points[start:stop, :], side)
             for (start, stop), side in zip((rows, columns), sides, strict=True)
         ]
         return found[0], found[1]
+
+    @property
+    def beside_pairs(self) -> tuple[int, int]:
+        """Which points :meth:`reduce_beside` is for, (first, last): the far ones, and near ones where they matter."""
+        n = self._problem.n
+        return (n if self.n_near == n or self._far is None else self.n_near if self._far.negligible else 0), n
+
+    def reduce_beside(self, start: int, stop: int) -> Partial:
+        """Reduce what blocks of pairs leave out, of some points, the near ones first and the far ones after them.
+
+        Near points are reduced over the far columns, far points over all.
+        """
+        assert self._far is not None  # else nothing is left out
+        near, order = self.n_near, marked_last(self._far.mask)
+        rows, cut = take_rows(self._points, order[start:stop]), min(max(near - start, 0), stop - start)
+        parts = []
+        for some, which, extent, of in (
+            (rows[:cut, :], "far", 0.0, near),
+            (rows[cut:, :], "all", self._problem.extent, self.n_far),
+        ):
+            if some.shape[0]:
+                packed = self._packed(cast(Which, which), *self._reaching(extent))
+                parts.append(self._sum([packed], some, of=of))
+        return concatenate(parts)
+
+    def join_pairs(self, pairs: Sequence[Partial], beside: Partial | None) -> Partial:
+        """Return the sums of all points, in their order: of blocks of pairs, by block, and of what these left out."""
+        near = concatenate(pairs)
+        if beside is None or self._far is None:
+            return near
+        if not self._far.negligible:
+            near = merge([near, each(beside, lambda x: x[: self.n_near])])
+            beside = each(beside, lambda x: x[self.n_near :])
+        return undo(concatenate([near, beside]), marked_last(self._far.mask))
 
     @functools.cached_property
     def _own_problem(self) -> Problem:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from ..protocol import QUANTUM, Partial
-from .merge import concatenate, merge
+from .merge import merge
 
 __all__ = ["Block", "Range", "blocks", "dealt", "merged", "shares"]
 
@@ -51,6 +51,6 @@ def dealt(ranges: Sequence[Range], parts: int) -> list[list[Block]]:
     return tasks
 
 
-def merged(found: Mapping[Block, Partial], count: int) -> Partial:
-    """Return the sums of all points, ``found[i, j]`` being those of the rows of block i over the columns of block j."""
-    return concatenate([merge([found[i, j] for j in range(count)]) for i in range(count)])
+def merged(found: Mapping[Block, Partial], count: int) -> list[Partial]:
+    """Return every block's sums, ``found[i, j]`` being those of the rows of block i over the columns of block j."""
+    return [merge([found[i, j] for j in range(count)]) for i in range(count)]

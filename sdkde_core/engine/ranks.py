@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -151,24 +151,39 @@ class AmongRanks:
         """As :meth:`PackedColumns.reduce`; the queries are this process's own, all have some."""
         extent = self._problem.extent if extent is None else extent
         if queries is None and self._packed.takes_pairs:
-            return self._by_pairs(), 0
+            return self._by_pairs(), self._packed.n_far
         return self._own(extent) if queries is None else self._queries(queries, distances, extent)
 
     def _own(self, extent: float) -> tuple[Partial, int]:
         """All points as rows: a share in each process."""
         # Two parts at least, as among devices, so that one process has the same bits as several.
         parts = shares(self._n, max(2, self._ranks.size))
-        mine = [p for i, p in enumerate(parts) if i % self._ranks.size == self._ranks.rank]
-        found = [self._packed.reduce(some=part, extent=extent) for part in mine or [(0, 1)]]
-        partial, apart = concatenate([one for one, _ in found]), max(far for _, far in found)
-        rows = slice(0, None if mine else 0)  # a process without a share adds nothing
-        got = {f.name: getattr(partial, f.name) for f in fields(Partial)}
-        whole = {name: None if x is None else self._ranks.joined(x[rows]) for name, x in got.items()}
-        return Partial(**whole), apart
+        apart = [0]
+
+        def task(part: tuple[int, int]) -> Partial:
+            partial, far = self._packed.reduce(some=part, extent=extent)
+            apart.append(far)
+            return partial
+
+        return self._dealt(parts, task), max(apart)
+
+    def _dealt(self, parts: Sequence[tuple[int, int]], task: Callable[[tuple[int, int]], Partial]) -> Partial:
+        """The sums of consecutive parts of rows, each part a task for one of the processes."""
+        size, places, start = self._ranks.size, {}, 0
+        mine = [part for i, part in enumerate(parts) if i % size == self._ranks.rank]
+        first = parts[0][0]
+        done = [task(part) for part in mine or [(first, first + 1)]]
+        rows = slice(0, None if mine else 0)  # a process without a task adds nothing
+        whole = each(concatenate(done), lambda x: self._ranks.joined(x[rows]))  # by process
+        for rank in range(size):
+            for i in range(rank, len(parts), size):
+                places[i] = start, start + parts[i][1] - parts[i][0]
+                start = places[i][1]
+        return concatenate([each(whole, functools.partial(_between, *places[i])) for i in range(len(parts))])
 
     def _by_pairs(self) -> Partial:
-        """All points as rows, each pair of them once, by one of the processes."""
-        ranges = blocks(self._n)
+        """All points as rows, each pair of near ones once, by one of the processes; the rest by ranges of rows."""
+        ranges = blocks(self._packed.n_near)
         tasks = dealt(ranges, self._ranks.size)
         sides = [
             side
@@ -183,7 +198,14 @@ class AmongRanks:
                 stop = start + ranges[place[0]][1] - ranges[place[0]][0]
                 found[place] = each(whole, functools.partial(_between, start, stop))
                 start = stop
-        return merged(found, len(ranges))
+        return self._packed.join_pairs(merged(found, len(ranges)), self._beside(*self._packed.beside_pairs))
+
+    def _beside(self, first: int, last: int) -> Partial | None:
+        """What blocks of pairs leave out; None where that is nothing."""
+        if first == last:
+            return None
+        parts = [(first + a, first + b) for a, b in blocks(last - first)]  # as among devices
+        return self._dealt(parts, lambda part: self._packed.reduce_beside(*part))
 
     def _queries(self, queries: Any, distances: Any, extent: float) -> tuple[Partial, int]:
         distances = radii(queries) if distances is None else distances

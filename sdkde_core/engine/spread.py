@@ -107,7 +107,7 @@ class Spread:
     ) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`."""
         if queries is None and some is None and self._packed[0].takes_pairs:
-            return self._by_pairs(), 0
+            return self._by_pairs(), self._packed[0].n_far
         extent = self._problem.extent if extent is None else extent
         first, last = (some or (0, self._n)) if queries is None else (0, queries.shape[0])
         # Two parts at least, so that on one device too the points are not taken as one whole, which has other bits.
@@ -129,28 +129,41 @@ class Spread:
                 rows, radius = self._sent(queries[start:stop, :], k), self._sent(distances[start:stop], k)
             given.append((k, start, stop, rows, None if rows is None else radius))
         found = self._at_once(part, given)
-        home = self._problem.device
         with memory_errors():
-            results = [each(partial, lambda x: convert(x, self._info.arrays, home)) for partial, _ in found]
+            results = [self._home(partial) for partial, _ in found]
         apart = max(each_apart for _, each_apart in found)
         if apart and whole is not None:
             apart = whole.far + self._packed[0].n_far
         return concatenate(results), apart
 
     def _by_pairs(self) -> Partial:
-        """All points as rows, each pair of them once."""
-        ranges = blocks(self._n)
+        """All points as rows, each pair of near ones once; what the far ones are to all, by ranges of rows."""
+        first = self._packed[0]
+        ranges = blocks(first.n_near)
         tasks = [(k, block) for k, mine in enumerate(dealt(ranges, len(self._devices))) for block in mine]
 
         def both(k: int, block: Block) -> tuple[Partial, Partial]:
             return self._packed[k].reduce_pairs(ranges[block[0]], ranges[block[1]])
 
-        home, found = self._problem.device, {}
+        found = {}
         with memory_errors():
             for (_, (i, j)), sides in zip(tasks, self._at_once(both, tasks)):
                 for place, side in (((i, j), sides[0]), ((j, i), sides[1])):
-                    found[place] = each(side, lambda x: convert(x, self._info.arrays, home))
-            return merged(found, len(ranges))
+                    found[place] = self._home(side)
+            return first.join_pairs(merged(found, len(ranges)), self._beside(*first.beside_pairs))
+
+    def _beside(self, first: int, last: int) -> Partial | None:
+        """What blocks of pairs leave out; None where that is nothing."""
+        if first == last:
+            return None
+        # Cut by their number alone, and not by the devices: exact sums may have other bits in a part of another size.
+        given = [(i % len(self._devices), first + a, first + b) for i, (a, b) in enumerate(blocks(last - first))]
+        found = self._at_once(lambda k, start, stop: self._packed[k].reduce_beside(start, stop), given)
+        return concatenate([self._home(part) for part in found])
+
+    def _home(self, partial: Partial) -> Partial:
+        """Bring sums to the first device."""
+        return each(partial, lambda x: convert(x, self._info.arrays, self._problem.device))
 
     def _sent(self, x: Any, k: int) -> Any:
         """Bring an array to a device; the calling thread's streams on both devices wait for each other."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,9 +45,10 @@ __all__ = ["lazy"]
 Array = NDArray[Any]
 Key = tuple[Any, ...]
 
-#: What a task's pairs are worth at most, each d + 16, and how many blocks of rows there are at least where there are
-#: rows enough: of a CPU's core some seconds; on a GPU, where the user says that it is one, a second.
-CPU, GPU = (1 << 36, 64), (1 << 46, 8)
+#: What a task's pairs are worth at most, each d + 16; how many blocks of rows there are at least; and what they are
+#: worth all the same, as a block takes Dask some eight tasks of one or two milliseconds each. Of a CPU's core that is
+#: some seconds, and a fifth of one; on a GPU, where the user says that it is one, a second.
+CPU, GPU = (1 << 36, 64, 1 << 31), (1 << 46, 8, 0)
 
 #: Tasks of a pass at most, as a scheduler takes about a millisecond for each; and numbers in a block of rows at most.
 TASKS, NUMBERS = 1 << 15, 1 << 24
@@ -125,8 +127,9 @@ def _on_host(block: Any, name: str) -> Array:
 def rows_of_a_task(m: int, n: int, d: int, device: Any) -> int:
     """Return how many of m rows a task sums over a shard of n columns: a multiple of 1024, by these alone."""
     first, width = device if isinstance(device, str) or not device else device[0], width_of_a_shard(n, d)
-    work, fewest = GPU if first and first != "cpu" else CPU
-    rows = max(min(work // (width * (d + 16)), -(-m // fewest)), -(-m * -(-n // width) // TASKS))
+    most, fewest, least = GPU if first and first != "cpu" else CPU
+    row = width * (d + 16)
+    rows = max(min(most // row, max(-(-m // fewest), least // row)), -(-m * -(-n // width) // TASKS))
     return -(-max(1, min(rows, NUMBERS // d)) // QUANTUM) * QUANTUM
 
 
@@ -191,6 +194,18 @@ def _of(frozen: Frozen, *args: Any, method: str, **values: Any) -> Any:
 
 
 @_task
+def _partial(frozen: Frozen, shard: Columns, rows: Array, *, step: int, at: Any) -> Partial:
+    """The sums of some rows over a shard; it stays packed for the next rows that this thread takes.
+
+    As long as ``frozen`` is on the worker; what it keeps does not travel.
+    """
+    kept = frozen.__dict__.setdefault("_kept", threading.local())
+    if getattr(kept, "of", None) != (step, id(shard)):
+        kept.of, kept.shard, kept.packed = (step, id(shard)), shard, frozen.packed(step, shard)
+    return frozen.partial(step, kept.packed, rows, at)
+
+
+@_task
 def _folded(frozen: Frozen, parts: list[Partial]) -> Partial:
     return functools.reduce(frozen.fold, parts)
 
@@ -240,15 +255,24 @@ class _Graph:
             ]
         if moves:
             moved = [
-                [self.of("moved", key[1:], "moved", key, self._sums(0, key, columns)) for key in keys] for keys in rows
+                [self.of("moved", key[1:], "moved", key, self._sums(0, key, columns, self._first(key))) for key in keys]
+                for keys in rows
             ]
             if self.request.goal is Goal.DEBIASED:
                 return self._array(itertools.chain(*moved), "unwhitened")
             columns = [self.add("shard", (j,), _moved_columns, columns[j], keys) for j, keys in enumerate(moved)]
-        flat = list(itertools.chain(*rows))
         if self.q is not None:
             flat = [self.of("queries", (i,), "whitened", (self.q.name, i, 0)) for i in range(len(self.queries))]
-        return self._array((self._sums(int(moves), key, columns) for key in flat), "density", log=self.log)
+            sums = [self._sums(int(moves), key, columns) for key in flat]
+        else:
+            flat = list(itertools.chain(*rows))
+            sums = [self._sums(int(moves), key, columns, None if moves else self._first(key)) for key in flat]
+        return self._array(sums, "density", log=self.log)
+
+    def _first(self, rows: Key) -> int:
+        """The number of the first sample among some rows."""
+        j, k = rows[1:]
+        return self.shards[j][0] + self.parts[j][k][0]
 
     def _samples(self, j: int) -> list[Key]:
         return [(self.x.name, j, 0)] + ([] if self.w is None else [(self.w.name, j)])
@@ -273,11 +297,15 @@ class _Graph:
             key = self.add("surveyed", (k,), _after, key, answers, last=k == len(abouts) - 1)
         return key
 
-    def _sums(self, step: int, rows: Key, columns: list[Key]) -> Key:
-        """Add the sums of rows over all shards, and return their key: a left fold, :data:`FOLDED` at a time."""
+    def _sums(self, step: int, rows: Key, columns: list[Key], first: int | None = None) -> Key:
+        """Add the sums of rows over all shards, and return their key: a left fold, :data:`FOLDED` at a time.
+
+        ``first``: the number of the first row, where rows and columns are samples alike.
+        """
         place, parts = (step, *rows[1:]), list[Key]()
         for j, shard in enumerate(columns):
-            parts.append(self.of("partial", (*place, j), "partial", step, shard, rows))
+            at = None if first is None else (first, self.shards[j])
+            parts.append(self.add("partial", (*place, j), _partial, self.frozen, shard, rows, step=step, at=at))
             if len(parts) == FOLDED or (j == len(columns) - 1 and j):
                 parts = [self.add("folded", (*place, j), _folded, self.frozen, parts)]
         return parts[0]

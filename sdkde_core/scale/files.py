@@ -379,8 +379,8 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 @contextmanager
-def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
-    """Open a file for one column of ``rows`` numbers, and yield the function that appends a batch, (k,).
+def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterator[Write]:
+    """Open a file for an array, and yield the function that appends a batch of its rows.
 
     The file takes its place at the end; after an error an older one is as it was.
 
@@ -388,10 +388,10 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
     ----------
     text : str
         The path, or ``path.npz:key``; an existing file is overwritten.
-    rows : int
+    shape : (rows,) or (rows, columns)
     dtype : {"float32", "float64"}
     name : str
-        Of the column (.csv, .parquet) or of the array (.npz without a key).
+        Of the column (.csv, .parquet; of several, with a number) or of the array (.npz without a key).
     """
     path, extension, key = _parse_place(text)
     if path.is_dir() and extension != ".zarr":
@@ -399,21 +399,22 @@ def writing(text: str, rows: int, dtype: str, name: str) -> Iterator[Write]:
     if not Path(os.path.realpath(path)).parent.is_dir():
         raise no_folder(path)
     if extension == ".zarr":
-        yield from _write_zarr(path, rows, np.dtype(dtype))
+        yield from _write_zarr(path, shape, np.dtype(dtype))
         return
     with (
         write_atomically(path) as temporary,
         temporary.open("wb") as file,
-        _WRITERS[extension](file, rows, np.dtype(dtype), key or name) as write,
+        _WRITERS[extension](file, shape, np.dtype(dtype), key or name) as write,
     ):
         yield write
 
 
-def _write_zarr(path: Path, rows: int, dtype: Any) -> Iterator[Write]:
+def _write_zarr(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Write]:
     """A folder, which takes its place at the end."""
     beside, done = path.with_name(f".{path.name}.{os.urandom(8).hex()}"), 0
     try:
-        x = zarr_module().create_array(beside, shape=(rows,), chunks=(max(1, min(rows, 1 << 20)),), dtype=dtype)
+        rows = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:])))
+        x = zarr_module().create_array(beside, shape=shape, chunks=(rows, *shape[1:]), dtype=dtype)
 
         def write(batch: Array) -> None:
             nonlocal done
@@ -437,16 +438,16 @@ def no_folder(path: Path) -> FileNotFoundError:
 
 
 @contextmanager
-def _write_npy(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
-    head = _npy_head(rows, dtype)
-    _reserve(file, len(head) + rows * dtype.itemsize)
+def _write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+    head = _npy_head(shape, dtype)
+    _reserve(file, len(head) + math.prod(shape) * dtype.itemsize)
     file.write(head)
     yield lambda batch: file.write(batch.tobytes())
 
 
-def _npy_head(rows: int, dtype: Any) -> bytes:
+def _npy_head(shape: tuple[int, ...], dtype: Any) -> bytes:
     head = io.BytesIO()
-    header = {"shape": (rows,), "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
     np.lib.format.write_array_header_1_0(head, header)
     return head.getvalue()
 
@@ -463,24 +464,41 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 
 @contextmanager
-def _write_npz(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+def _write_npz(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
     with zipfile.ZipFile(file, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-        member.write(_npy_head(rows, dtype))
+        member.write(_npy_head(shape, dtype))
         yield lambda batch: member.write(batch.tobytes())
 
 
 @contextmanager
-def _write_csv(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
-    file.write(f"{name}\n".encode())
-    yield lambda batch: file.writelines(f"{value!s}\n".encode() for value in batch)  # the shortest that reads back
+def _write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+    file.write((",".join(_names(name, shape)) + "\n").encode())
+
+    def write(batch: Array) -> None:
+        if len(shape) == 1:
+            file.writelines(f"{value!s}\n".encode() for value in batch)  # the shortest that reads back
+        else:
+            file.writelines((",".join(map(str, row)) + "\n").encode() for row in batch)
+
+    yield write
+
+
+def _names(name: str, shape: tuple[int, ...]) -> list[str]:
+    """The columns' names."""
+    return [name] if len(shape) == 1 else [f"{name}_{j}" for j in range(shape[1])]
 
 
 @contextmanager
-def _write_parquet(file: BinaryIO, rows: int, dtype: Any, name: str) -> Iterator[Write]:
+def _write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
     arrow, parquet = _pyarrow()
-    schema = arrow.schema([(name, arrow.from_numpy_dtype(dtype))])
+    schema = arrow.schema([(one, arrow.from_numpy_dtype(dtype)) for one in _names(name, shape)])
+
+    def write(batch: Array) -> None:
+        columns = [np.ascontiguousarray(column) for column in batch.reshape(len(batch), -1).T]
+        writer.write_batch(arrow.record_batch([arrow.array(column) for column in columns], schema=schema))
+
     with parquet.ParquetWriter(file, schema) as writer:
-        yield lambda batch: writer.write_batch(arrow.record_batch([arrow.array(batch)], schema=schema))
+        yield write
 
 
 _READERS: dict[str, Callable[[str, Path, str], Source]] = {
@@ -490,7 +508,7 @@ _READERS: dict[str, Callable[[str, Path, str], Source]] = {
     ".parquet": _read_parquet,
     ".zarr": _read_zarr,
 }
-_WRITERS: dict[str, Callable[[BinaryIO, int, Any, str], AbstractContextManager[Write]]] = {
+_WRITERS: dict[str, Callable[[BinaryIO, tuple[int, ...], Any, str], AbstractContextManager[Write]]] = {
     ".npy": _write_npy,
     ".npz": _write_npz,
     ".csv": _write_csv,

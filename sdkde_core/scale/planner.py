@@ -4,6 +4,8 @@ Everything that depends on all points is found once and frozen: the bandwidth, t
 the backend. Then every block of rows sums over the shards 0, 1, 2 … in order. Shards follow from (n, d) alone, and a
 backend is told how many rows there are altogether. So the bits of a row depend neither on who computes it nor on the
 rows beside it, for backends with the feature ``"range"``; for others they do not as long as blocks are the same.
+Rows that are columns of the shard themselves are asked for as such, of a backend with ``"range"``: it may sum them by a
+faster formula. Blocks of pairs are not dealt out (docs/architecture.md says why).
 
 Each shard is ordered by itself, where a backend orders columns to leave out pairs that do not matter.
 """
@@ -24,8 +26,10 @@ from ..arrays import convert, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
 from ..choice import registry, select
+from ..choice.hardware import gpu_name
 from ..engine.columns import Whole
-from ..engine.merge import each, merge
+from ..engine.dealing import shares
+from ..engine.merge import concatenate, each, merge
 from ..engine.outliers import limit_of, radii
 from ..engine.spread import Reducer, pack_on
 from ..estimator.density import density
@@ -174,7 +178,7 @@ class Frozen:
         return select.choose(self.problems, backend=self.backend, **where)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_choice"}
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def packed(self, step: int, columns: Columns) -> Reducer | None:
         """Return a shard's columns ready for any number of blocks of rows; None where none has weight."""
@@ -186,7 +190,9 @@ class Frozen:
         problem = replace(self.problems[step], n=columns.points.shape[0], same=False, device=place)
         return pack_on(self.devices, choice.backend, choice.info, problem, there)
 
-    def partial(self, step: int, columns: Columns | Reducer | None, rows: Array) -> Partial:
+    def partial(
+        self, step: int, columns: Columns | Reducer | None, rows: Array, at: tuple[int, tuple[int, int]] | None = None
+    ) -> Partial:
         """Return what some rows of a pass are over one shard, as NumPy arrays.
 
         Parameters
@@ -196,6 +202,8 @@ class Frozen:
         columns : Columns, or what :meth:`packed` has returned
         rows : (k, d) array
             Whitened: of the samples where the pass moves them, else of the queries.
+        at : (int, (int, int)), optional
+            Where rows and columns are samples alike: the number of the first row, and the shard's (start, stop).
 
         Raises
         ------
@@ -206,11 +214,36 @@ class Frozen:
             columns = self.packed(step, columns)
         if columns is None:
             return self.nothing(step, len(rows))
+        first, last, offset = self._own(at, len(rows))
+        parts = [functools.partial(self._queries, step, columns, rows[:first])] if first else []
+        if first < last:
+            ends = [(first + offset, last + offset)]
+            if at is not None and ends == [(0, n := at[1][1] - at[1][0])]:
+                ends = shares(n, 2)  # all columns as rows may have other bits than some of them
+            parts += [functools.partial(self._columns, step, columns, some) for some in ends]
+        if last < len(rows) or not len(rows):
+            parts += [functools.partial(self._queries, step, columns, rows[last:])]
+        with np.errstate(all="ignore"):
+            return concatenate([each(part()[0], to_host) for part in parts])
+
+    def _own(self, at: tuple[int, tuple[int, int]] | None, count: int) -> tuple[int, int, int]:
+        """Which of so many rows are asked for as columns of the shard, first and last, and their place there."""
+        if at is None or "range" not in self._choice.info.features:
+            return 0, 0, 0
+        row, (start, stop) = at
+        first, last, offset = max(0, start - row), min(count, stop - row), row - start
+        return (first, last, offset) if first < last else (0, 0, 0)
+
+    def _columns(self, step: int, columns: Reducer, some: tuple[int, int]) -> tuple[Partial, int]:
+        """Sum with some of the columns as rows."""
+        return columns.reduce(some=some, extent=self.problems[step].extent)
+
+    def _queries(self, step: int, columns: Reducer, rows: Array) -> tuple[Partial, int]:
+        """Sum with rows that are queries to the shard."""
         choice, problem = self._choice, self.problems[step]
         there = convert(rows, choice.info.arrays, choice.device)
         known = {"distances": radii(there), "extent": problem.extent, "whole": Whole(problem.m, self.far[step])}
-        with np.errstate(all="ignore"):
-            return each(columns.reduce(there, **known)[0], to_host)
+        return columns.reduce(there, **known)
 
     def nothing(self, step: int, count: int) -> Partial:
         """Return what so many rows are over no columns."""
@@ -235,6 +268,11 @@ class Frozen:
         with np.errstate(all="ignore"):
             return density(sums, constant, log, clip, negative).astype(self.shape.dtype)
 
+    @property
+    def _cards(self) -> tuple[str, ...]:
+        """The GPUs that work."""
+        return tuple(place for place in self.devices or (self.device,) if place.startswith("cuda"))
+
     def identity(self) -> dict[str, Any]:
         """Return what the bits of the result follow from, of what JSON has."""
         from .. import __version__
@@ -256,7 +294,7 @@ class Frozen:
             "extent": [last.extent, *self.far],
             "backend": [self.backend, record.version if record else "", repr(self.request.backend_options or {})],
             "version": __version__,
-            "device": self.device.partition(":")[0],
+            "device": [self.device.partition(":")[0], *sorted({gpu_name(place) or "" for place in self._cards})],
             "shards": self.width,
             "rows": self.rows,
         }

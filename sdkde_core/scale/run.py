@@ -182,14 +182,17 @@ class Job:
 
     def _pass(self, step: int, parts: Parts, last: bool, advance: Callable[[int], None] | None) -> None:
         rows_of = self.query if last and self.query is not None else self.train
+        alike = rows_of is self.train and not step  # rows are columns, which have not moved
         kept: dict[int, Columns] = {}
         for start, stop in self.frozen.blocks(step):
             if not parts.has(start):
                 assert rows_of.at is not None
                 rows = self.frozen.whitened(rows_of.at(start, stop))
                 sums: Partial | None = None
-                for columns in _ahead(self._shards(step, kept)):
-                    sums = self.frozen.fold(sums, self.frozen.partial(step, columns, rows))
+                shards = zip(_ahead(self._shards(step, kept)), self.frozen.shards, strict=True)
+                for columns, shard in shards:
+                    at = (start, shard) if alike else None
+                    sums = self.frozen.fold(sums, self.frozen.partial(step, columns, rows, at))
                 assert sums is not None
                 parts.write(start, self._finished(rows, sums, last))
             if advance is not None:
@@ -250,7 +253,7 @@ def _write(job: Job, out: Any, name: str) -> Any:
     width = (job.frozen.shape.d,) if job.frozen.request.goal is Goal.DEBIASED else ()
     m, dtype = job.frozen.problems[-1].m, job.frozen.shape.dtype
     if isinstance(out, str | os.PathLike):
-        with writing(os.fspath(out), m, dtype, name) as write:
+        with writing(os.fspath(out), (m, *width), dtype, name) as write:
             for block in job.blocks():
                 write(block)
         return out
@@ -341,10 +344,8 @@ def debias(
 ) -> Any:
     """Return the samples, moved by half a mean-shift step: :func:`sdkde_core.debias`, shard by shard.
 
-    Parameters as for :func:`estimate`; ``out`` is an array (n, d), no path.
+    Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).
     """
-    if isinstance(out, str | os.PathLike):
-        raise TypeError("out is a path; pass an array of shape (n, d), which may be memory-mapped, or zarr's")
     request = Request.of(Goal.DEBIASED, options, "out", "memory", "checkpoint", "resume", "progress")
     with ExitStack() as kept:
         job = Job.of(kept, request, train, memory=memory, checkpoint=checkpoint, resume=resume)

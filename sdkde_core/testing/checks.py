@@ -12,6 +12,7 @@ parameters that suit a backend's declarations; names and parameters are stable w
 :mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``multi_scale``, ``grad``
 :mod:`~sdkde_core.testing.other_kernels`            ``kernel``
 :mod:`~sdkde_core.testing.ranges`                   ``range``, ``pairs``
+:mod:`~sdkde_core.testing.planned`                  blocks of rows over shards of columns, as the planner cuts them
 :mod:`~sdkde_core.testing.drawn`                    random problems
 ==================================================  ==================================================================
 """
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import BackendInfo, Reduction
 
-from . import accuracy, broken_off, calls, drawn, featured, formalities, other_kernels, ranges
+from . import accuracy, broken_off, calls, drawn, featured, formalities, other_kernels, planned, ranges
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -143,6 +144,7 @@ CHECKS: Mapping[str, Check] = {
         Check(ranges.row_range, _featured("range")),
         Check(ranges.range_bits, ranges.bits_parameters),
         Check(ranges.pairs, ranges.pairs_parameters),
+        Check(planned.planned, planned.planned_parameters),
         Check(drawn.drawn, drawn.parameters),
     )
 }
