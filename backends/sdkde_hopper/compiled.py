@@ -63,7 +63,9 @@ def _dense(width: int, weighted: bool) -> _Module:
     products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
     groups = warpgroups(width)
     constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": REGISTERS[groups]}
-    return _Module(products, ("exponents.cuh", "dense.cu"), constants | {"STAGES": ring.stages, "DENSE_SHARED": ring.shared})
+    return _Module(
+        products, ("exponents.cuh", "dense.cu"), constants | {"STAGES": ring.stages, "DENSE_SHARED": ring.shared}
+    )
 
 
 MODULES: Mapping[str, _Module] = {

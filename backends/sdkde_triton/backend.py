@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -138,22 +139,49 @@ class TritonBackend:
             return _reduce(problem, points, state, own_offset, some)
 
 
+class _Way(NamedTuple):
+    """How a problem is computed: all that follows from it, and from the state's extent and span."""
+
+    formula: str
+    shifted: bool = False  # the rows, by their log sums
+    step: float = 0.0  # the rest is of packed operands
+    form: int = SHORT
+    columns: int = MOST_COLUMNS  # of one program, at most
+    mirrors: bool = False  # stored φ serves rows and columns
+
+    @property
+    def pieces(self) -> int:
+        """Of every coordinate."""
+        return 3 if self.form == FULL else 2
+
+
+@functools.lru_cache(maxsize=1024)
+def _way(problem: Problem, extent: float, span: float) -> _Way:
+    chosen, shifted = formula(problem, extent, span), shifts_rows(problem)
+    if chosen != "packed":
+        return _Way(chosen, shifted)
+    high = problem.precision == "high"
+    step = grid_step(problem.d, extent, shifted=shifted, log_weight_span=span, full=high or shifted)
+    few = high and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
+    columns = 64 * tiles_at_most(extent) if few else MOST_COLUMNS
+    both = in_blocks(problem.d) and mirrors(problem)
+    return _Way(chosen, shifted, step, form(problem, extent, step), columns, both)
+
+
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int, some: bool) -> Partial:
-    extent, span = state.problem.extent, state.span
-    compute = {"packed": _packed, "products": _products, "direct": _direct}[formula(problem, extent, span)]
+    way = _way(problem, state.problem.extent, state.span)
+    compute = {"packed": _packed, "products": _products, "direct": _direct}[way.formula]
     rows = m = points.shape[0]
     if compute is _products:
         rows = QUANTUM if some else products.ROWS  # the bits of a product follow from its shape
-    elif not (compute is _packed and in_blocks(problem.d) and mirrors(problem)):
-        few = problem.precision == "high" and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
-        columns = 64 * tiles_at_most(extent) if few and compute is _packed else MOST_COLUMNS
-        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), columns)
+    elif not way.mirrors:
+        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
 
     def slab(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None
         while True:
             try:
-                return compute(problem, points[start:stop], state, own)
+                return compute(problem, way, points[start:stop], state, own)
             except launch.LaunchFailed:
                 continue  # with the next best configuration
 
@@ -162,40 +190,30 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
 
 def _listed(problem: Problem, points: torch.Tensor | None, state: _State, own_offset: int) -> Partial | None:
     """Leave out tiles that cannot matter; None where that is not possible. ``points``: None for the columns."""
-    if not nearby.takes(problem) or formula(problem, state.problem.extent, state.span) != "packed":
+    way = _way(problem, state.problem.extent, state.span)
+    if not nearby.takes(problem) or way.formula != "packed":
         return None
     if own_offset or (points is not None and "exclude_self" in problem.requires):
         return None
-    step = _step(problem, state)
-    corrections = form(problem, state.problem.extent, step)
-    scaled = problem.reduction is Reduction.MEAN and not shifts_rows(problem)
-    columns = state.ordered(step, 3 if corrections == FULL else 2, scaled)
+    scaled = problem.reduction is Reduction.MEAN and not way.shifted
+    columns = state.ordered(way.step, way.pieces, scaled)
     assert state.near is not None
-    return nearby.reduce(problem, points, state.near, columns, step, corrections)
+    return nearby.reduce(problem, points, state.near, columns, way.step, way.form)
 
 
-def _step(problem: Problem, state: _State) -> float:
-    full = problem.precision == "high" or shifts_rows(problem)
-    return grid_step(
-        problem.d, state.problem.extent, shifted=shifts_rows(problem), log_weight_span=state.span, full=full
-    )
-
-
-def _products(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
     return products.reduce(problem, points, state.points, state.weights.log, own)
 
 
-def _direct(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
     kind = arithmetic(problem, state.problem.extent, state.span)
     return launch.direct(problem, launch.transpose(points, kind), state.transposed(kind), state.weights, kind, own)
 
 
-def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
-    step, weights, shifted = _step(problem, state), state.weights, shifts_rows(problem)
-    corrections = form(problem, state.problem.extent, step)
-    count = 3 if corrections == FULL else 2
+def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+    step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN
-    stored = stores(problem, corrections, Processor.of(points.device).capability)
+    stored = mean and stores(problem, corrections, Processor.of(points.device).capability)
     rounded = stored and problem.precision == "fast"
     columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
