@@ -125,10 +125,12 @@ class TritonBackend:
 
         Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
         """
-        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
+        points, all_of_them = (state.points, problem.n) if queries is None else (queries, problem.m)
+        if queries is None and problem.m < problem.n:
+            points = points[own_offset : own_offset + problem.m]
         if points.shape[0] == 0:
             return empty(problem, points)
-        some = points.shape[0] < (problem.n if queries is None else problem.m)
+        some = points.shape[0] < all_of_them
         if some and queries is None:
             problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
@@ -179,9 +181,10 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
 
     def slab(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None
+        here = points if stop - start == m else points[start:stop]
         while True:
             try:
-                return compute(problem, way, points[start:stop], state, own)
+                return compute(problem, way, here, state, own)
             except launch.LaunchFailed:
                 continue  # with the next best configuration
 
