@@ -63,10 +63,7 @@ mean_dense(const uint32_t* rows, const uint8_t* tiles, float* out, int blocks, i
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(shared + FULL + 8 * i, 1);
-      barrier_init(shared + EMPTY + 8 * i, 4 * WARPGROUPS);
-    }
+    ring_init(shared + FULL, shared + EMPTY, STAGES, 4 * WARPGROUPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();

@@ -164,10 +164,7 @@ log_sum(
   const uint32_t shared = shared_address(memory);
   volatile int* far = (volatile int*)(memory + FAR);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(shared + FULL + 8 * i, 1);
-      barrier_init(shared + EMPTY + 8 * i, 16);
-    }
+    ring_init(shared + FULL, shared + EMPTY, STAGES, 16);
     *far = 0;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
