@@ -21,7 +21,7 @@ from .bounds import (
     arithmetic,
     form,
     formula,
-    grid_step,
+    grid_of,
     in_blocks,
     mirrors,
     packed_dimensions,
@@ -162,9 +162,8 @@ def _way(problem: Problem, extent: float, span: float) -> _Way:
     chosen, shifted = formula(problem, extent, span), shifts_rows(problem)
     if chosen != "packed":
         return _Way(chosen, shifted)
-    high = problem.precision == "high"
-    step = grid_step(problem.d, extent, shifted=shifted, log_weight_span=span, full=high or shifted)
-    few = high and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
+    step = grid_of(problem, extent, span)
+    few = problem.precision == "high" and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
     columns = 64 * tiles_at_most(extent) if few else MOST_COLUMNS
     both = in_blocks(problem.d) and mirrors(problem)
     return _Way(chosen, shifted, step, form(problem, extent, step), columns, both)
