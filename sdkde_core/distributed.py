@@ -112,7 +112,7 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
         raise ValueError(f"weights has shape {weights.shape}, but local_train has {train.shape[0]} points on this rank")
     whole = ranks.joined(_plain(train))
     if weights is not None:  # of one dtype on all ranks, whatever it is on each
-        weights = ranks.joined(_plain(replace(weights, dtype="float64")))
+        weights = ranks.joined(_plain(weights._replace(dtype="float64")))
     request = replace(request, ranks=ranks, weights=weights)
 
     def compute(request: Request) -> Prepared:

@@ -309,7 +309,7 @@ def test_what_can_be_tuned_is_what_runs(reduction, precision, d, same, monkeypat
     asked, real = {}, compiled.configuration
 
     def note(kernel, problem, columns, processor, pieces=2):
-        query = compiled._query(kernel, columns, problem.d, pieces, processor)
+        query, _ = compiled._question(kernel, problem, columns, pieces, processor)
         asked[query.kernel] = query.dimension, real(kernel, problem, columns, processor, pieces).to_dict()
         return Config(**asked[query.kernel][1])
 

@@ -55,7 +55,7 @@ def _log_sum(width: int, laplace: bool, weighted: bool) -> _Module:
         "LOG_SUM_SHARED": ring.shared,
         "RAISED_BITS": RAISED_BITS,
     }
-    return _Module(_EXPONENTS, ("log_sum.cu",), constants | {"REGISTERS": REGISTERS[4]})
+    return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants | {"REGISTERS": REGISTERS[4]})
 
 
 def _dense(width: int, weighted: bool) -> _Module:
@@ -63,7 +63,9 @@ def _dense(width: int, weighted: bool) -> _Module:
     products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
     groups = warpgroups(width)
     constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": REGISTERS[groups]}
-    return _Module(products, ("dense.cu",), constants | {"STAGES": ring.stages, "DENSE_SHARED": ring.shared})
+    return _Module(
+        products, ("exponents.cuh", "dense.cu"), constants | {"STAGES": ring.stages, "DENSE_SHARED": ring.shared}
+    )
 
 
 MODULES: Mapping[str, _Module] = {

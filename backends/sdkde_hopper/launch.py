@@ -157,7 +157,8 @@ def dense_mean(
         Columns start with a tile, and end with one or with the points.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
-    n, high = rows[1] - rows[0], plan.warpgroups(width) * 64
+    groups = plan.warpgroups(width)
+    n, high = rows[1] - rows[0], groups * 64
     blocks, tiles, programs = -(-n // high), -(-(stop - start) // 64), _programs(device)
     parts = plan.parts(-(-whole // high), tiles, programs)
     length = -(-tiles // parts)
@@ -166,8 +167,8 @@ def dense_mean(
     size = 4 * width + 32  # bytes of a point
     row_pieces, column_pieces = packed.rows[rows[0] * size :], packed.tiles[start * size * (1 + packed.weighted) :]
     out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float32, device=device)
-    name, threads = f"dense_{width}" + packed.weighted * "_weighted", 128 * (plan.warpgroups(width) + 1)
-    reduce = kernel(name, "mean_dense", threads, plan.dense_ring(width, packed.weighted).shared)
+    name = f"dense_{width}" + packed.weighted * "_weighted"
+    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, packed.weighted).shared)
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +21,7 @@ from .bounds import (
     arithmetic,
     form,
     formula,
-    grid_step,
+    grid_of,
     in_blocks,
     mirrors,
     packed_dimensions,
@@ -124,10 +125,12 @@ class TritonBackend:
 
         Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
         """
-        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
+        points, all_of_them = (state.points, problem.n) if queries is None else (queries, problem.m)
+        if queries is None and problem.m < problem.n:
+            points = points[own_offset : own_offset + problem.m]
         if points.shape[0] == 0:
             return empty(problem, points)
-        some = points.shape[0] < (problem.n if queries is None else problem.m)
+        some = points.shape[0] < all_of_them
         if some and queries is None:
             problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
@@ -138,22 +141,49 @@ class TritonBackend:
             return _reduce(problem, points, state, own_offset, some)
 
 
+class _Way(NamedTuple):
+    """How a problem is computed: all that follows from it, and from the state's extent and span."""
+
+    formula: str
+    shifted: bool = False  # the rows, by their log sums
+    step: float = 0.0  # the rest is of packed operands
+    form: int = SHORT
+    columns: int = MOST_COLUMNS  # of one program, at most
+    mirrors: bool = False  # stored φ serves rows and columns
+
+    @property
+    def pieces(self) -> int:
+        """Of every coordinate."""
+        return 3 if self.form == FULL else 2
+
+
+@functools.lru_cache(maxsize=1024)
+def _way(problem: Problem, extent: float, span: float) -> _Way:
+    chosen, shifted = formula(problem, extent, span), shifts_rows(problem)
+    if chosen != "packed":
+        return _Way(chosen, shifted)
+    step = grid_of(problem, extent, span)
+    few = problem.precision == "high" and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
+    columns = 64 * tiles_at_most(extent) if few else MOST_COLUMNS
+    both = in_blocks(problem.d) and mirrors(problem)
+    return _Way(chosen, shifted, step, form(problem, extent, step), columns, both)
+
+
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int, some: bool) -> Partial:
-    extent, span = state.problem.extent, state.span
-    compute = {"packed": _packed, "products": _products, "direct": _direct}[formula(problem, extent, span)]
+    way = _way(problem, state.problem.extent, state.span)
+    compute = {"packed": _packed, "products": _products, "direct": _direct}[way.formula]
     rows = m = points.shape[0]
     if compute is _products:
         rows = QUANTUM if some else products.ROWS  # the bits of a product follow from its shape
-    elif not (compute is _packed and in_blocks(problem.d) and mirrors(problem)):
-        few = problem.precision == "high" and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
-        columns = 64 * tiles_at_most(extent) if few and compute is _packed else MOST_COLUMNS
-        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), columns)
+    elif not way.mirrors:
+        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
 
     def slab(start: int, stop: int) -> Partial:
         own = own_offset + start if "exclude_self" in problem.requires else None
+        here = points if stop - start == m else points[start:stop]
         while True:
             try:
-                return compute(problem, points[start:stop], state, own)
+                return compute(problem, way, here, state, own)
             except launch.LaunchFailed:
                 continue  # with the next best configuration
 
@@ -162,40 +192,30 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
 
 def _listed(problem: Problem, points: torch.Tensor | None, state: _State, own_offset: int) -> Partial | None:
     """Leave out tiles that cannot matter; None where that is not possible. ``points``: None for the columns."""
-    if not nearby.takes(problem) or formula(problem, state.problem.extent, state.span) != "packed":
+    way = _way(problem, state.problem.extent, state.span)
+    if not nearby.takes(problem) or way.formula != "packed":
         return None
     if own_offset or (points is not None and "exclude_self" in problem.requires):
         return None
-    step = _step(problem, state)
-    corrections = form(problem, state.problem.extent, step)
-    scaled = problem.reduction is Reduction.MEAN and not shifts_rows(problem)
-    columns = state.ordered(step, 3 if corrections == FULL else 2, scaled)
+    scaled = problem.reduction is Reduction.MEAN and not way.shifted
+    columns = state.ordered(way.step, way.pieces, scaled)
     assert state.near is not None
-    return nearby.reduce(problem, points, state.near, columns, step, corrections)
+    return nearby.reduce(problem, points, state.near, columns, way.step, way.form)
 
 
-def _step(problem: Problem, state: _State) -> float:
-    full = problem.precision == "high" or shifts_rows(problem)
-    return grid_step(
-        problem.d, state.problem.extent, shifted=shifts_rows(problem), log_weight_span=state.span, full=full
-    )
-
-
-def _products(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
     return products.reduce(problem, points, state.points, state.weights.log, own)
 
 
-def _direct(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
     kind = arithmetic(problem, state.problem.extent, state.span)
     return launch.direct(problem, launch.transpose(points, kind), state.transposed(kind), state.weights, kind, own)
 
 
-def _packed(problem: Problem, points: torch.Tensor, state: _State, own: int | None) -> Partial:
-    step, weights, shifted = _step(problem, state), state.weights, shifts_rows(problem)
-    corrections = form(problem, state.problem.extent, step)
-    count = 3 if corrections == FULL else 2
+def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+    step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN
-    stored = stores(problem, corrections, Processor.of(points.device).capability)
+    stored = mean and stores(problem, corrections, Processor.of(points.device).capability)
     rounded = stored and problem.precision == "fast"
     columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.

@@ -19,6 +19,7 @@ from .kernels import (
     alone,
     leave_out,
     sized,
+    store_sums,
     three_halves,
     two_halves,
     wide,
@@ -152,12 +153,7 @@ def blocked_kernel(
         else:
             highest, total, moment = accumulated(e, highest, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
     if not STORE:
-        to = tl.program_id(1).to(tl.int64) * m + index
-        size = wide(m) * tl.num_programs(1)
-        tl.store(out + to, highest, mask=inside)
-        tl.store(out + size + to, total, mask=inside)
-        if LAPLACE:
-            tl.store(out + 2 * size + to, moment, mask=inside)
+        store_sums(out, index, m, highest, total, moment, LAPLACE)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ __all__ = [
     "extent_limit",
     "form",
     "formula",
+    "grid_of",
     "grid_step",
     "in_blocks",
     "merges",
@@ -217,6 +218,13 @@ def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 
     step = 2.0 ** (math.ceil(0.5 * math.log2(largest)) - 12)
     tight = 2.0 ** (math.ceil(0.5 * math.log2(largest / 2.0)) - 12)
     return tight if d <= 16 and tight <= 2.0**-8 and not full else step
+
+
+def grid_of(problem: Problem, extent: float, log_weight_span: float = 0.0) -> float:
+    """Return g for a problem, see :func:`grid_step`."""
+    shifted = shifts_rows(problem)
+    full = shifted or problem.precision == "high"
+    return grid_step(problem.d, extent, shifted=shifted, log_weight_span=log_weight_span, full=full)
 
 
 def form(problem: Problem, extent: float, step: float) -> int:

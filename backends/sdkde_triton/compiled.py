@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,25 +37,29 @@ _interpreter = threading.Lock()
 _compiled: dict[Any, Any] = {}
 
 
-def _compile(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
-    """Return the compiled kernel for those arguments and compile-time parameters, which come last; None: interpreted.
+def _compile(
+    kernel: Any, first: torch.Tensor, arguments: Callable[[], tuple[Any, ...]], flags: tuple[Any, ...], config: Config
+) -> Any:
+    """Return the compiled kernel for its first argument, all arguments, and compile-time parameters, which come last.
 
-    Triton itself looks at every argument of every launch to find the compiled code, which takes longer than a small
-    problem's kernels. No integer is specialised on, so what is left is in this key.
+    None where it is interpreted. Triton itself looks at every argument of every launch to find the compiled code, which
+    takes longer than a small problem's kernels. No integer is specialised on, so what is left is in this key; a kernel
+    is one of the modules', and Triton takes a lock to hash it. ``first`` is the only pointer that may not be aligned:
+    the user's rows, from somewhere in an array.
     """
     if INTERPRETED:
         return None
-    first = arguments[0]  # the only pointer that may not be aligned: the user's rows, from somewhere in an array
-    key = (kernel, flags, config, first.dtype, first.device.index, first.data_ptr() % 16)
-    found = _compiled.get(key)
+    key = (id(kernel), flags, config, first.dtype, first.device.index, first.data_ptr() % 16)
+    found, _ = _compiled.get(key, (None, None))
     if found is None:
-        named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
+        given = arguments()
+        named = dict(zip(kernel.arg_names[len(given) :], flags, strict=True))
         try:
-            found = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
+            found = kernel.warmup(*given, grid=(1,), **named, **config.options)
             found._init_handles()  # loads it, which tells its registers
         except TritonError as error:
             raise _tuned_only(error, config) or error from error
-        _compiled[key] = found
+        _compiled[key] = found, kernel  # which keeps its number
     return found
 
 
@@ -73,7 +77,8 @@ def launch(
     kernel: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config
 ) -> None:
     """Launch a kernel: arguments, then compile-time parameters, in its order."""
-    _run(kernel, _compile(kernel, arguments, flags, config), grid, arguments, flags, config)
+    compiled = _compile(kernel, arguments[0], lambda: arguments, flags, config)
+    _run(kernel, compiled, grid, arguments, flags, config)
 
 
 def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
@@ -83,7 +88,7 @@ def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[An
 
 def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
     """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
-    query = _query(kernel, columns, problem.d, pieces, processor)
+    query, asked = _question(kernel, problem, columns, pieces, processor)
 
     def accept(values: Mapping[str, Any]) -> bool:
         try:
@@ -92,7 +97,7 @@ def configuration(kernel: str, problem: Problem, columns: int, processor: Proces
             warn_once(f"a tuned configuration of {kernel} is ignored: {error}")
             return False
 
-    found = tuned(query, _asked(problem), accept)
+    found = tuned(query, asked, accept)
     if found is not None:
         if found.rung == "forced" and not accept(found.config):
             raise ValueError(f"{kernel} cannot be launched with {dict(found.config)} on sm_{processor.capability}")
@@ -112,16 +117,17 @@ _in_use = _InUse()
 
 
 @functools.lru_cache(maxsize=4096)
-def _query(kernel: str, columns: int, d: int, pieces: int, processor: Processor) -> Query:
+def _question(kernel: str, problem: Problem, columns: int, pieces: int, processor: Processor) -> tuple[Query, Problem]:
+    """Return what to look up for a kernel, and the problem without the fields that change no kernel.
+
+    All numbers arrive as float64, and all sums are deterministic.
+    """
     name = kernel + ("_full" if pieces == 3 else "")
     architecture = f"sm_{processor.capability}" if processor.name != INTERPRETER else "interpreted"
-    return Query("triton", name, CONFIG_VERSION, dimension(kernel, columns, d), processor.name, architecture)
-
-
-@functools.lru_cache(maxsize=4096)
-def _asked(problem: Problem) -> Problem:
-    """Set the fields that change no kernel: all numbers arrive as float64, and all sums are deterministic."""
-    return replace(problem, dtype="float32" if problem.precision == "fast" else "float64", deterministic=True)
+    number = dimension(kernel, columns, problem.d)
+    query = Query("triton", name, CONFIG_VERSION, number, processor.name, architecture)
+    asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64", deterministic=True)
+    return query, asked
 
 
 class LaunchFailed(RuntimeError):
@@ -165,7 +171,7 @@ def reduce(
     if "STAGES" in kernel.arg_names:
         flags = (*flags, config.num_stages, *last)
     # The number of splits, and so the buffer's size, follows from the compiled kernel: a view stands in for the buffer.
-    compiled = _compile(kernel, (*before, before[0].view(dtype), *after, n), flags, config)
+    compiled = _compile(kernel, before[0], lambda: (*before, before[0].view(dtype), *after, n), flags, config)
     slots = processor.multiprocessors * resident(compiled, config, processor)
     bytes_per_row = per_row * dtype.itemsize
     most = most_parts(slab_rows(whole, n, bytes_per_row, columns), bytes_per_row)

@@ -19,7 +19,7 @@ from .bounds import (
     extent_limit,
     form,
     formula,
-    grid_step,
+    grid_of,
     merges,
     mirrors,
     packed_dimensions,
@@ -70,7 +70,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     if formula(problem, extent) == "packed":
         width = packed_dimensions(d)
         full = problem.precision == "high" or two_passes
-        corrections = form(problem, extent, grid_step(d, extent, shifted=two_passes, full=full))
+        corrections = form(problem, extent, grid_of(problem, extent))
         # Columns of the first product: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants.
         pieces = 3 + (corrections >= PAIRED) + 2 * (corrections == FULL)
         exponent = pieces * width + 16 * ((not merges(d)) + (corrections >= LONG))

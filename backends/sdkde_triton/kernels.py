@@ -77,6 +77,7 @@ _SIZES = (
     "height",
     "tile_rows",
     "tile_columns",
+    "length",
 )
 sized = triton.jit(do_not_specialize=_SIZES)
 
@@ -198,7 +199,7 @@ def _three_pieces(c, g):
 
 
 @triton.jit
-def _load_rows(
+def load_rows(
     rows, padded, index, m, d, D: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr
 ):
     """A tile of packed rows: hi, lo, and rest in FULL (BLOCK_M, D), the constants' two halves (BLOCK_M, 16)."""
@@ -232,7 +233,7 @@ def alone(a, b):
 
 
 @triton.jit
-def _exponents(
+def exponents(
     a_hi,
     a_lo,
     a_rest,
@@ -300,6 +301,30 @@ def accumulated(e, top, total, moment, log_weights, j, n, LAPLACE: tl.constexpr,
     return highest, total * decay + tl.sum(p, 1), moment
 
 
+@triton.jit
+def store_sums(out, index, m, top, total, moment, LAPLACE: tl.constexpr):
+    """Write a part's maxima, sums, and for LAPLACE moments of the rows ``index``."""
+    to = tl.program_id(1).to(tl.int64) * m + index
+    inside = index < m
+    size = wide(m) * tl.num_programs(1)
+    tl.store(out + to, top, mask=inside)
+    tl.store(out + size + to, total, mask=inside)
+    if LAPLACE:
+        tl.store(out + 2 * size + to, moment, mask=inside)
+
+
+@triton.jit
+def store_means(out, index, m, total, mean, D: tl.constexpr, SUMMED: tl.constexpr):
+    """Write a part's sums, unless they are a column of the means, and means of the rows ``index``."""
+    to = tl.program_id(1).to(tl.int64) * m + index
+    inside = index < m
+    means = out
+    if not SUMMED:
+        tl.store(out + to, total, mask=inside)
+        means += wide(m) * tl.num_programs(1)
+    tl.store(means + to[:, None] * D + tl.arange(0, D)[None, :], mean, mask=inside[:, None])
+
+
 @sized
 def log_sum_kernel(
     rows,
@@ -332,24 +357,18 @@ def log_sum_kernel(
     softmax", 2018).
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
-        e, _, _, _ = _exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
+        e, _, _, _ = exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
         if EXCLUDE:
             e = leave_out(e, index, j, own, n)
         top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
-    to = tl.program_id(1).to(tl.int64) * m + index
-    inside = index < m
-    size = wide(m) * tl.num_programs(1)
-    tl.store(out + to, top, mask=inside)
-    tl.store(out + size + to, total, mask=inside)
-    if LAPLACE:
-        tl.store(out + 2 * size + to, moment, mask=inside)
+    store_sums(out, index, m, top, total, moment, LAPLACE)
 
 
 @triton.jit
@@ -380,6 +399,18 @@ def three_halves(p):
     first = (p + rounding) - rounding
     second, third = two_halves(p - first)
     return first.to(tl.float16), second, third
+
+
+@triton.jit
+def weighted(p, b_hi, b_lo, b_rest, part, PIECES: tl.constexpr):
+    """``part`` with φ b of a tile, φ in two pieces: the largest products last, see :func:`mean_kernel`."""
+    p_hi, p_lo = two_halves(p)
+    if PIECES == 3:
+        part = tl.dot(p_lo, b_lo, part)
+        part = tl.dot(p_hi, b_rest, part)
+    part = tl.dot(p_lo, b_hi, part)
+    part = tl.dot(p_hi, b_lo, part)
+    return tl.dot(p_hi, b_hi, part)
 
 
 @sized
@@ -416,7 +447,7 @@ def mean_kernel(
     tolerance in half of the rows.
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     begin = tl.program_id(1) * columns_per_split
     end = tl.minimum(begin + columns_per_split, n)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -427,7 +458,7 @@ def mean_kernel(
         part = tl.zeros((BLOCK_M, D), tl.float32)
         for tile in tl.static_range(TILES):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            e, b_hi, b_lo, b_rest = _exponents(
+            e, b_hi, b_lo, b_rest = exponents(
                 a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
             )
             if EXCLUDE:
@@ -450,18 +481,6 @@ def mean_kernel(
             else:
                 if not SUMMED:
                     total += tl.sum(p, 1)
-                p_hi, p_lo = two_halves(p)
-                if PIECES == 3:
-                    part = tl.dot(p_lo, b_lo, part)
-                    part = tl.dot(p_hi, b_rest, part)
-                part = tl.dot(p_lo, b_hi, part)
-                part = tl.dot(p_hi, b_lo, part)
-                part = tl.dot(p_hi, b_hi, part)
+                part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
         mean += part
-    to = tl.program_id(1).to(tl.int64) * m + index
-    inside = index < m
-    means = out
-    if not SUMMED:
-        tl.store(out + to, total, mask=inside)
-        means += wide(m) * tl.num_programs(1)
-    tl.store(means + to[:, None] * D + tl.arange(0, D)[None, :], mean, mask=inside[:, None])
+    store_means(out, index, m, total, mean, D, SUMMED)

@@ -11,10 +11,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import FLOOR, SCALE_BITS, _exponents, _load_rows, accumulated, leave_out, two_halves, wide
-
-_SIZES = ("row_padded", "column_padded", "m", "n", "d", "own", "first", "length")
-_sized = triton.jit(do_not_specialize=_SIZES)
+from .kernels import (
+    FLOOR,
+    SCALE_BITS,
+    accumulated,
+    exponents,
+    leave_out,
+    load_rows,
+    sized,
+    store_means,
+    store_sums,
+    weighted,
+)
 
 
 @triton.jit
@@ -25,7 +33,7 @@ def _part(ends, first, length):
     return begin, tl.minimum(begin + length, tl.load(at + 1))
 
 
-@_sized
+@sized
 def log_sum_listed_kernel(
     rows,
     columns,
@@ -55,7 +63,7 @@ def log_sum_listed_kernel(
 ):
     """LOG_SUM and LAPLACE; see :func:`sdkde_triton.kernels.log_sum_kernel`."""
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
@@ -64,20 +72,14 @@ def log_sum_listed_kernel(
         start = tl.load(tiles + i) * SIZE
         for tile in tl.static_range(SIZE // BLOCK_N):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            e, _, _, _ = _exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
+            e, _, _, _ = exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
-    to = tl.program_id(1).to(tl.int64) * m + index
-    inside = index < m
-    size = wide(m) * tl.num_programs(1)
-    tl.store(out + to, top, mask=inside)
-    tl.store(out + size + to, total, mask=inside)
-    if LAPLACE:
-        tl.store(out + 2 * size + to, moment, mask=inside)
+    store_sums(out, index, m, top, total, moment, LAPLACE)
 
 
-@_sized
+@sized
 def mean_listed_kernel(
     rows,
     columns,
@@ -105,7 +107,7 @@ def mean_listed_kernel(
 ):
     """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every tile."""
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = _load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     total = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
     begin, end = _part(ends, first, length)
@@ -114,7 +116,7 @@ def mean_listed_kernel(
         part = tl.zeros((BLOCK_M, D), tl.float32)
         for tile in tl.static_range(SIZE // BLOCK_N):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            e, b_hi, b_lo, b_rest = _exponents(
+            e, b_hi, b_lo, b_rest = exponents(
                 a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
             )
             if EXCLUDE:
@@ -124,18 +126,6 @@ def mean_listed_kernel(
                 p *= 2.0**SCALE_BITS
             if not SUMMED:
                 total += tl.sum(p, 1)
-            p_hi, p_lo = two_halves(p)
-            if PIECES == 3:
-                part = tl.dot(p_lo, b_lo, part)
-                part = tl.dot(p_hi, b_rest, part)
-            part = tl.dot(p_lo, b_hi, part)
-            part = tl.dot(p_hi, b_lo, part)
-            part = tl.dot(p_hi, b_hi, part)
+            part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
         mean += part
-    to = tl.program_id(1).to(tl.int64) * m + index
-    inside = index < m
-    means = out
-    if not SUMMED:
-        tl.store(out + to, total, mask=inside)
-        means += wide(m) * tl.num_programs(1)
-    tl.store(means + to[:, None] * D + tl.arange(0, D)[None, :], mean, mask=inside[:, None])
+    store_means(out, index, m, total, mean, D, SUMMED)

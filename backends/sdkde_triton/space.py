@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
+from .bounds import LONG
+
 __all__ = [
     "KERNELS",
     "LEAST_CAPABILITY",
@@ -231,4 +233,4 @@ def tiles_per_sum(columns: int, form: int, merged: bool, capability: int) -> int
 
     Two save 4 % where registers allow it; elsewhere they spill, or gain nothing.
     """
-    return 2 if 90 <= capability < 100 and columns == 16 and form < 2 and not merged else 1
+    return 2 if 90 <= capability < 100 and columns == 16 and form < LONG and not merged else 1

@@ -82,8 +82,7 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
         kind = bounds.arithmetic(problem, extent)
         anchored = mean and not shifted and kind != "float64"
         return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
-    step = bounds.grid_step(problem.d, extent, shifted=shifted, full=problem.precision == "high" or shifted)
-    form, width = bounds.form(problem, extent, step), bounds.packed_dimensions(problem.d)
+    form, width = bounds.form(problem, extent, bounds.grid_of(problem, extent)), bounds.packed_dimensions(problem.d)
     pieces, suffix = (3, "_full") if form == FULL else (2, "")
     sums = []
     if not mean or shifted:

@@ -13,7 +13,7 @@ import datetime
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,8 +63,7 @@ class _Refused(Exception):
     """What is wrong with an argument, to follow its name."""
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """An array argument as it came: its name, its dtype's share in the result's, and where it came from."""
 
     name: str
@@ -135,7 +134,7 @@ class Argument:
 
     def rows(self, start: int, stop: int) -> Argument:
         """Return some of the rows; a memory map is not read."""
-        return replace(self, array=self.array[start:stop, ...], first=self.first + start)
+        return self._replace(array=self.array[start:stop, ...], first=self.first + start)
 
     def at(self, place: Origin) -> Any:
         """Return the numbers at ``place``, not a copy where they are there already.

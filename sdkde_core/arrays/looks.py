@@ -142,6 +142,6 @@ def _read(numbers: tuple[Any, ...]) -> list[float]:
 
 
 def _flat(numbers: tuple[Any, ...]) -> Any:
-    xp = array_namespace(*numbers)
-    flat = [xp.reshape(x, (-1,)) for x in numbers]
+    xp = array_namespace(numbers[0])
+    flat = [x.reshape(-1) if is_torch_array(x) else xp.reshape(x, (-1,)) for x in numbers]
     return flat[0] if len(flat) == 1 else xp.concat(flat)

@@ -61,7 +61,6 @@ class Bandwidth:
         self.__post_init__()
 
     @classmethod
-    @quiet
     def of(cls, value: Any, d: int, rule: str = "given") -> Bandwidth:
         """Make a bandwidth from a number, d numbers or a (d, d) matrix H.
 
@@ -79,10 +78,12 @@ class Bandwidth:
             if value.d != d:
                 raise ValueError(f"bandwidth is for {value.d} dimensions, but train has {d}")
             return value
-        return cls._of(_as_numbers(value), d, rule)
+        return cls._of(value, d, rule)
 
     @classmethod
-    def _of(cls, h: Array, d: int, rule: str) -> Bandwidth:
+    @quiet
+    def _of(cls, value: Any, d: int, rule: str) -> Bandwidth:
+        h = _as_numbers(value)
         if h.ndim == 2:
             if h.shape != (d, d):
                 raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
@@ -233,7 +234,7 @@ def _span(h: Array) -> str:
 @functools.lru_cache(maxsize=64)
 def _of_number(h: float, d: int) -> Bandwidth:
     """The bandwidth of a number: every call of a loop has the same one."""
-    return Bandwidth._of(np.asarray(h, dtype=np.float64), d, "given")
+    return Bandwidth._of(h, d, "given")
 
 
 def like(factor: Any, x: Any) -> Any:

@@ -23,7 +23,8 @@ C = TypeVar("C")
 MOST = 256
 
 #: What of the environment the choice depends on, besides what is in the problems and in :func:`hardware.visible_gpus`.
-ENVIRONMENT = ("SDKDE_TUNING", "SDKDE_DB")
+#: Where it is the same as it was, it need not be checked again.
+ENVIRONMENT = ("SDKDE_TUNING", "SDKDE_DB", "SDKDE_REPLAY")
 
 
 def remembered(

@@ -61,7 +61,10 @@ class Choice:
 
     def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
         """Return the passes as the backend is asked them."""
-        return tuple(with_fields(p, device=self.device, sample=None, worth=self.worth) for p in problems)
+        asked = {"device": self.device, "sample": None, "worth": self.worth}
+        return tuple(
+            p if (p.device, p.sample, p.worth) == tuple(asked.values()) else with_fields(p, **asked) for p in problems
+        )
 
 
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
@@ -244,19 +247,27 @@ def _choose(
     explained: bool,
     without: Mapping[tuple[str, str], str] | None,
 ) -> Choice:
-    check_environment()
     named = named_backend(backend)
     told = f"SDKDE_BACKEND is {named!r}: " if named != backend else ""
-    if named != "auto":
-        require_known(named, told)
-    elif options:
-        raise ValueError("backend_options go with a named backend; pass backend=... too")
-    tried = {} if named != "auto" else started.unusable() | dict(without or {})
     calls = calls_of(calls, data_device)
     asked = named, device, data_device, calls, replays
-    if not explained:
+    tried: dict[tuple[str, str], str] = {}
+
+    def check() -> None:
+        check_environment()
+        if named != "auto":
+            require_known(named, told)
+        elif options:
+            raise ValueError("backend_options go with a named backend; pass backend=... too")
+        else:
+            tried.update(started.unusable() | dict(without or {}))
+
+    if explained:
+        check()
+    else:
 
         def first(problems: Sequence[Problem], share: Share | None) -> Choice | None:
+            check()
             return _first(problems, share, *asked, tried, options)
 
         choice = first(problems, share) if options or without else remembered(problems, share, asked, first)

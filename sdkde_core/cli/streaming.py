@@ -105,7 +105,7 @@ class Stream:
     def _rows(self, size: int) -> Iterator[Argument]:
         done = 0
         for batch in self.query.batches(size):
-            yield replace(Argument.of("query", batch), first=done)
+            yield Argument.of("query", batch)._replace(first=done)
             done += len(batch)
 
     def _below(self, count: int, rows: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -159,7 +160,7 @@ class PackedColumns:
         self._problem = with_fields(problem, n=n, same=False) if problem.same or problem.n != n else problem
         self._limit = limit_of(info, self._problem)
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
-        self._lock = new_lock()
+        self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
         self._far: Outliers | None = None
         self._searched = problem.extent <= self._limit
         if shared:  # what a batch without outliers needs is packed now

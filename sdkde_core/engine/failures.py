@@ -170,33 +170,32 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     """
     m = rows.shape[0]  # of the problem's rows these may be some
     per_row = (m, len(problem.scales)) if problem.scales else (m,)
-    mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
-    expected = {
-        "log_sum": per_row,
-        "shift": (*per_row, problem.d) if mean else None,
-        "sign": per_row if laplace else None,
-        "log_magnitude": per_row if laplace else None,
-    }
-
-    def failed(what: str) -> BackendFailed:
-        return BackendFailed(info, problem.device, what)
-
-    for name, shape in expected.items():
+    for name in _FIELDS:
         x = getattr(partial, name, None)
         found = None if x is None else tuple(getattr(x, "shape", ()))
+        shape = None
+        if name in _EXPECTED[problem.reduction]:
+            shape = (*per_row, problem.d) if name == "shift" else per_row
         if found != shape:
-            raise failed(f"its {name} for {problem.reduction} has shape {found}, not {shape}")
+            what = f"its {name} for {problem.reduction} has shape {found}, not {shape}"
+            raise BackendFailed(info, problem.device, what)
     if not _may_look(partial.log_sum):
         return partial
-    for name in expected:
-        x = getattr(partial, name)
-        if x is not None:
-            i = _unexplained(detached(x), detached(columns.points), detached(rows))
-            if i is not None:
-                raise failed(
-                    f"its {name} for {problem.reduction} is NaN for row {i}, though all coordinates are finite"
-                )
+    for name in _EXPECTED[problem.reduction]:
+        i = _unexplained(detached(getattr(partial, name)), columns.points, rows)
+        if i is not None:
+            what = f"its {name} for {problem.reduction} is NaN for row {i}, though all coordinates are finite"
+            raise BackendFailed(info, problem.device, what)
     return partial
+
+
+#: What an answer consists of.
+_FIELDS = "log_sum", "shift", "sign", "log_magnitude"
+_EXPECTED = {
+    Reduction.LOG_SUM: ("log_sum",),
+    Reduction.MEAN: ("log_sum", "shift"),
+    Reduction.LAPLACE: ("log_sum", "sign", "log_magnitude"),
+}
 
 
 def _may_look(x: Any) -> bool:
@@ -208,6 +207,7 @@ def _unexplained(x: Any, points: Any, rows: Any) -> int | None:
     """The first row of ``x`` that has a NaN, while neither its coordinates nor any column's have one; None: no row."""
     if not math.isnan(x.sum()):
         return None
+    points, rows = detached(points), detached(rows)
     wrong = np.isnan(to_host(x).reshape(x.shape[0], -1)).any(axis=1)
     if not wrong.any() or np.isnan(to_host(points)).any():
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -254,7 +254,7 @@ def _at_once(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
         result = wanted.of(fitted, rows, points, known)
 
     def first(x: Any) -> tuple[Any, Any]:
-        points, other = wanted.placed(fitted, fitted.read(replace(query, array=x)))
+        points, other = wanted.placed(fitted, fitted.read(query._replace(array=x)))
         return points, other["distances"]
 
     def second(placed: tuple[Any, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -100,7 +101,7 @@ class Fitted:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self._centre, self._columns, self._rows, self._shared, self._names = centre, columns, rows, shared, names
         self._packed: dict[Reduction, Reducer] = {}
-        self._lock = new_lock()
+        self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
         self._successor: Fitted | None = None
         self._second: Fitted | None = None
         self.home, self._whiten = Origin(), None

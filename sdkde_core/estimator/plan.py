@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
@@ -89,8 +89,7 @@ class Plan:
         return replace(self, columns=Columns(measured.train, measured.log_weights), query=measured.query)
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Whitened points and what decides how to sum them; nothing of it has been read back from a device."""
 
     points: Any  # (n + m, d): the training points, then the query's, if any
@@ -182,12 +181,13 @@ def plan_data(
     m = expected if rows is None else data.m
     weighted = data.log_weights is not None
     requires = frozenset(["weights"] * weighted + ["grad"] * grad)
-    samples = {"train": Sampler(points, points, log_weights)}
-    samples["query"] = samples["train"] if rows is None else Sampler(points, rows, log_weights)
-    priced = explained or select.named_backend(request.backend) == "auto"  # otherwise no price is asked for
+    samples: dict[str, Sampler] = {}
+    if explained or select.named_backend(request.backend) == "auto":  # otherwise no price is asked for
+        samples["train"] = Sampler(points, points, log_weights)
+        samples["query"] = samples["train"] if rows is None else Sampler(points, rows, log_weights)
     device = data.device
     asked = m, data.n, data.d, extent, requires, data.dtype, device
-    problems = request.problems(*asked, samples if priced else None, data.light)
+    problems = request.problems(*asked, samples, data.light)
 
     shares: dict[tuple[int, float], float] = {}
 
@@ -235,12 +235,11 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float, bool]:
     """Whiten the data and read their extent; and whether the centre was moved, for which all of them were looked at."""
     measured = measure(data, bandwidth)
 
-    def decide(largest: float, *centre: float) -> tuple[float, bool]:
-        extent = _bound(largest)
-        blurred = not extent <= CLEAR and not bandwidth.narrow
-        return extent, blurred and bool((abs(np.array(centre)) > CLEAR * _scale(bandwidth)).any())
+    def far_out(*centre: float) -> bool:
+        return bool((abs(np.array(centre)) > CLEAR * _scale(bandwidth)).any())
 
-    bound, blurred = look(decide, measured.largest, measured.centre)
+    bound = look(_bound, measured.largest)
+    blurred = not bound <= CLEAR and not bandwidth.narrow and look(far_out, measured.centre)
     extent = _checked(bound, measured.distances, data, bandwidth)
     if blurred and extent > CLEAR:
         centre = _clearer(data, bandwidth, measured.centre)

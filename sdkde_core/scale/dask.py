@@ -94,7 +94,7 @@ def _argument(name: str, value: Any) -> Argument:
     """Recognise an argument; of a Dask array only shape and dtype are looked at."""
     if not is_dask(value):
         given = Argument.of(name, value)
-        return replace(given, array=to_host(given.array), origin=Origin())
+        return given._replace(array=to_host(given.array), origin=Origin())
     if value.dtype.kind not in "iufb":
         raise TypeError(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
     if any(math.isnan(k) for k in value.shape):

@@ -5,51 +5,26 @@
 // then being contiguous along the product's columns; the constants begin with a one, whose product is Σφ. With weights
 // there is a second copy of the kind, w hi | w, its rest, one | w lo | zeros. A tile's sums are added up in fp32.
 
-// The constants are added after half of the dimensions, where sums of near points are smallest: see bounds.py.
-constexpr int STEPS = WIDTH / 16, HALF = (STEPS + 1) / 2;
-constexpr int GROUP = TILE_COLUMNS * 16;  // bytes of eight dimensions of a tile
-constexpr int COPY = (2 * WIDTH / 8 + 2) * GROUP, TILE = (WEIGHTED + 1) * COPY;
-constexpr int FULL = STAGES * TILE, EMPTY = FULL + 8 * STAGES;
+constexpr int COPIES = (WEIGHTED + 1) * TILE;  // with weights there are two of a tile
+constexpr int FULL = STAGES * COPIES, EMPTY = FULL + 8 * STAGES;
 constexpr int SUMS = WIDTH + 4;
 static_assert(EMPTY + 8 * STAGES == DENSE_SHARED && DENSE_SHARED <= 232448, "shared memory");
 
 __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, float* out, int count) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   float S[32], T[WIDTH / 2 + 4], M[WIDTH / 2 + 2];
-  uint32_t P[16], L[16], q[2 * STEPS + 1][4];
-#pragma unroll
-  for (int k = 0; k < 2 * STEPS + 1; k++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      q[k][i] = rows[(size_t)(warp * 16 + g + (i & 1) * 8) * (WIDTH + 8) + k * 8 + (i >> 1) * 4 + c];
-  }
+  uint32_t P[16], L[16];
+  Rows q;
+  load_rows(q, rows, warp * 16 + g, c);
 #pragma unroll
   for (int i = 0; i < WIDTH / 2 + 2; i++) M[i] = 0;
-  int stage = 0, phase = 0;
 #pragma unroll 1
-  for (int t = 0; t < count; t++) {
+  for (int t = 0, phase = 0, stage = 0; t < count; t++) {
     barrier_wait(shared + FULL + 8 * stage, phase);
-    const uint32_t at = __shfl_sync(0xffffffffu, shared + stage * TILE, 0);
-    const uint64_t hi = descriptor(at, GROUP, 128), lo = hi + (STEPS * 2 + 1) * (GROUP / 16);
-    const uint64_t constants = descriptor(at + STEPS * 2 * GROUP, (STEPS * 2 + 1) * GROUP, 128);
-    const uint64_t v = descriptor(at + WEIGHTED * COPY, 128, GROUP), v_lo = v + (STEPS * 2 + 1) * (GROUP / 16);
-    WGMMA_FENCE;
-    begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], hi);
-#pragma unroll
-    for (int k = 1; k < HALF; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], hi + k * (GROUP / 8));
-    add_n64(S, q[STEPS][0], q[STEPS][1], q[STEPS][2], q[STEPS][3], constants);
-#pragma unroll
-    for (int k = HALF; k < STEPS; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], hi + k * (GROUP / 8));
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
-      const uint32_t* x = q[STEPS + 1 + k];
-      add_n64(S, x[0], x[1], x[2], x[3], hi + k * (GROUP / 8));
-      add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], lo + k * (GROUP / 8));
-      add_n64(S, x[0], x[1], x[2], x[3], lo + k * (GROUP / 8));
-    }
-    WGMMA_COMMIT;
-    WGMMA_WAIT(0);
-    hold(S);
+    const uint32_t at = __shfl_sync(0xffffffffu, shared + stage * COPIES, 0);
+    const Columns columns(at);
+    const uint64_t v = descriptor(at + WEIGHTED * TILE, 128, GROUP), v_lo = v + (STEPS * 2 + 1) * (GROUP / 16);
+    take_exponents<true>(S, q, columns);
 #pragma unroll
     for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
     WGMMA_FENCE;  // the largest last, as what follows it is truncated
@@ -88,15 +63,12 @@ mean_dense(const uint32_t* rows, const uint8_t* tiles, float* out, int blocks, i
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(shared + FULL + 8 * i, 1);
-      barrier_init(shared + EMPTY + 8 * i, 4 * WARPGROUPS);
-    }
+    ring_init(shared + FULL, shared + EMPTY, STAGES, 4 * WARPGROUPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   const int block = blockIdx.x % blocks, part = blockIdx.x / blocks;
-  const uint8_t* from = tiles + (size_t)part * length * TILE;
+  const uint8_t* from = tiles + (size_t)part * length * COPIES;
   count = min(length, count - part * length);
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role < WARPGROUPS) {
@@ -110,8 +82,8 @@ mean_dense(const uint32_t* rows, const uint8_t* tiles, float* out, int blocks, i
 #pragma unroll 1
       for (int t = 0; t < count; t++) {
         barrier_wait(shared + EMPTY + 8 * stage, phase);
-        barrier_expect(shared + FULL + 8 * stage, TILE);
-        bulk_copy(shared + stage * TILE, from + (size_t)t * TILE, TILE, shared + FULL + 8 * stage);
+        barrier_expect(shared + FULL + 8 * stage, COPIES);
+        bulk_copy(shared + stage * COPIES, from + (size_t)t * COPIES, COPIES, shared + FULL + 8 * stage);
         if (++stage == STAGES) { stage = 0; phase ^= 1; }
       }
     }

@@ -3,10 +3,6 @@
 // Exponents are raised by RAISED_BITS, so that sums of φ are in fp32's range with no running maximum, but for rows more
 // than some 17 bandwidths from all columns of a part. A program that has such rows does its part again, with one.
 
-// The constants are added after half of the dimensions, where sums of near points are smallest: see bounds.py.
-constexpr int STEPS = WIDTH / 16, HALF = (STEPS + 1) / 2;
-constexpr int GROUP = TILE_COLUMNS * 16;           // bytes of eight dimensions of a tile
-constexpr int TILE = (2 * WIDTH / 8 + 2) * GROUP;  // as pack_points has it
 constexpr int LOGS = STAGES * TILE, FULL = LOGS + STAGES * 256, EMPTY = FULL + 8 * STAGES, FAR = EMPTY + 8 * STAGES;
 static_assert(FAR + 8 == LOG_SUM_SHARED && LOG_SUM_SHARED <= 232448, "shared memory");
 constexpr float NOTHING = -3e38f;
@@ -63,7 +59,7 @@ template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const fl
 // ``own`` and own + 8 of these tiles, if ``leaves``.
 template <bool MAXIMUM>
 __device__ __forceinline__ Sums reduce(
-    uint32_t shared, const uint32_t (&q)[2 * STEPS + 1][4], int own, int leaves, int count, int& stage, int& phase) {
+    uint32_t shared, const Rows& q, int own, int leaves, int count, int& stage, int& phase) {
   Sums sums = {{MAXIMUM ? -1e30f : 0, MAXIMUM ? -1e30f : 0}, {0, 0}, {0, 0}};
   float S[32];
   const int c = threadIdx.x % 4;
@@ -71,24 +67,7 @@ __device__ __forceinline__ Sums reduce(
   for (int t = 0; t < count; t++) {
     barrier_wait(shared + FULL + 8 * stage, phase);
     const uint32_t at = __shfl_sync(0xffffffffu, shared + stage * TILE, 0);
-    const uint64_t hi = descriptor(at, GROUP, 128), lo = hi + (STEPS * 2 + 1) * (GROUP / 16);
-    const uint64_t constants = descriptor(at + STEPS * 2 * GROUP, (STEPS * 2 + 1) * GROUP, 128);
-    WGMMA_FENCE;
-    begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], hi);
-#pragma unroll
-    for (int k = 1; k < HALF; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], hi + k * (GROUP / 8));
-    add_n64(S, q[STEPS][0], q[STEPS][1], q[STEPS][2], q[STEPS][3], constants);
-#pragma unroll
-    for (int k = HALF; k < STEPS; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], hi + k * (GROUP / 8));
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
-      const uint32_t* x = q[STEPS + 1 + k];
-      add_n64(S, x[0], x[1], x[2], x[3], hi + k * (GROUP / 8));
-      add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], lo + k * (GROUP / 8));
-    }
-    WGMMA_COMMIT;
-    WGMMA_WAIT(0);
-    hold(S);
+    take_exponents<false>(S, q, Columns(at));
     if (!WEIGHTED && threadIdx.x % 32 == 0) barrier_arrive(shared + EMPTY + 8 * stage);
     if (leaves && __any_sync(0xffffffffu, own > -9 && own < TILE_COLUMNS)) {
 #pragma unroll
@@ -141,13 +120,8 @@ __device__ __forceinline__ void consume(
     uint32_t shared, volatile int* far, const uint32_t* rows, float* out, int m, int first_row, int first, int count,
     int own, int leaves) {
   const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 * 16 + lane / 4;
-  uint32_t q[2 * STEPS + 1][4];
-#pragma unroll
-  for (int k = 0; k < 2 * STEPS + 1; k++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      q[k][i] = rows[(size_t)(row + (i & 1) * 8) * (WIDTH + 8) + k * 8 + (i >> 1) * 4 + lane % 4];
-  }
+  Rows q;
+  load_rows(q, rows, row, lane % 4);
   int stage = 0, phase = 0;
   const int column = row + own - first * TILE_COLUMNS;
   Sums sums = reduce<false>(shared, q, column, leaves, count, stage, phase);
@@ -190,10 +164,7 @@ log_sum(
   const uint32_t shared = shared_address(memory);
   volatile int* far = (volatile int*)(memory + FAR);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(shared + FULL + 8 * i, 1);
-      barrier_init(shared + EMPTY + 8 * i, 16);
-    }
+    ring_init(shared + FULL, shared + EMPTY, STAGES, 16);
     *far = 0;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

@@ -1,5 +1,8 @@
 // Points in pieces, and partial sums put together.
 
+#define SQRT_LOG2E 1.2011224087864498
+#define LN2 0.6931471805599453
+
 __device__ __forceinline__ uint16_t half_of(float x) {
   uint16_t h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
@@ -25,7 +28,7 @@ __device__ __forceinline__ uint8_t byte_of(float x, float& back) {
 struct Pieces {
   uint16_t hi, lo;
   __device__ __forceinline__ Pieces(double u, double step) {
-    const double v = u * 1.2011224087864498;
+    const double v = u * SQRT_LOG2E;
     hi = half_of((float)(rint(v / step) * step));
     lo = half_of((float)(v - of_half(hi)));
   }
@@ -177,10 +180,10 @@ merge(
     const double packed = of_half(rows[(size_t)row * 48 + k]) + of_half(rows[(size_t)row * 48 + 32 + k]);
     const double sum = shared[i / d * 20 + 16];  // of some other points it may be 0
     const double away = shared[i / d * 20 + k] / sum - packed;
-    shift[(size_t)first * d + i] = sum <= 0 ? 0.0 : away * (1.0 / 1.2011224087864498);
+    shift[(size_t)first * d + i] = sum <= 0 ? 0.0 : away * (1.0 / SQRT_LOG2E);
   }
   if (own < count)
-    log_sum[first + own] = log_of(shared[own * 20 + 16]) - SCALE_BITS * 0.6931471805599453 + log_weights[0];
+    log_sum[first + own] = log_of(shared[own * 20 + 16]) - SCALE_BITS * LN2 + log_weights[0];
 }
 
 // The end of ``mean_dense``: ℓ and the shift of every row, a warp for each, from the sums of all parts of the columns
@@ -207,15 +210,14 @@ finish_dense(
   for (int i = 0; i < 2; i++) {
     const int k = lane + 32 * i;
     const double own = of_half(packed[k]) + of_half(packed[width + 16 + k]);
-    if (k < d) shift[(size_t)row * d + k] = sum <= 0 ? 0.0 : (v[i] / sum - own) * (1.0 / 1.2011224087864498);
+    if (k < d) shift[(size_t)row * d + k] = sum <= 0 ? 0.0 : (v[i] / sum - own) * (1.0 / SQRT_LOG2E);
   }
   if (lane > 0) return;
-  const double ln2 = 0.6931471805599453;
   if (!listed) {
-    log_sum[row] = log_of(sum) - SCALE_BITS * ln2 + log_weights[0];
+    log_sum[row] = log_of(sum) - SCALE_BITS * LN2 + log_weights[0];
     return;
   }
-  log_sum[row] = log_of(sum) - (SCALE_BITS + WEIGHT_BITS) * ln2 + top[0];
+  log_sum[row] = log_of(sum) - (SCALE_BITS + WEIGHT_BITS) * LN2 + top[0];
   const double all = fmin(exp(-top[0]), 131072.0);  // the sum of all weights, at most, in units of the largest
   const bool enough = sum >= count * 0x1p-5 && sum >= all * 0x1p-22 * (1 << SCALE_BITS) * (1 << WEIGHT_BITS);
   if (!enough) listed[1 + atomicAdd(listed, 1)] = row;
@@ -236,14 +238,14 @@ extern "C" __global__ void finish_log_sum(
     total += x[1] * more;
     moment += x[2] * more;
   }
-  const double ln2 = 0.6931471805599453, nothing = -1.0 / 0.0;
+  const double nothing = -1.0 / 0.0;
   const bool none = top < -2e4 && total == total;  // NaN stays
-  const double all = none ? nothing : log(total) + (top - RAISED_BITS) * ln2 + top_weight[0];
+  const double all = none ? nothing : log(total) + (top - RAISED_BITS) * LN2 + top_weight[0];
   if (!laplace) {
     log_sum[row] = all;
     return;
   }
-  const double half = 1.0 + 0.5 * d, square = -ln2 * (moment / total - RAISED_BITS);  // the mean of ½ r²
+  const double half = 1.0 + 0.5 * d, square = -LN2 * (moment / total - RAISED_BITS);  // the mean of ½ r²
   log_sum[row] = none ? nothing : all + log(half + square);
   sign[row] = none || half == square ? 0.0 : half > square ? 1.0 : half < square ? -1.0 : square;
   log_magnitude[row] = none ? nothing : all + log(fabs(half - square));

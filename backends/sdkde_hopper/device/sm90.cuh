@@ -30,6 +30,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint
 __device__ __forceinline__ void barrier_init(uint32_t b, int n) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(n));
 }
+// For a ring of tiles: one that a copy fills, and one that so many threads empty.
+__device__ __forceinline__ void ring_init(uint32_t full, uint32_t empty, int stages, int readers) {
+  for (int i = 0; i < stages; i++) {
+    barrier_init(full + 8 * i, 1);
+    barrier_init(empty + 8 * i, readers);
+  }
+}
 __device__ __forceinline__ void barrier_expect(uint32_t b, int n) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(n) : "memory");
 }
