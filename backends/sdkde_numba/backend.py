@@ -23,10 +23,10 @@ from sdkde_core.plugin import (
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import Form, choose, double_limit
+from .bounds import Form, choose, double_limit, takes_leaves
 from .compiled import kernel
 from .cpu_kernels import ABSENT, CODES, FLOOR, MULTIPLE, ROWS
-from .near import Near, leaf_bytes, order_columns, sum_leaves, takes_leaves
+from .near import Near, leaf_bytes, order_columns, sum_leaves
 from .price import HEIGHT, LEAF, SIZE, TASK, forecast, sample_of
 
 Array = NDArray[Any]

@@ -24,7 +24,6 @@ __all__ = [
     "BLOCK",
     "MOST_EXTENT",
     "MOST_KERNEL_EXTENT",
-    "MOST_LEAF_DIMENSIONS",
     "SCALES",
     "Form",
     "LeafSums",
@@ -34,6 +33,7 @@ __all__ = [
     "leaf_errors",
     "single_limit",
     "single_products",
+    "takes_leaves",
 ]
 
 Array = NDArray[Any]
@@ -126,6 +126,12 @@ def double_limit(problem: Problem) -> float:
     absolute = min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
     squares = DOUBLE_BUDGET * absolute / _of_sums("float64", problem.d)
     return _smallest_scale(problem) * (min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares))
+
+
+def takes_leaves(problem: Problem) -> bool:
+    """Whether rows are first summed in float32, leaf by leaf."""
+    one = not problem.requires & {"exclude_self", "multi_scale"}
+    return one and problem.precision != "float64" and problem.d <= MOST_LEAF_DIMENSIONS
 
 
 class LeafSums(NamedTuple):

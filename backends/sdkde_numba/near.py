@@ -12,13 +12,13 @@ from sdkde_core.nearby import Index, Lists, index
 from sdkde_core.plugin import checkpoint, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import MOST_LEAF_DIMENSIONS, LeafSums, leaf_errors
+from .bounds import LeafSums, leaf_errors, takes_leaves
 from .compiled import leaf_kernels
 from .cpu_kernels import ABSENT
 from .leaf_kernels import FACTORS, GROUP, LEAST, OF_TILES, SUMS, UNIT
 from .price import HEIGHT, LEAF, SIZE
 
-__all__ = ["Near", "leaf_bytes", "order_columns", "sum_leaves", "takes_leaves"]
+__all__ = ["Near", "leaf_bytes", "order_columns", "sum_leaves"]
 
 Array = NDArray[Any]
 
@@ -42,12 +42,6 @@ class Near(NamedTuple):
     peak: float  # log2 of the heaviest column's weight
     span: float  # log2 of the heaviest over the lightest
     tie: float  # see :func:`_tie`
-
-
-def takes_leaves(problem: Problem) -> bool:
-    """Whether rows are first summed in float32, leaf by leaf."""
-    one = not problem.requires & {"exclude_self", "multi_scale"}
-    return one and problem.precision != "float64" and problem.d <= MOST_LEAF_DIMENSIONS
 
 
 def order_columns(columns: Columns) -> Near:
