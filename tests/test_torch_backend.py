@@ -210,6 +210,26 @@ def test_a_device_that_is_not_here():
         assert not TorchBackend().probe(device).ok
         with pytest.raises(BackendUnavailable, match="PyTorch .* cannot use " + device):
             sdkde_core.estimate([0.0, 1.0], backend="torch", device=device)
+        assert len(TorchBackend().probe(device).reason) < 200  # not all that PyTorch says of mps
+
+
+def test_what_torch_compile_raises_says_what_it_needs(monkeypatch):
+    """As where there is no compiler; what else a compiled tile raises stays what it is."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    said = "No working C++ compiler found\n\nSet TORCHDYNAMO_VERBOSE=1"
+    left = [TorchDynamoException(said), RuntimeError("other")]
+
+    def fails(*args, **kwargs):
+        raise left.pop(0)
+
+    monkeypatch.setattr(torch, "compile", lambda tile: fails)
+    tile = implementation._compiled.__wrapped__()
+    with pytest.raises(BackendUnavailable, match=r"compiler found. It needs a C\+\+ compiler: install g") as caught:
+        tile()
+    assert "VERBOSE" not in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"^other$"):
+        tile()
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
