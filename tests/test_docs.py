@@ -4,6 +4,7 @@ import doctest
 import importlib
 import importlib.util
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -96,6 +97,37 @@ def test_the_reference_has_all_that_is_public():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for name in set(sdkde_core.__all__) - {"__version__"}:
         assert re.search(rf":: (sdkde_core\.interop\.)?{name}\b", page), name
+
+
+def headings(path):
+    """The anchors of a page, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+def test_the_readmes_links_lead_somewhere_from_pypi_too(tmp_path, monkeypatch):
+    """Where relative ones lead nowhere. Until there is an address, they become whole by the command for the release."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source, text = project["urls"].get("Source"), README
+    if source is None:
+        source = "https://example.org/sdkde"
+        release = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## A release")[1]
+        (command,) = re.findall(r"<<'END'\n(.*?)\nEND\n", release, re.S)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["-", source])
+        Path("README.md").write_text(README, encoding="utf-8")
+        exec(compile(command, "CONTRIBUTING.md", "exec"), {})
+        text = Path("README.md").read_text(encoding="utf-8")
+    own = 0
+    for picture, target in re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", text):
+        assert target.startswith(("https://", "#")), target
+        if target.startswith(source):
+            own += 1
+            branch = f"{source}/{'raw' if picture else 'blob'}/main/"
+            path, _, anchor = target.removeprefix(branch).partition("#")
+            assert target.startswith(branch) and (ROOT / path).is_file(), target
+            assert not anchor or anchor in headings(ROOT / path), target
+    assert own > 20
 
 
 def test_the_readmes_commands_exist():
