@@ -80,12 +80,13 @@ FIRST, *QUESTIONS = re.split(r"^### ", (ROOT / "docs" / "faq.md").read_text(enco
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.split("\n")[0])
 def test_a_question_is_the_message_of_its_example(question, tmp_path, monkeypatch):
     """The heading is a part of the error that the code below it gives, as warnings are errors here; without code it is
-    a part of the core's source."""
+    a part of the source."""
     monkeypatch.chdir(tmp_path)
     (message,) = re.findall(r"`(.*)`", question.split("\n")[0])
     (before,), examples = (re.findall(r"```python\n(.*?)```", text, re.S) for text in (FIRST, question))
     if not examples:
-        assert any(message in path.read_text(encoding="utf-8") for path in (ROOT / "sdkde_core").rglob("*.py"))
+        code = (path for folder in ("sdkde_core", "backends") for path in (ROOT / folder).rglob("*.py"))
+        assert any(message in path.read_text(encoding="utf-8") for path in code)
     for example in examples:
         names = {}
         exec(compile(before, "faq.md", "exec"), names)
@@ -203,6 +204,20 @@ def test_every_command_and_option_is_documented():
         assert f"## sdkde {name}" in page, name
         assert command.help
         assert all(getattr(p, "help", None) for p in command.params), name
+
+
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
+    """As they stand there, on the files that it makes; what needs a package that is not here says so."""
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (files,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(files, "command-line.md", "exec"), {})
+    lines = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.S)).splitlines()
+    told = [line.partition("#")[0].split()[1:] for line in lines if re.match(r"sdkde (estimate|explain) [a-z\d]", line)]
+    assert len(told) >= 9
+    for arguments in told:
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0 or "pip install 'sdkde-core[" in result.output, (arguments, result.output)
 
 
 @pytest.mark.parametrize("module", ["api", "interop.gaussian_kde", "interop.kernel_density"])
