@@ -154,6 +154,18 @@ def test_the_commands_of_a_page_exist(path):
         assert found.is_dir() or found.with_suffix(".py").exists(), module
 
 
+def test_the_front_page_links_every_page():
+    """As the repository shows it, where what makes the site's sidebar is no link."""
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    sidebar = {
+        name
+        for block in re.findall(r"```{toctree}\n(.*?)```", page, re.S)
+        for name in re.findall(r"^[\w./-]+$", block, re.M)
+    }
+    assert len(sidebar) > 30
+    assert sidebar <= {target.removesuffix(".md") for target in re.findall(r"\]\(([^)#]+)", page)}
+
+
 def test_every_method_and_backend_is_documented():
     backends = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
     for method in sdkde_core.estimator.request.METHODS:
