@@ -24,7 +24,7 @@ from sdkde_core.choice import cards, cost, hardware
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
 from sdkde_core.testing import reference
-from sdkde_core.testing.problems import errors, far, make, truth
+from sdkde_core.testing.problems import answer, errors, far, make, truth
 
 CPU = torch.device("cpu")
 
@@ -200,6 +200,15 @@ def test_settings_that_round_products_are_noticed_and_left(pretend):
             assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_the_suites_answer_is_numpys_for_a_backend_of_tensors():
+    case = make("mixture", 60, 20, 3, 10.0)
+    for reduction in Reduction:
+        problem = case.problem(reduction, "float64")
+        got = answer(INFO, TorchBackend(), problem, case)
+        assert isinstance(got.log_sum, np.ndarray)
+        assert errors(problem, got, truth(case)).max() <= 1.0
 
 
 # --- devices --------------------------------------------------------------------------------------------------------
