@@ -146,7 +146,7 @@ def where(about: Row) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return (
         f"{device}{about['cpu']} ({about['widest instructions']}), {about['cores']} cores; Python {about['python']}, "
-        f"{versions}; {about['when']}, scale {about['scale']}."
+        f"{versions}; {about['when']}, scale {about['scale']}.{' ' + about['note'] + '.' if 'note' in about else ''}"
     )
 
 
