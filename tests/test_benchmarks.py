@@ -331,6 +331,14 @@ def test_recorded_runs_are_read(tmp_path):
     assert "| 4096 | sdkde | 0.002801 | 0.002801 |" in text
 
 
+def test_a_report_that_cannot_be_says_why(tmp_path, monkeypatch):
+    told = CliRunner().invoke(command.main, ["report", str(tmp_path)]).output
+    assert told.startswith("Error: no records of benchmarks in ")
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    told = CliRunner().invoke(command.main, ["report", str(tmp_path)]).output
+    assert told == "Error: plots need matplotlib: pip install 'sdkde-core[plot]'; or pass --no-plots\n"
+
+
 def test_outliers_of_a_table(tmp_path):
     path = tmp_path / "mine.csv"
     rng = np.random.default_rng(0)
