@@ -114,7 +114,7 @@ def write(folder: Path, to: Path, plots: bool = True) -> str:
         raise FileNotFoundError(f"no records of benchmarks in {folder}; python -m benchmarks run NAME --to {folder}")
     to.mkdir(parents=True, exist_ok=True)
     order = list(known)
-    text = ["# Benchmarks"]
+    text = [f"# Records: {folder.resolve().name}"]
     for path, records in sorted(files.items(), key=lambda item: order.index(item[0].stem)):
         prefix = "-".join(path.relative_to(folder).with_suffix("").parts)
         text += section(known[path.stem], records, to if plots else None, prefix)
