@@ -197,6 +197,39 @@ def test_the_readmes_tables_are_those_of_the_records(tmp_path):
     assert README.count("| **sdkde**") >= 5
 
 
+def table(page, head):
+    """The first line of a page's table that begins so, and its rows, as cells."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith(head))
+    cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines[begin:]]
+    end = next(i for i, row in enumerate(cells) if len(row) < 2)
+    return cells[0], cells[2:end]
+
+
+def test_the_studys_errors_are_the_same_on_every_page():
+    head, rows = table("docs/bandwidths.md", "| d | n | kde, auto |")
+    columns = [head.index(f"{method}, auto") for method in ("kde", "sdkde", "laplace")]
+    study = {tuple(row[:2]): [row[i] for i in columns] for row in rows}
+    assert {tuple(row[:2]): row[2:] for row in table("docs/guide.md", "| d | n | kde | sdkde |")[1]} == study
+    told = table("README.md", "| dimensions | samples | KDE")[1]
+    assert len(told) >= 5
+    assert all(row[2:] == study[row[0], row[1]][:2] for row in told)
+
+
+def test_the_guides_times_of_backends_are_those_of_the_measurements():
+    head, rows = table("docs/measurements.md", "| n × m, d | triton | numba-cuda |")
+    measured, size = {}, ""
+    for row in rows:
+        size, d = row[0].split(", ") if "," in row[0] else (size, row[0])
+        measured[f"{size}, {d}"] = {name: cell.partition(",")[0].strip("*") for name, cell in zip(head, row)}
+    names, told = table("docs/guide.md", "| n × m, d | triton | numba-cuda |")
+    found = [
+        (row[0], name.removesuffix(" (CPU)"), cell) for row in told for name, cell in zip(names[1:], row[1:]) if cell
+    ]
+    assert len(found) > 20
+    assert [(row, name, measured[row][name]) for row, name, _ in found] == found
+
+
 def test_every_picture_of_the_gallery_is_here_and_has_its_code():
     page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
     pictures = re.findall(r"```\n\n!\[[^\]]+\]\((gallery-[a-z]+\.png)\)", page)
