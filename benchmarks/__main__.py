@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,12 @@ def report(folder: Path, to: Path | None, plots: bool) -> None:
     """Turn the records of a folder into report.md, with a plot for each figure."""
     from .report import write
 
-    click.echo(write(folder, to or folder, plots))
+    if plots and importlib.util.find_spec("matplotlib") is None:
+        raise click.ClickException("plots need matplotlib: pip install 'sdkde-core[plot]'; or pass --no-plots")
+    try:
+        click.echo(write(folder, to or folder, plots))
+    except FileNotFoundError as error:
+        raise click.ClickException(str(error)) from None
 
 
 @main.command()

@@ -114,7 +114,7 @@ def write(folder: Path, to: Path, plots: bool = True) -> str:
         raise FileNotFoundError(f"no records of benchmarks in {folder}; python -m benchmarks run NAME --to {folder}")
     to.mkdir(parents=True, exist_ok=True)
     order = list(known)
-    text = ["# Benchmarks"]
+    text = [f"# Records: {folder.resolve().name}"]
     for path, records in sorted(files.items(), key=lambda item: order.index(item[0].stem)):
         prefix = "-".join(path.relative_to(folder).with_suffix("").parts)
         text += section(known[path.stem], records, to if plots else None, prefix)
@@ -146,7 +146,7 @@ def where(about: Row) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return (
         f"{device}{about['cpu']} ({about['widest instructions']}), {about['cores']} cores; Python {about['python']}, "
-        f"{versions}; {about['when']}, scale {about['scale']}."
+        f"{versions}; {about['when']}, scale {about['scale']}.{' ' + about['note'] + '.' if 'note' in about else ''}"
     )
 
 

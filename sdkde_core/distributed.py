@@ -10,8 +10,12 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
-import torch
-import torch.distributed as dist
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    raise ImportError(f"sdkde_core.distributed needs PyTorch: pip install 'sdkde-core[torch]' ({error})") from error
 
 from .arrays import Argument, to_host
 from .engine.ranks import PeerFailed, Ranks

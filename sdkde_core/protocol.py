@@ -20,6 +20,7 @@ with the two methods of :class:`Backend`. Everything here is public and versione
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import math
@@ -476,7 +477,7 @@ class BackendInfo:
     deterministic : bool
         Same input, options, thread count and device give the same bits.
     requires_modules : tuple of str
-        Modules that must be importable; looked up, never imported, by the core.
+        Modules that must be importable, such as ``"torch"`` or ``"cuda.core"``; looked up, never imported, by the core.
     install : str
         The command that brings them.
     arrays : str
@@ -585,8 +586,13 @@ def _check_options(factory: Any, options: Mapping[str, Any]) -> None:
 
 
 def _can_find(module: str) -> bool:
-    """Whether the top-level package is there: looking for a submodule would import its parents."""
+    """Whether a module is there. Its parents are not imported, as ``find_spec`` would."""
+    top, *names = module.split(".")
     try:
-        return importlib.util.find_spec(module.partition(".")[0]) is not None
+        spec = importlib.util.find_spec(top)
+        for name in names:  # several distributions may share the top-level package, as NVIDIA's do
+            places = spec and spec.submodule_search_locations
+            spec = importlib.machinery.PathFinder.find_spec(f"{spec.name}.{name}", places) if spec and places else None
+        return spec is not None
     except (ImportError, ValueError, AttributeError):  # a half-imported module
         return False

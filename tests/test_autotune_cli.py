@@ -429,6 +429,14 @@ def test_when_nothing_runs_the_reason_is_told(compiled, monkeypatch):
     assert "sum, d 16: nothing ran; most often: spills 512 bytes" in result.stdout
 
 
+def test_what_could_be_tuned_is_named_with_what_installs_it(monkeypatch):
+    absent = replace(STRANGER, install="pip install stranger")
+    records = [registry.Record(i.name, "missing", "needs x", "x", "1", "x:INFO", i) for i in (PLAIN, absent)]
+    monkeypatch.setattr(registry, "records", lambda: tuple(records))
+    told = refused("--gpu", "a6000", *ONE)
+    assert told.endswith("no installed backend can be tuned; install one: pip install stranger")
+
+
 def test_weights_and_leave_one_out(worker, monkeypatch):
     """Backends that take them; the default grid has them where other kernels run them."""
     monkeypatch.setattr(type(HILLS), "kernels", lambda self, p: ("weighted",) if "weights" in p.requires else ("sum",))

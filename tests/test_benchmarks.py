@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -329,6 +330,20 @@ def test_recorded_runs_are_read(tmp_path):
     assert files and f": {len(files)} benchmarks, " in told
     text = (tmp_path / "report.md").read_text()
     assert "| 4096 | sdkde | 0.002801 | 0.002801 |" in text
+
+
+def test_each_benchmark_of_the_papers_is_named_with_its_figure():
+    page = (of_benchmarks.FOLDER / "README.md").read_text(encoding="utf-8").split("## The paper's figures")[1]
+    named = re.findall(r"^\|.*\| `([\w-]+)` \|", page.split("\n## ")[0], re.M)
+    assert sorted(named) == sorted(b.name for b in REGISTRY if b.group == "paper")
+
+
+def test_a_report_that_cannot_be_says_why(tmp_path, monkeypatch):
+    told = CliRunner().invoke(command.main, ["report", str(tmp_path)]).output
+    assert told.startswith("Error: no records of benchmarks in ")
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    told = CliRunner().invoke(command.main, ["report", str(tmp_path)]).output
+    assert told == "Error: plots need matplotlib: pip install 'sdkde-core[plot]'; or pass --no-plots\n"
 
 
 def test_outliers_of_a_table(tmp_path):

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import importlib.util
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -79,12 +80,13 @@ FIRST, *QUESTIONS = re.split(r"^### ", (ROOT / "docs" / "faq.md").read_text(enco
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.split("\n")[0])
 def test_a_question_is_the_message_of_its_example(question, tmp_path, monkeypatch):
     """The heading is a part of the error that the code below it gives, as warnings are errors here; without code it is
-    a part of the core's source."""
+    a part of the source."""
     monkeypatch.chdir(tmp_path)
     (message,) = re.findall(r"`(.*)`", question.split("\n")[0])
     (before,), examples = (re.findall(r"```python\n(.*?)```", text, re.S) for text in (FIRST, question))
     if not examples:
-        assert any(message in path.read_text(encoding="utf-8") for path in (ROOT / "sdkde_core").rglob("*.py"))
+        code = (path for folder in ("sdkde_core", "backends") for path in (ROOT / folder).rglob("*.py"))
+        assert any(message in path.read_text(encoding="utf-8") for path in code)
     for example in examples:
         names = {}
         exec(compile(before, "faq.md", "exec"), names)
@@ -96,6 +98,37 @@ def test_the_reference_has_all_that_is_public():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for name in set(sdkde_core.__all__) - {"__version__"}:
         assert re.search(rf":: (sdkde_core\.interop\.)?{name}\b", page), name
+
+
+def headings(path):
+    """The anchors of a page, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+def test_the_readmes_links_lead_somewhere_from_pypi_too(tmp_path, monkeypatch):
+    """Where relative ones lead nowhere. Until there is an address, they become whole by the command for the release."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source, text = project["urls"].get("Source"), README
+    if source is None:
+        source = "https://example.org/sdkde"
+        release = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## A release")[1]
+        (command,) = re.findall(r"<<'END'\n(.*?)\nEND\n", release, re.S)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["-", source])
+        Path("README.md").write_text(README, encoding="utf-8")
+        exec(compile(command, "CONTRIBUTING.md", "exec"), {})
+        text = Path("README.md").read_text(encoding="utf-8")
+    own = 0
+    for picture, target in re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", text):
+        assert target.startswith(("https://", "#")), target
+        if target.startswith(source):
+            own += 1
+            branch = f"{source}/{'raw' if picture else 'blob'}/main/"
+            path, _, anchor = target.removeprefix(branch).partition("#")
+            assert target.startswith(branch) and (ROOT / path).is_file(), target
+            assert not anchor or anchor in headings(ROOT / path), target
+    assert own > 20
 
 
 def test_the_readmes_commands_exist():
@@ -119,6 +152,18 @@ def test_the_commands_of_a_page_exist(path):
     for module in re.findall(r"^python (?:-m )?(benchmarks[\w./]*)", code, re.M):
         found = ROOT / module.removesuffix(".py").replace(".", "/")
         assert found.is_dir() or found.with_suffix(".py").exists(), module
+
+
+def test_the_front_page_links_every_page():
+    """As the repository shows it, where what makes the site's sidebar is no link."""
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    sidebar = {
+        name
+        for block in re.findall(r"```{toctree}\n(.*?)```", page, re.S)
+        for name in re.findall(r"^[\w./-]+$", block, re.M)
+    }
+    assert len(sidebar) > 30
+    assert sidebar <= {target.removesuffix(".md") for target in re.findall(r"\]\(([^)#]+)", page)}
 
 
 def test_every_method_and_backend_is_documented():
@@ -152,6 +197,39 @@ def test_the_readmes_tables_are_those_of_the_records(tmp_path):
     assert README.count("| **sdkde**") >= 5
 
 
+def table(page, head):
+    """The first line of a page's table that begins so, and its rows, as cells."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith(head))
+    cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines[begin:]]
+    end = next(i for i, row in enumerate(cells) if len(row) < 2)
+    return cells[0], cells[2:end]
+
+
+def test_the_studys_errors_are_the_same_on_every_page():
+    head, rows = table("docs/bandwidths.md", "| d | n | kde, auto |")
+    columns = [head.index(f"{method}, auto") for method in ("kde", "sdkde", "laplace")]
+    study = {tuple(row[:2]): [row[i] for i in columns] for row in rows}
+    assert {tuple(row[:2]): row[2:] for row in table("docs/guide.md", "| d | n | kde | sdkde |")[1]} == study
+    told = table("README.md", "| dimensions | samples | KDE")[1]
+    assert len(told) >= 5
+    assert all(row[2:] == study[row[0], row[1]][:2] for row in told)
+
+
+def test_the_guides_times_of_backends_are_those_of_the_measurements():
+    head, rows = table("docs/measurements.md", "| n × m, d | triton | numba-cuda |")
+    measured, size = {}, ""
+    for row in rows:
+        size, d = row[0].split(", ") if "," in row[0] else (size, row[0])
+        measured[f"{size}, {d}"] = {name: cell.partition(",")[0].strip("*") for name, cell in zip(head, row)}
+    names, told = table("docs/guide.md", "| n × m, d | triton | numba-cuda |")
+    found = [
+        (row[0], name.removesuffix(" (CPU)"), cell) for row in told for name, cell in zip(names[1:], row[1:]) if cell
+    ]
+    assert len(found) > 20
+    assert [(row, name, measured[row][name]) for row, name, _ in found] == found
+
+
 def test_every_picture_of_the_gallery_is_here_and_has_its_code():
     page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
     pictures = re.findall(r"```\n\n!\[[^\]]+\]\((gallery-[a-z]+\.png)\)", page)
@@ -171,6 +249,20 @@ def test_every_command_and_option_is_documented():
         assert f"## sdkde {name}" in page, name
         assert command.help
         assert all(getattr(p, "help", None) for p in command.params), name
+
+
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
+    """As they stand there, on the files that it makes; what needs a package that is not here says so."""
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (files,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(files, "command-line.md", "exec"), {})
+    lines = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.S)).splitlines()
+    told = [line.partition("#")[0].split()[1:] for line in lines if re.match(r"sdkde (estimate|explain) [a-z\d]", line)]
+    assert len(told) >= 9
+    for arguments in told:
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0 or "pip install 'sdkde-core[" in result.output, (arguments, result.output)
 
 
 @pytest.mark.parametrize("module", ["api", "interop.gaussian_kde", "interop.kernel_density"])

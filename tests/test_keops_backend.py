@@ -162,6 +162,8 @@ def test_no_compiler_is_said_before_anything_is_tried(monkeypatch, tmp_path):
     support = KeopsBackend().probe("cpu")
     assert not support.ok
     assert "no C++ compiler: install g++, or set CXX" in support.reason
+    monkeypatch.setenv("CXX", "g++-99")
+    assert "no C++ compiler (CXX is 'g++-99', which is not found): install g++" in KeopsBackend().probe("cpu").reason
     monkeypatch.setattr(implementation, "_usable", set())
     problem = Problem(Reduction.LOG_SUM, 1, 1, 1)
     with pytest.raises(BackendUnavailable, match="install g"):

@@ -1,5 +1,7 @@
 """Warnings about the user's line, once for each cause, and names that were almost right."""
 
+import importlib
+import re
 import subprocess
 import sys
 import threading
@@ -240,3 +242,11 @@ def test_no_backend_is_blamed_that_would_stumble_over_it(variable, monkeypatch):
     problem = Problem(Reduction.LOG_SUM, 5, 5, 1, device="cuda:0")
     with pytest.raises(ValueError, match=f"^{variable} is 'of'"):
         select.choose([problem], backend="card", data_device="cuda:0")
+
+
+def test_several_processes_without_pytorch(monkeypatch):
+    """The error says what needs it, and what installs it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "sdkde_core.distributed", raising=False)
+    with pytest.raises(ImportError, match=re.escape("needs PyTorch: pip install 'sdkde-core[torch]'")):
+        importlib.import_module("sdkde_core.distributed")

@@ -24,7 +24,7 @@ from sdkde_core.choice import cards, cost, hardware
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
 from sdkde_core.testing import reference
-from sdkde_core.testing.problems import errors, far, make, truth
+from sdkde_core.testing.problems import answer, errors, far, make, truth
 
 CPU = torch.device("cpu")
 
@@ -202,6 +202,15 @@ def test_settings_that_round_products_are_noticed_and_left(pretend):
         torch.set_float32_matmul_precision(before)
 
 
+def test_the_suites_answer_is_numpys_for_a_backend_of_tensors():
+    case = make("mixture", 60, 20, 3, 10.0)
+    for reduction in Reduction:
+        problem = case.problem(reduction, "float64")
+        got = answer(INFO, TorchBackend(), problem, case)
+        assert isinstance(got.log_sum, np.ndarray)
+        assert errors(problem, got, truth(case)).max() <= 1.0
+
+
 # --- devices --------------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +219,26 @@ def test_a_device_that_is_not_here():
         assert not TorchBackend().probe(device).ok
         with pytest.raises(BackendUnavailable, match="PyTorch .* cannot use " + device):
             sdkde_core.estimate([0.0, 1.0], backend="torch", device=device)
+        assert len(TorchBackend().probe(device).reason) < 200  # not all that PyTorch says of mps
+
+
+def test_what_torch_compile_raises_says_what_it_needs(monkeypatch):
+    """As where there is no compiler; what else a compiled tile raises stays what it is."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    said = "No working C++ compiler found\n\nSet TORCHDYNAMO_VERBOSE=1"
+    left = [TorchDynamoException(said), RuntimeError("other")]
+
+    def fails(*args, **kwargs):
+        raise left.pop(0)
+
+    monkeypatch.setattr(torch, "compile", lambda tile: fails)
+    tile = implementation._compiled.__wrapped__()
+    with pytest.raises(BackendUnavailable, match=r"compiler found. It needs a C\+\+ compiler: install g") as caught:
+        tile()
+    assert "VERBOSE" not in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"^other$"):
+        tile()
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])

@@ -1,6 +1,7 @@
 """What the Triton backend decides on the host: formulas, grids, splits, launch parameters."""
 
 import math
+import sys
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -382,3 +383,27 @@ def test_a_recorded_call_reads_nothing_back(reduction, same, extent, weighted, m
     with noting(taken), NoLooks():
         assert call().span == state.span
     assert not weighted or taken.decided(taken.numbers().tolist()) == (state.span,)
+
+
+# --- a machine without a compiler -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere Triton brings a compiler of its own")
+def test_no_c_compiler_is_said_by_the_probe(monkeypatch, tmp_path):
+    """A card that is told of, and a path without gcc and clang: unless CC names one, or Triton has compiled before."""
+    told = {"is_available": True, "device_count": 1, "get_device_capability": (9, 0), "get_device_name": "a card"}
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    support = TritonBackend().probe("cuda:0")
+    assert not support.ok
+    assert "no C compiler: install gcc, or set CC" in support.reason
+    (tmp_path / "hash").mkdir()
+    (tmp_path / "hash" / "cuda_utils.so").touch()
+    assert TritonBackend().probe("cuda:0").ok
+    (tmp_path / "hash" / "cuda_utils.so").unlink()
+    monkeypatch.setenv("CC", "cc")
+    assert TritonBackend().probe("cuda:0").ok

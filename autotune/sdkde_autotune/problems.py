@@ -166,9 +166,16 @@ def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None, v
                         found.setdefault(key, Tunable(Task(query, problem), space))
     if not found:
         names = ", ".join(info.name for info in named if info.tuning)
-        why = "; ".join(dict.fromkeys(refusals)) if names else "no installed backend can be tuned"
+        why = "; ".join(dict.fromkeys(refusals)) if names else f"no installed backend can be tuned{_missing()}"
         raise ValueError(f"nothing to tune: {why or f'{names} has no kernels for these problems'}")
     return list(found.values())
+
+
+def _missing() -> str:
+    """What installs a backend that could be tuned."""
+    could = [record.info for record in registry.records() if not record.ok and record.info and record.info.tuning]
+    commands = [info.install for info in could if info.install]
+    return f"; install one: {'; or '.join(commands)}" if commands else ""
 
 
 def _variations(problem: Problem) -> Iterator[Problem]:

@@ -54,11 +54,8 @@ class KeopsBackend:
 
     def probe(self, device: str) -> Support:
         """Say whether there are a compiler and the device, and whether KeOps works: in a process of its own, once."""
-        if library.compiler() is None:
-            return Support(
-                False,
-                "KeOps compiles as it runs, and there is no C++ compiler: install g++, or set CXX to the one to take",
-            )
+        if lacking := library.no_compiler():
+            return Support(False, lacking)
         try:
             torch.zeros(1, device=device).add_(1.0).cpu()
         except (RuntimeError, AssertionError, ValueError) as error:

@@ -22,7 +22,7 @@ import torch
 
 from sdkde_core.plugin import cache_folder, in_child, new_lock
 
-__all__ = ["compiler", "exclusive", "folder", "forked", "import_keops", "keops_folder", "load", "locked"]
+__all__ = ["compiler", "exclusive", "folder", "forked", "import_keops", "keops_folder", "load", "locked", "no_compiler"]
 
 #: KeOps keeps the arguments of a call in an object that all calls of a formula share.
 _calls = new_lock(threading.RLock)
@@ -59,6 +59,15 @@ def keops_folder() -> Path:
     """Where KeOps keeps what it compiled, by its own rule."""
     named = os.environ.get("KEOPS_CACHE_FOLDER")
     return Path(named) if named else Path.home() / ".cache" / f"keops{importlib.metadata.version('keopscore')}"
+
+
+def no_compiler() -> str:
+    """Why nothing can be compiled, and what to do; empty where there is a compiler."""
+    if compiler() is not None:
+        return ""
+    named = os.environ.get("CXX")
+    lacking = "no C++ compiler" + (f" (CXX is {named!r}, which is not found)" if named else "")
+    return f"KeOps compiles as it runs, and there is {lacking}: install g++, or set CXX to the one to take"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sdkde_core.plugin import concatenate, memory_errors, without_grad
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
+from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
 from .bounds import formula, refines
@@ -57,7 +57,8 @@ class TorchBackend:
             found = place(device)
             torch.zeros(1, device=found.device).add_(1.0).cpu()
         except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
-            return Support(False, f"PyTorch {torch.__version__} cannot use {device}: {str(error).splitlines()[0]}")
+            why = str(error).splitlines()[0].partition(". ")[0]  # then come all the names that PyTorch knows
+            return Support(False, f"PyTorch {torch.__version__} cannot use {device}: {why}")
         numbers = "float64" if found.double else "float32 alone: float64 stays on the host"
         return Support(True, f"PyTorch {torch.__version__} on {device}, {numbers}")
 
@@ -154,7 +155,23 @@ def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed,
 
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(tile_sums)
+    """Tiles through ``torch.compile``, which compiles as it is called, and needs a compiler of C++ for that."""
+    tile = torch.compile(tile_sums)
+
+    @functools.wraps(tile_sums)
+    def compiled(*args: Any, **kwargs: Any) -> Tensor:
+        try:
+            return tile(*args, **kwargs)
+        except RuntimeError as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            why = str(error).splitlines()[0].removesuffix(".")
+            raise BackendUnavailable(
+                f"backend 'torch' cannot do this: torch.compile failed: {why}. It needs a C++ compiler: install g++, "
+                "or set CXX to the one to take; or leave the option compile out"
+            ) from error
+
+    return compiled
 
 
 def _bytes(memory: int | str) -> int:

@@ -29,6 +29,7 @@ from .bounds import (
     stores,
     tiles_at_most,
 )
+from .compiled import no_compiler
 from .grid import MOST_COLUMNS, Processor, slab_rows
 from .launch import Packed, Weights
 from .space import COLUMN_PADDING, LEAST_CAPABILITY
@@ -85,7 +86,7 @@ class TritonBackend:
         self.skip = skip
 
     def probe(self, device: str) -> Support:
-        """Look for a GPU with half-precision Tensor Cores that take asynchronous copies."""
+        """Look for a GPU with half-precision Tensor Cores that take asynchronous copies, and for a C compiler."""
         if launch.INTERPRETED:
             return Support(True, "Triton's interpreter")
         if not device.startswith("cuda"):
@@ -99,6 +100,8 @@ class TritonBackend:
         name = torch.cuda.get_device_name(index)
         if 10 * major + minor < LEAST_CAPABILITY:
             return Support(False, f"{name} has compute capability {major}.{minor}; the kernels need 8.0")
+        if lacking := no_compiler():
+            return Support(False, lacking)
         return Support(True, f"{name}, compute capability {major}.{minor}")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from triton import knobs
 from triton.errors import TritonError
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -22,7 +27,7 @@ from .grid import INTERPRETER, MOST_COLUMNS, Processor, most_parts, resident, sl
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
-__all__ = ["INTERPRETED", "LaunchFailed", "configuration", "copy", "launch", "reduce"]
+__all__ = ["INTERPRETED", "LaunchFailed", "configuration", "copy", "launch", "no_compiler", "reduce"]
 
 #: Compilation of the kernels that only copy.
 PLAIN = Config(1, 1, 4, 1)
@@ -35,6 +40,22 @@ _interpreter = threading.Lock()
 
 #: Compiled kernels by kernel, flags, configuration, element type, device, and whether all pointers are aligned.
 _compiled: dict[Any, Any] = {}
+
+
+def no_compiler() -> str:
+    """Why Triton cannot build what launches kernels on a card, and what to do; empty where it can.
+
+    That is a small library in C, which Triton compiles once and keeps: by ``CC``, else by gcc or clang.
+    """
+    if not sys.platform.startswith("linux") or knobs.build.impl is not None:
+        return ""
+    if os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"):
+        return ""
+    if any(Path(knobs.cache.dir).glob("*/cuda_utils*")):
+        return ""
+    return (
+        "Triton compiles what launches kernels, and there is no C compiler: install gcc, or set CC to the one to take"
+    )
 
 
 def _compile(

@@ -15,7 +15,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     if setting.kind == "cuda":
         names += [name for name in compare.ours(setting, 1, ("fast", "high")) if name not in names]
     trees = [f"scikit-learn, rtol {rtol}" for rtol in ("0.0001", "0.01", "0.1")]
-    names += ["KDEpy FFTKDE", "statsmodels FFT", "SciPy", "scikit-learn", *trees]
+    names += ["KDEpy FFTKDE", "KDEpy FFTKDE, fine grid", "statsmodels FFT", "SciPy", "scikit-learn", *trees]
     for d in setting.at((1,), (1, 2, 3), (1, 2, 3)):
         yield from compare.cases(names, ["kde"], [(n, n, d) for n in setting.at((300,), (10_000,), (10_000, 100_000))])
 

@@ -84,10 +84,13 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
 def views(rows: list[dict[str, Any]]) -> list[Any]:
     """The ten fastest of every reduction, and all against their prices."""
     kept: set[int] = set()
-    for reduction in {row["reduction"] for row in rows}:
+    reductions = list(dict.fromkeys(row["reduction"] for row in rows))
+    rows.sort(
+        key=lambda row: (reductions.index(row["reduction"]), row.get("ms", row["predicted"]))
+    )  # as they are shown
+    for reduction in reductions:
         mine = [row for row in rows if row["reduction"] == reduction]
-        kept |= {id(row) for row in sorted(mine, key=lambda row: row.get("ms", row["predicted"]))[:10]}
-        kept |= {id(row) for row in mine if row["default"]}
+        kept |= {id(row) for row in mine[:10]} | {id(row) for row in mine if row["default"]}
     paper = ", ".join(f"{name} {value}" for name, value in published.PAPER_LAUNCH.items())
     return [
         Table(

@@ -1,4 +1,4 @@
-"""The paper's figure of times in one dimension."""
+"""The paper's figures of times, and of utilisation, in one dimension."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from .. import compare
 from ..registry import REGISTRY, Benchmark, Case, Setting
-from ..report import Plot, Table
+from ..report import Plot, Table, percent
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -26,6 +26,13 @@ REGISTRY.add(
         (
             Plot("One dimension, n/8 queries", "times", lines=compare.named),
             Table("Milliseconds by n", ("method", "subject"), {"": "ms"}, "n"),
+            Table(
+                "Share of the time that the exponentials alone would take",
+                ("method", "subject"),
+                {"": percent("of_exp_limit")},
+                "n",
+                keep=lambda row: row.get("of_exp_limit") is not None,
+            ),
             Table("Worst row of |Δ log p̂| by n", ("method", "subject"), {"": "worst"}, "n"),
         ),
         gpu=True,

@@ -36,31 +36,41 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     small = (401, 101) if case["d"] < 200 else (203, 53)
     drawn = make(case["kind"], *small, case["d"], case["extent"])
     found: dict[str, float] = {}
+    declined = ""
     for same, exclude in ROWS.values():
         if exclude and "exclude_self" not in info.features:
             continue
         want = truth(drawn, same=same, exclude_self=exclude)
         for precision, reduction in product(info.precisions, Reduction):
             problem = drawn.problem(reduction, precision, same=same, exclude_self=exclude)
+            if not (support := info.supports(problem)).ok:
+                declined = support.reason
+                continue
             error, name = (
                 float(errors(problem, answer(info, backend, problem, drawn), want).max()),
                 f"{precision} {reduction}",
             )
             found[name] = float(np.fmax(error, found.get(name, 0.0)))
+    if not found:
+        raise Skipped(f"{case['backend']}: {declined}")
     return found
 
 
 def views(rows: list[dict[str, Any]]) -> list[Any]:
-    """The worst of all, by precision and reduction, and where it is."""
-    names = [name for name in rows[0] if " " in name and isinstance(rows[0][name], float)] if rows else []
-    worst = {name: max(rows, key=lambda row: row.get(name, 0.0)) for name in names}
+    """The worst of all, by backend, precision and reduction, and where it is."""
+    names = dict.fromkeys(name for row in rows for name in row if " " in name)
     cells = {name: functools.partial(lambda name, row: row.get(name), name) for name in names}
+    worst = [
+        max((row for row in rows if row["backend"] == backend), key=lambda row: row.get(name, 0.0))
+        for backend in dict.fromkeys(row["backend"] for row in rows)
+        for name in names
+    ]
     return [
         Table(
-            "Worst row over its tolerance; rows of the table are where one of the columns is worst",
+            "Worst row over its tolerance; rows of the table are where one of a backend's columns is worst",
             ("backend", "kind", "d", "extent"),
             cells,
-            keep=lambda row: any(row is where for where in worst.values()),
+            keep=lambda row: any(row is where for where in worst),
         )
     ]
 

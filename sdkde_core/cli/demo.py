@@ -165,7 +165,8 @@ def _tell_digits(data: Digits, scores: dict[str, Score], echo: Callable[[str], A
     n, d = data.train.shape
     kde, sdkde, laplace = (scores[method] for method in ("kde", "sdkde", "laplace"))
     echo(f"Handwritten digits: {n} training and {len(data.test)} held-out images in {d} principal dimensions.")
-    echo("Mean held-out log-likelihood, nats per image (* at the method's own bandwidth):")
+    echo("Mean held-out log-likelihood, nats per image; h in units of Silverman's. * with the method's own bandwidth,")
+    echo("which may have another shape: its h is the mean over directions.")
     echo(f"{'h':>6}  {'kde':>8}  {'sdkde':>8}    laplace: images where its density is not positive")
     for factor, left, right, missed in zip(FACTORS, kde.curve, sdkde.curve, laplace.missed):
         echo(f"{factor:6.2f}  {left:8.2f}  {right:8.2f}    {missed:.1%}")

@@ -36,7 +36,7 @@ def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
 def _environment() -> list[tuple[str, str]]:
     """sdkde, Python, the platform, and the variables that sdkde reads."""
     rows = [
-        ("sdkde", f"{__version__} in {Path(__file__).parent}"),
+        ("sdkde", f"{__version__} in {Path(__file__).parent.parent}"),
         ("python", f"{platform.python_version()} at {sys.executable}"),
         ("platform", platform.platform()),
     ]

@@ -7,7 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-import pytest
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError(f"the conformance suite needs pytest: pip install 'sdkde-core[testing]' ({error})") from error
 
 from sdkde_core.choice import registry
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import reduce_pass
+from sdkde_core.arrays import convert, to_host
+from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Columns, Partial, Problem, Reduction
 
 from . import reference, truths
@@ -198,9 +199,12 @@ def truth(case: Case, *, same: bool = False, exclude_self: bool = False, scale: 
 
 
 def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case) -> Partial:
-    """Return a backend's answer to a problem about a case, by way of the core."""
-    columns = Columns(case.points, case.log_weights)
-    return reduce_pass(backend, info, problem, columns, None if problem.same else case.queries)
+    """Return a backend's answer to a problem about a case, by way of the core: NumPy's arrays, whatever it takes."""
+    points, log_weights, queries = (
+        convert(x, info.arrays, problem.device) for x in (case.points, case.log_weights, case.queries)
+    )
+    columns = Columns(points, log_weights)
+    return each(reduce_pass(backend, info, problem, columns, None if problem.same else queries), to_host)
 
 
 class Compared(NamedTuple):
