@@ -176,7 +176,7 @@ def spread(points: Array, dense: bool) -> Array:
     n = len(points)
     if dense or n <= STRETCHES * NEIGHBOURS:
         return np.unique(np.linspace(0, n - 1, min(n, DENSE if dense else n)).astype(int))
-    starts = np.linspace(0, n - NEIGHBOURS, STRETCHES).astype(int)
+    starts = np.linspace(0, n // NEIGHBOURS - 1, STRETCHES).astype(int) * NEIGHBOURS  # whole nodes of the tree
     return order(points, 8)[starts[:, None] + np.arange(NEIGHBOURS)].reshape(-1)
 
 
