@@ -22,20 +22,24 @@ PEERS = {
     "KeOps": 2e10,
 }
 
+#: Ours, by kind of device.
+WANTED = {"cpu": ("numba", "fourier"), "cuda": ("triton", "hopper", "numba-cuda", "fourier")}
+
+KINDS = ("eight", "normal", "three")
+
 #: Outermost rows, and others, whose errors are taken.
 ROWS = 100
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    for n in setting.at((2**11,), (10**5,), (10**5, 10**6)):
-        for d in setting.at((3,), (3, 4, 6), (3, 4, 6)):
-            ours = [name for name in here(setting.device, ("fast", "high"), d) if name.startswith(WANTED[setting.kind])]
-            for kind in setting.at(("eight",), ("eight", "normal", "three"), ("eight", "normal", "three")):
+    for kind in setting.at(("eight",), KINDS, KINDS):
+        for n in setting.at((2**11,), (10**5,), (10**5, 10**6)):
+            for d in setting.at((3,), (4, 3, 6), (4, 3, 6)):
+                ours = [
+                    name for name in here(setting.device, ("fast", "high"), d) if name.startswith(WANTED[setting.kind])
+                ]
                 for subject in (*ours, *PEERS):
                     yield {"subject": subject, "kind": kind, "n": n, "m": n // 8, "d": d}
-
-
-WANTED = {"cpu": ("numba", "fourier"), "cuda": ("triton", "hopper", "numba-cuda", "fourier")}
 
 
 def measure(setting: Setting, case: Case) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The same sums as a user of KeOps writes them, with LazyTensors; and block-sparse ones, by ``ranges``.
 
 KeOps sums over the pairs of clusters that a mask names, and leaves clusters and mask to the user. Here clusters are
-leaves of a k-d tree, since its own ``grid_cluster`` ends at three dimensions, and the mask keeps what could matter. With
-near and far the least and the largest distance of two boxes, a row's sum is at least max_J W_J exp(−½ far²), and the
-clusters left out, each at most W_J exp(−½ near²), come to less than the tolerance of that.
+leaves of a k-d tree, since its own ``grid_cluster`` ends at three dimensions, and the mask keeps what could matter.
+With near and far the least and the largest distance of two boxes, a row's sum is at least max_J W_J exp(−½ far²), and
+the clusters left out, each at most W_J exp(−½ near²), come to less than the tolerance of that.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["share"]
 Array = NDArray[Any]
 
 #: Rows and columns of a sample that are looked at, about.
-ROWS, COLUMNS = 64, 1 << 12
+ROWS, COLUMNS = 48, 1 << 12
 
 #: Points of a sample whose box is taken, at least.
 NODE = 8
@@ -89,7 +89,7 @@ def _boxes(points: Array, expected: float, size: int, most: int = 0) -> tuple[Ar
     Where a tile has few points of the sample or none, it is a part of a larger node: halves of halves of that one's
     widest sides. As boxes end at points, those of k points are narrower than their node by (k − 1) / (k + 1).
     """
-    node = min(max(NODE, round(expected)), len(points))
+    node = min(max(NODE, round(expected)), len(points))  # no power of two: parts are cut off as of all points
     places = order(points, node)
     blocks = by_tile(points[places], node)
     low, high = blocks.min(axis=1), blocks.max(axis=1)
