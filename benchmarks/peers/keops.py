@@ -105,7 +105,7 @@ def block_sparse(task: Task, tolerance: float = 5e-4) -> Call:
 
     n, m, _ = task.sizes
     small = max(16, 32 * round(math.sqrt(m / 2**14))), max(64, 128 * round(math.sqrt(n / 2**17)))
-    best = small if n >= LARGE else min([(k * small[0], k * small[1]) for k in (1, 2, 4)], key=ms)
+    best = small if n >= LARGE // 2 else min([(k * small[0], k * small[1]) for k in (1, 2, 4)], key=ms)
     return Call(functools.partial(whole, sizes=best), "sum", setting=f"clusters of {best[0]} and {best[1]}")
 
 
