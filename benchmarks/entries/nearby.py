@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import multiprocessing
 import re
@@ -65,7 +66,7 @@ def _skips(backend: str) -> bool:
     record = find(backend)
     if record is None or record.info is None or not record.ok:
         return False
-    return "skip" in type(record.info.load()).__init__.__code__.co_varnames
+    return "skip" in inspect.signature(type(record.info.load())).parameters
 
 
 class Asked(NamedTuple):
@@ -190,7 +191,7 @@ def errors(a: Asked) -> dict[str, float]:
     constant = -np.log(np.diagonal(factor)).sum() - 0.5 * d * np.log(2 * np.pi)
     allowed = TOLERANCES[a.options["precision"]]
     for what, points, places in (("first", a.x, a.u), ("second", a.y, a.v)):
-        rows = outer(places)
+        rows = outer(places, 1 if a.dense else BESIDE)
         log = metrics.host(ready.estimate(points[rows], log=True)) - constant
         some = np.unique(np.concatenate([np.argsort(log)[:LOOKED], _far(places[rows]), _evenly(len(rows))]))
         want = metrics.sums(places[rows[some]], a.u, 1.0, "log")
@@ -203,13 +204,13 @@ def errors(a: Asked) -> dict[str, float]:
     return found
 
 
-def outer(points: Array) -> Array:
-    """Indices of the outermost points, and of stretches over all, with their neighbours."""
+def outer(points: Array, beside: int) -> Array:
+    """Indices of the outermost points, and of some over all, each with its neighbours, so many together."""
     where = order(points, 8)
     place = np.empty(len(where), int)
     place[where] = np.arange(len(where))
-    wanted = np.concatenate([place[_far(points)], _evenly(len(points))]) // BESIDE
-    return where[np.isin(np.arange(len(where)) // BESIDE, wanted)]
+    wanted = np.concatenate([place[_far(points)], _evenly(len(points))]) // beside
+    return where[np.isin(np.arange(len(where)) // beside, wanted)]
 
 
 def _far(points: Array) -> Array:
