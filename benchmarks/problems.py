@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,12 @@ def data(kind: str, n: int, m: int, d: int, seed: int = 0, dtype: str = "float32
         ``grid``   ``eight``, with queries on a grid over the bounding box of the samples, about m
         ``t3``     ``eight``, one point in a hundred thrown by Student's t with three degrees of freedom
         ``far``    ``eight``, ten samples moved by 10⁴ bandwidths
+        ``normal`` one normal
+        ``three``  a normal in three dimensions, lying in d, and 0.01 of one in all of them
+        ``heavy``  Student's t with two degrees of freedom
+        ``unlike`` ``eight`` with standard deviations from 1/32 to 1
+        ``coarse`` ``eight``, rounded to quarters
+        ``often``  ``eight``, each point ten times
         ========== ============================================================================================
     dtype : str
         The numbers are those of float32 whatever it is, so both have the same truth.
@@ -45,6 +52,8 @@ def data(kind: str, n: int, m: int, d: int, seed: int = 0, dtype: str = "float32
     rng = np.random.default_rng([seed, n, m, d])
     if kind == "two":
         x, y = (_two(rng, k, d) for k in (n, m))
+    elif kind in SHAPES:
+        x, y = (z for z in SHAPES[kind](rng, d, (n, m)))
     else:
         means = 2.0 * rng.normal(size=(8, d))
         x, y = (means[rng.integers(0, 8, k)] + rng.normal(size=(k, d)) for k in (n, m))
@@ -58,14 +67,47 @@ def data(kind: str, n: int, m: int, d: int, seed: int = 0, dtype: str = "float32
         y = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, d)
     elif kind == "far":
         x[: min(10, n // 2)] += 1e4 * h
-    elif kind not in ("eight", "two"):
-        raise ValueError(f"kind is {kind!r}; pass eight, two, grid, t3 or far")
+    elif kind not in ("eight", "two", *SHAPES):
+        raise ValueError(f"kind is {kind!r}; pass eight, two, grid, t3, far, {', '.join(SHAPES)}")
     return Data(*(np.ascontiguousarray(z, np.float32).astype(dtype, copy=False) for z in (x, y)), h)
 
 
 def _two(rng: np.random.Generator, n: int, d: int) -> Array:
     wide = rng.random((n, 1)) < 0.5
     return np.where(wide, 1.5, -1.5) + np.where(wide, 1.0, 0.5) * rng.normal(size=(n, d))
+
+
+def _three(rng: np.random.Generator, d: int, counts: tuple[int, ...]) -> list[Array]:
+    plane = np.linalg.qr(rng.normal(size=(d, d)))[0][: min(3, d)]
+    return [rng.normal(size=(k, len(plane))) @ plane + 0.01 * rng.normal(size=(k, d)) for k in counts]
+
+
+def _heavy(rng: np.random.Generator, d: int, counts: tuple[int, ...]) -> list[Array]:
+    return [rng.normal(size=(k, d)) / np.sqrt(0.5 * rng.chisquare(2, (k, 1))) for k in counts]
+
+
+def _mixture(rng: np.random.Generator, d: int, counts: tuple[int, ...], least: float = 1.0) -> list[Array]:
+    means, stds, found = 2.0 * rng.normal(size=(8, d)), np.exp(np.log(least) * rng.random((8, 1))), []
+    for k in counts:
+        which = rng.integers(0, 8, k)
+        found.append(means[which] + stds[which] * rng.normal(size=(k, d)))
+    return found
+
+
+def _often(rng: np.random.Generator, d: int, counts: tuple[int, ...], times: int = 10) -> list[Array]:
+    drawn = _mixture(rng, d, tuple(-(-k // times) for k in counts))
+    return [rng.permutation(np.repeat(x, times, axis=0)[:k]) for x, k in zip(drawn, counts)]
+
+
+#: How kinds are drawn for which few pairs matter, from a generator, d and the numbers of points.
+SHAPES: dict[str, Callable[[np.random.Generator, int, tuple[int, ...]], list[Array]]] = {
+    "normal": lambda rng, d, counts: [rng.normal(size=(k, d)) for k in counts],
+    "three": _three,
+    "heavy": _heavy,
+    "unlike": functools.partial(_mixture, least=1 / 32),
+    "coarse": lambda rng, d, counts: [np.round(4 * x) / 4 for x in _mixture(rng, d, counts)],
+    "often": _often,
+}
 
 
 def placed(array: Array, device: str) -> Any:

@@ -19,7 +19,7 @@ __all__ = ["Record", "Run", "about", "append", "machine", "read"]
 #: Packages whose versions a record has, if they are installed.
 PACKAGES = (
     "sdkde-core", "numpy", "scipy", "scikit-learn", "numba", "numba-cuda", "finufft", "torch", "triton", "pykeops",
-    "cuda-core", "flash-sd-kde", "KDEpy", "statsmodels", "threadpoolctl",
+    "cuda-core", "flash-sd-kde", "KDEpy", "mlpack", "statsmodels", "threadpoolctl",
 )  # fmt: skip
 
 #: What may not differ within a file.

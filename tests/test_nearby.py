@@ -6,12 +6,14 @@ import itertools
 import math
 
 import numpy as np
+import of_benchmarks  # noqa: F401 — makes the package below importable
 import pytest
 import torch
 
+from benchmarks.problems import data
 from sdkde_core import nearby
 from sdkde_core.nearby import index, lists, order
-from sdkde_core.protocol import TOLERANCES, Problem, Reduction
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Sample
 
 lists_module = importlib.import_module("sdkde_core.nearby.lists")
 SIZE, HEIGHT = 16, 8
@@ -239,3 +241,33 @@ def test_lists_of_tensors_are_those_of_arrays(reduction):
     want, got = lists(problem, arrays, y, HEIGHT), lists(problem, tensors, torch.from_numpy(y), HEIGHT)
     assert np.array_equal(want.ends, got.ends.numpy()) and np.array_equal(want.tiles, got.tiles.numpy())
     assert np.allclose(want.floors, got.floors.numpy(), rtol=1e-9) and np.allclose(want.cuts, got.cuts.numpy())
+
+
+# --- forecasts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", [Reduction.LOG_SUM, Reduction.MEAN])
+@pytest.mark.parametrize("kind", ["normal", "unlike", "often"])
+def test_the_share_that_is_forecast_is_that_of_the_lists(kind, reduction):
+    """From samples of fewer points than there are: their boxes are made smaller, those of few points larger."""
+    x, y, h = data(kind, 40_000, 5000, 3, seed=5, dtype="float64")
+    x, y = x / h, (x if reduction is Reduction.MEAN else y) / h
+    log_w, size, height = np.full(len(x), -math.log(len(x))), 128, 32
+    problem = Problem(reduction, len(y), len(x), 3, same=reduction is Reduction.MEAN)
+    found = lists(problem, index(x, log_w, size, 8), y[order(y, 8)], height, together=512)
+    left = len(found.tiles) / (len(found.ends) - 1) / -(-len(x) // size)
+    sample = Sample(y[::6], x[::6], log_w[::6], x.min(axis=0), x.max(axis=0))
+    assert 0.1 < left < 0.6 and left / 1.4 < nearby.share(problem, sample, size, height) < 1.4 * left
+
+
+def test_forecasts_of_odd_points():
+    """Equal points, clusters far apart, few points: a share, whatever they are."""
+    x = np.zeros((4000, 2))
+    for points in (x, x + 1e4 * (np.arange(4000)[:, None] % 3), x + 1e150 * np.arange(4000)[:, None]):
+        for reduction in Reduction:
+            problem = Problem(reduction, 10**6, 10**6, 2, requires={"multi_scale"}, scales=(0.5, 3.0))
+            sample = Sample(points, points, np.full(4000, -math.log(1e6)), points.min(axis=0), points.max(axis=0))
+            with np.errstate(over="ignore", invalid="ignore"):
+                assert 0.0 <= nearby.share(problem, sample, 128, 32) <= 1.0
+    few = Sample(x[:9], x[:9], np.full(9, -math.log(9)), x[0], x[0])
+    assert nearby.share(Problem(Reduction.MEAN, 9, 9, 2), few, 128, 32) == 1.0

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..protocol import TOLERANCES, Problem, Reduction, Sample
-from .lists import FINE, threshold
+from .lists import FINE, MANY, NEAREST, threshold
+from .order import by_tile, order
+from .tiles import TOGETHER
 
 __all__ = ["share"]
+
+Array = NDArray[Any]
 
 #: Rows and columns of a sample that are looked at, about.
 ROWS, COLUMNS = 48, 1 << 12
 
-#: Neighbours in a sample by which the density and the dimension around a row are judged.
-FEW, SOME = 16, 128
+#: Points of a sample whose box is taken, at least.
+NODE = 8
 
-#: How far boxes reach, in radii of balls with as many points, and how far floors are below log sums, nats: as measured.
-BOXES, BELOW = 1.8, 2.0
+#: By how many standard deviations the least of a tile's rows is below their mean.
+LEAST = 2.0
 
 
 def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
     """Return about what share of the pairs is left, if tiles have ``height`` rows and ``size`` columns.
 
-    Every column of the sample stands for a tile. Its distance from a row is less by the radii of both tiles, each that
-    of the ball around the row which has so many of all points; the density there, and how the number grows with the
-    radius, are judged by the row's neighbours in the sample.
+    Every point of the sample stands for a tile, whose box follows from that of the point and its neighbours in the
+    sample. Floors are those that :func:`lists` would find, by as many of the nearest columns.
 
     Parameters
     ----------
@@ -35,36 +40,87 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
         Of its rows and columns.
     size, height : int
     """
-    if len(sample.columns) <= SOME or problem.n <= 4 * size or not len(sample.rows):
+    if len(sample.columns) <= 2 * NODE or problem.n <= 4 * size or not len(sample.rows):
         return 1.0
     thin = -(-len(sample.columns) // COLUMNS)
-    rows, columns = sample.rows[:: -(-len(sample.rows) // ROWS)], sample.columns[::thin]
-    n, known, weights = problem.n, len(columns), sample.log_weights[::thin]
-    square = np.zeros((len(rows), known))
+    columns, weights = sample.columns[::thin], sample.log_weights[::thin]
+    n, known = problem.n, len(columns)
+    rows, row_widths = _boxes(sample.rows, height * len(sample.rows) / problem.m, height, ROWS)
+    centres, widths = _boxes(columns, size * known / n, size)
+    _, wide = _boxes(columns, TOGETHER * size * known / n, TOGETHER * size)
+    apart, square = np.zeros((2, len(rows), known))
     for a in range(problem.d):
-        square += (rows[:, a, None] - columns[:, a]) ** 2
-    distance = np.sqrt(square)
-    near = np.partition(distance, (FEW, SOME), axis=1)[:, [FEW, SOME]]  # itself may be the first
-    near = np.maximum(near, 1e-300)
-    dimension = np.clip(
-        np.median(math.log(SOME / FEW) / np.log(np.maximum(near[:, 1] / near[:, 0], 1.01))), 1, problem.d
-    )
-    density = FEW * n / known / near[:, 0] ** dimension  # points in a ball: density · r^dimension
-    radii = sum((points * n / of / density) ** (1.0 / dimension) for points, of in ((size, n), (height, problem.m)))
-    gap = np.maximum(distance - BOXES * np.minimum(radii, near[:, 1])[:, None], 0.0)
+        apart += (rows[:, a, None] - columns[:, a]) ** 2
+        between = np.abs(rows[:, a, None] - centres[:, a]) - 0.5 * (row_widths[:, a, None] + widths[:, a])
+        square += np.maximum(between, 0.0) ** 2
     weights = weights + math.log(n / known)
-    total, needed = float(np.logaddexp.reduce(weights)), np.zeros(distance.shape, bool)
+    total, needed = float(np.logaddexp.reduce(weights)), np.zeros(square.shape, bool)
     for scale in problem.scales or (1.0,):
-        terms = weights - 0.5 / scale**2 * square
-        top = np.max(terms, axis=1)
-        floor = np.log(np.exp(terms - top[:, None]).sum(axis=1)) + top
-        closest = (n / known / FEW) ** (-1.0 / dimension) * near[:, 0]
-        floor = np.maximum(floor, float(weights.mean()) - math.log(n / known) - 0.5 / scale**2 * closest**2) - BELOW
-        half = 0.5 / scale**2 * gap**2
+        found = [
+            _floors(rows, columns, weights, apart, inside, row_widths, scale, least * TOGETHER * size * known / n)
+            for inside, least in ((widths, NEAREST), (wide, MANY))
+        ]
+        floor = np.maximum(*found)
+        half = 0.5 / scale**2 * square
         mass = np.exp(np.minimum(weights - half - floor[:, None], 0.0))
         if problem.reduction is Reduction.MEAN:
-            mass *= np.sqrt(2.0 * half) + np.sqrt(2.0 * np.maximum(total - floor, 0.0))[:, None]
+            mass *= np.maximum(np.sqrt(2.0 * half), 1.0) + np.sqrt(2.0 * np.maximum(total - floor, 0.0))[:, None]
         if problem.reduction is Reduction.LAPLACE:
             mass *= 1.0 + half / (1.0 + 0.5 * problem.d)
         needed |= mass >= threshold(np, mass, FINE * TOLERANCES[problem.precision][problem.reduction].absolute)
     return float(needed.mean())
+
+
+def _boxes(points: Array, expected: float, size: int, most: int = 0) -> tuple[Array, Array]:
+    """Centres and widths of the tiles that some points of a sample are in, (k, d) each.
+
+    Parameters
+    ----------
+    points : (known, d) array
+    expected : float
+        How many points of the sample a tile has.
+    size : int
+        How many it has of all.
+    most : int
+        Points that are returned, about; 0: all, as they came.
+
+    Notes
+    -----
+    Where a tile has few points of the sample or none, it is a part of a larger node: halves of halves of that one's
+    widest sides. As boxes end at points, those of k points are narrower than their node by (k − 1) / (k + 1).
+    """
+    node = min(max(NODE, round(expected)), len(points))  # no power of two: parts are cut off as of all points
+    places = order(points, node)
+    blocks = by_tile(points[places], node)
+    low, high = blocks.min(axis=1), blocks.max(axis=1)
+    widths = high - low
+    levels = max(0.0, math.log2(node / expected))
+    if levels > 0.0:
+        widths = widths * ((node + 1) / (node - 1))
+        for _ in range(math.ceil(levels)):
+            widest = np.argmax(widths, axis=1)
+            widths[np.arange(len(widths)), widest] *= 2.0 ** -min(levels, 1.0)
+            levels -= 1.0
+        widths *= (size - 1) / (size + 1)
+    where = np.empty(len(points), np.intp)
+    where[places] = np.arange(len(points)) // node
+    which = places[:: -(-len(points) // most)] if most else np.arange(len(points))
+    middle, room = 0.5 * (low + high)[where[which]], 0.5 * np.maximum(high - low - widths, 0.0)[where[which]]
+    return np.clip(points[which], middle - room, middle + room), widths[where[which]]
+
+
+def _floors(
+    rows: Array, columns: Array, weights: Array, apart: Array, widths: Array, beside: Array, scale: float, number: float
+) -> Array:
+    """What :func:`lists` would take for the least log sums of rows' tiles, by the nearest so many columns, (b,)."""
+    few = int(min(max(1.0, round(number)), len(columns)))
+    near = np.argpartition(apart, few - 1, axis=1)[:, :few]
+    spread = (widths * widths).sum(axis=1) / 12.0  # mean squares of distances from the middle of a tile
+    terms = weights[near] - 0.5 / scale**2 * (np.take_along_axis(apart, near, axis=1) + spread[near])
+    top = terms.max(axis=1, keepdims=True)
+    parts = np.exp(terms - top)
+    sums = parts.sum(axis=1)
+    slope = np.stack([(parts * columns[near, a]).sum(axis=1) / sums for a in range(columns.shape[1])], axis=1) - rows
+    steps = beside * beside / 12.0  # mean squares of rows' distances from the middle of their tile
+    below = LEAST * np.sqrt((slope * slope * steps).sum(axis=1)) + 0.5 * steps.sum(axis=1)
+    return np.log(sums) + top[:, 0] - below / scale**2
