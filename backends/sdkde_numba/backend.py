@@ -128,7 +128,7 @@ class NumbaBackend:
             return None
         if self.skip is None and forecast(problem, sample_of(columns)) is None:
             return None
-        return order_columns(columns)
+        return order_columns(columns, problem.reduction is Reduction.MEAN, self.threads or cpu_threads())
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""

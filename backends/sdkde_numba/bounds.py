@@ -139,8 +139,8 @@ class LeafSums(NamedTuple):
 
     log_sum: Array  # (m,)
     total: Array  # (m,), sums over the heaviest column's weight
-    square: Array  # (m,), E[r²] under the shares of the terms, as summed
-    fourth: Array  # (m,), E[r⁴]
+    square: Array  # (m,), E[r²] under the shares of the terms, as summed, or a bound
+    fourth: Array  # (m,), E[r⁴]; not used for LOG_SUM
     shift: Array | None  # (m, d)
     across: Array  # (m,), largest distance of a row of the tile from its middle
     tie: float  # largest share of one value among those within half a bandwidth

@@ -56,12 +56,12 @@ class LeafKernels(NamedTuple):
     choose: Any
 
 
-def leaf_kernels(d: int, mean: bool) -> LeafKernels:
-    """Return the functions over leaves; for d dimensions, with shifts or without."""
+def leaf_kernels(d: int, moments: bool, shifts: bool) -> LeafKernels:
+    """Return the functions over leaves; for d dimensions, with moments and shifts or without."""
     listing, choosing = _list_signatures()
     return LeafKernels(
         _compiled(list_leaves, listing),
-        _compiled(add_leaves, _add_signature(d, mean)),
+        _compiled(add_leaves, _add_signature(d, moments, shifts)),
         _compiled(choose_leaves, choosing),
     )
 
@@ -119,10 +119,11 @@ def _signature(dtype: str) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _add_signature(d: int, mean: bool) -> tuple[Any, ...]:
+def _add_signature(d: int, moments: bool, shifts: bool) -> tuple[Any, ...]:
     (matrix, cube), (places, table) = _arrays(types.float32, 2, 3), _arrays(types.intp, 1, 2)
     (sums,) = _arrays(types.float64, 3)
-    return cube, matrix, table, places, matrix, types.UniTuple(types.float64, d), sums, sums if mean else types.none
+    wanted = (sums, *(sums if wish else types.none for wish in (moments, shifts)))
+    return cube, matrix, table, places, matrix, types.UniTuple(types.float64, d), *wanted
 
 
 @functools.cache

@@ -28,19 +28,16 @@ from . import exponential
 from .bounds import BLOCK
 from .price import LEAF
 
-__all__ = ["FACTORS", "GROUP", "LEAST", "OF_TILES", "SUMS", "UNIT", "add_leaves", "choose_leaves", "list_leaves"]
+__all__ = ["FACTORS", "GROUP", "LEAST", "OF_TILES", "UNIT", "add_leaves", "choose_leaves", "list_leaves"]
 
-#: Rows for which leaves are chosen together, and rows whose sums are in registers together.
-GROUP, ROWS = 8, 4
+#: Rows for which leaves are chosen together.
+GROUP = 8
 
 #: Times this, squares of distances are −log2 φ.
 UNIT = math.sqrt(0.5 / math.log(2.0))
 
 #: The least Σ φ that counts: below it terms may have been lost.
 LEAST = 2.0**-60
-
-#: What a row sums: φ, φ s and φ s², with s = −log2 φ and φ times the weights.
-SUMS = 3
 
 #: The exponent, log2, that terms below it are given.
 LOWEST = -126.0
@@ -49,7 +46,7 @@ LOWEST = -126.0
 FIRST = 6.0
 
 #: Of what may be left out, the part for all rows of a tile together.
-OF_TILES = 0.2
+OF_TILES = 0.1
 
 #: Leaves that stay in the second cache while one group of rows after the other goes through them.
 STRETCH = 2048
@@ -84,8 +81,8 @@ def _exp2(typing_context, x):
 
 
 @intrinsic
-def _add_block(typing_context, x, log_weights, which, first, last, rows, i, centre, sums, shifts):
-    """Add the leaves ``which[first:last]`` to the sums of the rows i, i + 1, … of :data:`ROWS`.
+def _add_block(typing_context, x, log_weights, which, first, last, rows, i, centre, totals, moments, shifts):
+    """Add the leaves ``which[first:last]`` to the sums of row i, which stay in registers meanwhile.
 
     Parameters
     ----------
@@ -98,12 +95,14 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
     i : int
     centre : tuple of d float64
         Only its length is used.
-    sums : (b, SUMS, LEAF) float64 array
-        Lane by lane.
+    totals : (b, 1, LEAF) float64 array
+        Σ φ, lane by lane.
+    moments : (b, 2, LEAF) float64 array or None
+        Σ φ s and Σ φ s², s = −log2 φ before weights.
     shifts : (b, d, LEAF) float64 array or None
-        Σ φ (x − row), lane by lane.
+        Σ φ (x − row).
     """
-    d, means = len(centre), isinstance(shifts, types.Array)
+    d, wanted = len(centre), [isinstance(kind, types.Array) for kind in (totals, moments, shifts)]
 
     def generate(context, builder, signature, arguments):
         lanes, index = _lanes(context), ir.IntType(32)
@@ -116,28 +115,23 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
         larger = cgutils.get_or_insert_function(builder.module, kind, f"llvm.maxnum.v{lanes}f32")
         undefined, everywhere = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(index, lanes), None)
 
-        def place(*terms):
-            """Σ aₖ bₖ of the pairs (aₖ, bₖ) of an index and a constant."""
-            total = constant(0)
-            for a, b in terms:
-                total = builder.add(total, builder.mul(a, constant(b)))
-            return total
+        def place(a, factor, offset):
+            return builder.add(builder.mul(a, constant(factor)), constant(offset))
 
         def vector_at(array, offset):
             return builder.load(builder.bitcast(builder.gep(array, [offset]), vector.as_pointer()), align=4)
 
         def everywhere_at(array, offset):
-            scalar = builder.insert_element(
-                undefined, builder.load(builder.gep(array, [offset])), ir.Constant(index, 0)
-            )
+            scalar = builder.load(builder.gep(array, [offset]))
+            scalar = builder.insert_element(undefined, scalar, ir.Constant(index, 0))
             return builder.shuffle_vector(scalar, undefined, everywhere)
 
-        one = constant(1)
-        row = [builder.add(i, constant(r)) for r in range(ROWS)]
-        own = [[everywhere_at(u, place((row[r], d), (one, c))) for c in range(d)] for r in range(ROWS)]
+        own = [everywhere_at(u, place(i, d, c)) for c in range(d)]
         # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
-        slots = [[cgutils.alloca_once(builder, vector) for _ in range(SUMS + d * means)] for _ in range(ROWS)]
-        for slot in (slot for some in slots for slot in some):
+        total, moment, shift = (
+            [cgutils.alloca_once(builder, vector) for _ in range(many * wish)] for many, wish in zip((1, 2, d), wanted)
+        )
+        for slot in (*total, *moment, *shift):
             builder.store(splat(0.0), slot)
 
         def add(slot, a, b=None):
@@ -146,51 +140,41 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
             new = builder.fadd(old, a) if b is None else exponential.times_plus(builder, a, b, old)
             builder.store(new, slot)
 
-        with cgutils.for_range_slice(builder, first, last, one) as (j, _):
+        with cgutils.for_range_slice(builder, first, last, constant(1)) as (j, _):
             leaf = builder.load(builder.gep(leaves, [j]))
             for v in range(0, LEAF, lanes):
-                xs = [vector_at(columns, place((leaf, d * LEAF), (one, c * LEAF + v))) for c in range(d)]
-                w = vector_at(weights, place((leaf, LEAF), (one, v)))
-                for r in range(ROWS):
-                    apart = [builder.fsub(x, u) for x, u in zip(xs, own[r])]
-                    s = builder.fmul(apart[0], apart[0])
-                    for a in apart[1:]:
-                        s = exponential.times_plus(builder, a, a, s)
-                    exponent = builder.call(larger, [builder.fsub(w, s), splat(LOWEST)], fastmath=("nnan", "nsz"))
-                    phi = exponential.exp2(builder, exponent)
+                apart = [
+                    builder.fsub(vector_at(columns, place(leaf, d * LEAF, c * LEAF + v)), own[c]) for c in range(d)
+                ]
+                s = builder.fmul(apart[0], apart[0])
+                for a in apart[1:]:
+                    s = exponential.times_plus(builder, a, a, s)
+                exponent = builder.fsub(vector_at(weights, place(leaf, LEAF, v)), s)
+                exponent = builder.call(larger, [exponent, splat(LOWEST)], fastmath=("nnan", "nsz"))
+                phi = exponential.exp2(builder, exponent)
+                add(total[0], phi)
+                if moment:
                     product = builder.fmul(phi, s)
-                    add(slots[r][0], phi)
-                    add(slots[r][1], product)
-                    add(slots[r][2], product, s)
-                    for slot, a in zip(slots[r][SUMS:], apart):
-                        add(slot, phi, a)
+                    add(moment[0], product)
+                    add(moment[1], product, s)
+                for slot, a in zip(shift, apart):
+                    add(slot, phi, a)
 
         half = lanes // 2
         wide = ir.VectorType(ir.DoubleType(), half)
-
-        def widen(array, offset, slot):
-            """array[offset:] += slot."""
-            for part in range(2):
-                mask = ir.Constant(ir.VectorType(index, half), [part * half + k for k in range(half)])
-                value = builder.fpext(builder.shuffle_vector(builder.load(slot), undefined, mask), wide)
-                there = builder.gep(array, [builder.add(offset, constant(part * half))])
-                there = builder.bitcast(there, wide.as_pointer())
-                builder.store(builder.fadd(builder.load(there, align=8), value), there, align=8)
-
-        for r in range(ROWS):
-            for k, slot in enumerate(slots[r][:SUMS]):
-                widen(
-                    _data(context, builder, signature, arguments, 8),
-                    place((row[r], SUMS * LEAF), (one, k * LEAF)),
-                    slot,
-                )
-            for c, slot in enumerate(slots[r][SUMS:]):
-                widen(
-                    _data(context, builder, signature, arguments, 9), place((row[r], d * LEAF), (one, c * LEAF)), slot
-                )
+        for k, slots in zip((8, 9, 10), (total, moment, shift)):
+            for n, slot in enumerate(slots):
+                array = _data(context, builder, signature, arguments, k)
+                for part in range(2):
+                    mask = ir.Constant(ir.VectorType(index, half), [part * half + lane for lane in range(half)])
+                    value = builder.fpext(builder.shuffle_vector(builder.load(slot), undefined, mask), wide)
+                    there = builder.gep(array, [place(i, len(slots) * LEAF, n * LEAF + part * half)])
+                    there = builder.bitcast(there, wide.as_pointer())
+                    builder.store(builder.fadd(builder.load(there, align=8), value), there, align=8)
         return context.get_dummy_value()
 
-    return types.void(x, log_weights, which, first, last, rows, i, centre, sums, shifts), generate
+    kinds = x, log_weights, which, first, last, rows, i, centre, totals, moments, shifts
+    return types.void(*kinds), generate
 
 
 @intrinsic
@@ -233,10 +217,10 @@ def _shape(context, builder, signature, arguments, k):
 
 
 @njit(nogil=True)
-def add_leaves(x, log_weights, chosen, ends, u, centre, sums, shifts):
+def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts):
     """Add leaves to the sums of rows, group by group.
 
-    Compiled for every d, which is the length of ``centre``, with shifts and without.
+    Compiled for every d, which is the length of ``centre``, and for each reduction.
 
     Parameters
     ----------
@@ -251,10 +235,9 @@ def add_leaves(x, log_weights, chosen, ends, u, centre, sums, shifts):
         Rows.
     centre : tuple of d float64
         For its length.
-    sums : (groups · GROUP, SUMS, LEAF) float64 array
-        Lane by lane: Σ φ, Σ φ s and Σ φ s².
-    shifts : (groups · GROUP, d, LEAF) float64 array or None
-        Σ φ (x − u), lane by lane.
+    totals, moments, shifts : (groups · GROUP, 1, LEAF), (·, 2, LEAF) and (·, d, LEAF) float64 arrays
+        Lane by lane: Σ φ; Σ φ s and Σ φ s², with s = −log2 φ before weights; Σ φ (x − u). None of the last two where
+        they are not wanted.
     """
     done = np.zeros_like(ends)
     for stop in range(STRETCH, x.shape[0] + STRETCH, STRETCH):
@@ -263,10 +246,9 @@ def add_leaves(x, log_weights, chosen, ends, u, centre, sums, shifts):
             while done[g] < ends[g] and chosen[g, done[g]] < stop:
                 done[g] += 1
             for start in range(first, done[g], BLOCK):
-                for r in range(g * GROUP, (g + 1) * GROUP, ROWS):
-                    _add_block(
-                        x, log_weights, chosen[g], start, min(start + BLOCK, done[g]), u, r, centre, sums, shifts
-                    )
+                last = min(start + BLOCK, done[g])
+                for r in range(g * GROUP, (g + 1) * GROUP):
+                    _add_block(x, log_weights, chosen[g], start, last, u, r, centre, totals, moments, shifts)
 
 
 # --- which leaves ---------------------------------------------------------------------------------------------------
@@ -440,12 +422,12 @@ def list_leaves(
 
 
 @njit(nogil=True)
-def choose_leaves(sums, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
+def choose_leaves(totals, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
     """Choose the leaves that are to be summed after the first ones, by what rows have from those.
 
     Parameters
     ----------
-    sums : (groups · GROUP, SUMS, LEAF) float64 array
+    totals : (groups · GROUP, 1, LEAF) float64 array
         What :func:`add_leaves` gave.
     heavies, halves, masses, chosen, ends
         Of :func:`list_leaves`; the last two are to be written.
@@ -458,7 +440,7 @@ def choose_leaves(sums, heavies, halves, masses, count, d, whole, factor, allowe
     for g in range(ends.shape[0]):
         first, ends[g], floor = ends[g], 0, np.inf
         for r in range(g * GROUP, (g + 1) * GROUP):
-            floor = min(floor, sums[r, 0].sum())
+            floor = min(floor, totals[r, 0].sum())
         if first == 0 or not floor > 0.0:
             continue
         _masses(halves[g], heavies, count, math.log2(floor), whole, factor, d, masses)

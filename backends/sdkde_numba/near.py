@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .bounds import LeafSums, leaf_errors, takes_leaves
 from .compiled import leaf_kernels
 from .cpu_kernels import ABSENT
-from .leaf_kernels import FACTORS, GROUP, LEAST, OF_TILES, SUMS, UNIT
+from .leaf_kernels import FACTORS, GROUP, LEAST, OF_TILES, UNIT
 from .price import HEIGHT, LEAF, SIZE
 
 __all__ = ["Near", "leaf_bytes", "order_columns", "sum_leaves"]
@@ -41,21 +42,26 @@ class Near(NamedTuple):
     heavy: Array  # (leaves,), log2 of their weights, relative to the heaviest column
     peak: float  # log2 of the heaviest column's weight
     span: float  # log2 of the heaviest over the lightest
-    tie: float  # see :func:`_tie`
+    tie: float  # see :func:`_tie`; for MEAN
 
 
-def order_columns(columns: Columns) -> Near:
+def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     """Put finite columns in order; their leaves are those of the packed columns, tile by tile."""
-    (found,) = map_threads(lambda c: index(c.points, c.log_weights, SIZE, LEAF), [columns], 1, apart=True)
+    weights = columns.log_weights / LN2
+    peak, lightest = float(weights.max()), float(weights.min())
+
+    tasks: list[Any] = [functools.partial(index, columns.points, columns.log_weights, SIZE, LEAF)]
+    if mean:
+        tasks += [functools.partial(_tie, x, weights - peak) for x in columns.points.T]
+    found, *ties = map_threads(lambda task: task(), tasks, threads, apart=True)
     n, place = len(found.order), np.empty(len(found.order), np.intp)
     place[found.order] = np.arange(n)
-    points, weights = columns.points[found.order], columns.log_weights[found.order] / LN2
-    starts, peak, lightest = np.arange(0, n, LEAF), float(weights.max()), float(weights.min())
+    points, weights = columns.points[found.order], weights[found.order]
+    starts = np.arange(0, n, LEAF)
     low, high = (f.reduceat(points, starts, axis=0).T.copy() for f in (np.minimum, np.maximum))
     with np.errstate(divide="ignore", under="ignore"):  # of the least weights nothing is left
         heavy = np.maximum(np.log2(np.add.reduceat(np.exp2(weights - peak), starts)), ABSENT[0])
-    tie = max(_tie(points[:, c], weights - peak) for c in range(points.shape[1]))
-    return Near(found, place, low, high, heavy, peak, peak - lightest, tie)
+    return Near(found, place, low, high, heavy, peak, peak - lightest, max(ties, default=1.0))
 
 
 def _tie(x: Array, log_weights: Array) -> float:
@@ -72,39 +78,48 @@ def _tie(x: Array, log_weights: Array) -> float:
 class _Room:
     """What the kernels write for a tile of rows, for so many tiles of columns."""
 
-    def __init__(self, near: Near, d: int, mean: bool, tiles: int) -> None:
-        most, groups = tiles * (SIZE // LEAF), HEIGHT // GROUP
+    def __init__(self, problem: Problem, near: Near, tiles: int) -> None:
+        d, most, groups = problem.d, tiles * (SIZE // LEAF), HEIGHT // GROUP
         self.x, self.weights = np.empty((most, d, LEAF), np.float32), np.empty((most, LEAF), np.float32)
         self.boxes, self.heavies = np.empty((2, d, most), np.float32), np.empty(most, np.float32)
         self.halves, self.masses = np.empty((groups, most), np.float32), np.empty(most, np.float32)
         self.leaves, self.u = np.empty(most, np.intp), np.empty((HEIGHT, d), np.float32)
         self.chosen, self.ends = np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
-        self.sums = np.empty((HEIGHT, SUMS, LEAF))
-        self.shifts = np.empty((HEIGHT, d, LEAF)) if mean else None
-        self.whole = near.columns.log_weight / LN2 - near.peak
+        self.sums = [
+            np.zeros((HEIGHT, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), _wanted(problem))
+        ]
+        self.kernels = leaf_kernels(d, *_wanted(problem)[1:])
+        self.whole, self.factor = near.columns.log_weight / LN2 - near.peak, FACTORS[str(problem.reduction)]
+        self.allowed = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
 
     def sum(
-        self, problem: Problem, near: Near, columns: Array, log_weights: Array, tiles: Array, rows: Array, floor: float
-    ) -> None:
-        """Write the sums of a tile of rows, lane by lane."""
-        kernels = leaf_kernels(problem.d, self.shifts is not None)
-        allowed = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
-        factor, centre = FACTORS[str(problem.reduction)], (0.0,) * problem.d
-        self.sums[:] = 0.0
-        if self.shifts is not None:
-            self.shifts[:] = 0.0
-        add = self.x, self.weights, self.chosen, self.ends, self.u, centre, self.sums, self.shifts
-        count = kernels.list(
-            *(columns, log_weights, near.low, near.high, near.heavy, tiles, rows, floor, self.whole, factor),
-            *(OF_TILES * allowed, self.x, self.weights, self.boxes, self.heavies, self.halves, self.masses),
+        self, near: Near, columns: Array, log_weights: Array, tiles: Array, rows: Array, floor: float
+    ) -> list[Array]:
+        """Return the sums of a tile of rows; no numbers for those that are not wanted."""
+        for some in self.sums:
+            if some is not None:
+                some[:] = 0.0
+        add = self.x, self.weights, self.chosen, self.ends, self.u, (0.0,) * rows.shape[1], *self.sums
+        count = self.kernels.list(
+            *(columns, log_weights, near.low, near.high, near.heavy, tiles, rows, floor, self.whole, self.factor),
+            *(OF_TILES * self.allowed, self.x, self.weights, self.boxes, self.heavies, self.halves, self.masses),
             *(self.leaves, self.u, self.chosen, self.ends),
         )
-        kernels.add(*add)
-        kernels.choose(
-            *(self.sums, self.heavies, self.halves, self.masses, count, problem.d, self.whole, factor),
-            *((1.0 - OF_TILES) * allowed, self.chosen, self.ends),
+        self.kernels.add(*add)
+        self.kernels.choose(
+            *(self.sums[0], self.heavies, self.halves, self.masses, count, rows.shape[1], self.whole, self.factor),
+            *((1.0 - OF_TILES) * self.allowed, self.chosen, self.ends),
         )
-        kernels.add(*add)
+        self.kernels.add(*add)
+        return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in self.sums]
+
+
+def _wanted(problem: Problem) -> tuple[bool, bool, bool]:
+    """Whether Σ φ is summed, Σ φ r² and Σ φ r⁴, and shifts.
+
+    Log sums in few dimensions need no moments: E[r²] ≤ 2 (log Σ w − ℓ), see :mod:`sdkde_core.nearby`.
+    """
+    return True, problem.reduction is not Reduction.LOG_SUM or problem.d > 8, problem.reduction is Reduction.MEAN
 
 
 def leaf_bytes(problem: Problem, near: Near) -> int:
@@ -134,29 +149,25 @@ def sum_leaves(
     again : (k,) array of int
         Rows whose errors may be beyond the tolerance.
     """
-    (m, d), mean = rows.shape, problem.reduction is Reduction.MEAN
-    sums, shifts = np.empty((m, SUMS)), np.empty((m, d)) if mean else None
-    room = _Room(near, d, mean, int(np.max(np.diff(found.ends), initial=1)))
+    (m, d), room = rows.shape, _Room(problem, near, int(np.max(np.diff(found.ends), initial=1)))
+    parts = []
     for b, floor in enumerate(found.floors[:, 0] / LN2 - near.peak):
         checkpoint()
-        here = slice(b * HEIGHT, (b + 1) * HEIGHT)
-        tiles = found.tiles[found.ends[b] : found.ends[b + 1]]
-        room.sum(problem, near, columns, log_weights, tiles, rows[here], floor)
-        sums[here] = room.sums[: m - here.start].sum(axis=2)
-        if shifts is not None and room.shifts is not None:
-            shifts[here] = room.shifts[: m - here.start].sum(axis=2)
-    total = sums[:, 0]
+        tiles, some = found.tiles[found.ends[b] : found.ends[b + 1]], rows[b * HEIGHT : (b + 1) * HEIGHT]
+        parts.append(room.sum(near, columns, log_weights, tiles, some, floor))
+    totals, moments, shifts = (np.concatenate(k) for k in zip(*parts))
+    total = totals[:, 0]
     log_sum = np.log(total) + LN2 * near.peak
-    square, fourth = (2.0 * LN2) * sums[:, 1] / total, (2.0 * LN2) ** 2 * sums[:, 2] / total
+    square, fourth = 2.0 * np.maximum(near.columns.log_weight - log_sum, 0.0), np.zeros(m)
+    if moments.shape[1]:
+        square, fourth = (2.0 * LN2) * moments[:, 0] / total, (2.0 * LN2) ** 2 * moments[:, 1] / total
     across = np.array([np.linalg.norm(np.ptp(rows[i : i + HEIGHT], axis=0)) for i in range(0, m, HEIGHT)]) / 2.0
-    shift = None if shifts is None else shifts / (UNIT * total[:, None])
-    known = near.tie, near.span
-    errors = leaf_errors(
-        problem, LeafSums(log_sum, total, square, fourth, shift, np.repeat(across, HEIGHT)[:m], *known)
-    )
+    across = np.repeat(across, HEIGHT)[:m]
+    shift = shifts / (UNIT * total[:, None]) if problem.reduction is Reduction.MEAN else None
+    errors = leaf_errors(problem, LeafSums(log_sum, total, square, fourth, shift, across, near.tie, near.span))
     again = np.flatnonzero(~((total >= LEAST) & (errors <= 1.0)))
     if problem.reduction is Reduction.LAPLACE:
-        half, exponent = (1.0 + 0.5 * d) * total, -LN2 * sums[:, 1]  # Σ φ (1 + d/2), Σ φ (−½ r²)
+        half, exponent = (1.0 + 0.5 * d) * total, -LN2 * moments[:, 0]  # Σ φ (1 + d/2), Σ φ (−½ r²)
         signed, scale = half + exponent, LN2 * near.peak
         partial = Partial(
             np.log(half - exponent) + scale,

@@ -20,9 +20,9 @@ __all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "forecast", "sample_of", "work"]
 TASK = 1 << 25
 
 #: Where tiles are left out: columns and rows of a tile, and columns of a leaf, which stand together in their order.
-SIZE, HEIGHT, LEAF = 128, 64, 16
+SIZE, HEIGHT, LEAF = 128, 128, 16
 
-#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: that takes 10 ms. The
+#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: that takes 20 ms. The
 #: share of these seconds below which the others are left out.
 LOOK, PAYS = 2.0, 0.8
 
