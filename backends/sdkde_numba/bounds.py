@@ -22,6 +22,7 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = [
     "BLOCK",
+    "MANY",
     "MOST_EXTENT",
     "MOST_KERNEL_EXTENT",
     "SCALES",
@@ -49,6 +50,9 @@ SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
 LEAF_BUDGET, POLYNOMIAL, ROUNDED = 0.78, 1e-7, 2e-7
 BLOCK = 32
 BLOCK_SUM = 4.0 * 2.0**-24 * math.sqrt(BLOCK) / 3.0
+
+#: Columns within half a bandwidth from which on it counts how many of them have the same value.
+MANY = 64
 
 #: Dimensions up to which leaves are summed: beyond, the sums of all coordinates are too many for registers.
 MOST_LEAF_DIMENSIONS = 16

@@ -7,7 +7,7 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Support, Work
 
-from .bounds import MOST_EXTENT, MOST_KERNEL_EXTENT, SCALES, choose, extent_limit
+from .bounds import MOST_EXTENT, MOST_KERNEL_EXTENT, SCALES, choose, extent_limit, takes_leaves
 from .price import work
 
 __all__ = ["INFO"]
@@ -19,9 +19,11 @@ def _supports(problem: Problem) -> Support:
         return Support(False, f"has sums up to {most:g} bandwidths from the origin, not {problem.extent:g}")
     if not all(SCALES[0] <= scale <= SCALES[1] for scale in problem.scales):
         return Support(False, f"takes bandwidth factors from {SCALES[0]:g} to {SCALES[1]:g}")
-    left = work(problem)[1]
-    matter = "" if left is None else f"; about {100.0 * left:.2g} % of the pairs matter"
-    return Support(True, f"compiled, {choose(problem)}{matter}")
+    found = work(problem)[1]
+    if found is None:
+        return Support(True, f"compiled, {choose(problem)}")
+    how = "direct differences in float32" if takes_leaves(problem) else str(choose(problem))
+    return Support(True, f"compiled, {how}; about {min(100.0, 100.0 * found.pairs):.2g} % of the pairs matter")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:

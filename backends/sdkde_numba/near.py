@@ -13,7 +13,7 @@ from sdkde_core.nearby import Index, Lists, index
 from sdkde_core.plugin import checkpoint, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import LeafSums, leaf_errors, takes_leaves
+from .bounds import MANY, LeafSums, leaf_errors, takes_leaves
 from .compiled import leaf_kernels
 from .cpu_kernels import ABSENT
 from .leaf_kernels import FACTORS, GROUP, LEAST, OF_TILES, UNIT
@@ -25,9 +25,6 @@ Array = NDArray[Any]
 
 #: Share of the tolerance for leaves that are left out; :data:`sdkde_core.nearby.lists` has its own.
 LEFT_OUT = 0.15
-
-#: Columns within half a bandwidth from which on it counts how many of them have the same value.
-MANY = 64
 
 LN2 = math.log(2.0)
 

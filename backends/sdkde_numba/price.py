@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from sdkde_core.nearby import share
+from sdkde_core.nearby import boxes, share
 from sdkde_core.plugin import busy, cpu_threads, speedup
 from sdkde_core.protocol import Columns, Problem, Reduction, Sample, Work
 
-from .bounds import choose, takes_leaves
+from .bounds import MANY, LeafSums, choose, leaf_errors, takes_leaves
 
-__all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "forecast", "sample_of", "work"]
+__all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "Forecast", "forecast", "sample_of", "work"]
 
 #: Least work of a task, in multiplications.
 TASK = 1 << 25
@@ -24,18 +25,18 @@ SIZE, HEIGHT, LEAF = 128, 128, 16
 
 #: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: that takes 20 ms. The
 #: share of these seconds below which the others are left out.
-LOOK, PAYS = 2.0, 0.8
+LOOK, PAYS = 0.5, 0.8
 
-#: Columns, and rows, by which the backend looks.
-SAMPLE = 1 << 12
+#: Columns, and rows, by which the backend looks; and rows whose sums it looks at.
+SAMPLE, ROWS = 1 << 12, 48
 
 #: One thread's operations a second: in products by dtype, others, exponentials. Nominal: a choice on which bits depend
 #: may not depend on what is measured, nor on the number of threads.
 RATES = {"float64": 2.3e10, "float32": 4.6e10, "scalar": 4.4e9, "exp": 1.2e9}
 
 
-def work(problem: Problem) -> tuple[Work, float | None]:
-    """Return what the backend does, and the share of the pairs that matter, where it leaves the others out."""
+def work(problem: Problem) -> tuple[Work, Forecast | None]:
+    """Return what the backend does, and what is forecast of the pairs that matter, where it leaves others out."""
     left = None
     if problem.sample is not None and _looks(problem):
         left = forecast(problem, problem.sample())
@@ -64,15 +65,44 @@ def sample_of(columns: Columns) -> Sample:
     return Sample(points, points, log_weights, points.min(axis=0), points.max(axis=0))
 
 
+class Forecast(NamedTuple):
+    """What a sample says of the pairs that matter."""
+
+    pairs: float  # share of the pairs that are listed
+    again: float  # share of the rows that are summed again by tiles
+
+
 @functools.lru_cache(2)  # supports and work ask the same
-def forecast(problem: Problem, sample: Sample) -> float | None:
-    """Return about what share of the pairs matters; None where sums over all pairs take little or not much longer."""
+def forecast(problem: Problem, sample: Sample) -> Forecast | None:
+    """Return what matters; None where sums over all pairs take little or not much longer."""
     if not _looks(problem) or not np.isfinite(sample.columns).all() or not np.isfinite(sample.rows).all():
         return None
     with np.errstate(all="ignore"):
-        left = share(problem, sample, SIZE, HEIGHT)
-    some = _seconds(_over_some(problem, left)) + 2.0 * _sorting(problem) / RATES["scalar"]  # by one thread
-    return left if some < PAYS * _seconds(_over_all(problem)) else None
+        again = _again(problem, sample) if takes_leaves(problem) else 1.0
+        found = Forecast(share(problem, sample, SIZE, HEIGHT), again)
+    some = _seconds(_over_some(problem, found)) + 2.0 * _sorting(problem) / RATES["scalar"]  # by one thread
+    return found if some < PAYS * _seconds(_over_all(problem)) else None
+
+
+def _again(problem: Problem, sample: Sample) -> float:
+    """The share of the rows for which float32 would not do, as :func:`~sdkde_numba.bounds.leaf_errors` has it.
+
+    A row's own column is in the sample, but stands for no others.
+    """
+    thin, every = (-(-len(x) // few) for x, few in ((sample.columns, SAMPLE), (sample.rows, ROWS)))
+    columns, weights, rows = sample.columns[::thin], sample.log_weights[::thin], sample.rows[::every]
+    many = problem.n / len(columns)
+    _, widths = boxes(sample.rows, HEIGHT * len(sample.rows) / problem.m, HEIGHT)
+    apart = rows[:, None, :] - columns  # (rows, columns, d)
+    square = np.vecdot(apart, apart)
+    terms = np.exp(weights - weights.max() - 0.5 * square)
+    terms = np.where(square > 0.0, many * terms, terms)
+    total = terms.sum(axis=1)
+    mean, shift = (terms * square).sum(axis=1) / total, -(terms[:, :, None] * apart).sum(axis=1) / total[:, None]
+    fourth, across = (terms * square**2).sum(axis=1) / total, 0.5 * np.linalg.norm(widths[::every], axis=1)
+    log_sum = np.log(total) + weights.max()
+    sums = LeafSums(log_sum, total, mean, fourth, shift, across, 1.0 / MANY, float(np.ptp(weights)) / math.log(2.0))
+    return float((~(leaf_errors(problem, sums) <= 1.0)).mean())
 
 
 def _looks(problem: Problem) -> bool:
@@ -101,22 +131,19 @@ def _over_all(problem: Problem) -> Work:
     )
 
 
-def _over_some(problem: Problem, left: float) -> Work:
+def _over_some(problem: Problem, found: Forecast) -> Work:
     """Of the pairs listed, measured from three to ten dimensions; making the lists is in these figures.
 
-    Leaf by leaf about 0.45 of the listed pairs are summed, of which d coordinates are the larger part with shifts; the
-    rest of the time does not depend on d. Some rows are summed again by tiles: for shifts at "high" more in more
-    dimensions, as there neighbours are fewer. Otherwise tiles are shorter than those of all pairs.
+    Leaf by leaf about 0.4 of the listed pairs are summed where few are listed, and all where all are, in a time that
+    grows with d. By tiles they take as long as all pairs, of which tiles are longer.
     """
-    whole = _over_all(problem)
-    again = left if not takes_leaves(problem) else 0.0
-    mean = problem.reduction is Reduction.MEAN
-    if takes_leaves(problem) and mean and problem.precision == "high":
-        again = left * min(max(0.0, 0.05 * (problem.d - 4)), 0.2)
-    pairs = left * problem.pairs if takes_leaves(problem) else 0.0
+    whole, again, mean = _over_all(problem), found.pairs * found.again, problem.reduction is Reduction.MEAN
+    pairs = found.pairs * problem.pairs if takes_leaves(problem) else 0.0
+    summed = 0.3 + 0.7 * found.pairs**2
     flops = {dtype: again * count for dtype, count in whole.matrix_flops.items()}
-    flops["float32"] = flops.get("float32", 0.0) + (3.4 if mean else 1.4) * problem.d * pairs
-    return Work(matrix_flops=flops, scalar_flops=again * whole.scalar_flops + 1.95 * pairs, exps=again * whole.exps)
+    flops["float32"] = flops.get("float32", 0.0) + (6.6 if mean else 3.0) * problem.d * summed * pairs
+    scalar = again * whole.scalar_flops + (0.5 + 0.6 * summed) * pairs
+    return Work(matrix_flops=flops, scalar_flops=scalar, exps=again * whole.exps)
 
 
 def _sorting(problem: Problem) -> float:

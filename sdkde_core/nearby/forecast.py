@@ -13,7 +13,7 @@ from .lists import FINE, MANY, NEAREST, threshold
 from .order import by_tile, order
 from .tiles import TOGETHER
 
-__all__ = ["share"]
+__all__ = ["boxes", "share"]
 
 Array = NDArray[Any]
 
@@ -45,9 +45,9 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
     thin = -(-len(sample.columns) // COLUMNS)
     columns, weights = sample.columns[::thin], sample.log_weights[::thin]
     n, known = problem.n, len(columns)
-    rows, row_widths = _boxes(sample.rows, height * len(sample.rows) / problem.m, height, ROWS)
-    centres, widths = _boxes(columns, size * known / n, size)
-    _, wide = _boxes(columns, TOGETHER * size * known / n, TOGETHER * size)
+    rows, row_widths = boxes(sample.rows, height * len(sample.rows) / problem.m, height, ROWS)
+    centres, widths = boxes(columns, size * known / n, size)
+    _, wide = boxes(columns, TOGETHER * size * known / n, TOGETHER * size)
     apart, square = np.zeros((2, len(rows), known))
     for a in range(problem.d):
         apart += (rows[:, a, None] - columns[:, a]) ** 2
@@ -71,7 +71,7 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
     return float(needed.mean())
 
 
-def _boxes(points: Array, expected: float, size: int, most: int = 0) -> tuple[Array, Array]:
+def boxes(points: Array, expected: float, size: int, most: int = 0) -> tuple[Array, Array]:
     """Centres and widths of the tiles that some points of a sample are in, (k, d) each.
 
     Parameters
