@@ -29,7 +29,6 @@ from .arrays import c_order, look, recording, rounded, to_host
 from .choice.cards import GPU, Processor, card_name
 from .choice.cost import beyond_cache, typical_extent, work_seconds
 from .choice.hardware import busy, cpu_threads, processor, speedup
-from .engine.columns import reduce_pass
 from .engine.devices import PerStream, in_slabs, memory_errors, on_device, range_rows, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
@@ -37,6 +36,7 @@ from .engine.memory import claim_memory, free_memory, total_memory
 from .engine.merge import concatenate, each, empty, merge, safe_log, stack
 from .engine.outliers import radii
 from .engine.products import dots, on_this_thread, product
+from .engine.scales import reduce_pass
 from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python, spawning
 from .messages import did_you_mean, warn_once

@@ -13,9 +13,9 @@ from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
 
 import sdkde_core
-from sdkde_core.engine.columns import pack
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.engine.merge import each, merge
+from sdkde_core.engine.scales import pack
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import CASES, errors, make, truth

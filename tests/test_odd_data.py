@@ -9,7 +9,7 @@ import pytest
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.engine.columns import reduce_pass
+from sdkde_core.engine.scales import reduce_pass
 from sdkde_core.estimator import plan as planning
 from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.estimator.sample import SIZE, Sampler

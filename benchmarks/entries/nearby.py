@@ -42,12 +42,19 @@ ALL = "all pairs"
 
 
 def cases(setting: Setting) -> Iterator[Case]:
+    """Options: ``d``, ``kinds`` and ``rules``, comma-separated, for some of the cases."""
     n = setting.at(2**11, 2**17, 2**20)
-    for rule in setting.at(("silverman",), ("silverman", "auto"), ("silverman", "auto")):
-        for d in setting.at((3,), (3, 4, 5, 6, 8, 10), (3, 4, 5, 6, 8, 10)):
-            for kind in setting.at(KINDS[:1], KINDS, KINDS):
+    rules = _option(setting, "rules", setting.at(("silverman",), ("silverman", "auto"), ("silverman", "auto")))
+    dimensions = _option(setting, "d", setting.at((3,), (3, 4, 5, 6, 8, 10), (3, 4, 5, 6, 8, 10)))
+    for rule in rules:
+        for d in map(int, dimensions):
+            for kind in _option(setting, "kinds", setting.at(KINDS[:1], KINDS, KINDS)):
                 for subject in _subjects(setting, d):
                     yield {"subject": subject, "kind": kind, "n": n, "m": n // 8, "d": d, "bandwidth": rule}
+
+
+def _option(setting: Setting, name: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(setting.option(name).split(",")) if setting.option(name) else default
 
 
 def _subjects(setting: Setting, d: int) -> Iterator[str]:

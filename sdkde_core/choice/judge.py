@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..engine.columns import PROVIDED, per_scale
 from ..engine.outliers import limit_of, within_limit
+from ..engine.scales import PROVIDED, per_scale
 from ..protocol import BackendInfo, Problem, Support
 from . import cost, registry
 from .calibration import calibration_of, machine_of

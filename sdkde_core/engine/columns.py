@@ -1,8 +1,7 @@
 """One reduction over fixed columns, for any rows: the only place that hands a problem to a backend.
 
 Columns of weight zero are dropped (and stay rows). Outliers are summed apart: by the backend's slower formula where it
-has one, else by direct differences. Where the device's memory does not suffice, the rows are cut. A backend without
-``"multi_scale"`` is asked scale by scale.
+has one, else by direct differences. Where the device's memory does not suffice, the rows are cut.
 
 Of problems that require ``"grad"`` or ``"kernel"`` nothing is taken off: a backend with that feature holds at any
 extent. With ``"grad"`` nothing is dropped either, as the derivative by a weight of zero is not zero.
@@ -15,11 +14,9 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_torch_array
 
 from ..arrays import look, taken, to_host
 from ..protocol import (
@@ -37,13 +34,11 @@ from ..protocol import (
 from .exact import Exact
 from .failures import OutOfReach, call, checked, read_only, unchanged, watched
 from .forks import new_lock
-from .merge import concatenate, each, empty, merge, stack
+from .merge import concatenate, each, empty, merge
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
+from .rows import marked_last, placed, take_columns, take_rows, undo
 
-__all__ = ["KEPT", "PROVIDED", "PackedColumns", "ScaleByScale", "Whole", "pack", "per_scale", "reduce_pass"]
-
-#: Features that the core has for every backend: it reduces scale by scale.
-PROVIDED = frozenset({"multi_scale"})
+__all__ = ["KEPT", "PackedColumns", "Whole"]
 
 #: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
 KEPT = 4
@@ -52,49 +47,6 @@ KEPT = 4
 GRACE = 0.05
 
 Which = Literal["all", "near", "far"]
-
-
-def reduce_pass(
-    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any = None, own_offset: int = 0
-) -> Partial:
-    """Run one reduction through a backend as the core does it.
-
-    Parameters
-    ----------
-    backend, info : Backend, BackendInfo
-    problem : Problem
-        Its extent bounds rows and columns.
-    columns : Columns
-        As the protocol has them, but log weights may be −inf.
-    queries : (m, d) float64 array, optional
-        None: the points, or ``problem.m`` of them from ``own_offset`` on.
-    own_offset : int
-        With ``"exclude_self"``: row i leaves out column i + own_offset.
-    """
-    some = (own_offset, own_offset + problem.m) if queries is None else None
-    with np.errstate(all="ignore"):  # the public functions see to it themselves
-        return pack(backend, info, problem, columns).reduce(queries, own_offset=own_offset, some=some)[0]
-
-
-def pack(
-    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
-) -> PackedColumns | ScaleByScale:
-    """Return the columns ready for rows; with several scales, for a backend that takes one at a time too."""
-    several = problem.scales and "multi_scale" not in info.features
-    return (ScaleByScale if several else PackedColumns)(backend, info, problem, columns, shared)
-
-
-def per_scale(info: BackendInfo, problem: Problem) -> tuple[Problem, ...]:
-    """Return the problems that a backend is asked: one per scale where it does not take several at a time."""
-    if not problem.scales or "multi_scale" in info.features:
-        return (problem,)
-    return tuple(_at(problem, scale) for scale in problem.scales)
-
-
-def _at(problem: Problem, scale: float) -> Problem:
-    """Return the problem in bandwidths of one scale; a sample is in those of scale 1."""
-    features = problem.requires - {"multi_scale"}
-    return with_fields(problem, requires=features, scales=(), extent=problem.extent / scale, sample=None)
 
 
 def _of_rows(problem: Problem, m: int, same: bool) -> Problem:
@@ -473,7 +425,7 @@ class PackedColumns:
             merge([self._aligned(rows, block, *over, own_offset) for over in groups if len(over[0])])
             for block, groups in blocks
         ]
-        return undo(concatenate(results), _index(np.concatenate([block for block, _ in blocks]), rows))
+        return undo(concatenate(results), placed(np.concatenate([block for block, _ in blocks]), rows))
 
     def _aligned(
         self, rows: Any, block: Any, columns: Any, backend: Backend, extent: float, own_offset: int
@@ -490,75 +442,6 @@ class PackedColumns:
         if self._kept is not None:
             taken = np.searchsorted(to_host(self._kept), taken)  # its place among the columns with weight
         order = np.argsort(~has_own, kind="stable")
-        packed = self._pack(take_columns(self._columns, _index(taken, rows)), backend, extent)
-        queries = take_rows(rows, _index(block[order], rows))
-        return undo(self._sum([packed], queries, len(alone)), _index(order, rows))
-
-
-class ScaleByScale:
-    """The columns at several scales, for a backend that takes one at a time."""
-
-    def __init__(
-        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
-    ) -> None:
-        self._scales = problem.scales
-        self._each = [
-            PackedColumns(backend, info, _at(problem, s), replace(columns, points=columns.points / s), shared)
-            for s in problem.scales
-        ]
-
-    def reduce(
-        self,
-        queries: Any = None,
-        *,
-        own_offset: int = 0,
-        some: tuple[int, int] | None = None,
-        distances: Any = None,
-        extent: float | None = None,
-    ) -> tuple[Partial, int]:
-        """As :meth:`PackedColumns.reduce`, with an axis for the scales; outliers are those of the hardest scale."""
-        answers, apart = [], 0
-        for scale, columns in zip(self._scales, self._each):
-            got, far = columns.reduce(
-                None if queries is None else queries / scale,
-                own_offset=own_offset,
-                some=some,
-                distances=None if distances is None else distances / scale,
-                extent=None if extent is None else extent / scale,
-            )
-            answers.append(got if got.shift is None else replace(got, shift=got.shift * scale))
-            apart = max(apart, far)
-        return stack(answers), apart
-
-
-def marked_last(mask: Any) -> Any:
-    """Indices of all entries, those of the mask last, otherwise in order; so their number need not be known."""
-    xp = array_namespace(mask)
-    return xp.argsort(xp.astype(mask, xp.int8), stable=True)
-
-
-def undo(partial: Partial, order: Any) -> Partial:
-    """Bring results back from an order of the rows."""
-    xp, k = array_namespace(order), order.shape[0]
-    if is_torch_array(order):  # two kernels, where sorting takes a dozen
-        back = xp.empty_like(order).scatter_(0, order, xp.arange(k, device=device(order)))
-    else:
-        back = xp.argsort(order)
-    return each(partial, lambda x: take_rows(x, back))
-
-
-def take_rows(x: Any, which: Any) -> Any:
-    """Rows by their indices, which are where x is."""
-    if is_torch_array(x):
-        return x.index_select(0, which)  # take() would look for negative indices first, with three kernels more
-    return array_namespace(x).take(x, which, axis=0)
-
-
-def take_columns(columns: Columns, which: Any) -> Columns:
-    """Columns by their indices, which are where they are."""
-    return Columns(take_rows(columns.points, which), take_rows(columns.log_weights, which))
-
-
-def _index(order: Any, like: Any) -> Any:
-    """Indices from the host, where ``like`` is."""
-    return array_namespace(like).asarray(order, device=device(like))
+        packed = self._pack(take_columns(self._columns, placed(taken, rows)), backend, extent)
+        queries = take_rows(rows, placed(block[order], rows))
+        return undo(self._sum([packed], queries, len(alone)), placed(order, rows))

@@ -19,11 +19,12 @@ import numpy as np
 
 from ..arrays import convert
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
-from .columns import PackedColumns, Whole, pack
+from .columns import PackedColumns, Whole
 from .dealing import Block, blocks, dealt, merged, shares
 from .devices import memory_errors
 from .merge import concatenate, each
 from .outliers import radii
+from .scales import pack
 from .threads import map_threads
 
 __all__ = ["Group", "Reducer", "Spread", "pack_on"]

@@ -10,7 +10,7 @@ from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
 from ..arrays import to_host
-from ..engine.columns import take_rows
+from ..engine.rows import take_rows
 from ..protocol import Sample
 
 __all__ = ["Sampler"]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdkde_core.arrays import convert, to_host
-from sdkde_core.engine.columns import PROVIDED
 from sdkde_core.engine.outliers import within_limit
+from sdkde_core.engine.scales import PROVIDED
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem, Reduction
 
