@@ -33,7 +33,7 @@ __all__ = ["FACTORS", "GROUP", "LEAST", "OF_TILES", "UNIT", "add_leaves", "choos
 #: Rows for which leaves are chosen together.
 GROUP = 8
 
-#: Times this, squares of distances are −log2 φ.
+#: Coordinates times this have squares of distances that are −log2 φ.
 UNIT = math.sqrt(0.5 / math.log(2.0))
 
 #: The least Σ φ that counts: below it terms may have been lost.
