@@ -44,6 +44,6 @@ INFO = BackendInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
-    # No compile_seconds: one kernel for each dtype, that of other kernels than the Gaussian, and those of leaves, one of
-    # them for each number of dimensions, are compiled once on a machine (0.5 to 4 s) and kept.
+    # No compile_seconds: one kernel for each dtype, that of other kernels than the Gaussian, and those of leaves, of
+    # which one is for each number of dimensions, are compiled once on a machine (0.5 to 4 s) and kept.
 )
