@@ -19,7 +19,7 @@ from sdkde_numba.backend import NumbaBackend
 from sdkde_numba.bounds import choose, double_limit, extent_limit, single_limit, single_products
 from sdkde_numba.cpu_kernels import CODES, LEAST, exp2
 from sdkde_numba.info import INFO
-from sdkde_numba.near import sum_leaves
+from sdkde_numba.near import order_columns, sum_leaves
 from sdkde_numba.price import HEIGHT, LEAF
 
 import sdkde_core
@@ -478,6 +478,27 @@ def test_leaves_answer_for_what_float32_cannot_know():
         want = truth(Case("far and near", points, points, np.full(600, -np.log(600))), rows=where[good])
         if len(good):
             assert errors(replace(problem, m=len(good)), each(got, lambda x, good=good: x[good]), want).max() <= 0.5
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_tiles_at_any_extent(reduction):
+    """Where squares of squares overflow, no bound is known, and nothing is left out."""
+    points = np.random.default_rng(0).normal(size=(300, 3))
+    points[5] = 1e120
+    case = Case("one far out", points, points, np.full(300, -np.log(300)))
+    problem, backend = case.problem(reduction, "high"), NumbaBackend(skip=True)
+    got = backend.reduce(problem, points, backend.prepare(problem, Columns(points, case.log_weights)))
+    assert errors(problem, got, truth(case)).max() <= 0.6
+
+
+def test_ties_are_looked_for_where_columns_stand():
+    """Values in common among a few columns, beside many that have none, in other places of the same range."""
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(20_000, 2))
+    log_weights = np.full(len(points), -np.log(len(points)))
+    assert order_columns(Columns(points, log_weights), True, 2).tie <= 0.05
+    points[:300, 0], points[:300, 1] = 0.25, 1000.0 + points[:300, 1]
+    assert order_columns(Columns(points, log_weights), True, 2).tie >= 0.9
 
 
 def test_rows_that_are_not_finite_are_alone():

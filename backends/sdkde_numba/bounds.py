@@ -22,7 +22,6 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = [
     "BLOCK",
-    "MANY",
     "MOST_EXTENT",
     "MOST_KERNEL_EXTENT",
     "SCALES",
@@ -45,14 +44,11 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
 
 #: Share of the tolerance that sums of leaves in float32 may use; what is left out has about the rest. What an
-#: exponential errs by, of itself: its polynomial, and rounding. What a sum errs by of as many terms as are added in
-#: float32, :data:`BLOCK` leaves: each lane has one of each.
+#: exponential errs by, of itself: its polynomial, and rounding. How many terms a lane adds in float32 before they go
+#: on to float64, and what it errs by.
 LEAF_BUDGET, POLYNOMIAL, ROUNDED = 0.78, 1e-7, 2e-7
 BLOCK = 32
 BLOCK_SUM = 4.0 * 2.0**-24 * math.sqrt(BLOCK) / 3.0
-
-#: Columns within half a bandwidth from which on it counts how many of them have the same value.
-MANY = 64
 
 #: Dimensions up to which leaves are summed: beyond, the sums of all coordinates are too many for registers.
 MOST_LEAF_DIMENSIONS = 16
@@ -147,7 +143,7 @@ class LeafSums(NamedTuple):
     fourth: Array  # (m,), E[r⁴]; not used for LOG_SUM
     shift: Array | None  # (m, d)
     across: Array  # (m,), largest distance of a row of the tile from its middle
-    tie: float  # largest share of one value among those within half a bandwidth
+    tie: float  # largest share of one value of a coordinate among columns that stand together
     span: float  # log2 of the heaviest column's weight over the lightest's
 
 
@@ -172,8 +168,9 @@ def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
       share, ``tie``. Of η half the part with ρ is the row's own rounding, not counted here: it is as if the row stood
       elsewhere, and moves the result by no more than ε ρ max(E‖x − mean‖², 1).
 
-    Sums in float32 add to that: each of so many lanes by :data:`BLOCK_SUM` of itself, one column of each leaf, so that
-    four standard deviations of all together are √(largest share of a lane) of it.
+    Sums in float32 add to that: each lane by :data:`BLOCK_SUM` of itself, :data:`BLOCK` columns at a time, so that four
+    standard deviations of all together are √(largest share of a lane) of it; equal terms by ε BLOCK / 3, as they round
+    alike.
 
     Parameters
     ----------
@@ -191,13 +188,14 @@ def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
     square, fourth = root**2, (1.001 * np.sqrt(np.sqrt(rows.fourth)) + slip) ** 4
     known = POLYNOMIAL + 2.0 * math.log(2.0) * rows.span * epsilon
     by_square, by_root = 0.5 * (5.0 + d) * epsilon, 2.0 * rows.across * epsilon
-    summing = BLOCK_SUM * np.sqrt(np.minimum(BLOCK / rows.total, 1.0))
+    summing = np.maximum(BLOCK_SUM * np.sqrt(np.minimum(BLOCK / rows.total, 1.0)), rows.tie * BLOCK / 3.0 * epsilon)
     first = known + ROUNDED + by_square * square + by_root * root  # E[η]
     tolerances = TOLERANCES[problem.precision]
     allowed = LEAF_BUDGET * tolerances[Reduction.LOG_SUM].at(rows.log_sum)
     off = (first + summing) / allowed
     if problem.reduction is Reduction.LAPLACE:
         second = (known + ROUNDED) * square + by_square * fourth + by_root * np.sqrt(square * fourth)  # E[η r²]
+        allowed = LEAF_BUDGET * tolerances[Reduction.LAPLACE].at(rows.log_sum + np.log(whole + 0.5 * rows.square))
         off = (first + (0.5 * second + first) / whole + summing * (1.0 + 0.5 * square / whole)) / allowed
     if rows.shift is not None:
         length = np.linalg.norm(rows.shift, axis=1)

@@ -178,6 +178,16 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
 
 
 @intrinsic
+def _block(typing_context):
+    """Leaves after which each lane has added :data:`BLOCK` terms: narrower registers take a leaf in parts."""
+
+    def generate(context, builder, signature, arguments):
+        return context.get_constant(types.intp, BLOCK * _lanes(context) // LEAF)
+
+    return types.intp(), generate
+
+
+@intrinsic
 def _move(typing_context, columns, tile, c, start, middle, x, k):
     """x[k, c] = (columns[tile, c, start : start + LEAF] − middle) · UNIT, from float64 to float32."""
 
@@ -245,8 +255,8 @@ def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts)
             first = done[g]
             while done[g] < ends[g] and chosen[g, done[g]] < stop:
                 done[g] += 1
-            for start in range(first, done[g], BLOCK):
-                last = min(start + BLOCK, done[g])
+            for start in range(first, done[g], _block()):
+                last = min(start + _block(), done[g])
                 for r in range(g * GROUP, (g + 1) * GROUP):
                     _add_block(x, log_weights, chosen[g], start, last, u, r, centre, totals, moments, shifts)
 
@@ -299,7 +309,7 @@ def _masses(halves, heavy, count, floor, whole, factor, d, out):
         out[k] = _exp2(exponent) * real(MARGIN)
     if factor == 1:
         for k in range(count):
-            out[k] *= _larger(np.sqrt(real(2.0 * _LN2) * halves[k]), real(1.0)) + reach
+            out[k] *= _larger(np.sqrt(real(2.0 * _LN2) * _larger(halves[k], real(0.0))), real(1.0)) + reach
     if factor == 2:
         for k in range(count):
             out[k] *= real(1.0) + halves[k] * real(_LN2 / (1.0 + 0.5 * d))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from sdkde_core.nearby import Index, Lists, index
 from sdkde_core.plugin import checkpoint, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import MANY, LeafSums, leaf_errors, takes_leaves
+from .bounds import LeafSums, leaf_errors, takes_leaves
 from .compiled import leaf_kernels
 from .cpu_kernels import ABSENT
 from .leaf_kernels import FACTORS, GROUP, LEAST, OF_TILES, UNIT
@@ -47,10 +46,7 @@ def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     weights = columns.log_weights / LN2
     peak, lightest = float(weights.max()), float(weights.min())
 
-    tasks: list[Any] = [functools.partial(index, columns.points, columns.log_weights, SIZE, LEAF)]
-    if mean:
-        tasks += [functools.partial(_tie, x, weights - peak) for x in columns.points.T]
-    found, *ties = map_threads(lambda task: task(), tasks, threads, apart=True)
+    (found,) = map_threads(lambda c: index(c.points, c.log_weights, SIZE, LEAF), [columns], 1, apart=True)
     n, place = len(found.order), np.empty(len(found.order), np.intp)
     place[found.order] = np.arange(n)
     points, weights = columns.points[found.order], weights[found.order]
@@ -58,18 +54,23 @@ def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     low, high = (f.reduceat(points, starts, axis=0).T.copy() for f in (np.minimum, np.maximum))
     with np.errstate(divide="ignore", under="ignore"):  # of the least weights nothing is left
         heavy = np.maximum(np.log2(np.add.reduceat(np.exp2(weights - peak), starts)), ABSENT[0])
+    shares = np.exp2(weights - peak)
+    ties = map_threads(lambda x: _tie(x, shares), points.T if mean else [], threads, apart=True)
     return Near(found, place, low, high, heavy, peak, peak - lightest, max(ties, default=1.0))
 
 
-def _tie(x: Array, log_weights: Array) -> float:
-    """The largest share of one value among the columns within half a bandwidth, where these are not few."""
-    order = np.argsort(x)
-    x, sums = x[order], np.concatenate([[0.0], np.cumsum(np.exp2(log_weights[order]))])
-    starts = np.flatnonzero(np.concatenate([[True], x[1:] != x[:-1]]))
-    values, ends = x[starts], np.append(starts[1:], len(x))
-    low, high = np.searchsorted(x, values - 0.5), np.searchsorted(x, values + 0.5, "right")
-    shares = (sums[ends] - sums[starts]) / np.maximum(sums[high] - sums[low], 1e-300)
-    return float(np.max(shares[high - low >= MANY], initial=1.0 / MANY))
+def _tie(x: Array, weights: Array) -> float:
+    """The largest share that one value has in a tile of columns in order: these stand together in all coordinates."""
+    if len(x) < SIZE:
+        return 1.0
+    x, weights = (a[: len(a) // SIZE * SIZE].reshape(-1, SIZE) for a in (x, weights))
+    order = np.argsort(x, axis=1)
+    x, weights = np.take_along_axis(x, order, axis=1), np.take_along_axis(weights, order, axis=1)
+    first = np.ones(x.shape, bool)
+    first[:, 1:] = x[:, 1:] != x[:, :-1]
+    sums = np.bincount(np.cumsum(first) - 1, weights.reshape(-1))  # of each value in each tile
+    tiles = np.maximum(weights.sum(axis=1), 1e-300)
+    return float(np.max(sums / np.repeat(tiles, first.sum(axis=1))))
 
 
 class _Room:

@@ -13,7 +13,7 @@ from sdkde_core.nearby import boxes, share
 from sdkde_core.plugin import busy, cpu_threads, speedup
 from sdkde_core.protocol import Columns, Problem, Reduction, Sample, Work
 
-from .bounds import MANY, LeafSums, choose, leaf_errors, takes_leaves
+from .bounds import LeafSums, choose, leaf_errors, takes_leaves
 
 __all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "Forecast", "forecast", "sample_of", "work"]
 
@@ -101,7 +101,7 @@ def _again(problem: Problem, sample: Sample) -> float:
     mean, shift = (terms * square).sum(axis=1) / total, -(terms[:, :, None] * apart).sum(axis=1) / total[:, None]
     fourth, across = (terms * square**2).sum(axis=1) / total, 0.5 * np.linalg.norm(widths[::every], axis=1)
     log_sum = np.log(total) + weights.max()
-    sums = LeafSums(log_sum, total, mean, fourth, shift, across, 1.0 / MANY, float(np.ptp(weights)) / math.log(2.0))
+    sums = LeafSums(log_sum, total, mean, fourth, shift, across, 1.0 / SIZE, float(np.ptp(weights)) / math.log(2.0))
     return float((~(leaf_errors(problem, sums) <= 1.0)).mean())
 
 

@@ -137,7 +137,7 @@ def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
     rows = xp.reshape(blocks, (b, height // few, few, d))
     middle = xp.mean(blocks, axis=1)  # (b, d)
     coarse, fine = columns.coarse, columns.fine
-    alone, found = "exclude_self" in problem.requires, []
+    alone, found = "exclude_self" in problem.requires, list[Any]()
     apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(d))  # (b, k)
     for scale in problem.scales or (1.0,):
         order = xp.argsort(0.5 / scale**2 * (apart + coarse.square) - coarse.log_weight, axis=1)
@@ -148,7 +148,9 @@ def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
         which = order[:, :MANY]
         far = _log_sums(xp, rows, coarse, which, which >= 0, scale, alone)
         found.append(xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1))
-    return xp.stack(found, axis=1)
+    floors = xp.stack(found, axis=1)
+    # Beyond 1e105 bandwidths squares of squares overflow, to no number: then nothing is left out.
+    return xp.where(xp.isnan(floors), xp.full_like(floors, -math.inf), floors)
 
 
 def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any, scale: float, alone: bool) -> Any:
