@@ -266,11 +266,11 @@ def test_interpreted_rows_midway_between_corners_of_a_lattice(extent):
 def _crowded(compute, fit, sizes):
     """``compute`` on a device whose memory suffices for ``fit`` rows; notes how many were asked for."""
 
-    def within(problem, points, state, own):
+    def within(problem, way, points, state, own):
         sizes.append(points.shape[0])
         if points.shape[0] > fit:
             raise torch.cuda.OutOfMemoryError("out of memory")
-        return compute(problem, points, state, own)
+        return compute(problem, way, points, state, own)
 
     return within
 
