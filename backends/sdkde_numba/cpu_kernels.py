@@ -18,7 +18,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from . import exponential
+from .instructions import exp2 as _exp2
+from .instructions import larger as _larger
 
 __all__ = ["ABSENT", "CODES", "FLOOR", "LEAST", "MULTIPLE", "ROWS", "exp2", "reduce_kernel_tiles", "reduce_tiles"]
 
@@ -117,31 +118,11 @@ _squares, _products = _tile_product(direct=True), _tile_product(direct=False)
 # --- exponentials ---------------------------------------------------------------------------------------------------
 
 
-@intrinsic
-def _exp2(typing_context, x):
-    def generate(context, builder, signature, arguments):
-        return exponential.exp2(builder, arguments[0])
-
-    return x(x), generate
-
-
 # Its own fastmath, or Numba takes the caller's, and the large number cancels.
 @njit(nogil=True, fastmath={"contract"}, forceinline=True)
 def exp2(x):
     """2^x to about one unit of its last place, for −126 ≤ x ≤ 127 in float32, −1022 ≤ x ≤ 1023 in float64."""
     return _exp2(x)
-
-
-@intrinsic
-def _larger(typing_context, a, b):
-    """The larger of two numbers, in the form of which LLVM vectorises reductions."""
-
-    def generate(context, builder, signature, arguments):
-        kind = arguments[0].type
-        function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
-        return builder.call(function, arguments, fastmath=("nnan", "nsz"))
-
-    return a(a, a), generate
 
 
 # --- a tile ---------------------------------------------------------------------------------------------------------

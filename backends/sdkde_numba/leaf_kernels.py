@@ -11,7 +11,7 @@ out others as long as they come to no more than the allowed share (:mod:`sdkde_c
 result at most).
 
 Only :func:`add_leaves` is compiled for each number of dimensions, so that the sums of all coordinates stay in
-registers: in half a second. As in ``cpu_kernels``, everything that is called is in this file, but for exp2.
+registers: in half a second. As in ``cpu_kernels``, everything that is called is in this file, but for ``instructions``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from . import exponential
 from .bounds import BLOCK
+from .instructions import exp2 as _exp2
+from .instructions import exp2_of, times_plus
+from .instructions import larger as _larger
 from .price import LEAF
 
 __all__ = ["FACTORS", "GROUP", "LEAST", "OF_TILES", "UNIT", "add_leaves", "choose_leaves", "list_leaves"]
@@ -70,14 +72,6 @@ _FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
 
 
 # --- leaves in registers --------------------------------------------------------------------------------------------
-
-
-@intrinsic
-def _exp2(typing_context, x):
-    def generate(context, builder, signature, arguments):
-        return exponential.exp2(builder, arguments[0])
-
-    return x(x), generate
 
 
 @intrinsic
@@ -137,7 +131,7 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
         def add(slot, a, b=None):
             """slot += a, or a · b."""
             old = builder.load(slot)
-            new = builder.fadd(old, a) if b is None else exponential.times_plus(builder, a, b, old)
+            new = builder.fadd(old, a) if b is None else times_plus(builder, a, b, old)
             builder.store(new, slot)
 
         with cgutils.for_range_slice(builder, first, last, constant(1)) as (j, _):
@@ -148,10 +142,10 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
                 ]
                 s = builder.fmul(apart[0], apart[0])
                 for a in apart[1:]:
-                    s = exponential.times_plus(builder, a, a, s)
+                    s = times_plus(builder, a, a, s)
                 exponent = builder.fsub(vector_at(weights, place(leaf, LEAF, v)), s)
                 exponent = builder.call(larger, [exponent, splat(LOWEST)], fastmath=("nnan", "nsz"))
-                phi = exponential.exp2(builder, exponent)
+                phi = exp2_of(builder, exponent)
                 add(total[0], phi)
                 if moment:
                     product = builder.fmul(phi, s)
@@ -262,18 +256,6 @@ def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts)
 
 
 # --- which leaves ---------------------------------------------------------------------------------------------------
-
-
-@intrinsic
-def _larger(typing_context, a, b):
-    """The larger of two numbers, in the form that LLVM vectorises."""
-
-    def generate(context, builder, signature, arguments):
-        kind = arguments[0].type
-        function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
-        return builder.call(function, arguments, fastmath=("nnan", "nsz"))
-
-    return a(a, a), generate
 
 
 @njit(nogil=True, fastmath=_FAST, forceinline=True)

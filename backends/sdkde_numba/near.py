@@ -45,16 +45,14 @@ def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     """Put finite columns in order; their leaves are those of the packed columns, tile by tile."""
     weights = columns.log_weights / LN2
     peak, lightest = float(weights.max()), float(weights.min())
-
     (found,) = map_threads(lambda c: index(c.points, c.log_weights, SIZE, LEAF), [columns], 1, apart=True)
     n, place = len(found.order), np.empty(len(found.order), np.intp)
     place[found.order] = np.arange(n)
-    points, weights = columns.points[found.order], weights[found.order]
+    points, shares = columns.points[found.order], np.exp2(weights[found.order] - peak)
     starts = np.arange(0, n, LEAF)
     low, high = (f.reduceat(points, starts, axis=0).T.copy() for f in (np.minimum, np.maximum))
-    with np.errstate(divide="ignore", under="ignore"):  # of the least weights nothing is left
-        heavy = np.maximum(np.log2(np.add.reduceat(np.exp2(weights - peak), starts)), ABSENT[0])
-    shares = np.exp2(weights - peak)
+    with np.errstate(divide="ignore"):  # of the least weights nothing is left
+        heavy = np.maximum(np.log2(np.add.reduceat(shares, starts)), ABSENT[0])
     ties = map_threads(lambda x: _tie(x, shares), points.T if mean else [], threads, apart=True)
     return Near(found, place, low, high, heavy, peak, peak - lightest, max(ties, default=1.0))
 

@@ -1,4 +1,4 @@
-"""2^x in LLVM's instructions, of a number or of a vector of them.
+"""What the compiled loops have as LLVM's instructions, of a number or of a vector of them.
 
 The compiled loops have it inlined, and Numba looks at their own files alone to see whether what it has cached is stale:
 after a change here, change these files too.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
+from numba.extending import intrinsic
 
-__all__ = ["exp2", "times_plus"]
+__all__ = ["exp2", "exp2_of", "larger", "times_plus"]
 
 # Coefficients of 2^f on [−½, ½], constant first: least largest relative error (Remez), 7.5e-8 and 2.1e-16.
 _COEFFICIENTS = {
@@ -27,7 +28,7 @@ def times_plus(builder, a, b, c):
     return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
 
 
-def exp2(builder, x):
+def exp2_of(builder, x):
     """2ⁿ · 2^f, n = x rounded: n comes from adding a number so large that its last bit is 1, 2ⁿ by integer addition."""
     vector = isinstance(x.type, ir.VectorType)
     element = x.type.element if vector else x.type
@@ -46,3 +47,25 @@ def exp2(builder, x):
         power = times_plus(builder, power, f, c)
     exponent = builder.shl(builder.bitcast(shifted, kind), constant(kind, _SIGNIFICAND_BITS[bits]))
     return builder.bitcast(builder.add(builder.bitcast(power, kind), exponent), x.type)
+
+
+@intrinsic
+def exp2(typing_context, x):
+    """2^x of a number."""
+
+    def generate(context, builder, signature, arguments):
+        return exp2_of(builder, arguments[0])
+
+    return x(x), generate
+
+
+@intrinsic
+def larger(typing_context, a, b):
+    """The larger of two numbers, in the form that LLVM vectorises, in reductions too."""
+
+    def generate(context, builder, signature, arguments):
+        kind = arguments[0].type
+        function = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, arguments, fastmath=("nnan", "nsz"))
+
+    return a(a, a), generate
