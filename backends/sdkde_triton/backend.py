@@ -58,9 +58,8 @@ class _State:
     def ordered(self, step: float, pieces: int, scaled: bool) -> Packed:
         """The points in order, as :meth:`packed`."""
         assert self.near is not None
-        points, weights = self.near.points, self.near.weights
-        key = "ordered", step, pieces, scaled
-        return self._made(key, lambda: launch.pack_columns(points, step, weights, pieces, scaled=scaled))
+        near, key = self.near, ("ordered", step, pieces, scaled)
+        return self._made(key, lambda: nearby.pack_columns(near, step, pieces, scaled))
 
     def transposed(self, arithmetic: str) -> torch.Tensor:
         """The points as the direct kernel reads them."""
@@ -112,16 +111,18 @@ class TritonBackend:
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
         state = _State(problem, columns.points, Weights(log_weights, vary), span)
-        if not self._skips(problem, columns, span):
-            return state
-        return replace(state, near=nearby.order_columns(problem, columns))
-
-    def _skips(self, problem: Problem, columns: Columns, span: float) -> bool:
         if self.skip is False or recording() or not nearby.takes(problem):
-            return False
-        if formula(problem, problem.extent, span) != "packed":
-            return False
-        return self.skip or nearby.pays(problem, columns)
+            return state
+        if self.skip is None and problem.pairs < nearby.LOOK:
+            return state
+        if _way(problem, problem.extent, span).formula != "packed":
+            return state
+        with on_device(columns.points):
+            near = nearby.order_columns(problem, columns)
+            ordered = replace(state, near=near)
+            if near is None or not (self.skip or nearby.pays(problem, near, *_operands(problem, ordered))):
+                return state
+            return ordered
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -200,10 +201,15 @@ def _listed(problem: Problem, points: torch.Tensor | None, state: _State, own_of
         return None
     if own_offset or (points is not None and "exclude_self" in problem.requires):
         return None
-    scaled = problem.reduction is Reduction.MEAN and not way.shifted
-    columns = state.ordered(way.step, way.pieces, scaled)
     assert state.near is not None
-    return nearby.reduce(problem, points, state.near, columns, way.step, way.form)
+    return nearby.reduce(problem, points, state.near, *_operands(problem, state))
+
+
+def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int]:
+    """The columns in order, packed, and how."""
+    way = _way(problem, state.problem.extent, state.span)
+    scaled = problem.reduction is Reduction.MEAN and not way.shifted
+    return state.ordered(way.step, way.pieces, scaled), way.step, way.form
 
 
 def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:

@@ -78,6 +78,9 @@ _SIZES = (
     "tile_rows",
     "tile_columns",
     "length",
+    "leaf_count",
+    "node_count",
+    "none",
 )
 sized = triton.jit(do_not_specialize=_SIZES)
 

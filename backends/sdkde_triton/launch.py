@@ -54,7 +54,14 @@ class Weights:
 
 
 def pack_columns(
-    points: torch.Tensor, step: float, weights: Weights, pieces: int, *, scaled: bool = False, rounded: bool = False
+    points: torch.Tensor,
+    step: float,
+    weights: Weights,
+    pieces: int,
+    *,
+    scaled: bool = False,
+    rounded: bool = False,
+    beyond: int = 0,
 ) -> Packed:
     """Pack float64 points (n, d) as columns of the first product, and as its rows.
 
@@ -70,8 +77,10 @@ def pack_columns(
         MEAN: the rows scale φ to half precision's range.
     rounded : bool
         MEAN that stores φ, at "fast": the points follow in two pieces that are rounded as such.
+    beyond : int
+        Columns of padding at least.
     """
-    padded = -(-points.shape[0] // COLUMN_PADDING) * COLUMN_PADDING
+    padded = -(-(points.shape[0] + beyond) // COLUMN_PADDING) * COLUMN_PADDING
     return _pack(points, step, weights, pieces, None, padded, True, scaled, rounded)
 
 

@@ -1,9 +1,10 @@
-"""Device code: the reductions over the tiles of columns that a list names for every tile of rows.
+"""Device code: the reductions over the leaves of columns that a list names for every tile of rows.
 
 As :func:`sdkde_triton.kernels.log_sum_kernel` and :func:`sdkde_triton.kernels.mean_kernel` at "fast"; but rows and
-columns are packed in an order, and tile i of the rows, counted from ``first``, takes the tiles
-``tiles[ends[i] : ends[i + 1]]`` of SIZE columns each. Program (i, p) takes the p-th ``length`` of them, of which there
-may be none: then it writes the sums of no columns.
+columns are packed in an order, and leaves of LEAF columns each are taken SIZE columns at a time, wherever they stand.
+Program (i, p) has tile k = ``which[i]`` of the rows from ``first`` on. Of the leaves from SIZE / LEAF · ends[k] up to
+those of the next tile, it takes the p-th ``length`` times SIZE / LEAF, of which there may be none: then it writes the
+sums of no columns.
 """
 
 from __future__ import annotations
@@ -26,11 +27,18 @@ from .kernels import (
 
 
 @triton.jit
-def _part(ends, first, length):
-    """Where a program's part of its list begins and ends."""
-    at = ends + first + tl.program_id(0)
-    begin = tl.load(at) + tl.program_id(1) * length
-    return begin, tl.minimum(begin + length, tl.load(at + 1))
+def _part(which, ends, length):
+    """A program's tile of rows, and where its part of the list begins and ends."""
+    tile = tl.load(which + tl.program_id(0))
+    begin = tl.load(ends + tile) + tl.program_id(1) * length
+    return tile, begin, tl.minimum(begin + length, tl.load(ends + tile + 1))
+
+
+@triton.jit
+def _columns(leaves, i, tile: tl.constexpr, SIZE: tl.constexpr, LEAF: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Some columns of the i-th SIZE of a list."""
+    k = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    return tl.load(leaves + i * (SIZE // LEAF) + k // LEAF) * LEAF + k % LEAF
 
 
 @sized
@@ -38,7 +46,8 @@ def log_sum_listed_kernel(
     rows,
     columns,
     log_weights,
-    tiles,
+    leaves,
+    which,
     ends,
     out,
     row_padded,
@@ -57,33 +66,35 @@ def log_sum_listed_kernel(
     WEIGHTED: tl.constexpr,
     EXCLUDE: tl.constexpr,
     SIZE: tl.constexpr,
+    LEAF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """LOG_SUM and LAPLACE; see :func:`sdkde_triton.kernels.log_sum_kernel`."""
-    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    tile, begin, end = _part(which, ends, length)
+    local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    index = first + local
+    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, first + m, d, D, PIECES, FORM, MERGE)
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
-    begin, end = _part(ends, first, length)
     for i in tl.range(begin, end, num_stages=STAGES):
-        start = tl.load(tiles + i) * SIZE
-        for tile in tl.static_range(SIZE // BLOCK_N):
-            j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        for part_of in tl.static_range(SIZE // BLOCK_N):
+            j = _columns(leaves, i, part_of, SIZE, LEAF, BLOCK_N)
             e, _, _, _ = exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
-    store_sums(out, index, m, top, total, moment, LAPLACE)
+    store_sums(out, local, m, top, total, moment, LAPLACE)
 
 
 @sized
 def mean_listed_kernel(
     rows,
     columns,
-    tiles,
+    leaves,
+    which,
     ends,
     out,
     row_padded,
@@ -101,21 +112,22 @@ def mean_listed_kernel(
     SUMMED: tl.constexpr,
     EXCLUDE: tl.constexpr,
     SIZE: tl.constexpr,
+    LEAF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every tile."""
-    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    tile, begin, end = _part(which, ends, length)
+    local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    index = first + local
+    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, first + m, d, D, PIECES, FORM, MERGE)
     total = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
-    begin, end = _part(ends, first, length)
     for i in tl.range(begin, end, num_stages=STAGES):
-        start = tl.load(tiles + i) * SIZE
         part = tl.zeros((BLOCK_M, D), tl.float32)
-        for tile in tl.static_range(SIZE // BLOCK_N):
-            j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        for part_of in tl.static_range(SIZE // BLOCK_N):
+            j = _columns(leaves, i, part_of, SIZE, LEAF, BLOCK_N)
             e, b_hi, b_lo, b_rest = exponents(
                 a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
             )
@@ -128,4 +140,4 @@ def mean_listed_kernel(
                 total += tl.sum(p, 1)
             part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
         mean += part
-    store_means(out, index, m, total, mean, D, SUMMED)
+    store_means(out, local, m, total, mean, D, SUMMED)

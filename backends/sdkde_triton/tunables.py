@@ -153,8 +153,8 @@ class TritonSpace:
 
 SPACE = TritonSpace()
 
-#: Columns of a tile of :mod:`sdkde_triton.near`.
-LISTED = 128
+#: Columns of a leaf of :mod:`sdkde_triton.near`, and of the leaves that its kernels take at once.
+LEAF, LISTED = 32, 128
 
 #: Bytes of a thread that may spill: so few are not touched in the loop over columns.
 SPILLS = 16
@@ -345,6 +345,7 @@ def _constants(launch: Launch, config: space.Config, problem: Problem, capabilit
         "ANCHORED": base == "direct_mean",
         "TILES": tiles,
         "SIZE": LISTED,
+        "LEAF": LEAF,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": depth,
@@ -356,7 +357,14 @@ def _types(launch: Launch, names: list[str]) -> dict[str, str]:
     """Types of a kernel's run-time parameters."""
     real = {"float64": "*fp64", "float32": "*fp32", "doubled": "*fp32"}.get(launch.arithmetic)
     pointers = dict.fromkeys(("rows", "columns", "phi"), real or "*fp16")
-    pointers |= {"tiles": "*i32", "ends": "*i32", "log_weights": "*fp64", "sums": "*fp64", "out": real or "*fp32"}
+    pointers |= {
+        "leaves": "*i32",
+        "which": "*i32",
+        "ends": "*i32",
+        "log_weights": "*fp64",
+        "sums": "*fp64",
+        "out": real or "*fp32",
+    }
     if launch.base in ("stored", "weighted_sum"):
         pointers["out"] = "*fp16" if launch.base == "stored" else "*fp64"
     return {name: pointers.get(name, "i32") for name in names}

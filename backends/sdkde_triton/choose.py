@@ -1,0 +1,188 @@
+"""Device code: which leaves of columns can matter to which tiles of rows.
+
+Columns stand in the order of a k-d tree, in leaves, and nodes of :data:`WIDE` leaves; rows likewise, in tiles. A
+program looks at one tile of rows: at the boxes of all nodes, and of the leaves of those that are near enough. The
+bounds are those of :mod:`sdkde_core.nearby`: the **score** of a leaf is −log of what its columns add at most, in the
+units of a row's sum, −log W_J + ½ m² − log f(m), with their weight W_J, the distance m of both boxes and the
+reduction's factor f. That of a node is at most that of its leaves.
+
+Boxes are (2 d + 1, count) in fp32, lower and upper ends and log weights, those of rows (tiles, 2 d). They are rounded
+outwards; so a difference of two ends is off by 2⁻²⁴ of itself, and half a square by less than it is lowered by. A
+score is off by 1e-7 of what it is made of, which :data:`SAME` exceeds.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .kernels import sized
+
+__all__ = ["THRESHOLDS", "WIDE", "choose_kernel", "list_kernel", "near_kernel"]
+
+#: Leaves of a node.
+WIDE = tl.constexpr(128)
+
+#: Thresholds of which the least that will do is taken.
+THRESHOLDS = tl.constexpr(16)
+
+#: By how much less than half a square of a distance is taken: its rounding, with room.
+LOWERED = tl.constexpr(0.5 * (1.0 - 1e-6))
+
+#: What two computations of a score may differ by, relative to its terms, and what these come to beside a threshold.
+SAME = tl.constexpr(1e-5)
+TERMS = tl.constexpr(64.0)
+
+#: Steps by which it is searched how far the nearest leaves are.
+NEAR_STEP = tl.constexpr(0.25)
+
+
+@triton.jit
+def _scores(rows, tile, boxes, at, count, reach, D: tl.constexpr, MEAN: tl.constexpr, LAPLACE: tl.constexpr):
+    """Scores of the boxes ``at``, of ``count``, beside a tile of rows: a number or a block; ∞ beyond the last."""
+    there = at < count
+    rows += tile * (2 * D)
+    total = tl.zeros_like(at).to(tl.float32)
+    for a in tl.static_range(D):
+        below = tl.load(boxes + a * count + at, mask=there, other=0.0) - tl.load(rows + D + a)
+        above = tl.load(rows + a) - tl.load(boxes + (D + a) * count + at, mask=there, other=0.0)
+        gap = tl.maximum(tl.maximum(below, above), 0.0)
+        total += gap * gap
+    half = total * LOWERED
+    score = half - tl.load(boxes + 2 * D * count + at, mask=there, other=0.0)
+    if MEAN:
+        score -= tl.log(tl.maximum(tl.sqrt(2.0 * half), 1.0) + reach)
+    if LAPLACE:
+        score -= tl.log(1.0 + half / (1.0 + 0.5 * D))
+    return tl.where(there, score, float("inf"))
+
+
+@triton.jit
+def _leaves(node):
+    return node * WIDE + tl.arange(0, WIDE)
+
+
+@triton.jit
+def _add(out, at, keep, offset, room):
+    """Write the leaves of a node that are kept after ``offset`` others; how many there are then."""
+    kept = keep.to(tl.int32)
+    place = offset + tl.cumsum(kept, 0) - kept
+    tl.store(out + place, at, mask=keep & (place < room))
+    return offset + tl.sum(kept, 0)
+
+
+@sized
+def near_kernel(rows, leaves, nodes, out, leaf_count, node_count, none, D: tl.constexpr, MOST: tl.constexpr):
+    """The nearest leaves of every tile of rows, (tiles, MOST), or some of those equally near; then ``none``."""
+    tile = tl.program_id(0)
+    best = tl.full((), float("inf"), tl.float32)
+    for i in range(node_count):
+        here = tl.zeros((), tl.int32) + i
+        if _scores(rows, tile, nodes, here, node_count, 0.0, D, False, False) < best:
+            s = _scores(rows, tile, leaves, _leaves(here), leaf_count, 0.0, D, False, False)
+            best = tl.minimum(best, tl.min(s, 0))
+    limits = best + tl.arange(0, THRESHOLDS).to(tl.float32) * NEAR_STEP
+    last = best + (THRESHOLDS - 1) * NEAR_STEP
+    counts = tl.zeros((WIDE, THRESHOLDS), tl.int32)
+    for i in range(node_count):
+        here = tl.zeros((), tl.int32) + i
+        if _scores(rows, tile, nodes, here, node_count, 0.0, D, False, False) <= last:
+            s = _scores(rows, tile, leaves, _leaves(here), leaf_count, 0.0, D, False, False)
+            counts += (s[:, None] <= limits[None, :]).to(tl.int32)
+    few = tl.sum((tl.sum(counts, 0) <= MOST).to(tl.int32), 0)
+    limit = best + tl.maximum(few - 1, 0).to(tl.float32) * NEAR_STEP
+    out += tile * MOST
+    offset = tl.zeros((), tl.int32)
+    for i in range(node_count):
+        here = tl.zeros((), tl.int32) + i
+        if _scores(rows, tile, nodes, here, node_count, 0.0, D, False, False) <= limit:
+            at = _leaves(here)
+            s = _scores(rows, tile, leaves, at, leaf_count, 0.0, D, False, False)
+            offset = _add(out, at, s <= limit, offset, MOST)
+    k = tl.arange(0, MOST)
+    tl.store(out + k, tl.zeros((MOST,), tl.int32) + none, mask=k >= offset)
+
+
+@sized
+def choose_kernel(
+    rows,
+    leaves,
+    nodes,
+    lowest,
+    reaches,
+    limits,
+    counts,
+    leaf_count,
+    node_count,
+    step,
+    D: tl.constexpr,
+    MEAN: tl.constexpr,
+    LAPLACE: tl.constexpr,
+):
+    """The threshold of every tile of rows above which scores are left out, and how many are not above it.
+
+    ``lowest``: −log of what may be left out. The thresholds tried are that and ``step`` more every time; the last
+    exceeds it by log ``leaf_count``, so that it will do. Scores so near that they may be on either side count both
+    among what is left out and among what is not.
+    """
+    tile = tl.program_id(0)
+    least, reach = tl.load(lowest + tile), tl.load(reaches + tile)
+    tried = least + tl.arange(0, THRESHOLDS).to(tl.float32) * step
+    last = least + (THRESHOLDS - 1) * step
+    same = SAME * (tl.abs(last) + TERMS)
+    number = tl.zeros((WIDE, THRESHOLDS), tl.int32)
+    out = tl.zeros((WIDE, THRESHOLDS), tl.float32)
+    far = tl.zeros((), tl.float32)
+    for i in range(node_count):
+        here = tl.zeros((), tl.int32) + i
+        score = _scores(rows, tile, nodes, here, node_count, reach, D, MEAN, LAPLACE)
+        if score <= last + same:
+            s = _scores(rows, tile, leaves, _leaves(here), leaf_count, reach, D, MEAN, LAPLACE)
+            number += (s[:, None] <= tried[None, :] + same).to(tl.int32)
+            mass = tl.exp(tl.minimum(least - s, 0.0))
+            out += tl.where(s[:, None] > tried[None, :] - same, mass[:, None], 0.0)
+        else:
+            far += tl.exp(tl.minimum(least - score, 0.0))
+    k = tl.arange(0, THRESHOLDS)
+    first = tl.min(tl.where(tl.sum(out, 0) + far <= 1.0, k, THRESHOLDS - 1), 0)
+    tl.store(limits + tile, tl.sum(tl.where(k == first, tried, 0.0), 0))
+    tl.store(counts + tile, tl.sum(tl.where(k == first, tl.sum(number, 0), 0), 0))
+
+
+@sized
+def list_kernel(
+    rows,
+    leaves,
+    nodes,
+    limits,
+    reaches,
+    ends,
+    out,
+    leaf_count,
+    node_count,
+    none,
+    first,
+    D: tl.constexpr,
+    MEAN: tl.constexpr,
+    LAPLACE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """The leaves whose scores are not above the threshold, of the tiles of rows from ``first`` on.
+
+    Those of tile i are out[TOGETHER · ends[i] : TOGETHER · ends[i + 1]]; what is left of that is ``none``.
+    """
+    i = tl.program_id(0)
+    tile = first + i
+    limit, reach = tl.load(limits + tile), tl.load(reaches + tile)
+    begin, end = tl.load(ends + i), tl.load(ends + i + 1)
+    out += begin * TOGETHER
+    room, offset = (end - begin) * TOGETHER, tl.zeros((), tl.int32)
+    for node in range(node_count):
+        here = tl.zeros((), tl.int32) + node
+        if _scores(rows, tile, nodes, here, node_count, reach, D, MEAN, LAPLACE) <= limit:
+            at = _leaves(here)
+            s = _scores(rows, tile, leaves, at, leaf_count, reach, D, MEAN, LAPLACE)
+            offset = _add(out, at, s <= limit, offset, room)
+    for place in range(offset, room, WIDE):
+        k = place + tl.arange(0, WIDE)
+        tl.store(out + k, tl.zeros((WIDE,), tl.int32) + none, mask=k < room)
