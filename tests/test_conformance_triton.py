@@ -55,17 +55,19 @@ def _two_clusters(rng):
 )
 def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
     """Tiles are small, and lists in several parts; rows in several batches, their last tile not full."""
-    from sdkde_triton import near
+    import triton.language as tl
+    from sdkde_triton import choose, near
     from sdkde_triton.backend import TritonBackend
 
     rng, looked = np.random.default_rng(3), []
-    monkeypatch.setattr(near, "SIZE", 32)
-    monkeypatch.setattr(near, "LONGEST", 2)
-    monkeypatch.setattr(near, "LOOKED", 1)
-    monkeypatch.setattr(near, "GROUP", 2)
+    # Everything small, so that there are several nodes, batches of rows, chunks of these, and parts of lists.
+    small = {"LEAF": 8, "LISTED": 32, "BESIDE": 16, "VISITED": 5, "ENTRIES": 64, "SHORTEST": 2, "PROGRAMS": 64}
+    for name, value in small.items():
+        monkeypatch.setattr(near, name, value)
+    monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
     monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
-    plain = near.lists
-    monkeypatch.setattr(near, "lists", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
+    plain = near._list
+    monkeypatch.setattr(near, "_list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
     x = _two_clusters(rng)
     y = x if same else np.concatenate([x[::2], [[0.0, 0.0, 0.0], [9.0, -9.0, 9.0]]])
     log_w = 2.0 * rng.normal(size=300) if "weights" in requires else np.zeros(300)
@@ -85,8 +87,8 @@ def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
     state = backend.prepare(problem, Columns(torch.from_numpy(x), torch.from_numpy(log_w)))
     got = each(backend.reduce(problem, queries, state), to_host)
     assert len(looked) > 1
-    assert max(int(np.diff(found.ends).max()) for found in looked) > 2  # several parts
-    assert sum(len(found.tiles) for found in looked) < 0.9 * 10 * sum(len(found.ends) - 1 for found in looked)
+    assert max(found.parts for found in looked) > 1
+    assert sum(len(found.leaves) for found in looked) < 0.9 * 38 * sum(len(found.which) for found in looked)
     own = np.arange(len(y)) if "exclude_self" in requires else False
     assert problems.errors(problem, got, reference.near_sums(y, x, log_w, own)).max() < 1.0
 

@@ -47,7 +47,6 @@ class _State:
     points: torch.Tensor  # (n, d) float64
     weights: Weights
     span: float  # largest magnitude of a log weight, nats, rounded up
-    near: nearby.Near | None = None  # the points in order, where tiles of pairs are left out
     made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, **more: bool) -> Packed:
@@ -55,18 +54,37 @@ class _State:
         key = step, pieces, *more.items()
         return self._made(key, lambda: launch.pack_columns(self.points, step, self.weights, pieces, **more))
 
+    def near(self) -> nearby.Near | None:
+        """The points in order, to leave some of them out; None where that cannot be."""
+        return self._made("near", lambda: nearby.order_columns(self.points, self.weights))
+
     def ordered(self, step: float, pieces: int, scaled: bool) -> Packed:
         """The points in order, as :meth:`packed`."""
-        assert self.near is not None
-        near, key = self.near, ("ordered", step, pieces, scaled)
+        near, key = self.near(), ("ordered", step, pieces, scaled)
+        assert near is not None
         return self._made(key, lambda: nearby.pack_columns(near, step, pieces, scaled))
+
+    def pays(self, problem: Problem) -> bool:
+        """Whether to leave points out."""
+        near = self.near()
+        key = "pays", problem.reduction, "exclude_self" in problem.requires
+        return near is not None and self._made(key, lambda: nearby.pays(problem, near, *_operands(problem, self)))
 
     def transposed(self, arithmetic: str) -> torch.Tensor:
         """The points as the direct kernel reads them."""
         return self._made(arithmetic, lambda: launch.transpose(self.points, arithmetic, COLUMN_PADDING))
 
     def _made(self, key: Any, make: Callable[[], Any]) -> Any:
-        return self.made.get(key, make, self.points, lambda x: [x if isinstance(x, torch.Tensor) else x.buffer])
+        return self.made.get(key, make, self.points, _tensors)
+
+
+def _tensors(made: Any) -> list[torch.Tensor]:
+    """What has been made of the points, as far as it is on the device."""
+    if isinstance(made, torch.Tensor):
+        return [made]
+    if isinstance(made, nearby.Near):
+        return [made.order, made.points, made.weights.log, made.leaves, made.nodes]
+    return [made.buffer] if isinstance(made, Packed) else []
 
 
 class TritonBackend:
@@ -110,19 +128,7 @@ class TritonBackend:
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        state = _State(problem, columns.points, Weights(log_weights, vary), span)
-        if self.skip is False or recording() or not nearby.takes(problem):
-            return state
-        if self.skip is None and problem.pairs < nearby.LOOK:
-            return state
-        if _way(problem, problem.extent, span).formula != "packed":
-            return state
-        with on_device(columns.points):
-            near = nearby.order_columns(problem, columns)
-            ordered = replace(state, near=near)
-            if near is None or not (self.skip or nearby.pays(problem, near, *_operands(problem, ordered))):
-                return state
-            return ordered
+        return _State(problem, columns.points, Weights(log_weights, vary), span)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -138,11 +144,21 @@ class TritonBackend:
         if some and queries is None:
             problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
-            if state.near is not None and not some and not recording():
-                found = _listed(problem, None if queries is None else points, state, own_offset)
+            if not some and self._skips(problem, state, own_offset if queries is None else None):
+                found = _listed(problem, None if queries is None else points, state)
                 if found is not None:
                     return found
             return _reduce(problem, points, state, own_offset, some)
+
+    def _skips(self, problem: Problem, state: _State, own: int | None) -> bool:
+        """Whether to leave out what cannot matter of all rows; ``own``: which point is the first row, if they are."""
+        if self.skip is False or recording() or not nearby.takes(problem):
+            return False
+        if own or (own is None and "exclude_self" in problem.requires):
+            return False
+        if _way(problem, state.problem.extent, state.span).formula != "packed":
+            return False
+        return self.skip or (problem.pairs >= nearby.LOOK and state.pays(problem))
 
 
 class _Way(NamedTuple):
@@ -194,15 +210,10 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
     return in_slabs(slab, m, rows)
 
 
-def _listed(problem: Problem, points: torch.Tensor | None, state: _State, own_offset: int) -> Partial | None:
-    """Leave out tiles that cannot matter; None where that is not possible. ``points``: None for the columns."""
-    way = _way(problem, state.problem.extent, state.span)
-    if not nearby.takes(problem) or way.formula != "packed":
-        return None
-    if own_offset or (points is not None and "exclude_self" in problem.requires):
-        return None
-    assert state.near is not None
-    return nearby.reduce(problem, points, state.near, *_operands(problem, state))
+def _listed(problem: Problem, points: torch.Tensor | None, state: _State) -> Partial | None:
+    """Leave out what cannot matter; None where a point is not finite. ``points``: None for the columns."""
+    near = state.near()
+    return None if near is None else nearby.reduce(problem, points, near, *_operands(problem, state))
 
 
 def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int]:

@@ -71,34 +71,56 @@ def _add(out, at, keep, offset, room):
     return offset + tl.sum(kept, 0)
 
 
+@triton.jit
+def _visit(
+    rows, tile, nodes, count, limit, least, reach, out, D: tl.constexpr, MEAN: tl.constexpr, LAPLACE: tl.constexpr
+):
+    """Write the nodes whose scores are not above ``limit``; return how many, and Σ exp(least − score) of the others."""
+    number = tl.zeros((), tl.int32)
+    far = tl.zeros((WIDE,), tl.float32)
+    for start in range(0, count, WIDE):
+        at = start + tl.arange(0, WIDE)
+        s = _scores(rows, tile, nodes, at, count, reach, D, MEAN, LAPLACE)
+        far += tl.where(s > limit, tl.exp(tl.minimum(least - s, 0.0)), 0.0)
+        number = _add(out, at, s <= limit, number, count)
+    tl.debug_barrier()  # other threads read what these have written
+    return number, tl.sum(far, 0)
+
+
 @sized
-def near_kernel(rows, leaves, nodes, out, leaf_count, node_count, none, D: tl.constexpr, MOST: tl.constexpr):
-    """The nearest leaves of every tile of rows, (tiles, MOST), or some of those equally near; then ``none``."""
-    tile = tl.program_id(0)
+def near_kernel(
+    rows, leaves, nodes, visited, out, leaf_count, node_count, none, first, D: tl.constexpr, MOST: tl.constexpr
+):
+    """The nearest leaves of tiles of rows, (tiles, MOST), or some of those equally near; then ``none``.
+
+    Of the tiles from ``first`` on; ``visited`` holds ``node_count`` numbers for each. Leaves are as near as the nearest
+    of the nearest node, and somewhat farther while there is room.
+    """
+    tile = first + tl.program_id(0)
+    visited += tl.program_id(0) * node_count
     best = tl.full((), float("inf"), tl.float32)
-    for i in range(node_count):
-        here = tl.zeros((), tl.int32) + i
-        if _scores(rows, tile, nodes, here, node_count, 0.0, D, False, False) < best:
-            s = _scores(rows, tile, leaves, _leaves(here), leaf_count, 0.0, D, False, False)
-            best = tl.minimum(best, tl.min(s, 0))
+    nearest = tl.zeros((), tl.int32)
+    for start in range(0, node_count, WIDE):
+        s = _scores(rows, tile, nodes, start + tl.arange(0, WIDE), node_count, 0.0, D, False, False)
+        least = tl.min(s, 0)
+        nearest = tl.where(least < best, start + tl.argmin(s, 0), nearest)
+        best = tl.minimum(best, least)
+    best = tl.min(_scores(rows, tile, leaves, _leaves(nearest), leaf_count, 0.0, D, False, False), 0)
     limits = best + tl.arange(0, THRESHOLDS).to(tl.float32) * NEAR_STEP
     last = best + (THRESHOLDS - 1) * NEAR_STEP
+    number, _ = _visit(rows, tile, nodes, node_count, last, last, 0.0, visited, D, False, False)
     counts = tl.zeros((WIDE, THRESHOLDS), tl.int32)
-    for i in range(node_count):
-        here = tl.zeros((), tl.int32) + i
-        if _scores(rows, tile, nodes, here, node_count, 0.0, D, False, False) <= last:
-            s = _scores(rows, tile, leaves, _leaves(here), leaf_count, 0.0, D, False, False)
-            counts += (s[:, None] <= limits[None, :]).to(tl.int32)
+    for i in range(number):
+        s = _scores(rows, tile, leaves, _leaves(tl.load(visited + i)), leaf_count, 0.0, D, False, False)
+        counts += (s[:, None] <= limits[None, :]).to(tl.int32)
     few = tl.sum((tl.sum(counts, 0) <= MOST).to(tl.int32), 0)
     limit = best + tl.maximum(few - 1, 0).to(tl.float32) * NEAR_STEP
     out += tile * MOST
     offset = tl.zeros((), tl.int32)
-    for i in range(node_count):
-        here = tl.zeros((), tl.int32) + i
-        if _scores(rows, tile, nodes, here, node_count, 0.0, D, False, False) <= limit:
-            at = _leaves(here)
-            s = _scores(rows, tile, leaves, at, leaf_count, 0.0, D, False, False)
-            offset = _add(out, at, s <= limit, offset, MOST)
+    for i in range(number):
+        at = _leaves(tl.load(visited + i))
+        s = _scores(rows, tile, leaves, at, leaf_count, 0.0, D, False, False)
+        offset = _add(out, at, s <= limit, offset, MOST)
     k = tl.arange(0, MOST)
     tl.store(out + k, tl.zeros((MOST,), tl.int32) + none, mask=k >= offset)
 
@@ -110,43 +132,41 @@ def choose_kernel(
     nodes,
     lowest,
     reaches,
+    visited,
     limits,
     counts,
     leaf_count,
     node_count,
     step,
+    first,
     D: tl.constexpr,
     MEAN: tl.constexpr,
     LAPLACE: tl.constexpr,
 ):
-    """The threshold of every tile of rows above which scores are left out, and how many are not above it.
+    """The threshold of tiles of rows above which scores are left out, and how many are not above it.
 
-    ``lowest``: −log of what may be left out. The thresholds tried are that and ``step`` more every time; the last
-    exceeds it by log ``leaf_count``, so that it will do. Scores so near that they may be on either side count both
-    among what is left out and among what is not.
+    Of the tiles from ``first`` on. ``lowest``: −log of what may be left out. The thresholds tried are that and ``step``
+    more every time; the last exceeds it by log ``leaf_count``, so that it will do. Scores so near that they may be on
+    either side count both among what is left out and among what is not.
     """
-    tile = tl.program_id(0)
+    tile = first + tl.program_id(0)
+    visited += tl.program_id(0) * node_count
     least, reach = tl.load(lowest + tile), tl.load(reaches + tile)
     tried = least + tl.arange(0, THRESHOLDS).to(tl.float32) * step
     last = least + (THRESHOLDS - 1) * step
     same = SAME * (tl.abs(last) + TERMS)
-    number = tl.zeros((WIDE, THRESHOLDS), tl.int32)
+    number, far = _visit(rows, tile, nodes, node_count, last + same, least, reach, visited, D, MEAN, LAPLACE)
+    found = tl.zeros((WIDE, THRESHOLDS), tl.int32)
     out = tl.zeros((WIDE, THRESHOLDS), tl.float32)
-    far = tl.zeros((), tl.float32)
-    for i in range(node_count):
-        here = tl.zeros((), tl.int32) + i
-        score = _scores(rows, tile, nodes, here, node_count, reach, D, MEAN, LAPLACE)
-        if score <= last + same:
-            s = _scores(rows, tile, leaves, _leaves(here), leaf_count, reach, D, MEAN, LAPLACE)
-            number += (s[:, None] <= tried[None, :] + same).to(tl.int32)
-            mass = tl.exp(tl.minimum(least - s, 0.0))
-            out += tl.where(s[:, None] > tried[None, :] - same, mass[:, None], 0.0)
-        else:
-            far += tl.exp(tl.minimum(least - score, 0.0))
+    for i in range(number):
+        s = _scores(rows, tile, leaves, _leaves(tl.load(visited + i)), leaf_count, reach, D, MEAN, LAPLACE)
+        found += (s[:, None] <= tried[None, :] + same).to(tl.int32)
+        mass = tl.exp(tl.minimum(least - s, 0.0))
+        out += tl.where(s[:, None] > tried[None, :] - same, mass[:, None], 0.0)
     k = tl.arange(0, THRESHOLDS)
-    first = tl.min(tl.where(tl.sum(out, 0) + far <= 1.0, k, THRESHOLDS - 1), 0)
-    tl.store(limits + tile, tl.sum(tl.where(k == first, tried, 0.0), 0))
-    tl.store(counts + tile, tl.sum(tl.where(k == first, tl.sum(number, 0), 0), 0))
+    enough = tl.min(tl.where(tl.sum(out, 0) + far <= 1.0, k, THRESHOLDS - 1), 0)
+    tl.store(limits + tile, tl.sum(tl.where(k == enough, tried, 0.0), 0))
+    tl.store(counts + tile, tl.sum(tl.where(k == enough, tl.sum(found, 0), 0), 0))
 
 
 @sized
@@ -157,11 +177,13 @@ def list_kernel(
     limits,
     reaches,
     ends,
+    visited,
     out,
     leaf_count,
     node_count,
     none,
     first,
+    top,
     D: tl.constexpr,
     MEAN: tl.constexpr,
     LAPLACE: tl.constexpr,
@@ -169,20 +191,20 @@ def list_kernel(
 ):
     """The leaves whose scores are not above the threshold, of the tiles of rows from ``first`` on.
 
-    Those of tile i are out[TOGETHER · ends[i] : TOGETHER · ends[i + 1]]; what is left of that is ``none``.
+    Those of tile i, from ``top`` on, are out[TOGETHER · ends[i] : TOGETHER · ends[i + 1]], and ``none`` where there are
+    fewer.
     """
-    i = tl.program_id(0)
-    tile = first + i
+    tile = first + tl.program_id(0)
+    visited += tl.program_id(0) * node_count
     limit, reach = tl.load(limits + tile), tl.load(reaches + tile)
-    begin, end = tl.load(ends + i), tl.load(ends + i + 1)
+    begin, end = tl.load(ends + tile - top), tl.load(ends + tile - top + 1)
     out += begin * TOGETHER
     room, offset = (end - begin) * TOGETHER, tl.zeros((), tl.int32)
-    for node in range(node_count):
-        here = tl.zeros((), tl.int32) + node
-        if _scores(rows, tile, nodes, here, node_count, reach, D, MEAN, LAPLACE) <= limit:
-            at = _leaves(here)
-            s = _scores(rows, tile, leaves, at, leaf_count, reach, D, MEAN, LAPLACE)
-            offset = _add(out, at, s <= limit, offset, room)
+    number, _ = _visit(rows, tile, nodes, node_count, limit, limit, reach, visited, D, MEAN, LAPLACE)
+    for i in range(number):
+        at = _leaves(tl.load(visited + i))
+        s = _scores(rows, tile, leaves, at, leaf_count, reach, D, MEAN, LAPLACE)
+        offset = _add(out, at, s <= limit, offset, room)
     for place in range(offset, room, WIDE):
         k = place + tl.arange(0, WIDE)
         tl.store(out + k, tl.zeros((WIDE,), tl.int32) + none, mask=k < room)

@@ -8,13 +8,14 @@ is much closer to the whole sum.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from sdkde_core.nearby import order
 from sdkde_core.plugin import concatenate, each
-from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import choose, launch, listed
 from .bounds import SHORT, merges, packed_dimensions, shifts_rows
@@ -40,13 +41,16 @@ LOOK, PAYS, COUNTED = 6e11, 0.7, 256
 
 #: Leaves next to a tile of rows over which a row's sum is bounded from below, and by how much, in nats, sums at "fast"
 #: may exceed the truth, in whatever form: more than :data:`sdkde_core.protocol.TOLERANCES` has.
-BESIDE, ABOVE = 64, 0.01
+BESIDE, ABOVE = 128, 0.01
 
 #: The share of the tolerance that is left out at most; and of that, what bounds may be off by rounding.
-LEFT_OUT, ROUNDED = 0.2, 0.97
+LEFT_OUT, ROUNDED = 0.3, 0.97
 
-#: Leaves in lists that exist at once.
-ENTRIES = 1 << 26
+#: Leaves in lists that exist at once, and nodes that tiles of rows visit.
+ENTRIES, VISITED = 1 << 26, 1 << 26
+
+#: What stands for infinity: nothing may be left out.
+HUGE = 1e30
 
 #: Columns that one program takes, in SIZEs: at least so many, and so that there are some programs for each that a card
 #: holds.
@@ -101,9 +105,9 @@ def takes(problem: Problem) -> bool:
     return problem.precision == "fast" and LEAST <= problem.d <= MOST
 
 
-def order_columns(problem: Problem, columns: Columns) -> Near | None:
+def order_columns(points: torch.Tensor, weights: Weights) -> Near | None:
     """Return the columns in order; None where a coordinate or weight is not finite."""
-    points, log_weights = columns.points, columns.log_weights
+    log_weights = weights.log
     if not bool(torch.isfinite(points).all() & torch.isfinite(log_weights).all()):
         return None
     where = order(points, LEAF)
@@ -111,7 +115,7 @@ def order_columns(problem: Problem, columns: Columns) -> Near | None:
     leaves = _boxes(points, log_weights, LEAF)
     nodes = _boxes(points, log_weights, LEAF * choose.WIDE.value)
     total = float(torch.logsumexp(log_weights, 0))
-    return Near(where, points, Weights(log_weights, "weights" in problem.requires), leaves, nodes, total)
+    return Near(where, points, Weights(log_weights, weights.vary), leaves, nodes, total)
 
 
 def _tiles(x: torch.Tensor, size: int, fill: torch.Tensor) -> torch.Tensor:
@@ -217,7 +221,9 @@ def _count(
     sizes = near.leaves.shape[1], near.nodes.shape[1]
 
     beside = torch.empty((tiles, BESIDE), dtype=torch.int32, device=device)
-    copy(choose.near_kernel, tiles, (boxes, near.leaves, near.nodes, beside, *sizes, none), (d, BESIDE))
+    for first, some, visited in _chunks(near, tiles):
+        before = (boxes, near.leaves, near.nodes, visited, beside)
+        copy(choose.near_kernel, some, (*before, *sizes, none, first), (d, BESIDE))
     length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
     over = _Lists(beside, which * length, which, 0, length, 1)
     packed = _packed_rows(problem, rows, near, columns, step)
@@ -230,13 +236,23 @@ def _count(
     least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
 
     allowed = LEFT_OUT * ROUNDED * TOLERANCES["fast"][problem.reduction].absolute
-    lowest = (-math.log(allowed) - least).float()
-    reaches = (2.0 * (near.log_weight - least).clamp(min=0.0)).sqrt().float()
+    lowest = (-math.log(allowed) - least).float().clamp(max=HUGE)
+    reaches = (2.0 * (near.log_weight - least).clamp(min=0.0)).sqrt().float().clamp(max=HUGE)
     limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)
     apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
-    arguments = (boxes, near.leaves, near.nodes, lowest, reaches, limits, counts, *sizes, apart)
-    copy(choose.choose_kernel, tiles, arguments, _flags(problem))
+    for first, some, visited in _chunks(near, tiles):
+        arguments = (boxes, near.leaves, near.nodes, lowest, reaches, visited, limits, counts, *sizes, apart, first)
+        copy(choose.choose_kernel, some, arguments, _flags(problem))
     return _Rows(boxes, limits, reaches, counts)
+
+
+def _chunks(near: Near, tiles: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Tiles of rows to look at together: the first, how many, and room for the nodes that each visits."""
+    nodes = near.nodes.shape[1]
+    most = max(1, VISITED // nodes)
+    visited = torch.empty(min(tiles, most) * nodes, dtype=torch.int32, device=near.points.device)
+    for first in range(0, tiles, most):
+        yield first, min(most, tiles - first), visited
 
 
 def _flags(problem: Problem) -> tuple[int, bool, bool]:
@@ -269,9 +285,10 @@ def _list(
     total, together = int(ends[-1]), LISTED // LEAF
     found = torch.empty(max(1, total * together), dtype=torch.int32, device=device)
     ends = ends.to(device)
-    sizes = near.leaves.shape[1], near.nodes.shape[1], columns.padded // LEAF - 1, first
-    arguments = (tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, found, *sizes)
-    copy(choose.list_kernel, len(counts), arguments, (*_flags(problem), together))
+    sizes = near.leaves.shape[1], near.nodes.shape[1], columns.padded // LEAF - 1
+    for begin, some, visited in _chunks(near, len(counts)):
+        before = (tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
+        copy(choose.list_kernel, some, (*before, *sizes, first + begin, first), (*_flags(problem), together))
     return _Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
 
 

@@ -75,42 +75,56 @@ def _sorted(xp: Any, points: Any, size: int) -> Any:
 
     First nodes are stretches of whole parts, of :data:`PART` leaves each: node k of 2^level has those from
     ⌈k · parts / 2^level⌉ on. Then every part is split in halves. So tiles of leaves, by powers of two, are nodes too.
+    Coordinates are kept one after the other, in the order so far: rows of a few numbers are gathered slowly on a GPU,
+    and what has been put in order is nearly where it was.
     """
     n, on = points.shape[0], device(points)
     where = xp.arange(n, device=on)
     leaf, leaves, parts = where // size, -(-n // size), -(-n // (size * PART))
-    depth, level = (parts - 1).bit_length(), 0
+    depth, level, along = (parts - 1).bit_length(), 0, xp.asarray(points.T, copy=True)
     while level < depth:  # the fewer sorts the better: here shapes do not matter yet
         starts = ((xp.arange((1 << level) + 1, device=on) * parts + (1 << level) - 1) >> level) * PART
         node = ((leaf // PART) << level) // parts
         longest = -(-parts // (1 << level)) * PART
-        where = where[_within(xp, points[where, :], starts, longest, node, size)]
+        moved = _within(xp, along, starts, longest, node, size)
+        where, along = where[moved], xp.take(along, moved, axis=1)
         level += min(AT_ONCE, depth - level)
     wide = PART
     while wide > 1:
         if wide < 2 * leaves:
             starts = xp.arange(-(-leaves // wide) + 1, device=on) * wide
-            where = where[_within(xp, points[where, :], starts, wide, leaf // wide, size)]
+            moved = _within(xp, along, starts, wide, leaf // wide, size)
+            where, along = where[moved], xp.take(along, moved, axis=1)
         wide //= 2
     return where
 
 
-def _within(xp: Any, points: Any, starts: Any, longest: int, node: Any, size: int) -> Any:
-    """Where points go that are sorted within their nodes, along each one's widest dimension.
+def _within(xp: Any, along: Any, starts: Any, longest: int, node: Any, size: int) -> Any:
+    """Where points (d, n) go that are sorted within their nodes, along each one's widest dimension.
 
     Nodes begin at the leaves ``starts``, (k + 1,), in which the end of the last may be beyond all points, and have
     ``longest`` at most; ``node`` (n,) are the points'.
     """
-    n, blocks, count = points.shape[0], by_tile(points, size), starts.shape[0] - 1
-    last = xp.minimum(starts[1:, None], xp.full_like(starts[1:, None], blocks.shape[0])) - 1
-    within = starts[:-1, None] + xp.arange(min(longest, blocks.shape[0]), device=device(points))
-    within = xp.minimum(within, last)  # (nodes, leaves)
-    low, high = xp.min(xp.min(blocks, axis=1)[within, :], axis=1), xp.max(xp.max(blocks, axis=1)[within, :], axis=1)
-    widest = xp.argmax(high - low, axis=1)[:, None]  # (nodes, 1)
-    low, width = (xp.take_along_axis(x, widest, axis=1)[:, 0] for x in (low, high - low))
-    along = xp.take_along_axis(points, widest[node, :], axis=1)[:, 0]
+    d, n = along.shape
+    missing, count = -n % size, starts.shape[0] - 1
+    blocks = along
+    if missing:
+        blocks = xp.concat([along, xp.broadcast_to(along[:, -1:], (d, missing))], axis=1)
+    blocks = xp.reshape(blocks, (d, -1, size))
+    leaves = blocks.shape[1]
+    last = xp.minimum(starts[1:, None], xp.full_like(starts[1:, None], leaves)) - 1
+    within = starts[:-1, None] + xp.arange(min(longest, leaves), device=device(along))
+    within = xp.reshape(xp.minimum(within, last), (-1,))  # (nodes · leaves,)
+    low, high = (
+        best(xp.reshape(xp.take(best(blocks, axis=2), within, axis=1), (d, count, -1)), axis=2)
+        for best in (xp.min, xp.max)
+    )
+    widest = xp.argmax(high - low, axis=0)[None, :]  # (1, nodes)
+    low, width = (xp.take_along_axis(x, widest, axis=0)[0, :] for x in (low, high - low))
+    place = xp.take_along_axis(along, widest[:, node], axis=0)[0, :]
     steps = max((1 << 31) // max(count, n // size), 1 << 8)  # numbers of 31 bits sort in half the time of 63
-    place = xp.astype((along - low[node]) * (steps / xp.where(width > 0.0, width, xp.ones_like(width)))[node], xp.int64)
+    scale = steps / xp.where(width > 0.0, width, xp.ones_like(width))
+    place = xp.astype((place - low[node]) * scale[node], xp.int64)
     key = node * steps + xp.minimum(place, xp.full_like(place, steps - 1))
     return xp.argsort(xp.astype(key, xp.int32) if count * steps <= 1 << 31 else key, axis=0, stable=True)
 
