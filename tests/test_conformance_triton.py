@@ -94,6 +94,19 @@ def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize(("n", "d", "size"), [(333, 3, 8), (40, 2, 32), (2100, 2, 16)])
+def test_the_kernels_order_is_that_of_the_core(n, d, size):
+    """Levels within parts, and above them; heaps of duplicates."""
+    from sdkde_triton.ordering import ordered
+
+    from sdkde_core.nearby import order
+
+    points = torch.from_numpy(np.random.default_rng(n).normal(size=(n, d)))
+    points[: n // 3] = points[0]
+    assert torch.equal(ordered(points, size), order(points, size))
+
+
+@interpreted
 @warns
 @pytest.mark.covering(1)
 class TestInterpreted(BackendConformance):

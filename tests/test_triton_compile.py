@@ -1,5 +1,6 @@
 """Every default launch configuration compiles for the architectures that matter, without spilling, on any machine."""
 
+import importlib
 import itertools
 import json
 import os
@@ -9,11 +10,14 @@ import pytest
 
 pytest.importorskip("triton")
 
+import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
 from sdkde_triton import bounds, space, tunables
 from sdkde_triton.bounds import merges, packed_dimensions
 from sdkde_triton.tunables import Launch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from sdkde_core.protocol import Problem, Reduction
 
@@ -110,6 +114,37 @@ def test_listed(kernel, d, form, capability):
     compiled = tunables.compiled_kernel(listed, config, problem, capability)
     assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
     assert compiled.metadata.shared <= space.shared_limit(capability)
+
+
+_FP32 = dict.fromkeys(("rows", "leaves", "nodes", "lowest", "reaches", "limits"), "*fp32") | {"step": "fp32"}
+_INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
+_FP64 = dict.fromkeys(("points", "low", "high", "lows", "scales", "moved"), "*fp64")
+_PLACES = dict.fromkeys(("where", "places", "there"), "*i64") | dict.fromkeys(("axis", "keys"), "*i32")
+
+
+@pytest.mark.parametrize("capability", [80, pytest.param(86, marks=pytest.mark.slow), 90])
+@pytest.mark.parametrize("d", [4, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("module", "kernel", "constants", "types"),
+    [
+        ("choose", "near_kernel", {"MOST": 128}, _FP32 | _INT),
+        ("choose", "choose_kernel", {"MEAN": True, "LAPLACE": False}, _FP32 | _INT),
+        ("choose", "list_kernel", {"MEAN": False, "LAPLACE": True, "TOGETHER": 4}, _FP32 | _INT),
+        ("ordering", "boxes_kernel", {"BLOCK": 1024}, _FP64),
+        ("ordering", "widest_kernel", {"BLOCK": 128}, _FP64 | _PLACES),
+        ("ordering", "keys_kernel", {"BLOCK": 1024}, _FP64 | _PLACES),
+        ("ordering", "move_kernel", {"BLOCK": 1024}, _FP64 | _PLACES),
+    ],
+)
+def test_lists_and_order(module, kernel, constants, types, d, capability):
+    found = getattr(importlib.import_module(f"sdkde_triton.{module}"), kernel)
+    constants = constants | ({"D": d} if "D" in found.arg_names else {})
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in found.arg_names}
+    source = ASTSource(found, signature=signature, constexprs=constants)
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options=space.Config(1, 1, 4, 1).options
+    )
+    assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
 
 
 @pytest.mark.parametrize(

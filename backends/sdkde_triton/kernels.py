@@ -81,6 +81,10 @@ _SIZES = (
     "leaf_count",
     "node_count",
     "none",
+    "pieces",
+    "parts",
+    "level",
+    "steps",
 )
 sized = triton.jit(do_not_specialize=_SIZES)
 

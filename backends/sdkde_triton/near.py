@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.nearby import order
 from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
@@ -24,6 +23,7 @@ from .compiled import launch as run
 from .grid import MOST_COLUMNS, PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
+from .ordering import order
 from .space import default
 from .tunables import LEAF, LISTED
 
@@ -281,7 +281,9 @@ def _list(
     device = near.points.device
     ends = torch.zeros(len(counts) + 1, dtype=torch.int32)
     ends[1:] = counts.cumsum(0)
-    which = counts.argsort(descending=True, stable=True).to(torch.int32).to(device)
+    # The longest first, so that the last program ends early; neighbours together, as they read the same columns.
+    lengths = counts.clamp(min=1).log2().floor()
+    which = lengths.argsort(descending=True, stable=True).to(torch.int32).to(device)
     total, together = int(ends[-1]), LISTED // LEAF
     found = torch.empty(max(1, total * together), dtype=torch.int32, device=device)
     ends = ends.to(device)
