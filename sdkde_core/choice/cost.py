@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from ..engine.exact import BLOCK
 from ..protocol import BackendInfo, Problem, Reduction, Work
 from .cards import Processor
 from .hardware import speedup
@@ -53,9 +54,19 @@ def beyond_cache(d: int) -> float:
 
 
 def exact_work(problem: Problem) -> Work:
-    """Return the Work of the core's exact path: differences in memory, one thread."""
+    """Return the Work of the core's exact path: differences in memory, one thread.
+
+    On a GPU the operations of a block of differences are launches of their own, and go through its memory. Of SD-KDE of
+    a million samples in six dimensions, of which 0.16 % lay beyond the Hopper backend's limit, an H200 spent 2.8 s on
+    that: 0.28 ms a block.
+    """
     pairs, scales = float(problem.pairs), max(1, len(problem.scales))
-    passes = (12.0 if problem.reduction is Reduction.MEAN else 8.0) * beyond_cache(problem.d)
+    mean = problem.reduction is Reduction.MEAN
+    if not problem.device.startswith("cpu"):
+        numbers = problem.d * scales * pairs
+        launches = (30 if mean else 20) * math.ceil(numbers / BLOCK)
+        return Work(exps=2.0 * scales * pairs, bytes=8.0 * (46.0 if mean else 30.0) * numbers, launches=launches)
+    passes = (12.0 if mean else 8.0) * beyond_cache(problem.d)
     return Work(scalar_flops=2.0 * passes * problem.d * scales * pairs, exps=2.0 * scales * pairs, parallel=False)
 
 
