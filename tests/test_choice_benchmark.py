@@ -178,7 +178,7 @@ def test_tables_are_whole(choice, capsys):
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["benign", "zeros", "counts", "clusters", "outliers", "heavy"])
+@pytest.mark.parametrize("kind", ["benign", "zeros", "counts", "clusters", "outliers", "heavy", "surface"])
 def test_the_truth_leaves_nothing_out_that_counts(choice, kind):
     x, y, h = choice.cases.data(choice.cases.Case("kde", "high", 2000, 40, 3, "third", kind=kind))
     want, got = reference.sums(y, x, h), choice.worker.sums(y, x, h)

@@ -8,9 +8,10 @@
     python -m benchmarks.choice --table FILE.json
 
 The grid: method, precision, dimensions, sizes, bandwidth (Silverman's, a third and a tenth of it), kind of data
-(benign, zero-inflated, counts, clustered, outlying, heavy-tailed: cases.data) and, with --device cuda, data on
-the host or the device. Every value of an axis comes equally often; a size that would take too long is replaced by the
-next smaller one. --seed draws another grid: prices that were fitted on one are judged on another.
+(benign, zero-inflated, counts, clustered, outlying, heavy-tailed, near a surface of three dimensions: cases.data) and,
+with --device cuda, data on the host or the device. Every value of an axis comes equally often; a size that would take
+too long is replaced by the next smaller one. --seed draws another grid: prices that were fitted on one are judged on
+another.
 
 Measured is estimate(..., log=True, backend=name) in a process of its own for every backend: the median of up to five
 calls after one that compiles and plans; where that takes more than a second it alone, its kernels compiled before. Not

@@ -40,7 +40,7 @@ SIZES = (
 SPREADS = {"silverman": 1.0, "third": 1 / 3, "tenth": 0.1}
 
 #: Kinds of data, see :func:`data`, and the extents, over the usual one, that planning takes for theirs.
-KINDS = {"benign": 1.0, "zeros": 1e5, "counts": 2.0, "clusters": 100.0, "outliers": 1e3, "heavy": 100.0}
+KINDS = {"benign": 1.0, "zeros": 1e5, "counts": 2.0, "clusters": 100.0, "outliers": 1e3, "heavy": 100.0, "surface": 1.0}
 
 #: One point in THROWN is thrown OUT bandwidths away; share of zeros; clusters, and the distance between them.
 THROWN, OUT, ZEROS, CLUSTERS, APART = 1000, 1e4, 0.7, 12, 200.0
@@ -94,6 +94,7 @@ def data(case: Case) -> tuple[Array, Array, float]:
     clusters    CLUSTERS normals, APART times as far apart as they are wide; the bandwidth is that of one
     outliers    benign, and one point in THROWN thrown OUT bandwidths away
     heavy       Student's t with two degrees of freedom
+    surface     a normal in three dimensions, lying in d, and 0.01 of one in all of them
     ==========  ======================================================================================================
 
     Points thrown out come first, so that the beginning of the data is like the whole.
@@ -102,6 +103,7 @@ def data(case: Case) -> tuple[Array, Array, float]:
     means = (APART if case.kind == "clusters" else 2.0) * rng.normal(
         size=(CLUSTERS if case.kind == "clusters" else 8, d)
     )
+    directions = np.linalg.qr(rng.normal(size=(d, min(d, 3))))[0].T if case.kind == "surface" else means[:0]
 
     def points(k: int) -> Array:
         if case.kind == "zeros":
@@ -110,6 +112,8 @@ def data(case: Case) -> tuple[Array, Array, float]:
             return rng.poisson(rng.gamma(1.5, 3.0, (k, d))).astype(float)
         if case.kind == "heavy":
             return rng.standard_t(2, (k, d))
+        if case.kind == "surface":
+            return rng.normal(size=(k, len(directions))) @ directions + 0.01 * rng.normal(size=(k, d))
         return means[rng.integers(0, len(means), k)] + rng.normal(size=(k, d))
 
     x, y = points(n), points(case.m)
@@ -127,7 +131,7 @@ def _width(kind: str, x: Array) -> float:
     if kind == "clusters":
         return 1.0
     std = x.std(axis=0)
-    if kind in ("benign", "outliers"):
+    if kind in ("benign", "outliers", "surface"):
         return float(std.mean())
     iqr = np.subtract(*np.quantile(x, (0.75, 0.25), axis=0)) / 1.34
     return float(np.where(iqr > 0, np.minimum(std, iqr), std).mean())
