@@ -94,7 +94,10 @@ def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
 
 
 @interpreted
-@pytest.mark.parametrize(("n", "d", "size"), [(333, 3, 8), (40, 2, 32), (2100, 2, 16)])
+@pytest.mark.parametrize(
+    ("n", "d", "size"),
+    [(150, 2, 1), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(333, 3, 8), (40, 2, 32), (2100, 2, 16)])],
+)
 def test_the_kernels_order_is_that_of_the_core(n, d, size):
     """Levels within parts, and above them; heaps of duplicates."""
     from sdkde_triton.ordering import ordered

@@ -122,7 +122,7 @@ _FP64 = dict.fromkeys(("points", "low", "high", "lows", "scales", "moved"), "*fp
 _PLACES = dict.fromkeys(("where", "places", "there"), "*i64") | dict.fromkeys(("axis", "keys"), "*i32")
 
 
-@pytest.mark.parametrize("capability", [80, pytest.param(86, marks=pytest.mark.slow), 90])
+@pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
 @pytest.mark.parametrize("d", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("module", "kernel", "constants", "types"),
