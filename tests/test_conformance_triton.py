@@ -56,7 +56,7 @@ def _two_clusters(rng):
 def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
     """Tiles are small, and lists in several parts; rows in several batches, their last tile not full."""
     import triton.language as tl
-    from sdkde_triton import choose, near
+    from sdkde_triton import choose, near, sums
     from sdkde_triton.backend import TritonBackend
 
     rng, looked = np.random.default_rng(3), []
@@ -64,8 +64,10 @@ def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
     small = {"LEAF": 8, "LISTED": 32, "BESIDE": 16, "VISITED": 5, "ENTRIES": 64, "SHORTEST": 2, "PROGRAMS": 64}
     for name, value in small.items():
         monkeypatch.setattr(near, name, value)
+    for name in ("LEAF", "LISTED"):
+        monkeypatch.setattr(sums, name, small[name])
     monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
-    monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
+    monkeypatch.setattr(sums, "default", lambda *_: Config(64, 32, 4, 1))
     plain = near._list
     monkeypatch.setattr(near, "_list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
     x = _two_clusters(rng)

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
-from . import choose, launch, listed
-from .bounds import SHORT, merges, packed_dimensions, shifts_rows
+from . import choose, launch, sums
+from .bounds import SHORT, packed_dimensions, shifts_rows
 from .compiled import copy
-from .compiled import launch as run
 from .grid import MOST_COLUMNS, PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
 from .ordering import order
-from .space import default
+from .sums import HEIGHT, Lists
 from .tunables import LEAF, LISTED
 
 __all__ = ["Near", "order_columns", "reduce", "takes"]
-
-#: Rows of a tile.
-HEIGHT = 64
 
 #: Dimensions from which it can pay, and up to which a packed operand is as narrow as any.
 LEAST, MOST = 2, 16
@@ -52,9 +48,8 @@ ENTRIES, VISITED = 1 << 26, 1 << 26
 #: What stands for infinity: nothing may be left out.
 HUGE = 1e30
 
-#: Columns that one program takes, in SIZEs: at least so many, and so that there are some programs for each that a card
-#: holds.
-SHORTEST, PROGRAMS = 64, 8
+#: Columns that one program takes, in SIZEs, at least; and programs that there are to be for every multiprocessor.
+SHORTEST, PROGRAMS = 64, 64
 
 
 class Near(NamedTuple):
@@ -87,17 +82,6 @@ class _Rows(NamedTuple):
     limits: torch.Tensor  # (tiles,) float32, scores above are left out
     reaches: torch.Tensor  # (tiles,) float32
     counts: torch.Tensor  # (tiles,) int32, leaves that are not
-
-
-class _Lists(NamedTuple):
-    """What tiles of rows from the ``first`` on take, in parts of ``length``."""
-
-    leaves: torch.Tensor  # int32
-    ends: torch.Tensor  # int32
-    which: torch.Tensor  # int32, tiles, the longest list first
-    first: int
-    length: int
-    parts: int
 
 
 def takes(problem: Problem) -> bool:
@@ -225,13 +209,13 @@ def _count(
         before = (boxes, near.leaves, near.nodes, visited, beside)
         copy(choose.near_kernel, some, (*before, *sizes, none, first), (d, BESIDE))
     length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
-    over = _Lists(beside, which * length, which, 0, length, 1)
+    over = Lists(beside, which * length, which, 0, length, 1)
     packed = _packed_rows(problem, rows, near, columns, step)
     short = SHORT if shifts_rows(problem) else form
-    sums = _log_sum(problem, packed, m, near.weights, columns, over, short, own, False).log_sum
+    found = sums.log_sum(problem, packed, m, near.weights, columns, over, short, own, False).log_sum
     if _scaled(problem) and columns.pieces == 2:
-        sums = sums - SCALE_BITS.value * math.log(2.0)
-    least = _tiles(sums, HEIGHT, sums[-1:]).amin(dim=1)
+        found = found - SCALE_BITS.value * math.log(2.0)
+    least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
     least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
     least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
 
@@ -262,13 +246,13 @@ def _flags(problem: Problem) -> tuple[int, bool, bool]:
 def _plan(counts: torch.Tensor, device: torch.device, per_row: int) -> tuple[list[int], int]:
     """Where batches of tiles end, and how many SIZEs a program takes, by what each tile of rows has in its list."""
     total, longest = int(counts.sum()), max(1, int(counts.max()))
-    slots = PROGRAMS * Processor.of(device).multiprocessors
-    length = min(max(-(-total // (PROGRAMS * slots)), SHORTEST), MOST_COLUMNS // LISTED)
+    programs = PROGRAMS * Processor.of(device).multiprocessors
+    length = min(max(-(-total // programs), SHORTEST), MOST_COLUMNS // LISTED)
     together = max(1, PARTIAL_BYTES // (per_row * HEIGHT * -(-longest // length)))
-    sums, ends, first = counts.cumsum(0), [], 0
+    until, ends, first = counts.cumsum(0), [], 0
     while first < len(counts):
-        before = int(sums[first - 1]) if first else 0
-        last = int(torch.searchsorted(sums, before + ENTRIES * LEAF // LISTED, right=True))
+        before = int(until[first - 1]) if first else 0
+        last = int(torch.searchsorted(until, before + ENTRIES * LEAF // LISTED, right=True))
         first = max(first + 1, min(last, first + together))
         ends.append(min(first, len(counts)))
     return ends, length
@@ -276,7 +260,7 @@ def _plan(counts: torch.Tensor, device: torch.device, per_row: int) -> tuple[lis
 
 def _list(
     problem: Problem, near: Near, columns: Packed, tiles: _Rows, counts: torch.Tensor, first: int, length: int
-) -> _Lists:
+) -> Lists:
     """The lists of some tiles of rows, from the ``first`` on, which have that many SIZEs."""
     device = near.points.device
     ends = torch.zeros(len(counts) + 1, dtype=torch.int32)
@@ -291,7 +275,7 @@ def _list(
     for begin, some, visited in _chunks(near, len(counts)):
         before = (tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
         copy(choose.list_kernel, some, (*before, *sizes, first + begin, first), (*_flags(problem), together))
-    return _Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
+    return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
 
 
 def _sums(
@@ -300,7 +284,7 @@ def _sums(
     rows: Packed,
     near: Near,
     columns: Packed,
-    over: _Lists,
+    over: Lists,
     step: float,
     form: int,
     own: int | None,
@@ -310,60 +294,10 @@ def _sums(
     m = points.shape[0]
     if problem.reduction is not Reduction.MEAN:
         laplace = problem.reduction is Reduction.LAPLACE
-        return _log_sum(problem, rows, m, near.weights, columns, over, form, own, laplace)
+        return sums.log_sum(problem, rows, m, near.weights, columns, over, form, own, laplace)
     log_sums = None
     if shifts_rows(problem):  # as in sdkde_triton.backend
-        log_sums = _log_sum(problem, rows, m, near.weights, columns, over, SHORT, own, False).log_sum
+        log_sums = sums.log_sum(problem, rows, m, near.weights, columns, over, SHORT, own, False).log_sum
         rows = launch.pack_rows(points, step, near.weights, columns.pieces, scaled=True, log_sums=log_sums)
         own, over, top = None if own is None else own + top, over._replace(first=0), 0
-    width = packed_dimensions(problem.d)
-    summed = problem.d < width
-    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None)
-    per_row = width if summed else width + 1
-    out = _launched("mean", listed.mean_listed_kernel, problem, rows, m, columns, over, (), flags, per_row, own)
-    here = Packed(rows.buffer[top * width :], m, rows.padded, rows.pieces)
-    return launch.finish_mean(problem, out, here, near.weights, log_sums, over.parts, summed)
-
-
-def _log_sum(
-    problem: Problem,
-    rows: Packed,
-    m: int,
-    weights: Weights,
-    columns: Packed,
-    over: _Lists,
-    form: int,
-    own: int | None,
-    laplace: bool,
-) -> Partial:
-    width = packed_dimensions(problem.d)
-    flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, own is not None)
-    kernel, per_row = listed.log_sum_listed_kernel, 3 if laplace else 2
-    out = _launched("log_sum", kernel, problem, rows, m, columns, over, (weights.log,), flags, per_row, own)
-    return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
-
-
-def _launched(
-    name: str,
-    kernel: Any,
-    problem: Problem,
-    rows: Packed,
-    m: int,
-    columns: Packed,
-    over: _Lists,
-    more: tuple[Any, ...],
-    flags: tuple[Any, ...],
-    per_row: int,
-    own: int | None,
-) -> torch.Tensor:
-    """Partial results of a kernel, (parts, m, per_row) in some order."""
-    processor = Processor.of(rows.buffer.device)
-    width = packed_dimensions(problem.d)
-    config = default(name, width, processor.capability, merges(problem.d), rows.pieces)
-    assert config.block_m == HEIGHT and LISTED % config.block_n == 0
-    out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
-    sizes = (rows.padded, columns.padded, m, columns.count, problem.d, own or 0, over.first * HEIGHT, over.length)
-    before = (rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out, *sizes)
-    last = (LISTED, LEAF, config.block_m, config.block_n, config.num_stages)
-    run(kernel, (-(-m // HEIGHT), over.parts), before, (*flags, *last), config)
-    return out
+    return sums.mean(problem, rows, top, m, near.weights, columns, over, form, own, log_sums)
