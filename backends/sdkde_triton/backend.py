@@ -219,8 +219,7 @@ def _listed(problem: Problem, points: torch.Tensor | None, state: _State) -> Par
 def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int]:
     """The columns in order, packed, and how."""
     way = _way(problem, state.problem.extent, state.span)
-    scaled = problem.reduction is Reduction.MEAN and not way.shifted
-    return state.ordered(way.step, way.pieces, scaled), way.step, way.form
+    return state.ordered(way.step, way.pieces, nearby.scaled(problem)), way.step, way.form
 
 
 def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:

@@ -26,7 +26,7 @@ from .ordering import order
 from .sums import HEIGHT, Lists
 from .tunables import LEAF, LISTED
 
-__all__ = ["Near", "order_columns", "reduce", "takes"]
+__all__ = ["LOOK", "Near", "order_columns", "pack_columns", "pays", "reduce", "scaled", "takes"]
 
 #: Dimensions from which it can pay, and up to which a packed operand is as narrow as any.
 LEAST, MOST = 2, 16
@@ -134,7 +134,7 @@ def pays(problem: Problem, near: Near, columns: Packed, step: float, form: int) 
     tiles = near.points.shape[0] // HEIGHT
     some = torch.arange(0, tiles, max(1, tiles // COUNTED), device=near.points.device)
     rows = _tiles(near.points[: tiles * HEIGHT], HEIGHT, near.points[-1:])[some].reshape(-1, problem.d)
-    counts = _count(problem, rows, near, columns, step, form, own=None).counts
+    counts = _count(problem, rows, _pack_rows(problem, rows, near, columns, step), near, columns, form, None).counts
     return float(counts.double().mean()) <= PAYS * near.leaves.shape[1]
 
 
@@ -169,10 +169,10 @@ def reduce(
     else:
         return None
     own = 0 if "exclude_self" in problem.requires else None
-    tiles = _count(problem, rows, near, columns, step, form, own)
+    packed = _pack_rows(problem, rows, near, columns, step)
+    tiles = _count(problem, rows, packed, near, columns, form, own)
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1))
-    packed = _packed_rows(problem, rows, near, columns, step)
     found, first = [], 0
     for last in ends:
         over = _list(problem, near, columns, tiles, counts[first:last], first, length)
@@ -184,19 +184,20 @@ def reduce(
     return each(concatenate(found), lambda x: x[back])
 
 
-def _packed_rows(problem: Problem, rows: torch.Tensor, near: Near, columns: Packed, step: float) -> Packed:
+def _pack_rows(problem: Problem, rows: torch.Tensor, near: Near, columns: Packed, step: float) -> Packed:
     """The rows as the columns are packed; these themselves where they are the rows."""
     if rows is near.points:
         return columns
-    return launch.pack_rows(rows, step, near.weights, columns.pieces, scaled=_scaled(problem))
+    return launch.pack_rows(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
 
 
-def _scaled(problem: Problem) -> bool:
+def scaled(problem: Problem) -> bool:
+    """Whether rows scale φ to half precision's range: those that are not shifted by their log sums."""
     return problem.reduction is Reduction.MEAN and not shifts_rows(problem)
 
 
 def _count(
-    problem: Problem, rows: torch.Tensor, near: Near, columns: Packed, step: float, form: int, own: int | None
+    problem: Problem, rows: torch.Tensor, packed: Packed, near: Near, columns: Packed, form: int, own: int | None
 ) -> _Rows:
     """Find out what may be left out of rows' sums, and how many leaves that leaves to be summed."""
     d, m, device = problem.d, rows.shape[0], rows.device
@@ -210,10 +211,9 @@ def _count(
         copy(choose.near_kernel, some, (*before, *sizes, none, first), (d, BESIDE))
     length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
     over = Lists(beside, which * length, which, 0, length, 1)
-    packed = _packed_rows(problem, rows, near, columns, step)
     short = SHORT if shifts_rows(problem) else form
     found = sums.log_sum(problem, packed, m, near.weights, columns, over, short, own, False).log_sum
-    if _scaled(problem) and columns.pieces == 2:
+    if scaled(problem) and columns.pieces == 2:
         found = found - SCALE_BITS.value * math.log(2.0)
     least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
     least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
