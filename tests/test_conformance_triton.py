@@ -96,6 +96,36 @@ def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize("spread", [12.0, pytest.param(0.0, marks=pytest.mark.slow)])
+def test_pairs_are_left_out_where_that_is_faster(spread, monkeypatch):
+    """By default: a sample says so, and the lists do; where they do not, all pairs are summed, by the same bits."""
+    from sdkde_triton import backend, near, worth
+
+    monkeypatch.setattr(worth, "STARTS", 0.0)
+    monkeypatch.setattr(worth, "EACH", 0.0)
+    monkeypatch.setattr(worth, "LOOK", 0.0)
+    asked, reduce = [], near.reduce
+    monkeypatch.setattr(near, "reduce", lambda *arguments: asked.append(reduce(*arguments)) or asked[-1])
+    rng = np.random.default_rng(0)
+    x = 0.3 * rng.normal(size=(256, 3))
+    x[:, 0] += spread * rng.integers(-1, 2, size=256)
+    problem = Problem(Reduction.LOG_SUM, 256, 256, 3, precision="fast", device="cpu", same=True, extent=spread + 2.0)
+    columns = Columns(torch.from_numpy(x), torch.full((256,), -math.log(256), dtype=torch.float64))
+
+    def found(**options):
+        it = backend.TritonBackend(**options)
+        return to_host(it.reduce(problem, None, it.prepare(problem, columns)).log_sum)
+
+    some, every = found(), found(skip=False)
+    assert len(asked) == (spread > 0.0)
+    assert np.abs(some - every).max() < 1e-4
+    if spread > 0.0:
+        assert asked[0] is not None
+        monkeypatch.setattr(backend, "SLOWER", 1e9)  # as if the lists turned out too long
+        assert np.array_equal(found(), every) and asked[1] is None
+
+
+@interpreted
 @pytest.mark.parametrize(
     ("n", "d", "size"),
     [(150, 2, 1), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(333, 3, 8), (40, 2, 32), (2100, 2, 16)])],

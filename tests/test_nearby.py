@@ -260,6 +260,36 @@ def test_the_share_that_is_forecast_is_that_of_the_lists(kind, reduction):
     assert 0.1 < left < 0.6 and left / 1.4 < nearby.share(problem, sample, size, height) < 1.4 * left
 
 
+@pytest.mark.parametrize("reduction", list(Reduction))
+@pytest.mark.parametrize(("kind", "d"), [("eight", 3), ("often", 4), ("three", 6), ("heavy", 2)])
+def test_the_rough_share_is_about_that_of_boxes(kind, d, reduction):
+    """Beside a count by boxes of all points, with the rows' own sums; of NumPy's arrays and of tensors."""
+    x, y, h = data(kind, 20_000, 2500, d, seed=3, dtype="float64")
+    x, y, size, height, out = x / h, y / h, 32, 64, 1e-5
+    y = x if reduction is Reduction.MEAN else y
+    problem = Problem(reduction, len(y), len(x), d, same=y is x)
+    x, y, left = x[order(x, size)], y[order(y, height)], []
+    low, high = (end.reduceat(x, np.arange(0, len(x), size), axis=0) for end in (np.minimum, np.maximum))
+    for rows in np.array_split(y, len(y) // height)[::7]:
+        gap = np.maximum(np.maximum(low - rows.max(axis=0), rows.min(axis=0) - high), 0.0)
+        half, factor = 0.5 * (gap * gap).sum(axis=1), 1.0
+        least = np.exp(-0.5 * ((rows[:, None] - x) ** 2).sum(axis=2)).sum(axis=1).min()
+        if reduction is Reduction.MEAN:
+            factor = np.maximum(np.sqrt(2.0 * half), 1.0) + math.sqrt(2.0 * math.log(len(x) / least))
+        if reduction is Reduction.LAPLACE:
+            factor = 1.0 + half / (1.0 + 0.5 * d)
+        left.append((np.cumsum(np.sort(size * factor * np.exp(-half))) > out * least).mean())
+    log_w = np.full(2000, -math.log(len(x)))
+    some = y[:: len(y) // 64], x[::10], log_w
+    found = nearby.rough_share(problem, *some, size, height * len(x) // len(y), out)
+    assert 0.03 < np.mean(left) < 0.9 and np.mean(left) / 1.6 < found < 1.6 * np.mean(left)
+    torch = pytest.importorskip("torch")
+    tensors = (torch.from_numpy(np.ascontiguousarray(z)) for z in some)
+    assert math.isclose(
+        nearby.rough_share(problem, *tensors, size, height * len(x) // len(y), out), found, rel_tol=0.01
+    )
+
+
 def test_forecasts_of_odd_points():
     """Equal points, clusters far apart, few points: a share, whatever they are."""
     x = np.zeros((4000, 2))
@@ -269,5 +299,8 @@ def test_forecasts_of_odd_points():
             sample = Sample(points, points, np.full(4000, -math.log(1e6)), points.min(axis=0), points.max(axis=0))
             with np.errstate(over="ignore", invalid="ignore"):
                 assert 0.0 <= nearby.share(problem, sample, 128, 32) <= 1.0
+                assert 0.0 <= nearby.rough_share(problem, points[:64], points, sample.log_weights, 32, 64, 1e-5) <= 1.0
     few = Sample(x[:9], x[:9], np.full(9, -math.log(9)), x[0], x[0])
     assert nearby.share(Problem(Reduction.MEAN, 9, 9, 2), few, 128, 32) == 1.0
+    assert nearby.rough_share(problem, x[:9], x[:9], few.log_weights, 32, 64, 1e-5) == 1.0
+    assert nearby.rough_share(problem, x * math.nan, x * math.nan, np.zeros(4000), 32, 64, 1e-5) == 1.0

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -21,13 +22,38 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.arrays import Decisions, Taken, noting, to_host
 from sdkde_core.plugin import each
-from sdkde_core.protocol import QUANTUM, Columns, Problem, Reduction, Work
+from sdkde_core.protocol import QUANTUM, Columns, Problem, Reduction, Sample, Work
 from sdkde_core.testing import problems
 from sdkde_core.tuning import Query, Tuned
 
 
 def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="fast", **more):
     return Problem(Reduction(reduction), m, n, d, precision=precision, device="cuda:0", **more)
+
+
+def test_lists_are_priced_by_a_sample():
+    """Only where that may pay; half of the pairs of a wide cloud take less, those of a narrow one all."""
+    taken, rng = [], np.random.default_rng(0)
+
+    def asked(width, **more):
+        def sample():
+            taken.append(width)
+            x = width * rng.random((2000, 3))
+            return Sample(x, x, np.full(2000, -math.log(2**20)), x.min(axis=0), x.max(axis=0))
+
+        given = {"m": 2**20, "n": 2**20, "d": 3, "same": True, "sample": sample, "extent": 2.0 * width} | more
+        return problem("mean", **given)
+
+    def price(problem):
+        return INFO.work(problem, None).exps / problem.pairs
+
+    assert price(asked(12.0)) < 0.5 and "% of the pairs matter" in INFO.supports(asked(12.0)).reason
+    assert price(asked(1.0)) == 1.0 and "%" not in INFO.supports(asked(1.0)).reason
+    assert taken
+    taken.clear()
+    for more in ({"m": 2**13, "n": 2**13}, {"precision": "high"}, {"d": 64}, {"sample": None}):
+        assert "%" not in INFO.supports(asked(6.0, **more)).reason
+    assert not taken
 
 
 @pytest.mark.parametrize("extent", [0.0, 1.0, 15.0, 100.0])

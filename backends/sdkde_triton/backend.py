@@ -12,7 +12,7 @@ import torch
 from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, recording, rounded
 from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Reduction, Support
 
-from . import launch, products
+from . import launch, products, worth
 from . import near as nearby
 from .bounds import (
     FULL,
@@ -33,6 +33,7 @@ from .compiled import no_compiler
 from .grid import MOST_COLUMNS, Processor, slab_rows
 from .launch import Packed, Weights
 from .space import COLUMN_PADDING, LEAST_CAPABILITY
+from .worth import SLOWER
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,9 @@ class _State:
         assert near is not None
         return self._made(key, lambda: nearby.pack_columns(near, step, pieces, scaled))
 
-    def pays(self, problem: Problem) -> bool:
-        """Whether to leave points out."""
-        near = self.near()
-        key = "pays", problem.reduction, "exclude_self" in problem.requires
-        return near is not None and self._made(key, lambda: nearby.pays(problem, near, *_operands(problem, self)))
+    def pays(self, problem: Problem, rows: torch.Tensor) -> bool:
+        """Whether to leave points out, by a sample."""
+        return worth.pays(problem, worth.share_of(problem, rows, self.points, self.weights.log))
 
     def transposed(self, arithmetic: str) -> torch.Tensor:
         """The points as the direct kernel reads them."""
@@ -93,11 +92,11 @@ class TritonBackend:
     Parameters
     ----------
     skip : bool, optional
-        Leave out tiles of pairs that cannot matter: at "fast", in 2 to 16 dimensions, of all rows at once, and where no
-        call is being recorded. None: where a sample of the columns says that this is faster.
+        Leave out pairs that cannot matter: at "fast", in 2 to 16 dimensions, of all rows at once, and where no call is
+        being recorded. Default: where a sample says that this is faster.
     """
 
-    def __init__(self, skip: bool | None = False) -> None:
+    def __init__(self, skip: bool | None = None) -> None:
         if skip not in (None, True, False):
             raise TypeError(f"skip is {skip!r}; pass True, False, or None where what is faster is to be taken")
         self.skip = skip
@@ -144,21 +143,21 @@ class TritonBackend:
         if some and queries is None:
             problem = replace(problem, m=range_rows(problem.n))
         with on_device(points):
-            if not some and self._skips(problem, state, own_offset if queries is None else None):
-                found = _listed(problem, None if queries is None else points, state)
+            if not some and self._skips(problem, state, points, own_offset if queries is None else None):
+                found = _listed(problem, None if queries is None else points, state, 1.0 if self.skip else 1.0 / SLOWER)
                 if found is not None:
                     return found
             return _reduce(problem, points, state, own_offset, some)
 
-    def _skips(self, problem: Problem, state: _State, own: int | None) -> bool:
+    def _skips(self, problem: Problem, state: _State, rows: torch.Tensor, own: int | None) -> bool:
         """Whether to leave out what cannot matter of all rows; ``own``: which point is the first row, if they are."""
-        if self.skip is False or recording() or not nearby.takes(problem):
+        if self.skip is False or recording() or not worth.takes(problem):
             return False
         if own or (own is None and "exclude_self" in problem.requires):
             return False
         if _way(problem, state.problem.extent, state.span).formula != "packed":
             return False
-        return self.skip or (problem.pairs >= nearby.LOOK and state.pays(problem))
+        return self.skip or (worth.looks(problem) and state.pays(problem, rows))
 
 
 class _Way(NamedTuple):
@@ -210,10 +209,13 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
     return in_slabs(slab, m, rows)
 
 
-def _listed(problem: Problem, points: torch.Tensor | None, state: _State) -> Partial | None:
-    """Leave out what cannot matter; None where a point is not finite. ``points``: None for the columns."""
+def _listed(problem: Problem, points: torch.Tensor | None, state: _State, most: float) -> Partial | None:
+    """Leave out what cannot matter; None where more than ``most`` can, or a point is not finite.
+
+    ``points``: None for the columns.
+    """
     near = state.near()
-    return None if near is None else nearby.reduce(problem, points, near, *_operands(problem, state))
+    return None if near is None else nearby.reduce(problem, points, near, *_operands(problem, state), most)
 
 
 def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int]:

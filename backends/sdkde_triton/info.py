@@ -9,6 +9,7 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
+from . import worth
 from .bounds import (
     FULL,
     LONG,
@@ -56,11 +57,19 @@ def _supports(problem: Problem) -> Support:
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
     if formula(problem, problem.extent) == "packed":
-        return Support(True, "half-precision pieces on Tensor Cores")
+        share, how = _share(problem), "half-precision pieces on Tensor Cores"
+        return Support(True, how if share is None else f"{how}; about {100.0 * share:.2g} % of the pairs matter")
     if formula(problem, problem.extent) == "products":
         return Support(True, "products of float64 matrices")
     kind = arithmetic(problem, problem.extent)
     return Support(True, f"direct differences in {'pairs of float32' if kind == 'doubled' else kind}")
+
+
+def _share(problem: Problem) -> float | None:
+    """About what share of the pairs is summed; None: all."""
+    if problem.sample is None or not worth.looks(problem, for_price=True):
+        return None
+    return worth.forecast(problem, problem.sample())
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
@@ -92,6 +101,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
             launches=(2 if two_passes else 1) * LAUNCHES,
         )
+        share = _share(problem)
+        work = work if share is None else worth.over_lists(problem, work, share)
     elif formula(problem, extent) == "products":
         work = Work(
             matrix_flops={"float64": 2.0 * d * (1 + mean) * pairs},

@@ -23,24 +23,18 @@ from .grid import MOST_COLUMNS, PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
 from .ordering import order
-from .sums import HEIGHT, Lists
-from .tunables import LEAF, LISTED
+from .space import HEIGHT, LEAF, LISTED
+from .sums import Lists
+from .worth import LEFT_OUT
 
-__all__ = ["LOOK", "Near", "order_columns", "pack_columns", "pays", "reduce", "scaled", "takes"]
-
-#: Dimensions from which it can pay, and up to which a packed operand is as narrow as any.
-LEAST, MOST = 2, 16
-
-#: Pairs from which it can pay, and the share of them that is left up to which it does, on an H200. Of so many tiles of
-#: the columns themselves that share is counted.
-LOOK, PAYS, COUNTED = 6e11, 0.7, 256
+__all__ = ["Near", "order_columns", "pack_columns", "reduce", "scaled"]
 
 #: Leaves next to a tile of rows over which a row's sum is bounded from below, and by how much, in nats, sums at "fast"
 #: may exceed the truth, in whatever form: more than :data:`sdkde_core.protocol.TOLERANCES` has.
 BESIDE, ABOVE = 128, 0.01
 
-#: The share of the tolerance that is left out at most; and of that, what bounds may be off by rounding.
-LEFT_OUT, ROUNDED = 0.3, 0.97
+#: Of what is left out, what bounds may be off by rounding.
+ROUNDED = 0.97
 
 #: Leaves in lists that exist at once, and nodes that tiles of rows visit.
 ENTRIES, VISITED = 1 << 26, 1 << 26
@@ -84,11 +78,6 @@ class _Rows(NamedTuple):
     counts: torch.Tensor  # (tiles,) int32, leaves that are not
 
 
-def takes(problem: Problem) -> bool:
-    """Whether the kernels here take a problem that is computed from packed operands."""
-    return problem.precision == "fast" and LEAST <= problem.d <= MOST
-
-
 def order_columns(points: torch.Tensor, weights: Weights) -> Near | None:
     """Return the columns in order; None where a coordinate or weight is not finite."""
     log_weights = weights.log
@@ -129,17 +118,14 @@ def pack_columns(near: Near, step: float, pieces: int, scaled: bool) -> Packed:
     return launch.pack_columns(near.points, step, near.weights, pieces, scaled=scaled, beyond=LEAF)
 
 
-def pays(problem: Problem, near: Near, columns: Packed, step: float, form: int) -> bool:
-    """Whether to leave leaves out, as counted for some tiles of the columns themselves."""
-    tiles = near.points.shape[0] // HEIGHT
-    some = torch.arange(0, tiles, max(1, tiles // COUNTED), device=near.points.device)
-    rows = _tiles(near.points[: tiles * HEIGHT], HEIGHT, near.points[-1:])[some].reshape(-1, problem.d)
-    counts = _count(problem, rows, _pack_rows(problem, rows, near, columns, step), near, columns, form, None).counts
-    return float(counts.double().mean()) <= PAYS * near.leaves.shape[1]
-
-
 def reduce(
-    problem: Problem, points: torch.Tensor | None, near: Near, columns: Packed, step: float, form: int
+    problem: Problem,
+    points: torch.Tensor | None,
+    near: Near,
+    columns: Packed,
+    step: float,
+    form: int,
+    most: float = 1.0,
 ) -> Partial | None:
     """Reduce rows over the columns that can matter to them, at "fast".
 
@@ -155,11 +141,13 @@ def reduce(
         See :func:`sdkde_triton.bounds.grid_step`.
     form : int
         See :func:`sdkde_triton.bounds.form`.
+    most : float
+        Share of the pairs.
 
     Returns
     -------
     Partial
-        In the order of the rows as they came; None where a coordinate is not finite.
+        In the order of the rows as they came; None where a coordinate is not finite, or more than ``most`` is left.
     """
     if points is None:
         where, rows = near.order, near.points
@@ -172,6 +160,8 @@ def reduce(
     packed = _pack_rows(problem, rows, near, columns, step)
     tiles = _count(problem, rows, packed, near, columns, form, own)
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
+    if float(counts.sum()) * LISTED * HEIGHT > most * float(rows.shape[0]) * float(columns.padded):
+        return None
     ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1))
     found, first = [], 0
     for last in ends:

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 from .bounds import LONG
 
 __all__ = [
+    "HEIGHT",
     "KERNELS",
+    "LEAF",
     "LEAST_CAPABILITY",
+    "LISTED",
     "SPACE",
     "Config",
     "block_k",
@@ -43,6 +46,9 @@ SPACE: Mapping[str, tuple[int, ...]] = {
     "num_warps": (4, 8),
     "num_stages": (1, 2, 3, 4),
 }
+
+#: Of lists (:mod:`sdkde_triton.near`): rows of a tile, columns of a leaf, and of the leaves that are taken at once.
+HEIGHT, LEAF, LISTED = 64, 32, 128
 
 #: Ten times the compute capability that the kernels need: Tensor Cores that take asynchronous copies.
 LEAST_CAPABILITY = 80

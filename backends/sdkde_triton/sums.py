@@ -13,13 +13,9 @@ from .bounds import merges, packed_dimensions
 from .compiled import launch as run
 from .grid import Processor
 from .launch import Packed, Weights
-from .space import default
-from .tunables import LEAF, LISTED
+from .space import HEIGHT, LEAF, LISTED, default
 
-__all__ = ["HEIGHT", "Lists", "log_sum", "mean"]
-
-#: Rows of a tile.
-HEIGHT = 64
+__all__ = ["Lists", "log_sum", "mean"]
 
 
 class Lists(NamedTuple):

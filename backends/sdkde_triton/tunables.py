@@ -19,7 +19,7 @@ from sdkde_core.tuning import Compiled, Config
 
 from . import bounds, space
 from .bounds import FULL, LONG, MOST_FUSED, PAIRED, SHORT
-from .space import LEAST_CAPABILITY
+from .space import LEAF, LEAST_CAPABILITY, LISTED
 
 __all__ = [
     "CONFIG_VERSION",
@@ -152,9 +152,6 @@ class TritonSpace:
 
 
 SPACE = TritonSpace()
-
-#: Columns of a leaf of :mod:`sdkde_triton.near`, and of the leaves that its kernels take at once.
-LEAF, LISTED = 32, 128
 
 #: Bytes of a thread that may spill: so few are not touched in the loop over columns.
 SPILLS = 16

@@ -1,4 +1,4 @@
-"""How many pairs of tiles :func:`lists` would leave, from some of the rows and columns."""
+"""How many pairs of tiles would be left, from some of the rows and columns: as :func:`lists` has it, and roughly."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from ..protocol import TOLERANCES, Problem, Reduction, Sample
@@ -13,7 +14,7 @@ from .lists import FINE, MANY, NEAREST, threshold
 from .order import by_tile, order
 from .tiles import TOGETHER
 
-__all__ = ["boxes", "share"]
+__all__ = ["boxes", "rough_share", "share"]
 
 Array = NDArray[Any]
 
@@ -22,6 +23,9 @@ ROWS, COLUMNS = 48, 1 << 12
 
 #: Points of a sample whose box is taken, at least.
 NODE = 8
+
+#: Nearest points of a sample: their distances say how densely points lie, and in how many dimensions.
+NEAREST_OF, FARTHER_OF = 4, 16
 
 #: By how many standard deviations the least of a tile's rows is below their mean.
 LEAST = 2.0
@@ -69,6 +73,70 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
             mass *= 1.0 + half / (1.0 + 0.5 * problem.d)
         needed |= mass >= threshold(np, mass, FINE * TOLERANCES[problem.precision][problem.reduction].absolute)
     return float(needed.mean())
+
+
+def rough_share(
+    problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: int, out: float
+) -> float:
+    """Return about what share of the pairs is left, from few points, quickly, on any device.
+
+    Tiles are taken to be as wide as cubes that hold so many points, and to lie that much nearer than their points. How
+    densely points lie beside a row, and in how many dimensions, is seen from its distances to the nearest of the
+    sample. A row's sum is that over the sample.
+
+    Parameters
+    ----------
+    problem : Problem
+    rows : (r, d) array
+        Some of the rows.
+    columns : (k, d) array
+        Some of the columns.
+    log_weights : (k,) array
+        Of these among all n.
+    size, height : int
+        Columns and rows of a tile.
+    out : float
+        What may be left out of a row's sum, relative to that.
+
+    Returns
+    -------
+    float
+        1 where the sample is too small to tell, or a coordinate is not finite.
+    """
+    if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0]:
+        return 1.0
+    with np.errstate(all="ignore"):
+        return _roughly(problem, rows, columns, log_weights, size, height, out)
+
+
+def _roughly(problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: int, out: float) -> float:
+    xp, (k, d) = array_namespace(columns), columns.shape
+    square = xp.zeros((rows.shape[0], k), dtype=columns.dtype, device=device(columns))
+    for a in range(d):
+        square = square + (rows[:, a, None] - columns[None, :, a]) ** 2
+    others = xp.sort(xp.where(square > 0.0, square, xp.full_like(square, math.inf)), axis=1)
+    near, far = (0.5 * xp.log(others[:, at - 1]) for at in (NEAREST_OF, FARTHER_OF))
+    apart = float(xp.sort(far - near)[rows.shape[0] // 2])
+    if not apart > 0.0:  # NaN too
+        return 1.0
+    within = min(max(math.log(FARTHER_OF / NEAREST_OF) / apart, 1.0), float(d))
+    ball = 0.5 * within * math.log(math.pi) - math.lgamma(0.5 * within + 1.0)  # log volume of a ball of radius 1
+    many = math.log(problem.n / k)
+    wide = sum(math.exp((ball + math.log(points / NEAREST_OF) - many) / within) for points in (size, height))
+    nearest = xp.sqrt(square) - (wide * xp.exp(near))[:, None]
+    half = 0.5 * xp.where(nearest > 0.0, nearest, xp.zeros_like(nearest)) ** 2
+    terms = log_weights + many - 0.5 * square
+    most = xp.max(terms, axis=1, keepdims=True)
+    log_sum = most + xp.log(xp.sum(xp.exp(terms - most), axis=1, keepdims=True))
+    total = many + float(xp.max(log_weights) + xp.log(xp.sum(xp.exp(log_weights - xp.max(log_weights)))))
+    mass = xp.exp(xp.minimum(log_weights + many - half - log_sum, xp.zeros_like(half)))
+    if problem.reduction is Reduction.MEAN:
+        reach = xp.sqrt(2.0 * xp.maximum(total - log_sum, xp.zeros_like(log_sum)))
+        mass = mass * (xp.maximum(xp.sqrt(2.0 * half), xp.ones_like(half)) + reach)
+    if problem.reduction is Reduction.LAPLACE:
+        mass = mass * (1.0 + half / (1.0 + 0.5 * d))
+    left = xp.cumulative_sum(xp.sort(mass, axis=1), axis=1) > out
+    return float(xp.mean(xp.astype(left, columns.dtype)))
 
 
 def boxes(points: Array, expected: float, size: int, most: int = 0) -> tuple[Array, Array]:

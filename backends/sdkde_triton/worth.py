@@ -1,0 +1,84 @@
+"""Where leaves of columns that cannot matter are left out: what is taken, whether it pays, and what it costs.
+
+The figures are of an H200; pairs stand for time, which a GPU with other rates takes for both ways alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+from sdkde_core.nearby import rough_share
+from sdkde_core.protocol import TOLERANCES, Problem, Sample, Work
+
+from .space import HEIGHT, LEAF
+
+__all__ = ["LEFT_OUT", "SLOWER", "forecast", "looks", "over_lists", "pays", "share_of", "takes"]
+
+#: Dimensions from which it can pay, and up to which a packed operand is as narrow as any.
+LEAST, MOST = 2, 16
+
+#: The share of the tolerance that is left out at most.
+LEFT_OUT = 0.3
+
+#: What a pair in a list takes over one of all pairs. What lists take besides, in pairs: the host's launches, and
+#: the order and the bounds, for every point.
+SLOWER, STARTS, EACH = 1.3, 2e10, 1e4
+
+#: Pairs from which it is looked how many matter: by the backend, and by its price, for which the host looks.
+LOOK, PRICED = 4e10, 1e11
+
+#: Pairs a second, and launches a second of the host.
+RATE, LAUNCHED = 2e12, 2.5e5
+
+#: Rows and columns that the backend looks at, and the host.
+LOOKED, SAMPLED = (64, 2048), (32, 1024)
+
+
+def takes(problem: Problem) -> bool:
+    """Whether a problem that is computed from packed operands can be computed from lists."""
+    knows_own = problem.same or "exclude_self" not in problem.requires
+    return problem.precision == "fast" and LEAST <= problem.d <= MOST and knows_own
+
+
+def looks(problem: Problem, *, for_price: bool = False) -> bool:
+    """Whether it may pay, and a look costs little."""
+    return takes(problem) and problem.pairs >= (PRICED if for_price else LOOK) and pays(problem, 0.0)
+
+
+def pays(problem: Problem, share: float) -> bool:
+    """Whether lists that leave a share of the pairs are faster than all pairs."""
+    return problem.pairs * (1.0 - SLOWER * share) >= _besides(problem)
+
+
+def _besides(problem: Problem) -> float:
+    return STARTS + EACH * (problem.m + problem.n)
+
+
+def over_lists(problem: Problem, work: Work, share: float) -> Work:
+    """What lists that leave a share of the pairs take, where all pairs take ``work``."""
+    left = SLOWER * share
+    return replace(
+        work,
+        matrix_flops={dtype: left * flops for dtype, flops in work.matrix_flops.items()},
+        scalar_flops=left * work.scalar_flops,
+        exps=left * work.exps,
+        launches=work.launches + math.ceil(_besides(problem) / RATE * LAUNCHED),
+    )
+
+
+def share_of(problem: Problem, rows: Any, columns: Any, log_weights: Any, few: tuple[int, int] = LOOKED) -> float:
+    """About what share of the pairs lists leave, by about so ``few`` of the rows and columns."""
+    some, thin = (max(1, x.shape[0] // count) for x, count in zip((rows, columns), few))
+    rows, columns, log_weights = rows[some // 2 :: some], columns[thin // 2 :: thin], log_weights[thin // 2 :: thin]
+    out = LEFT_OUT * TOLERANCES["fast"][problem.reduction].absolute
+    return rough_share(problem, rows, columns, log_weights, LEAF, math.ceil(HEIGHT * problem.n / problem.m), out)
+
+
+@functools.lru_cache(4)  # a backend's supports and work ask the same
+def forecast(problem: Problem, sample: Sample) -> float | None:
+    """What share lists leave, by a sample on the host; None where sums are over all pairs."""
+    share = share_of(problem, sample.rows, sample.columns, sample.log_weights, SAMPLED)
+    return share if pays(problem, share) else None
