@@ -235,16 +235,16 @@ def _flags(problem: Problem) -> tuple[int, bool, bool]:
 
 def _plan(counts: torch.Tensor, device: torch.device, per_row: int) -> tuple[list[int], int]:
     """Where batches of tiles end, and how many SIZEs a program takes, by what each tile of rows has in its list."""
-    total, longest = int(counts.sum()), max(1, int(counts.max()))
     programs = PROGRAMS * Processor.of(device).multiprocessors
-    length = min(max(-(-total // programs), SHORTEST), MOST_COLUMNS // LISTED)
-    together = max(1, PARTIAL_BYTES // (per_row * HEIGHT * -(-longest // length)))
+    length = min(max(-(-int(counts.sum()) // programs), SHORTEST), MOST_COLUMNS // LISTED)
     until, ends, first = counts.cumsum(0), [], 0
     while first < len(counts):
         before = int(until[first - 1]) if first else 0
         last = int(torch.searchsorted(until, before + ENTRIES * LEAF // LISTED, right=True))
-        first = max(first + 1, min(last, first + together))
-        ends.append(min(first, len(counts)))
+        longest = int(counts[first : max(first + 1, last)].max())
+        together = PARTIAL_BYTES // (per_row * HEIGHT * max(1, -(-longest // length)))
+        first = min(max(first + 1, min(last, first + together)), len(counts))
+        ends.append(first)
     return ends, length
 
 

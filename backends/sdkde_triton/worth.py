@@ -28,7 +28,7 @@ LEFT_OUT = 0.3
 SLOWER, STARTS, EACH = 1.3, 2e10, 1e4
 
 #: Pairs from which it is looked how many matter: by the backend, and by its price, for which the host looks.
-LOOK, PRICED = 4e10, 1e11
+LOOK, PRICED = 4e10, 2e11
 
 #: Pairs a second, and launches a second of the host.
 RATE, LAUNCHED = 2e12, 2.5e5

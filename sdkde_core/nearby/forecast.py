@@ -111,6 +111,7 @@ def rough_share(
 
 def _roughly(problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: int, out: float) -> float:
     xp, (k, d) = array_namespace(columns), columns.shape
+    rows, columns, log_weights = (xp.astype(x, xp.float32) for x in (rows, columns, log_weights))  # half the time
     square = xp.zeros((rows.shape[0], k), dtype=columns.dtype, device=device(columns))
     for a in range(d):
         square = square + (rows[:, a, None] - columns[None, :, a]) ** 2
@@ -136,7 +137,7 @@ def _roughly(problem: Problem, rows: Any, columns: Any, log_weights: Any, size: 
     if problem.reduction is Reduction.LAPLACE:
         mass = mass * (1.0 + half / (1.0 + 0.5 * d))
     left = xp.cumulative_sum(xp.sort(mass, axis=1), axis=1) > out
-    return float(xp.mean(xp.astype(left, columns.dtype)))
+    return float(xp.mean(xp.astype(left, xp.float32)))
 
 
 def boxes(points: Array, expected: float, size: int, most: int = 0) -> tuple[Array, Array]:
