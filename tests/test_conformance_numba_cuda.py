@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -37,12 +38,21 @@ PRECISIONS = ("fast", "high", "float64")
 simulated = pytest.mark.skipif(not SIMULATED, reason="runs in a process of its own, see test_in_the_simulator")
 
 
-def _errors(case, problem, device, info=None, backend=None):
-    """Errors of a problem over its tolerance, by way of the core."""
+def _answer(case, problem, device, info=None, backend=None):
+    """A problem's answer, by way of the core."""
     record = registry.find(NAME)
     columns = Columns(*(torch.tensor(x, device=device) for x in (case.points, case.log_weights)))
     queries = None if problem.same else torch.tensor(case.queries, device=device)
-    got = reduce_pass(backend or record.info.load(), info or record.info, problem, columns, queries)
+    return reduce_pass(backend or record.info.load(), info or record.info, problem, columns, queries)
+
+
+def _errors(case, problem, device, info=None, backend=None):
+    """Errors of a problem over its tolerance, by way of the core."""
+    return _compared(case, problem, _answer(case, problem, device, info, backend))
+
+
+def _compared(case, problem, got):
+    """Errors of an answer over its tolerance."""
     exclude, (scale,) = "exclude_self" in problem.requires, problem.scales or (1.0,)
     want = problems.truth(case, same=problem.same, exclude_self=exclude, scale=scale)
     return problems.errors(problem, each(got, to_host), want)
@@ -192,6 +202,81 @@ def test_simulated_memory_changes_no_bits(monkeypatch):
             assert a is None or torch.equal(a[9:13], c), (reduction, name)
 
 
+@simulated
+@pytest.mark.parametrize(
+    ("kind", "extent", "reduction", "precision", "same", "exclude"),
+    [
+        ("clusters", 5e3, "mean", "fast", True, False),
+        ("weights", 10.0, "log_sum", "high", True, True),
+        ("tails", 1e4, "laplace", "fast", False, False),
+        *(
+            pytest.param(*asked, marks=pytest.mark.slow)
+            for asked in [
+                ("clusters", 5.0, "mean", "high", True, False),
+                ("clusters", 5e3, "laplace", "float64", True, True),
+                ("duplicates", 30.0, "log_sum", "fast", True, False),
+                ("duplicates", 30.0, "laplace", "high", True, False),
+                ("weights", 20.0, "laplace", "high", False, False),
+                ("weights", 10.0, "mean", "float64", True, True),
+                ("tails", 1e4, "log_sum", "high", False, False),
+                ("tails", 100.0, "mean", "high", False, False),
+            ]
+        ),
+    ],
+)
+def test_simulated_tiles_are_left_out(kind, extent, reduction, precision, same, exclude, monkeypatch):
+    """Tiles are small, so that lists are shorter than all columns, and have several parts. No batch changes a bit."""
+    from sdkde_numba import gpu_launch, gpu_near
+    from sdkde_numba.gpu_backend import CudaBackend
+    from sdkde_numba.gpu_space import LaunchConfig
+
+    plain, looked, found = gpu_near.find, [], []
+
+    def find(problem, near, rows, config):
+        looked.append(plain(problem, near, rows, config))
+        return looked[-1]
+
+    monkeypatch.setattr(gpu_near, "find", find)
+    monkeypatch.setattr(gpu_launch, "listed_configuration", lambda *_: LaunchConfig(16, 1, 8, 4, 0))
+    monkeypatch.setattr(gpu_near, "GROUP", 8)
+    monkeypatch.setattr(gpu_launch, "SHORTEST", 4)
+    case = problems.make(kind, 29, 13, 3, extent)
+    if kind == "tails":  # some together, far from all columns, some on the way there
+        case.queries[-8:] = case.queries[-1] + case.points[:8] / extent
+    case = replace(case, log_weights=np.maximum(case.log_weights, -600.0))  # of weight zero the core makes no columns
+    problem = case.problem(Reduction(reduction), precision, same=same, exclude_self=exclude, device="cpu")
+    for tiles in (1 << 20, 1):
+        monkeypatch.setattr(gpu_near, "LOOKED", tiles)
+        before = len(looked)
+        found.append(_answer(case, problem, "cpu", backend=CudaBackend(skip=True)))
+    assert [len(looked) - before, before] == [-(-problem.m // 8), 1]
+    assert len(looked[0].tiles) < 0.9 * 8 * (len(looked[0].ends) - 1)
+    assert _compared(case, problem, found[0]).max() <= 1.0
+    for name in ("log_sum", "shift", "sign", "log_magnitude"):
+        a, b = (getattr(x, name) for x in found)
+        assert a is b is None or torch.equal(a, b), name
+
+
+@simulated
+def test_simulated_sums_over_all_pairs_where_lists_do_not_serve(monkeypatch):
+    """Some of all rows, ``exclude_self`` of queries, points that are not finite: the bits of sums over all pairs."""
+    from sdkde_numba import gpu_near
+    from sdkde_numba.gpu_backend import CudaBackend
+
+    monkeypatch.setattr(gpu_near, "find", None)
+    case = problems.make("mixture", 9, 3, 2, 10.0)
+    columns, queries = Columns(*(torch.tensor(x) for x in (case.points, case.log_weights))), torch.tensor(case.queries)
+    lost = queries.clone()
+    lost[1, 0] = np.nan
+    for rows, m, exclude in ((None, 4, False), (queries, 3, True), (lost, 3, False), (queries, 9, False)):
+        problem = case.problem(Reduction.LOG_SUM, "high", same=rows is None, exclude_self=exclude, device="cpu")
+        problem, found = replace(problem, m=m), []
+        for backend in (CudaBackend(), CudaBackend(skip=True)):
+            found.append(backend.reduce(problem, rows, backend.prepare(problem, columns)).log_sum)
+        assert len(found[0]) == (4 if rows is None else 3)
+        assert torch.equal(*(x.nan_to_num() for x in found))
+
+
 @pytest.mark.slow
 @simulated
 @pytest.mark.parametrize(
@@ -233,6 +318,15 @@ class TestNumbaCuda(BackendConformance):
     backend = NAME
     device = "cuda:0"
     dimensions = (1, 2, 3, 5, 8, 16, 17, 33, 64, 128, 784)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestNumbaCudaByLists(BackendConformance):
+    backend = NAME
+    device = "cuda:0"
+    dimensions = (2, 3, 5, 8, 16)
+    options: ClassVar = {"skip": True}
 
 
 @pytest.mark.gpu

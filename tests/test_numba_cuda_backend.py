@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,12 +18,15 @@ pytest.importorskip("torch")
 pytest.importorskip("numba_cuda")
 
 import torch
-from sdkde_numba import gpu_bounds, gpu_info, gpu_kernels, gpu_launch, gpu_space, gpu_tunables
+from sdkde_numba import gpu_bounds, gpu_info, gpu_kernels, gpu_launch, gpu_near, gpu_space, gpu_tunables
+from sdkde_numba.gpu_backend import CudaBackend
 from sdkde_numba.gpu_info import INFO
 from sdkde_numba.gpu_space import LaunchConfig, depth_of
 
 from sdkde_core import tuning
 from sdkde_core.choice import cards, cost
+from sdkde_core.engine import devices
+from sdkde_core.nearby import Lists
 from sdkde_core.protocol import Problem, Reduction
 
 needs_compiler = pytest.mark.skipif(
@@ -95,6 +99,33 @@ def test_defaults_fit(kind, arithmetic, d):
     config = gpu_space.default(kind.value, d, arithmetic)
     assert LaunchConfig.of(config._asdict()) == config
     assert gpu_space.fits(config, kind.value, d, arithmetic)
+    listed = gpu_space.listed(kind.value, d, arithmetic)
+    assert d > gpu_near.MOST or gpu_space.fits(listed, kind.value, d, arithmetic)
+    assert d > gpu_near.MOST or gpu_near.GROUP % gpu_launch.height_of(listed, d) == 0
+
+
+@pytest.mark.parametrize(("reduction", "precision", "d"), [*product(Reduction, ("fast", "high"), (2, 4, 16))])
+def test_what_lists_leave_out_is_taken_from_what_exponents_may_use(reduction, precision, d):
+    given = problem(reduction, d=d, precision=precision, same=True)
+    limits = gpu_bounds.expanded_limit(given), gpu_bounds.single_limit(given)
+    beside = [limit(given, gpu_bounds.BESIDE_LISTS) for limit in (gpu_bounds.expanded_limit, gpu_bounds.single_limit)]
+    assert all(0.7 * a < b <= a for a, b in zip(limits, beside) if a > 0)
+
+
+@pytest.mark.parametrize("columns", [100, 1 << 17, 1 << 20, 1 << 26])
+def test_batches_of_rows_are_whole_groups_and_so_are_their_halves(columns):
+    tiles = types.SimpleNamespace(fine=types.SimpleNamespace(log_weight=torch.empty(-(-columns // 64), device="meta")))
+    rows = gpu_near.rows_at_once(gpu_near.Near(tiles, None, None), 64)
+    assert (rows // gpu_near.GROUP).bit_count() == 1
+    assert rows % gpu_near.GROUP == 0
+    assert rows == gpu_near.GROUP or rows // 64 * (columns // 64) <= gpu_near.LOOKED
+    assert devices.FEWEST_ROWS % gpu_near.GROUP == 0
+
+
+@pytest.mark.parametrize("skip", ["yes", None])
+def test_skip_is_a_switch(skip):
+    with pytest.raises(TypeError, match="skip is"):
+        CudaBackend(skip=skip)
 
 
 def test_parts_cover_the_columns_and_follow_from_the_problem_and_the_card():
@@ -127,6 +158,19 @@ def test_parts_are_added_in_an_order_of_their_own(parts):
     assert torch.allclose(whole, x.sum(0), rtol=0.0, atol=1e-13)
     for m in (1, 3, 31, 100):
         assert torch.equal(gpu_launch._added(x[:, :, :m].contiguous()), whole[:, :m])
+
+
+@pytest.mark.parametrize("tiles", [1, 64, 65, 300, 700, 10_000])
+def test_parts_of_lists_hold_the_longest_and_empty_ones_change_no_bit(tiles):
+    """A batch of rows has as many parts as its longest list needs, another more."""
+    ends, counts = torch.tensor([0, 1, 1 + tiles, 4 + tiles]), []
+    for total in (tiles, 10_000):
+        part, parts = gpu_launch._parts_of_lists(total, 64, Lists(None, ends, None, None), 40)
+        assert (part // 64) * parts >= tiles > (part // 64) * (parts // 2) * (parts > 1)
+        counts.append(parts)
+    x = torch.randn(counts[0], 2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(tiles))
+    more = torch.cat([x, torch.zeros(64 - counts[0], 2, 9, dtype=torch.float64)])
+    assert torch.equal(gpu_launch._added(x.clone()), gpu_launch._added(more))
 
 
 def test_prices_grow_with_the_work_and_float64_costs_more():
@@ -178,6 +222,21 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
 )
 def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
     _compiles(reduction, arithmetic, d, requires, architecture)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("reduction", "arithmetic", "d", "requires", "architecture"),
+    [
+        ("mean", "single", 4, (), "sm_90"),
+        pytest.param("log_sum", "expanded", 6, ("weights",), "sm_90", marks=pytest.mark.slow),
+        pytest.param("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_75", marks=pytest.mark.slow),
+        pytest.param("mean", "doubled", 16, (), "sm_86", marks=pytest.mark.slow),
+        pytest.param("mean", "float64", 10, ("weights",), "sm_80", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_of_lists_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
+    _compiles(reduction, arithmetic, d, requires, architecture, listed=True)
 
 
 @needs_compiler
@@ -258,12 +317,12 @@ def test_every_default_compiles_without_a_gpu(reduction, arithmetic, d, architec
     _compiles(reduction, arithmetic, d, (), architecture)
 
 
-def _compiles(reduction, arithmetic, d, requires, architecture):
+def _compiles(reduction, arithmetic, d, requires, architecture, listed=False):
     """Compile a default as it is launched: what is in registers stays there, and vectors are loaded whole."""
     precision = {"expanded": "fast", "float64": "float64"}.get(arithmetic, "high")
     given = problem(reduction, d=d, precision=precision, same=True, requires=frozenset(requires))
-    config = gpu_space.default(reduction, d, arithmetic)
-    shape = gpu_launch.shape_of(given, arithmetic, config)
+    config = (gpu_space.listed if listed else gpu_space.default)(reduction, d, arithmetic)
+    shape = gpu_launch.shape_of(given, arithmetic, config, listed)
     text = gpu_tunables.ptx(shape, architecture)
     assert ".local" not in text, "a loop was not unrolled: its arrays are in memory"
     if arithmetic == "float64" and not shape.terms:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, rounded
+from sdkde_core.nearby import order
+from sdkde_core.plugin import PerStream, each, empty, in_slabs, look, on_device, range_rows, rounded
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
 from . import gpu_launch as launch
-from .gpu_bounds import anchored, arithmetic
+from . import gpu_near as nearby
+from .gpu_bounds import BESIDE_LISTS, anchored, arithmetic
 from .gpu_kernels import SIMULATED
 from .gpu_launch import Packed
 from .gpu_space import LaunchConfig, depth_of
@@ -33,19 +35,41 @@ class _State:
     uniform: torch.Tensor  # () what all log weights are, where they do not vary, else 0
     made: PerStream = field(default_factory=PerStream)
 
-    def packed(self, kind: str, width: int, tile: int) -> Packed:
-        """The points as columns, whole tiles of them."""
-        weights = self.log_weights if "weights" in self.problem.requires else None
+    def packed(self, kind: str, width: int, tile: int, near: nearby.Near | None = None) -> Packed:
+        """The points as columns, whole tiles of them; in order, if that is given."""
+        points, log_weights = (self.points, self.log_weights) if near is None else (near.points, near.log_weights)
+        weights = log_weights if "weights" in self.problem.requires else None
         return self.made.get(
-            (kind, width, tile),
-            lambda: launch.pack(self.points, kind, width, weights, tile),
+            (kind, width, tile, near is None),
+            lambda: launch.pack(points, kind, width, weights, tile),
             self.points,
             Packed.tensors,
         )
 
+    def near(self, tile: int) -> nearby.Near | None:
+        """The points in order, to leave tiles of them out; None where that cannot be."""
+        return self.made.get(
+            ("near", tile),
+            lambda: nearby.order_columns(self.points, self.log_weights, tile),
+            self.points,
+            lambda near: [] if near is None else near.tensors(),
+        )
+
 
 class CudaBackend:
-    """Kernels that Numba compiles for any NVIDIA GPU, in the arithmetic of its ordinary cores."""
+    """Kernels that Numba compiles for any NVIDIA GPU, in the arithmetic of its ordinary cores.
+
+    Parameters
+    ----------
+    skip : bool, optional
+        Leave out tiles of pairs that cannot matter: in 2 to 16 dimensions, of all rows at once, and where no call is
+        being recorded.
+    """
+
+    def __init__(self, skip: bool = False) -> None:
+        if skip not in (True, False):
+            raise TypeError(f"skip is {skip!r}; pass True or False")
+        self.skip = skip
 
     def probe(self, device: str) -> Support:
         """Look for a GPU, and for what Numba compiles with."""
@@ -87,6 +111,11 @@ class CudaBackend:
             return empty(problem, points)
         if queries is None and problem.m < problem.n:
             problem = replace(problem, m=range_rows(problem.n))
+        elif self.skip and m == problem.m and nearby.takes(problem, queries is None):
+            with on_device(points):
+                found = _listed(problem, queries, state)
+            if found is not None:
+                return found
         kind = arithmetic(replace(problem, extent=state.problem.extent), state.span)
         while True:
             config, tuned = launch.configuration(problem, kind, launch.Card.of(points.device))
@@ -115,11 +144,36 @@ def _slab(
     kind: str,
     config: LaunchConfig,
     own: int | None,
+    near: nearby.Near | None = None,
 ) -> Partial:
     depth, group = depth_of(problem.d, config.depth)
-    columns = state.packed(kind, depth * group, config.columns)
+    columns = state.packed(kind, depth * group, config.columns, near)
     if anchored(problem) and stop - start == columns.count:
         rows = columns  # the rows are the columns, packed alike
     else:
         rows = launch.pack(points[start:stop], kind, depth * group)
-    return launch.reduce(problem, rows, columns, state.uniform, kind, config, own)
+    if near is None:
+        return launch.reduce(problem, rows, columns, state.uniform, kind, config, own)
+    over = nearby.find(problem, near, points[start:stop], config)
+    at_once = nearby.rows_at_once(near, launch.height_of(config, problem.d))
+    return launch.reduce(problem, rows, columns, state.uniform, kind, config, own, over, at_once)
+
+
+def _listed(problem: Problem, queries: torch.Tensor | None, state: _State) -> Partial | None:
+    """Leave out what cannot matter; None where a point is not finite. ``queries``: None for the columns."""
+    kind = arithmetic(replace(problem, extent=state.problem.extent), state.span, BESIDE_LISTS)
+    config = launch.listed_configuration(problem, kind)
+    near, height = state.near(config.columns), launch.height_of(config, problem.d)
+    if near is None or not (queries is None or bool(torch.isfinite(queries).all())):
+        return None
+    where = near.tiles.order if queries is None else order(queries, height)
+    rows = near.points if queries is None else queries[where]
+
+    def slab(start: int, stop: int) -> Partial:
+        own = start if "exclude_self" in problem.requires else None
+        return _slab(problem, rows, start, stop, state, kind, config, own, near)
+
+    found = in_slabs(slab, len(rows), nearby.rows_at_once(near, height))
+    back = torch.empty_like(where)
+    back[where] = torch.arange(len(where), device=where.device)
+    return each(found, lambda x: x[back])

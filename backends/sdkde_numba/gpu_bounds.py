@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import math
 
+from sdkde_core.nearby import LEFT_OUT
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
 
 __all__ = [
     "ARITHMETICS",
+    "BESIDE_LISTS",
     "DEPTH",
     "MANY",
     "MOST_DEPTH",
@@ -40,8 +42,9 @@ ARITHMETICS = ("expanded", "single", "doubled", "float64")
 
 EPSILON = 2.0**-24
 
-#: Share of the tolerance that exponents may use.
+#: Share of the tolerance that exponents may use, and where lists leave columns out.
 BUDGET = 0.9
+BESIDE_LISTS = BUDGET - LEFT_OUT
 
 #: Coordinates that a thread sums at most, in as many dimensions as its row's 32 threads can have so, and in more.
 DEPTH, MOST_DEPTH, MANY = 16, 32, 512
@@ -67,7 +70,7 @@ def anchored(problem: Problem) -> bool:
     return problem.same and not problem.requires & {"weights", "exclude_self"}
 
 
-def arithmetic(problem: Problem, log_weight_span: float = 0.0) -> str:
+def arithmetic(problem: Problem, log_weight_span: float = 0.0, budget: float = BUDGET) -> str:
     """Return the fastest of :data:`ARITHMETICS` that keeps the precision.
 
     Parameters
@@ -76,11 +79,13 @@ def arithmetic(problem: Problem, log_weight_span: float = 0.0) -> str:
         Its extent is the largest of all problems of the state.
     log_weight_span : float
         Largest magnitude of a log weight, nats.
+    budget : float
+        Share of the tolerance that exponents may use.
     """
     if log_weight_span <= MOST_SPAN:
-        if problem.extent <= expanded_limit(problem):
+        if problem.extent <= expanded_limit(problem, budget):
             return "expanded"
-        if problem.extent <= single_limit(problem):
+        if problem.extent <= single_limit(problem, budget):
             return "single"
         if problem.extent <= extent_limit(problem) < MOST_EXTENT:
             return "doubled"
@@ -96,7 +101,7 @@ def extent_limit(problem: Problem) -> float:
     return DOUBLED_LIMIT[problem.reduction] if single_limit(problem) > 0 else MOST_EXTENT
 
 
-def expanded_limit(problem: Problem) -> float:
+def expanded_limit(problem: Problem, budget: float = BUDGET) -> float:
     """Return the extent up to which expanded squares keep "fast"; −inf where they are not taken.
 
     LAPLACE's factor needs r² without the log weights, which are part of expanded exponents. For shifts the error is too
@@ -109,10 +114,10 @@ def expanded_limit(problem: Problem) -> float:
         or (laplace and "weights" in problem.requires)
     ):
         return -math.inf
-    return math.sqrt(_budget(problem).absolute / (4.0 * EPSILON * (math.sqrt(problem.d) / 3.0 + 1.5)))
+    return math.sqrt(_budget(problem, budget).absolute / (4.0 * EPSILON * (math.sqrt(problem.d) / 3.0 + 1.5)))
 
 
-def single_limit(problem: Problem) -> float:
+def single_limit(problem: Problem, budget: float = BUDGET) -> float:
     """Return the extent up to which direct differences of float32 coordinates keep the precision; −inf where not at 0.
 
     Columns at a distance r matter only to rows with log sums as low as −r²/2, where the tolerance is A + b r²/2. The
@@ -122,14 +127,14 @@ def single_limit(problem: Problem) -> float:
         return -math.inf
     if problem.reduction is Reduction.MEAN:
         return MEAN_LIMIT[problem.precision]
-    absolute, relative = _budget(problem)
+    absolute, relative = _budget(problem, budget)
     depth = min(problem.d, DEPTH if problem.d <= MANY else MOST_DEPTH)
     a = 4.0 * EPSILON * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
     return math.sqrt(2.0 * absolute * max(relative - a, 0.0)) / (2.0 * EPSILON)
 
 
-def _budget(problem: Problem) -> Tolerance:
+def _budget(problem: Problem, budget: float) -> Tolerance:
     """LAPLACE has an exponent's error in φ and in its factor, which is at least 1 + d/2."""
     paid = 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
     tolerance = TOLERANCES[problem.precision][problem.reduction]
-    return tolerance._replace(absolute=BUDGET * tolerance.absolute / paid, relative=BUDGET * tolerance.relative / paid)
+    return tolerance._replace(absolute=budget * tolerance.absolute / paid, relative=budget * tolerance.relative / paid)

@@ -65,6 +65,8 @@ class Shape(NamedTuple):
         in float32.
     terms, anchored, exclude : bool
         There are t_j; every row is a column too, so that its largest exponent is 0; row i leaves out column i + own.
+    listed : bool
+        Columns are those that lists name, see :func:`reduction`.
     """
 
     depth: int
@@ -80,6 +82,7 @@ class Shape(NamedTuple):
     terms: bool = False
     anchored: bool = False
     exclude: bool = False
+    listed: bool = False
 
     @property
     def width(self) -> int:
@@ -150,18 +153,23 @@ else:
 def signature(shape: Shape) -> Any:
     """Return the types of a kernel's arguments."""
     numbers = (float64 if shape.double else float32)[::1]
-    return void(numbers, numbers, numbers, float64[::1], int64, int64, int64, int64, int64)
+    lists = int64[::1] if shape.listed else int64
+    return void(numbers, numbers, numbers, float64[::1], lists, lists, int64, int64, int64, int64, int64)
 
 
 def reduction(shape: Shape) -> Any:
     """Return the kernel of a shape, not yet compiled.
 
     Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) of columns that have them,
-    ``results`` (parts, results, m), zeros, m, padded, own, how many columns a part has, and how many are summed in
-    float32. Its name tells it apart in Numba's cache, where kernels of one name share a file: of processes that compile
+    ``results`` (parts, results, m), zeros, ``tiles`` and ``ends``, m, padded, own, how many columns a part has, and how
+    many are summed in float32. Where columns are listed, those of blocks ``(b, …)`` are the tiles of as many as are in
+    shared memory at a time that ``tiles[ends[b]:ends[b + 1]]`` names, and parts are of these; one that is empty leaves
+    its results as they were. Elsewhere tiles and ends are 0.
+
+    A kernel's name tells it apart in Numba's cache, where kernels of one name share a file: of processes that compile
     at once only one would leave its kernel there, and the limit on registers is no part of the code.
     """
-    depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude = shape
+    depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude, listed = shape
     width, many, unrolled = shape.width, shape.results, shape.unrolled
     size, low, lanes, bits = tile * width, depth * group, threads // group, group.bit_length() - 1
     mean, laplace = kind == "mean", kind == "laplace"
@@ -172,7 +180,7 @@ def reduction(shape: Shape) -> Any:
     vector, gap = 1 << shift, (group - 1) << shift  # besides the vector itself, from one to the next
     real, aligned = (float64 if double else float32), (None if SIMULATED else 16)  # bytes, for whole vectors
 
-    def kernel(packed_rows, packed_columns, packed_terms, results, m, padded, own, part, chunk):
+    def kernel(packed_rows, packed_columns, packed_terms, results, tiles, ends, m, padded, own, part, chunk):
         columns = cuda.shared.array(size, real, aligned)
         t_j = cuda.shared.array(kept_terms, real, aligned)
         x = cuda.local.array((rows, depth), real)
@@ -206,8 +214,12 @@ def reduction(shape: Shape) -> Any:
 
         begin = cuda.blockIdx.y * part
         end = min(begin + part, padded)
+        if listed:
+            begin += ends[cuda.blockIdx.x] * tile
+            end = min(begin + part, ends[cuda.blockIdx.x + 1] * tile)
         for first in range(begin, end, chunk):
-            for start in range(first, min(first + chunk, end), tile):
+            for place in range(first, min(first + chunk, end), tile):
+                start = tiles[index(place // tile)] * tile if listed else place
                 cuda.syncthreads()
                 for at in range(thread, size, threads):
                     columns[index(at)] = packed_columns[index(start * width + at)]

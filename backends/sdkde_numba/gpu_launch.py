@@ -14,16 +14,27 @@ from typing import Any
 import torch
 from numba import cuda
 
+from sdkde_core.nearby import Lists
 from sdkde_core.plugin import card_name, warn_once
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import Query, Tuned, tuned
 
 from .gpu_bounds import anchored
-from .gpu_kernels import ABSENT, FAR, SIMULATED, Shape, reduction, signature
-from .gpu_space import CONFIG_VERSION, LaunchConfig, default, depth_of, fits
+from .gpu_kernels import ABSENT, FAR, FLOOR, SIMULATED, Shape, reduction, signature
+from .gpu_space import CONFIG_VERSION, LaunchConfig, default, depth_of, fits, listed
 from .kept import reload_damaged
 
-__all__ = ["Card", "Packed", "configuration", "most_rows", "pack", "reduce", "shape_of"]
+__all__ = [
+    "Card",
+    "Packed",
+    "configuration",
+    "height_of",
+    "listed_configuration",
+    "most_rows",
+    "pack",
+    "reduce",
+    "shape_of",
+]
 
 _logger = logging.getLogger("sdkde")
 
@@ -43,6 +54,9 @@ CHUNK = 512
 
 #: Bytes of partial results that may exist at once, and parts at most.
 PARTIAL_BYTES, MOST_PARTS = 256 << 20, 64
+
+#: Columns of a part of a list, at least.
+SHORTEST = 4096
 
 #: Row offset at which no row has a column.
 NO_COLUMN = -(1 << 62)
@@ -130,6 +144,16 @@ def configuration(problem: Problem, arithmetic: str, card: Card) -> tuple[Launch
     return _simulated(LaunchConfig.of(found.config), d), (query, found)
 
 
+def listed_configuration(problem: Problem, arithmetic: str) -> LaunchConfig:
+    """Return the launch parameters of sums over lists, which are not tuned."""
+    return _simulated(listed(problem.reduction.value, problem.d, arithmetic), problem.d)
+
+
+def height_of(config: LaunchConfig, d: int) -> int:
+    """Return the rows of a block."""
+    return config.threads // depth_of(d, config.depth)[1] * config.rows
+
+
 def _simulated(config: LaunchConfig, d: int) -> LaunchConfig:
     """The configuration itself, or what the simulator is done with in time."""
     if not SIMULATED:
@@ -138,7 +162,7 @@ def _simulated(config: LaunchConfig, d: int) -> LaunchConfig:
     return config._replace(rows=min(config.rows, 2), threads=threads, columns=min(config.columns, 32))
 
 
-def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig) -> Shape:
+def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig, listed: bool = False) -> Shape:
     """Return what the kernel of a problem is compiled for."""
     depth, group = depth_of(problem.d, config.depth)
     weighted, expanded = "weights" in problem.requires, arithmetic == "expanded"
@@ -156,6 +180,7 @@ def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig) -> Shape:
         terms=weighted or expanded,
         anchored=anchored(problem) and not expanded,
         exclude="exclude_self" in problem.requires,
+        listed=listed,
     )
 
 
@@ -223,6 +248,8 @@ def reduce(
     arithmetic: str,
     config: LaunchConfig,
     own: int | None = None,
+    over: Lists | None = None,
+    at_once: int = 0,
 ) -> Partial:
     """Sum rows over columns.
 
@@ -237,23 +264,44 @@ def reduce(
     config : LaunchConfig
     own : int, optional
         Row i leaves out column i + own.
+    over : Lists, optional
+        Tiles of ``config.columns`` columns, for tiles of as many rows as a block has. Default: all.
+    at_once : int, optional
+        Rows that are summed at a time, at most. Default: by :func:`most_rows`.
     """
-    shape = shape_of(problem, arithmetic, config)
+    shape = shape_of(problem, arithmetic, config, over is not None)
     kernel, resident = compiled(shape, rows.numbers.device)
     card, m = Card.of(rows.numbers.device), rows.count
-    height = config.threads // shape.group * config.rows
-    slab = min(problem.n if problem.same else problem.m, most_rows(problem))
+    height = height_of(config, problem.d)
+    slab = min(problem.n if problem.same else problem.m, at_once or most_rows(problem))
     limit = max(1, min(MOST_PARTS, PARTIAL_BYTES // (8 * shape.results * slab)))
-    part = part_size(problem.m, columns.padded, height, config.columns, card.multiprocessors * resident, limit)
-    parts = -(-columns.padded // part)
+    if over is None:
+        part = part_size(problem.m, columns.padded, height, config.columns, card.multiprocessors * resident, limit)
+        parts, lists = -(-columns.padded // part), (0, 0)
+    else:
+        part, parts = _parts_of_lists(columns.padded // config.columns, config.columns, over, limit)
+        lists = (over.tiles, over.ends)
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
+    if over is not None and not shape.anchored:
+        results[:, 0] = FLOOR[shape.double]  # of parts that are empty
     chunk = part if shape.double else max(CHUNK, config.columns)
     terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
-    arguments = (rows.numbers, columns.numbers, terms, results.view(-1))
+    arguments = (rows.numbers, columns.numbers, terms, results.view(-1), *lists)
     counts = (m, columns.padded, NO_COLUMN if own is None else own, part, chunk)
     _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
     base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else None
     return _joined(problem, shape, results, base, log_weight, SCALE[arithmetic])
+
+
+def _parts_of_lists(tiles: int, columns: int, over: Lists, limit: int) -> tuple[int, int]:
+    """Return the columns of a part, and how many parts there are of the longest list.
+
+    The first follows from the problem alone. Of the second, a power of two, no bits do: :func:`_added` adds what more
+    there are, which are zeros, to others.
+    """
+    part = max(-(-tiles // (1 << (limit.bit_length() - 1))), SHORTEST // columns)
+    longest = int(torch.diff(over.ends).max())
+    return part * columns, 1 << max(0, -(-longest // part) - 1).bit_length()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -358,12 +406,12 @@ def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, co
     device = arguments[0].device
     if SIMULATED:
         with _lock:  # the simulator replaces parts of modules while it runs
-            kernel[grid, threads](*(x.numpy() for x in arguments), *counts)
+            kernel[grid, threads](*(x.numpy() if isinstance(x, torch.Tensor) else x for x in arguments), *counts)
         return
     handle = torch.cuda.current_stream(device).cuda_stream
     with cuda.gpus[device.index]:
         stream = _streams.get(handle) or _streams.setdefault(handle, cuda.external_stream(handle))
-        arrays = [cuda.as_cuda_array(x, sync=False) for x in arguments]
+        arrays = [cuda.as_cuda_array(x, sync=False) if isinstance(x, torch.Tensor) else x for x in arguments]
         _configured(kernel, grid, threads, stream)(*arrays, *counts)
 
 

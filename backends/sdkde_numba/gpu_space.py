@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .gpu_bounds import DEPTH, MANY, MOST_DEPTH
 
-__all__ = ["CONFIG_VERSION", "SPACE", "LaunchConfig", "default", "depth_of", "fits", "shared_bytes"]
+__all__ = ["CONFIG_VERSION", "SPACE", "LaunchConfig", "default", "depth_of", "fits", "listed", "shared_bytes"]
 
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
 CONFIG_VERSION = 1
@@ -111,3 +111,12 @@ def default(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
         else:
             config = config._replace(rows=1, threads=128, registers=168 if held <= DEPTH else 0)
     return config
+
+
+def listed(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
+    """Return the configuration for sums over lists: the fewer rows and columns a tile has, the more is left out.
+
+    A block of one warp waits for no other at its barriers.
+    """
+    config = default(reduction, d, arithmetic)
+    return config._replace(rows=min(config.rows, 2), threads=32, columns=64)

@@ -35,7 +35,8 @@ What a tile adds at most
     So a row of tiles may leave out tiles as long as Σ W_J f(m_J) exp(−½ m_J²) ≤ η τ exp(ℓ₀), with the level's tolerance
     τ (its absolute part) and a fixed share η. Tiles of tiles are left out where their part is at most the share of η τ
     that their weight, or their number, comes to. Of the others a threshold is found by bisection: all tiles below
-    together are within η τ. With several scales a tile is needed if it is at one of them.
+    together are within η τ. Both shares come to :data:`LEFT_OUT`. With several scales a tile is needed if it is at one
+    of them.
 
 What a backend may leave out besides
     It sees the terms t = w φ themselves. Of :data:`PARTS` tiles, the terms up to a cut t₀ with
@@ -51,8 +52,8 @@ rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are
 from __future__ import annotations
 
 from .forecast import boxes, rough_share, share
-from .lists import PARTS, Lists, lists
+from .lists import LEFT_OUT, PARTS, Lists, lists
 from .order import order
 from .tiles import Index, Tiles, index
 
-__all__ = ["PARTS", "Index", "Lists", "Tiles", "boxes", "index", "lists", "order", "rough_share", "share"]
+__all__ = ["LEFT_OUT", "PARTS", "Index", "Lists", "Tiles", "boxes", "index", "lists", "order", "rough_share", "share"]

@@ -11,10 +11,13 @@ from ..protocol import TOLERANCES, Problem, Reduction
 from .order import by_tile
 from .tiles import TOGETHER, Index, Tiles
 
-__all__ = ["FINE", "PARTS", "Lists", "lists", "threshold"]
+__all__ = ["FINE", "LEFT_OUT", "PARTS", "Lists", "lists", "threshold"]
 
 #: Shares of the tolerance: what is dropped as a tile of tiles, as a tile, and what a backend may drop by its terms.
 COARSE, FINE, TERMS = 0.01, 0.05, 0.04
+
+#: What lists leave out at most, of the tolerance.
+LEFT_OUT = COARSE + FINE
 
 #: Coarse tiles by which a row's sum is bounded from below: those looked at closely, and in all.
 NEAREST, MANY = 4, 64
