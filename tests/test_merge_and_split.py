@@ -154,9 +154,12 @@ def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_se
     assert [p.extent for p in asked][:: len(asked) - 1] == [30.0, problem.extent]
 
 
-@pytest.mark.parametrize(("same", "extent", "asked_for"), [(True, 40.0, 40.0), (False, 40.0, 30.0), (True, 60.0, 30.0)])
+@pytest.mark.parametrize(("same", "extent", "asked_for"), [(True, 40.0, 40.0), (False, 40.0, 30.0), (True, 60.0, 50.0)])
 def test_points_among_themselves_have_a_limit_of_their_own(same, extent, asked_for):
-    """Where the rows are the points a formula may hold farther out: none of them is an outlier up to there."""
+    """Where the rows are the points a formula may hold farther out: none of them is an outlier up to there.
+
+    Other rows over the same columns have their own limit, and so have points of which one has weight zero.
+    """
     case = make("mixture", 70, 20, 3, 5.0)
     case = replace(case, points=case.points * (extent / np.sqrt((case.points**2).sum(axis=1)).max()))
     info = replace(INFO, extent_limit=lambda problem: 50.0 if problem.same else 30.0)
@@ -168,9 +171,22 @@ def test_points_among_themselves_have_a_limit_of_their_own(same, extent, asked_f
             return super().reduce(problem, queries, state, own_offset)
 
     columns = Columns(case.points, case.log_weights)
-    got = pack(Asked(), info, problem, columns).reduce(None if same else case.queries)[0]
+    packed = pack(Asked(), info, problem, columns)
+    got = packed.reduce(None if same else case.queries)[0]
     assert errors(problem, got, truth(case, same=same)).max() < 1
     assert min(asked) == pytest.approx(asked_for, rel=1e-12)
+    asked.clear()
+    got = packed.reduce(case.queries)[0]
+    assert errors(problem, got, truth(case)).max() < 1
+    assert min(asked) == 30.0
+    weights = np.log(np.arange(70.0) / 2415.0, where=np.arange(70) > 0, out=np.full(70, -math.inf))
+    case = replace(case, log_weights=weights)
+    asked.clear()
+    problem = case.problem(Reduction.MEAN, "float64", same=same)
+    packed = pack(Asked(), info, problem, Columns(case.points, weights))
+    got = packed.reduce(None if same else case.queries)[0]
+    assert errors(problem, got, truth(case, same=same)).max() < 1
+    assert min(asked) == 30.0
 
 
 def test_the_backend_is_asked_for_no_more_than_matters():
