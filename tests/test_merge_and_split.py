@@ -16,6 +16,7 @@ import sdkde_core
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.engine.merge import each, merge
 from sdkde_core.engine.scales import pack
+from sdkde_core.engine.spread import Spread
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import CASES, errors, make, truth
@@ -187,6 +188,38 @@ def test_points_among_themselves_have_a_limit_of_their_own(same, extent, asked_f
     got = packed.reduce(None if same else case.queries)[0]
     assert errors(problem, got, truth(case, same=same)).max() < 1
     assert min(asked) == 30.0
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+@pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range"}])
+def test_no_rows_are_asked_for_beyond_the_limit_that_is_theirs(features, exclude_self):
+    """Rows without their own columns are in another order than these: they are other rows to the backend."""
+    case = make("mixture", 70, 20, 3, 25.0)
+    case.points[[3, 50, 60]] = 23.0 * np.array([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0], [0.0, -4.0, 0.0]])  # 40, 46, 92
+
+    def limit(problem):
+        return 50.0 if problem.same else 30.0
+
+    def supports(problem):
+        return Support(problem.extent <= limit(problem), "its formula ends there")
+
+    class Strict(NumpyBackend):
+        def reduce(self, problem, queries, state, own_offset=0):
+            assert supports(problem).ok
+            return super().reduce(problem, queries, state, own_offset)
+
+    info = replace(INFO, features=features, extent_limit=limit, supports=supports)
+    problem = case.problem(Reduction.MEAN, "float64", same=True, exclude_self=exclude_self)
+    columns = Columns(case.points, case.log_weights)
+    packed = pack(Strict(), info, problem, columns)
+    for start, stop in ((0, 70), (10, 55)):
+        got, _ = packed.reduce(some=(start, stop))
+        want = truth(case, same=True, exclude_self=exclude_self, rows=np.arange(start, stop))
+        assert errors(problem, got, want).max() <= 1.0
+    if not exclude_self:
+        got, off = Spread(("cpu", "cpu"), Strict(), info, problem, columns).reduce(case.queries)
+        assert errors(problem, got, truth(case)).max() <= 1.0
+        assert off == 3 + np.count_nonzero(_radii(case.queries) > 30.0)
 
 
 def test_the_backend_is_asked_for_no_more_than_matters():

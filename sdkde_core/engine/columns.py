@@ -101,7 +101,6 @@ class PackedColumns:
     ) -> None:
         self._points = columns.points  # what rows are by default, those of weight zero too
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
-        self._given = columns
         self._kept: Any = None  # indices of the columns with weight; None: all
         if "weights" in problem.requires and "grad" not in problem.requires:
             nothing = columns.log_weights == -math.inf
@@ -111,9 +110,11 @@ class PackedColumns:
                 self._kept, self._columns = kept, take_columns(columns, kept)
         n = self._columns.points.shape[0]
         self._problem = with_fields(problem, n=n, same=False) if problem.same or problem.n != n else problem
-        # Where only the points are to be the rows, the limit is theirs, which may be farther out than that of others.
-        self._for_own = problem.same and not shared
-        self._limit = limit_of(info, with_fields(self._problem, same=self._for_own))
+        limit, self._for_own = limit_of(info, self._problem), False
+        if problem.same and not shared and self._kept is None and "exclude_self" not in problem.requires:
+            # Where the rows are to be the points, the limit is theirs, which may be farther out than that of others.
+            self._for_own = limit < min(problem.extent, self._own_limit)
+        self._limit = self._own_limit if self._for_own else limit
         self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
         self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
         self._far: Outliers | None = None
@@ -163,9 +164,9 @@ class PackedColumns:
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
         # Whether the rows are columns, from own_offset on, of which a backend may make use.
         own = same and self._kept is None and (not cut or "range" in self._info.features)
-        if self._for_own and not own and max(extent, self._problem.extent) > self._others_limit:
+        if self._for_own and not own:
             given = {"distances": distances, "extent": extent, "whole": whole}
-            return self._others.reduce(queries, own_offset=own_offset, some=some, **given)
+            return self.for_others.reduce(queries, own_offset=own_offset, some=some, **given)
         if own and max(extent, self._problem.extent) <= self._own_limit:
             return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own_offset, own), 0
         if cut and not own:
@@ -276,15 +277,9 @@ class PackedColumns:
         return with_fields(self._problem, same=True, m=self._problem.n)
 
     @functools.cached_property
-    def _others_limit(self) -> float:
-        """The limit of rows that are not the columns."""
-        return limit_of(self._info, self._problem)
-
-    @functools.cached_property
-    def _others(self) -> PackedColumns:
-        """These columns for rows that are not they."""
-        problem = with_fields(self._problem, n=self._points.shape[0])
-        return PackedColumns(self._backend, self._info, problem, self._given)
+    def for_others(self) -> PackedColumns:
+        """These columns for rows that are not they, whose limit may be another."""
+        return PackedColumns(self._backend, self._info, self._problem, self._columns) if self._for_own else self
 
     @functools.cached_property
     def _own_limit(self) -> float:

@@ -210,9 +210,10 @@ class AmongRanks:
     def _queries(self, queries: Any, distances: Any, extent: float) -> tuple[Partial, int]:
         distances = radii(queries) if distances is None else distances
         extent = max(self._ranks.told("an extent", extent))
-        each = self._ranks.told("outliers", tuple(self._packed.whole(distances, extent)))
+        packed = self._packed.for_others
+        each = self._ranks.told("outliers", tuple(packed.whole(distances, extent)))
         whole = Whole(*(sum(numbers) for numbers in zip(*each)))
-        return self._packed.reduce(queries, distances=distances, extent=extent, whole=whole)
+        return packed.reduce(queries, distances=distances, extent=extent, whole=whole)
 
 
 def _between(start: int, stop: int, x: Any) -> Any:

@@ -115,13 +115,13 @@ class Spread:
         parts = [(first + a, first + b) for a, b in shares(last - first, max(2, len(self._devices)))]
         if queries is not None:
             distances = radii(queries) if distances is None else distances
-            whole = whole or self._packed[0].whole(distances, extent)
+            whole = whole or self._packed[0].for_others.whole(distances, extent)
 
         def part(k: int, start: int, stop: int, rows: Any, radius: Any) -> tuple[Partial, int]:
             here = self._packed[k]
             if rows is None:
                 return here.reduce(some=(start, stop), extent=extent)
-            return here.reduce(rows, distances=radius, extent=extent, whole=whole)
+            return here.for_others.reduce(rows, distances=radius, extent=extent, whole=whole)
 
         given = []
         for i, (start, stop) in enumerate(parts):
@@ -134,7 +134,7 @@ class Spread:
             results = [self._home(partial) for partial, _ in found]
         apart = max(each_apart for _, each_apart in found)
         if apart and whole is not None:
-            apart = whole.far + self._packed[0].n_far
+            apart = whole.far + self._packed[0].for_others.n_far
         return concatenate(results), apart
 
     def _by_pairs(self) -> Partial:
