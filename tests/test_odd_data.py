@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -75,6 +76,15 @@ def test_a_sample_has_points_from_everywhere_whatever_their_order():
     assert np.array_equal(sample.columns, again.columns) and sample != again
     few = Sampler(x[:70], x[:70], weights[1:2].repeat(70))()
     assert np.array_equal(few.columns, x[:70]) and np.array_equal(few.rows, x[:70])
+
+
+def test_a_sample_that_is_taken_keeps_no_data_alive():
+    """Backends remember what they have priced, and a problem has its sample."""
+    x = np.random.default_rng(0).normal(size=(2 * SIZE, 2))
+    sampler, gone = Sampler(x, x[:100].copy(), np.zeros(len(x))), weakref.ref(x)
+    sampler()
+    del x
+    assert gone() is None and sampler() is sampler.taken
 
 
 def test_a_sample_is_taken_only_where_it_matters():

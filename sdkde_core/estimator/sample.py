@@ -38,12 +38,13 @@ class Sampler:
     """
 
     def __init__(self, points: Any, rows: Any, log_weights: Any) -> None:
-        self._arrays = points, rows, log_weights
+        self._arrays: Any = points, rows, log_weights
         self.taken: Sample | None = None
 
     def __call__(self) -> Sample:
+        arrays = self._arrays
         if self.taken is None:
-            points, rows, log_weights = self._arrays
+            points, rows, log_weights = arrays
             which = _places(points)
             columns, weights = (to_host(take_rows(x, which)) for x in (points, log_weights))
             mine = columns if rows is points else to_host(take_rows(rows, _places(rows)))
@@ -52,6 +53,7 @@ class Sampler:
             ends = [[end(points[:, a]) for a in range(points.shape[1])] for end in (xp.min, xp.max)]
             low, high = to_host(xp.stack([xp.stack(x) for x in ends]))
             self.taken = Sample(mine, columns[carries], weights[carries], low, high)
+            self._arrays = None  # backends remember problems that they have priced, and with them what is here
         return self.taken
 
 
