@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import bounds, compiled, kernels, launch, products, space, tunables
+from sdkde_triton import bounds, compiled, kernels, launch, products, space, tunables, worth
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import MOST_COLUMNS, PARTIAL_BYTES, Processor, block_points, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
@@ -29,6 +29,15 @@ from sdkde_core.tuning import Query, Tuned
 
 def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="fast", **more):
     return Problem(Reduction(reduction), m, n, d, precision=precision, device="cuda:0", **more)
+
+
+def test_a_period_in_the_data_says_nothing_of_the_pairs_that_matter():
+    """Points of 512 clusters in turn: every one of as many stretches begins with the same cluster."""
+    n, rng = 1 << 18, np.random.default_rng(0)
+    x = 20.0 * rng.normal(size=(512, 3))[np.arange(n) % 512] + 0.7 * rng.normal(size=(n, 3))
+    asked, log_weights = problem(m=n, n=n, d=3, same=True), np.full(n, -math.log(n))
+    for arrays in ((x, log_weights), (torch.from_numpy(x), torch.from_numpy(log_weights))):
+        assert worth.share_of(asked, arrays[0], *arrays) < 0.05
 
 
 def test_lists_are_priced_by_a_sample():
