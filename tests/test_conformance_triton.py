@@ -96,6 +96,22 @@ def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
 
 
 @interpreted
+@warns
+def test_columns_are_left_out_of_fewer_rows_than_a_tile_has():
+    from sdkde_triton import backend, near
+
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(160, 3)), rng.normal(size=(5, 3))
+    problem = Problem(Reduction.LOG_SUM, 5, 160, 3, precision="fast", device="cpu", extent=6.0)
+    columns = Columns(torch.from_numpy(x), torch.full((160,), -math.log(160), dtype=torch.float64))
+    state = backend.TritonBackend(skip=True).prepare(problem, columns)
+    got = near.reduce(problem, torch.from_numpy(y), state.near(), *backend._operands(problem, state))
+    assert got is not None  # no more than all pairs are left
+    want = reference.near_sums(y, x, columns.log_weights.numpy())
+    assert problems.errors(problem, each(got, to_host), want).max() < 1.0
+
+
+@interpreted
 @pytest.mark.parametrize("spread", [12.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_pairs_are_left_out_where_that_is_faster(spread, monkeypatch):
     """By default: a sample says so, and the lists do; where they do not, all pairs are summed, by the same bits."""
@@ -377,7 +393,7 @@ no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="th
 
 #: What one process interprets: stages, so that several can at once.
 STAGES = {
-    "suite": "TestInterpreted or tiles_left_out",
+    "suite": "TestInterpreted or left_out or kernels_order",
     "more dimensions": "TestMoreInterpreted",
     "more": "test_interpreted",
 }

@@ -160,7 +160,7 @@ def reduce(
     packed = _pack_rows(problem, rows, near, columns, step)
     tiles = _count(problem, rows, packed, near, columns, form, own)
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
-    if float(counts.sum()) * LISTED * HEIGHT > most * float(rows.shape[0]) * float(columns.padded):
+    if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
     ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1))
     found, first = [], 0
