@@ -182,7 +182,8 @@ def plan_data(
     weighted = data.log_weights is not None
     requires = frozenset(["weights"] * weighted + ["grad"] * grad)
     samples: dict[str, Sampler] = {}
-    alone = isinstance(request.device, str) or request.device is None  # what several share is summed over all pairs
+    # What several share is summed over all pairs; and processes, of which each has its own queries, are to agree.
+    alone = request.ranks is None and (isinstance(request.device, str) or request.device is None)
     if alone and (explained or select.named_backend(request.backend) == "auto"):  # otherwise no price is asked for
         samples["train"] = Sampler(points, points, log_weights)
         samples["query"] = samples["train"] if rows is None else Sampler(points, rows, log_weights)
