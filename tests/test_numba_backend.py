@@ -19,7 +19,7 @@ from sdkde_numba.backend import NumbaBackend
 from sdkde_numba.bounds import choose, double_limit, extent_limit, single_limit, single_products
 from sdkde_numba.cpu_kernels import CODES, LEAST, exp2
 from sdkde_numba.info import INFO
-from sdkde_numba.near import order_columns, sum_leaves
+from sdkde_numba.near import aligned, order_columns, sum_leaves
 from sdkde_numba.price import HEIGHT, LEAF
 
 import sdkde_core
@@ -464,6 +464,16 @@ def test_leaves_are_right_but_for_rows_that_they_name(reduction, d):
     if len(good):
         want = truth(grid, rows=where[good])
         assert errors(replace(problem, m=len(good)), each(got, lambda x: x[good]), want).max() <= 0.5
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 16), (4097, 16)])
+def test_what_kernels_read_begins_with_a_line_of_the_cache(shape):
+    arrays = [aligned(*shape) for _ in range(5)]
+    assert all(x.shape == shape and x.dtype == np.float32 and x.flags.c_contiguous for x in arrays)
+    assert not any(x.ctypes.data % 64 for x in arrays)
+    for k, x in enumerate(arrays):
+        x[:] = k
+    assert all((x == k).all() for k, x in enumerate(arrays))
 
 
 def test_leaves_answer_for_what_float32_cannot_know():

@@ -18,12 +18,15 @@ from .cpu_kernels import ABSENT
 from .leaf_kernels import FACTORS, GROUP, LEAST, OF_TILES, UNIT
 from .price import HEIGHT, LEAF, SIZE
 
-__all__ = ["Near", "leaf_bytes", "order_columns", "sum_leaves"]
+__all__ = ["Near", "aligned", "leaf_bytes", "order_columns", "sum_leaves"]
 
 Array = NDArray[Any]
 
 #: Share of the tolerance for leaves that are left out; :data:`sdkde_core.nearby.lists` has its own.
 LEFT_OUT = 0.15
+
+#: Bytes of a line of the cache.
+LINE = 64
 
 LN2 = math.log(2.0)
 
@@ -76,7 +79,7 @@ class _Room:
 
     def __init__(self, problem: Problem, near: Near, tiles: int) -> None:
         d, most, groups = problem.d, tiles * (SIZE // LEAF), HEIGHT // GROUP
-        self.x, self.weights = np.empty((most, d, LEAF), np.float32), np.empty((most, LEAF), np.float32)
+        self.x, self.weights = aligned(most, d, LEAF), aligned(most, LEAF)
         self.boxes, self.heavies = np.empty((2, d, most), np.float32), np.empty(most, np.float32)
         self.halves, self.masses = np.empty((groups, most), np.float32), np.empty(most, np.float32)
         self.leaves, self.u = np.empty(most, np.intp), np.empty((HEIGHT, d), np.float32)
@@ -108,6 +111,14 @@ class _Room:
         )
         self.kernels.add(*add)
         return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in self.sums]
+
+
+def aligned(*shape: int) -> Array:
+    """Numbers of float32 that begin with a line of the cache: a vector that lies in two takes twice as long to read."""
+    size = 4 * math.prod(shape)
+    found = np.empty(size + LINE, np.uint8)
+    start = -found.ctypes.data % LINE
+    return found[start : start + size].view(np.float32).reshape(shape)
 
 
 def _wanted(problem: Problem) -> tuple[bool, bool, bool]:
