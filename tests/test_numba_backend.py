@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import os
 import pickle
 import subprocess
@@ -546,6 +547,22 @@ def test_explain_says_how_many_pairs_matter():
     x = np.random.default_rng(0).normal(size=(300_000, 3))
     found = sdkde_core.explain(x, x[:1000], bandwidth=0.02, backend="numba", method="sdkde")
     assert "% of the pairs matter" in str(found)
+
+
+def test_a_forecast_takes_little_of_what_it_may_save(monkeypatch):
+    """In 64 dimensions it would take a third of a second, and in 256 two: not where a glance says that all matters."""
+    from sdkde_numba import price
+
+    asked, share = [], price.share
+    monkeypatch.setattr(price, "share", lambda *a: asked.append(a) or share(*a))
+    rng = np.random.default_rng(0)
+    for d, pairs, shape, takes in ((64, 1e9, 64, False), (64, 1e9, 2, True), (64, 1e8, 2, False), (4, 1e9, 4, True)):
+        x = 30.0 * rng.normal(size=(2000, shape)) @ np.linalg.qr(rng.normal(size=(d, shape)))[0].T
+        n = int(math.sqrt(pairs))
+        sample = Sample(x, x, np.full(2000, -math.log(n)), x.min(axis=0), x.max(axis=0))
+        found = price.forecast(Problem(Reduction.LOG_SUM, n, n, d, precision="high"), sample)
+        assert bool(asked) is takes and (found is not None) <= takes
+        asked.clear()
 
 
 @pytest.mark.parametrize("skip", ["yes", 2])

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdkde_core.nearby import boxes, share
+from sdkde_core.nearby import LEFT_OUT, boxes, rough_share, share
 from sdkde_core.plugin import busy, cpu_threads, speedup
-from sdkde_core.protocol import Columns, Problem, Reduction, Sample, Work
+from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Sample, Work
 
 from .bounds import LeafSums, choose, leaf_errors, takes_leaves
 
@@ -23,12 +23,13 @@ TASK = 1 << 25
 #: Where tiles are left out: columns and rows of a tile, and columns of a leaf, which stand together in their order.
 SIZE, HEIGHT, LEAF = 128, 128, 16
 
-#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: that takes 20 ms. The
+#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: a glance takes 5 ms,
+#: and where it leaves less than NEARLY_ALL a forecast 20 ms and more, in many dimensions LOOK / LOOKED for each. The
 #: share of these seconds below which the others are left out.
-LOOK, PAYS = 0.5, 0.8
+LOOK, LOOKED, NEARLY_ALL, PAYS = 0.5, 16, 0.95, 0.8
 
-#: Columns, and rows, by which the backend looks; and rows whose sums it looks at.
-SAMPLE, ROWS = 1 << 12, 48
+#: Columns, and rows, by which the backend looks; and rows whose sums it looks at; columns and rows of a glance.
+SAMPLE, ROWS, FEW, FEW_ROWS = 1 << 12, 48, 1 << 10, 32
 
 #: One thread's operations a second: in products by dtype, others, exponentials. Nominal: a choice on which bits depend
 #: may not depend on what is measured, nor on the number of threads.
@@ -77,11 +78,24 @@ def forecast(problem: Problem, sample: Sample) -> Forecast | None:
     """Return what matters; None where sums over all pairs take little or not much longer."""
     if not _looks(problem) or not np.isfinite(sample.columns).all() or not np.isfinite(sample.rows).all():
         return None
+    if _glance(problem, sample) > NEARLY_ALL:
+        return None
     with np.errstate(all="ignore"):
         again = _again(problem, sample) if takes_leaves(problem) else 1.0
         found = Forecast(share(problem, sample, SIZE, HEIGHT), again)
     some = _seconds(_over_some(problem, found)) + 2.0 * _sorting(problem) / RATES["scalar"]  # by one thread
     return found if some < PAYS * _seconds(_over_all(problem)) else None
+
+
+def _glance(problem: Problem, sample: Sample) -> float:
+    """About what share of the pairs is left; of several scales nothing is known."""
+    if problem.scales:
+        return 0.0
+    rows, columns = (max(1, len(x) // few) for x, few in ((sample.rows, FEW_ROWS), (sample.columns, FEW)))
+    height = max(1, round(HEIGHT * problem.n / problem.m))
+    out = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
+    some = sample.rows[::rows], sample.columns[::columns], sample.log_weights[::columns]
+    return rough_share(problem, *some, SIZE, height, out)
 
 
 def _again(problem: Problem, sample: Sample) -> float:
@@ -107,7 +121,8 @@ def _again(problem: Problem, sample: Sample) -> float:
 
 def _looks(problem: Problem) -> bool:
     """Whether to look: of few rows the columns are shared out over threads, but not where tiles are left out."""
-    return problem.kernel == "gaussian" and problem.m >= 8 * HEIGHT and _seconds(_over_all(problem)) > LOOK
+    least = LOOK * max(1.0, problem.d / LOOKED)
+    return problem.kernel == "gaussian" and problem.m >= 8 * HEIGHT and _seconds(_over_all(problem)) > least
 
 
 def _over_all(problem: Problem) -> Work:

@@ -124,7 +124,8 @@ def _roughly(problem: Problem, rows: Any, columns: Any, log_weights: Any, size: 
     ball = 0.5 * within * math.log(math.pi) - math.lgamma(0.5 * within + 1.0)  # log volume of a ball of radius 1
     many = math.log(problem.n / k)
     wide = sum(math.exp((ball + math.log(points / NEAREST_OF) - many) / within) for points in (size, height))
-    nearest = xp.sqrt(square) - (wide * xp.exp(near))[:, None]
+    halved = math.log2(max(2.0, problem.n / max(size, height)))  # dimensions: in others a tile is as wide as all
+    nearest = math.sqrt(min(1.0, halved / within)) * xp.sqrt(square) - (wide * xp.exp(near))[:, None]
     half = 0.5 * xp.where(nearest > 0.0, nearest, xp.zeros_like(nearest)) ** 2
     terms = log_weights + many - 0.5 * square
     most = xp.max(terms, axis=1, keepdims=True)
