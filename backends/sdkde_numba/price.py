@@ -53,7 +53,7 @@ def work(problem: Problem) -> tuple[Work, Forecast | None]:
             scalar_flops=idle * some.scalar_flops + sorting,
             exps=idle * some.exps,
             bytes=32.0 * (problem.m + problem.n) * (problem.d + 2) + 50.0 * problem.n * problem.d,
-            launches=40,
+            launches=45,
         ),
         left,
     )

@@ -63,7 +63,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """Every array operation is a pass over a tile in cache, at the rates of NumPy's loops.
 
     An operation that reads a row's constant or reduces along it costs about two plain ones; double precision costs two
-    singles, exp more where its loop is not vectorised. Each block of rows costs some 100 µs for its buffers, and the
+    singles, exp more where its loop is not vectorised. Each block of rows costs some 250 µs for its buffers, and the
     call for its threads.
     """
     pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
@@ -93,7 +93,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         scalar_flops=idle * double * passes * pairs,
         exps=idle * exps * (1.0 if dtype == "float32" else _double_exp()) * scales * pairs,
         bytes=packing * (problem.m + problem.n) * (d + 2),
-        launches=40 + 10 * (-(-problem.m // 256)),
+        launches=5 + 25 * (-(-problem.m // 256)),
     )
 
 
