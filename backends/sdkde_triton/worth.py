@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace, device
 
 from sdkde_core.nearby import rough_share
 from sdkde_core.protocol import TOLERANCES, Problem, Sample, Work
@@ -76,8 +77,11 @@ def over_lists(problem: Problem, work: Work, share: float) -> Work:
 
 def share_of(problem: Problem, rows: Any, columns: Any, log_weights: Any, few: tuple[int, int] = LOOKED) -> float:
     """About what share of the pairs lists leave, by about so ``few`` of the rows and columns."""
-    some, thin = (_places(x.shape[0], count) for x, count in zip((rows, columns), few))
-    rows, columns, log_weights = rows[some], columns[thin], log_weights[thin]
+    xp, on = array_namespace(columns), device(columns)
+    some, thin = (xp.asarray(_places(x.shape[0], count), device=on) for x, count in zip((rows, columns), few))
+    rows, columns, log_weights = (
+        xp.take(x, at, axis=0) for x, at in ((rows, some), (columns, thin), (log_weights, thin))
+    )
     out = LEFT_OUT * TOLERANCES["fast"][problem.reduction].absolute
     return rough_share(problem, rows, columns, log_weights, LEAF, math.ceil(HEIGHT * problem.n / problem.m), out)
 
