@@ -68,7 +68,7 @@ ROOMS = {
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "bandwidth": {"messages", "arrays", "engine", "choice"},
-    "estimator": {"messages", "archive", "protocol", "arrays", "engine", "choice", "bandwidth"},
+    "estimator": {"messages", "archive", "protocol", "arrays", "nearby", "engine", "choice", "bandwidth"},
     "scale": {"messages", "storage", "protocol", "arrays", "engine", "choice", "bandwidth", "estimator"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator", "scale"},
     "distributed": {"arrays", "engine", "estimator"},

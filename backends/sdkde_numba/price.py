@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdkde_core.nearby import LEFT_OUT, boxes, rough_share, share
+from sdkde_core.nearby import LEFT_OUT, boxes, places, rough_share, share
 from sdkde_core.plugin import busy, cpu_threads, speedup
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Sample, Work
 
@@ -28,8 +28,8 @@ SIZE, HEIGHT, LEAF = 128, 128, 16
 #: share of these seconds below which the others are left out.
 LOOK, LOOKED, NEARLY_ALL, PAYS = 0.5, 16, 0.95, 0.8
 
-#: Columns, and rows, by which the backend looks; and rows whose sums it looks at; columns and rows of a glance.
-SAMPLE, ROWS, FEW, FEW_ROWS = 1 << 12, 48, 1 << 10, 32
+#: Columns, and rows, by which the backend looks; and rows whose sums it looks at; rows and columns of a glance.
+SAMPLE, ROWS, FEW = 1 << 12, 48, (32, 1 << 10)
 
 #: One thread's operations a second: in products by dtype, others, exponentials. Nominal: a choice on which bits depend
 #: may not depend on what is measured, nor on the number of threads.
@@ -61,8 +61,8 @@ def work(problem: Problem) -> tuple[Work, Forecast | None]:
 
 def sample_of(columns: Columns) -> Sample:
     """Return some of the columns, as rows too."""
-    step = -(-len(columns.points) // SAMPLE)
-    points, log_weights = (x[step // 2 :: step].copy() for x in (columns.points, columns.log_weights))
+    some = places(len(columns.points), SAMPLE)
+    points, log_weights = columns.points[some], columns.log_weights[some]
     return Sample(points, points, log_weights, points.min(axis=0), points.max(axis=0))
 
 
@@ -91,11 +91,8 @@ def _glance(problem: Problem, sample: Sample) -> float:
     """About what share of the pairs is left; of several scales nothing is known."""
     if problem.scales:
         return 0.0
-    rows, columns = (max(1, len(x) // few) for x, few in ((sample.rows, FEW_ROWS), (sample.columns, FEW)))
-    height = max(1, round(HEIGHT * problem.n / problem.m))
     out = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
-    some = sample.rows[::rows], sample.columns[::columns], sample.log_weights[::columns]
-    return rough_share(problem, *some, SIZE, height, out)
+    return rough_share(problem, sample.rows, sample.columns, sample.log_weights, SIZE, HEIGHT, out, FEW)
 
 
 def _again(problem: Problem, sample: Sample) -> float:

@@ -10,9 +10,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from array_api_compat import array_namespace, device
-
 from sdkde_core.nearby import rough_share
 from sdkde_core.protocol import TOLERANCES, Problem, Sample, Work
 
@@ -38,9 +35,6 @@ RATE, LAUNCHED = 2e12, 2.5e5
 
 #: Rows and columns that the backend looks at, and the host.
 LOOKED, SAMPLED = (64, 2048), (32, 1024)
-
-#: Of their places in stretches of equal length: an irrational number, so that no period in the data meets it.
-GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
 
 def takes(problem: Problem) -> bool:
@@ -77,20 +71,8 @@ def over_lists(problem: Problem, work: Work, share: float) -> Work:
 
 def share_of(problem: Problem, rows: Any, columns: Any, log_weights: Any, few: tuple[int, int] = LOOKED) -> float:
     """About what share of the pairs lists leave, by about so ``few`` of the rows and columns."""
-    xp, on = array_namespace(columns), device(columns)
-    some, thin = (xp.asarray(_places(x.shape[0], count), device=on) for x, count in zip((rows, columns), few))
-    rows, columns, log_weights = (
-        xp.take(x, at, axis=0) for x, at in ((rows, some), (columns, thin), (log_weights, thin))
-    )
     out = LEFT_OUT * TOLERANCES["fast"][problem.reduction].absolute
-    return rough_share(problem, rows, columns, log_weights, LEAF, math.ceil(HEIGHT * problem.n / problem.m), out)
-
-
-def _places(n: int, count: int) -> np.ndarray:
-    """About so many of n points, one of each of as many stretches."""
-    step = max(1, n // count)
-    k = np.arange(n // step)
-    return k * step + (step * (k * GOLDEN % 1.0)).astype(np.int64)
+    return rough_share(problem, rows, columns, log_weights, LEAF, HEIGHT, out, few)
 
 
 @functools.lru_cache(4)  # a backend's supports and work ask the same

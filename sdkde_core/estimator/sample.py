@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
 from ..arrays import to_host
 from ..engine.rows import take_rows
+from ..nearby import places
 from ..protocol import Sample
 
 __all__ = ["Sampler"]
 
 #: Rows, and columns, of a sample, at most.
 SIZE = 1 << 13
-
-#: Of a sample's places in their stretches: an irrational number, so that no period in the data meets it.
-GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
 
 class Sampler:
@@ -59,7 +56,4 @@ class Sampler:
 
 def _places(points: Any) -> Any:
     """Indices of up to :data:`SIZE` points: one of each of as many stretches of equal length."""
-    step = -(-points.shape[0] // SIZE)
-    k = np.arange(points.shape[0] // step)
-    found = k * step + (step * (k * GOLDEN % 1.0)).astype(np.int64)
-    return array_namespace(points).asarray(found, device=device_of(points))
+    return array_namespace(points).asarray(places(points.shape[0], SIZE), device=device_of(points))

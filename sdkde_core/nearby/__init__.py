@@ -6,7 +6,7 @@ tiles of pairs are; a backend then sums over the rest. Points are put into the o
 neighbouring rows at a time :func:`lists` returns the tiles of columns that each tile of rows needs, so that no more
 memory is taken than these lists need: some hundred rows on a CPU, many such groups at once on a device.
 :func:`share` forecasts from a sample how many pairs that leaves, :func:`boxes` how large tiles are; :func:`rough_share`
-takes less of a sample, and a tenth of the time.
+takes less of a sample, and a tenth of the time; :func:`places` says which points to take.
 
 Everything is for arrays of any library with the array API, on any device, and the same points give the same lists. Rows
 and columns have to be finite. Below, distances are over the scale s, and W is the sum of all weights.
@@ -51,9 +51,22 @@ rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are
 
 from __future__ import annotations
 
-from .forecast import boxes, rough_share, share
+from .forecast import boxes, places, rough_share, share
 from .lists import LEFT_OUT, PARTS, Lists, lists
 from .order import order
 from .tiles import Index, Tiles, index
 
-__all__ = ["LEFT_OUT", "PARTS", "Index", "Lists", "Tiles", "boxes", "index", "lists", "order", "rough_share", "share"]
+__all__ = [
+    "LEFT_OUT",
+    "PARTS",
+    "Index",
+    "Lists",
+    "Tiles",
+    "boxes",
+    "index",
+    "lists",
+    "order",
+    "places",
+    "rough_share",
+    "share",
+]

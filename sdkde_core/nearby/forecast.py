@@ -14,7 +14,7 @@ from .lists import FINE, MANY, NEAREST, threshold
 from .order import by_tile, order
 from .tiles import TOGETHER
 
-__all__ = ["boxes", "rough_share", "share"]
+__all__ = ["boxes", "places", "rough_share", "share"]
 
 Array = NDArray[Any]
 
@@ -26,6 +26,9 @@ NODE = 8
 
 #: Nearest points of a sample: their distances say how densely points lie, and in how many dimensions.
 NEAREST_OF, FARTHER_OF = 4, 16
+
+#: Of a sample's places in their stretches: an irrational number, so that no period in the data meets it.
+GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
 #: By how many standard deviations the least of a tile's rows is below their mean.
 LEAST = 2.0
@@ -75,8 +78,22 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
     return float(needed.mean())
 
 
+def places(n: int, most: int) -> NDArray[np.int64]:
+    """Indices of up to ``most`` of n points: one of each of as many stretches of equal length."""
+    step = -(-n // most)
+    k = np.arange(n // step)
+    return k * step + (step * (k * GOLDEN % 1.0)).astype(np.int64)
+
+
 def rough_share(
-    problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: int, out: float
+    problem: Problem,
+    rows: Any,
+    columns: Any,
+    log_weights: Any,
+    size: int,
+    height: int,
+    out: float,
+    few: tuple[int, int] = (64, 2048),
 ) -> float:
     """Return about what share of the pairs is left, from few points, quickly, on any device.
 
@@ -88,15 +105,17 @@ def rough_share(
     ----------
     problem : Problem
     rows : (r, d) array
-        Some of the rows.
+        All rows, or some.
     columns : (k, d) array
-        Some of the columns.
+        All columns, or some.
     log_weights : (k,) array
         Of these among all n.
     size, height : int
         Columns and rows of a tile.
     out : float
         What may be left out of a row's sum, relative to that.
+    few : (int, int)
+        Rows and columns that are looked at, at most.
 
     Returns
     -------
@@ -105,11 +124,19 @@ def rough_share(
     """
     if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0]:
         return 1.0
+    xp, on = array_namespace(columns), device(columns)
+    some, thin = (xp.asarray(places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
+    rows, columns, log_weights = (
+        xp.take(x, at, axis=0) for x, at in ((rows, some), (columns, thin), (log_weights, thin))
+    )
     with np.errstate(all="ignore"):
-        return _roughly(problem, rows, columns, log_weights, size, height, out)
+        return _roughly(problem, rows, columns, log_weights, size, height * problem.n / problem.m, out)
 
 
-def _roughly(problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: int, out: float) -> float:
+def _roughly(
+    problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: float, out: float
+) -> float:
+    """``height``: of as many columns as lie where a tile of rows does."""
     xp, (k, d) = array_namespace(columns), columns.shape
     rows, columns, log_weights = (xp.astype(x, xp.float32) for x in (rows, columns, log_weights))  # half the time
     square = xp.zeros((rows.shape[0], k), dtype=columns.dtype, device=device(columns))
