@@ -44,16 +44,20 @@ def _two_clusters(rng):
 @interpreted
 @warns
 @pytest.mark.parametrize(
-    ("reduction", "same", "requires"),
+    ("reduction", "same", "requires", "precision"),
     [
-        ("mean", True, ()),
-        ("mean", False, ("weights",)),
-        ("log_sum", True, ("weights", "exclude_self")),
-        pytest.param("laplace", False, ("weights",), marks=pytest.mark.slow),
-        pytest.param("mean", True, ("weights", "exclude_self"), marks=pytest.mark.slow),
+        ("mean", True, (), "fast"),
+        ("mean", True, (), "high"),
+        ("mean", False, ("weights",), "fast"),
+        ("log_sum", True, ("weights", "exclude_self"), "fast"),
+        pytest.param("laplace", False, ("weights",), "fast", marks=pytest.mark.slow),
+        pytest.param("mean", True, ("weights", "exclude_self"), "fast", marks=pytest.mark.slow),
+        pytest.param("mean", True, ("weights", "exclude_self"), "high", marks=pytest.mark.slow),
+        pytest.param("log_sum", False, ("weights",), "high", marks=pytest.mark.slow),
+        pytest.param("laplace", True, (), "high", marks=pytest.mark.slow),
     ],
 )
-def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
+def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeypatch):
     """Tiles are small, and lists in several parts; rows in several batches, their last tile not full."""
     import triton.language as tl
     from sdkde_triton import choose, near, sums
@@ -68,6 +72,7 @@ def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
         monkeypatch.setattr(sums, name, small[name])
     monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
     monkeypatch.setattr(sums, "default", lambda *_: Config(64, 32, 4, 1))
+    monkeypatch.setattr(sums, "tiles_at_most", lambda extent: 2)
     plain = near._list
     monkeypatch.setattr(near, "_list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
     x = _two_clusters(rng)
@@ -79,11 +84,11 @@ def test_suite_with_tiles_left_out(reduction, same, requires, monkeypatch):
         len(y),
         300,
         3,
-        precision="fast",
+        precision=precision,
         device="cpu",
         same=same,
         requires=frozenset(requires),
-        extent=20.0,
+        extent=15.0,
     )
     backend, queries = TritonBackend(skip=True), None if same else torch.from_numpy(y)
     state = backend.prepare(problem, Columns(torch.from_numpy(x), torch.from_numpy(log_w)))

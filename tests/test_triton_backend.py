@@ -58,11 +58,20 @@ def test_lists_are_priced_by_a_sample():
 
     assert price(asked(12.0)) < 0.5 and "% of the pairs matter" in INFO.supports(asked(12.0)).reason
     assert price(asked(1.0)) == 1.0 and "%" not in INFO.supports(asked(1.0)).reason
+    wide, narrow = (asked(width, precision="high") for width in (12.0, 1.0))  # all pairs are summed directly
+    assert "% of the pairs matter" in INFO.supports(wide).reason and "direct" in INFO.supports(narrow).reason
+    assert INFO.work(wide, None).exps < INFO.work(narrow, None).exps
     assert taken
     taken.clear()
-    for more in ({"m": 2**13, "n": 2**13}, {"precision": "high"}, {"d": 64}, {"sample": None}):
+    for more in ({"m": 2**13, "n": 2**13}, {"extent": 50.0}, {"d": 64}, {"sample": None}):
         assert "%" not in INFO.supports(asked(6.0, **more)).reason
     assert not taken
+
+
+def test_what_lists_hold_is_the_limit_where_they_may_pay():
+    few, many = (problem("mean", m=n, n=n, d=3, precision="high", same=True) for n in (2**16, 2**20))
+    assert INFO.extent_limit(few) == bounds.MOST_EXTENT
+    assert INFO.extent_limit(many) == bounds.packed_limit(many) == 36.0
 
 
 @pytest.mark.parametrize("extent", [0.0, 1.0, 15.0, 100.0])

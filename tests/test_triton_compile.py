@@ -101,9 +101,13 @@ def test_log_sum(d, form, laplace, capability):
         ("mean", 4, bounds.SHORT),
         pytest.param("mean", 4, bounds.FULL, marks=pytest.mark.slow),
         pytest.param("mean", 16, bounds.LONG, marks=pytest.mark.slow),
+        ("mean", 16, bounds.FULL),
         ("log_sum", 4, bounds.SHORT),
         pytest.param("log_sum", 16, bounds.LONG, marks=pytest.mark.slow),
+        pytest.param("log_sum", 4, bounds.FULL, marks=pytest.mark.slow),
+        pytest.param("log_sum", 16, bounds.FULL, marks=pytest.mark.slow),
         pytest.param("laplace", 16, bounds.LONG, marks=pytest.mark.slow),
+        pytest.param("laplace", 16, bounds.FULL, marks=pytest.mark.slow),
     ],
 )
 def test_listed(kernel, d, form, capability):

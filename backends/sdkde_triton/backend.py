@@ -92,8 +92,8 @@ class TritonBackend:
     Parameters
     ----------
     skip : bool, optional
-        Leave out pairs that cannot matter: at "fast", in 2 to 16 dimensions, of all rows at once, and where no call is
-        being recorded. Default: where a sample says that this is faster.
+        Leave out pairs that cannot matter: in 2 to 16 dimensions, of all rows at once, and where no call is being
+        recorded. Default: where a sample says that this is faster.
     """
 
     def __init__(self, skip: bool | None = None) -> None:
@@ -155,7 +155,7 @@ class TritonBackend:
             return False
         if own or (own is None and "exclude_self" in problem.requires):
             return False
-        if _way(problem, state.problem.extent, state.span).formula != "packed":
+        if _way(problem, state.problem.extent, state.span, listed=True).formula != "packed":
             return False
         return self.skip or (worth.looks(problem) and state.pays(problem, rows))
 
@@ -177,8 +177,9 @@ class _Way(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _way(problem: Problem, extent: float, span: float) -> _Way:
-    chosen, shifted = formula(problem, extent, span), shifts_rows(problem)
+def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> _Way:
+    """``listed``: over lists."""
+    chosen, shifted = formula(problem, extent, span, listed), shifts_rows(problem)
     if chosen != "packed":
         return _Way(chosen, shifted)
     step = grid_of(problem, extent, span)
@@ -218,10 +219,10 @@ def _listed(problem: Problem, points: torch.Tensor | None, state: _State, most: 
     return None if near is None else nearby.reduce(problem, points, near, *_operands(problem, state), most)
 
 
-def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int]:
-    """The columns in order, packed, and how."""
-    way = _way(problem, state.problem.extent, state.span)
-    return state.ordered(way.step, way.pieces, nearby.scaled(problem)), way.step, way.form
+def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int, float]:
+    """The columns in order, packed, and how; their extent."""
+    way = _way(problem, state.problem.extent, state.span, listed=True)
+    return state.ordered(way.step, way.pieces, nearby.scaled(problem)), way.step, way.form, state.problem.extent
 
 
 def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:

@@ -110,13 +110,13 @@ def extent_limit(problem: Problem) -> float:
     return MOST_EXTENT if prefers_direct(problem) else packed_limit(problem)
 
 
-def formula(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
-    """Return ``"packed"``, ``"products"`` (of float64) or ``"direct"``.
+def formula(problem: Problem, extent: float, log_weight_span: float = 0.0, listed: bool = False) -> str:
+    """Return ``"packed"``, ``"products"`` (of float64) or ``"direct"``; ``listed``: of sums over lists.
 
     Half precision holds log weights (nats) to some 4·10⁴.
     """
     near = extent <= packed_limit(problem) and log_weight_span <= MOST_SPAN
-    if near and not prefers_direct(problem):
+    if near and (listed or not prefers_direct(problem)):
         return "packed"
     return "products" if problem.d >= LEAST_PRODUCTS and extent <= PRODUCTS_LIMIT else "direct"
 

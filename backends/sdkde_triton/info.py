@@ -9,7 +9,7 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from . import worth
+from . import bounds, worth
 from .bounds import (
     FULL,
     LONG,
@@ -17,13 +17,13 @@ from .bounds import (
     MOST_EXTENT,
     PAIRED,
     arithmetic,
-    extent_limit,
     form,
     formula,
     grid_of,
     merges,
     mirrors,
     packed_dimensions,
+    packed_limit,
     shifts_rows,
     stores,
 )
@@ -56,8 +56,9 @@ def _supports(problem: Problem) -> Support:
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
-    if formula(problem, problem.extent) == "packed":
-        share, how = _share(problem), "half-precision pieces on Tensor Cores"
+    share = _share(problem)
+    if share is not None or formula(problem, problem.extent) == "packed":
+        how = "half-precision pieces on Tensor Cores"
         return Support(True, how if share is None else f"{how}; about {100.0 * share:.2g} % of the pairs matter")
     if formula(problem, problem.extent) == "products":
         return Support(True, "products of float64 matrices")
@@ -69,14 +70,21 @@ def _share(problem: Problem) -> float | None:
     """About what share of the pairs is summed; None: all."""
     if problem.sample is None or not worth.looks(problem, for_price=True):
         return None
+    if formula(problem, problem.extent, listed=True) != "packed":
+        return None
     return worth.forecast(problem, problem.sample())
+
+
+def _extent_limit(problem: Problem) -> float:
+    """That of packed operands too where direct differences are faster than these, but not than lists."""
+    return packed_limit(problem) if worth.looks(problem, for_price=True) else bounds.extent_limit(problem)
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
     pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
-    two_passes, extent = shifts_rows(problem), problem.extent
-    if formula(problem, extent) == "packed":
+    two_passes, extent, share = shifts_rows(problem), problem.extent, _share(problem)
+    if share is not None or formula(problem, extent) == "packed":
         width = packed_dimensions(d)
         full = problem.precision == "high" or two_passes
         corrections = form(problem, extent, grid_of(problem, extent))
@@ -101,7 +109,6 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
             launches=(2 if two_passes else 1) * LAUNCHES,
         )
-        share = _share(problem)
         work = work if share is None else worth.over_lists(problem, work, share)
     elif formula(problem, extent) == "products":
         work = Work(
@@ -161,7 +168,7 @@ INFO = BackendInfo(
     arrays="torch",
     startup_seconds=3.5,  # importing, and a context; measured with kernels that were compiled before
     supports=_supports,
-    extent_limit=extent_limit,
+    extent_limit=_extent_limit,
     work=_work,
     compile_seconds=_compile_seconds,
     capturable=True,

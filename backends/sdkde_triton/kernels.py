@@ -420,6 +420,24 @@ def weighted(p, b_hi, b_lo, b_rest, part, PIECES: tl.constexpr):
     return tl.dot(p_hi, b_hi, part)
 
 
+@triton.jit
+def exactly_weighted(p, b_hi, b_lo, b_rest, part, mean, total, SUMMED: tl.constexpr):
+    """φ b of a tile for "high", φ in three pieces: the largest product, ``mean`` with the others, ``total`` with Σ φ.
+
+    The others begin with ``part``. The largest products last: every step after them is truncated next to them.
+    """
+    p_hi, p_lo, p_rest = three_halves(p)
+    if not SUMMED:
+        total += tl.sum(p_lo.to(tl.float32) + p_rest.to(tl.float32), 1)
+        total += tl.sum(p_hi.to(tl.float32), 1)
+    part = tl.dot(p_rest, b_hi, part)
+    part = tl.dot(p_hi, b_rest, part)
+    part = tl.dot(p_lo, b_lo, part)
+    part = tl.dot(p_hi, b_lo, part)
+    mean += tl.dot(p_lo, b_hi, part)
+    return alone(p_hi, b_hi), mean, total
+
+
 @sized
 def mean_kernel(
     rows,
@@ -475,16 +493,7 @@ def mean_kernel(
                 p *= 2.0**SCALE_BITS
             # The largest products last: every step after them is truncated next to them.
             if EXACT:
-                p_hi, p_lo, p_rest = three_halves(p)
-                if not SUMMED:
-                    total += tl.sum(p_lo.to(tl.float32) + p_rest.to(tl.float32), 1)
-                    total += tl.sum(p_hi.to(tl.float32), 1)
-                part = tl.dot(p_rest, b_hi, part)
-                part = tl.dot(p_hi, b_rest, part)
-                part = tl.dot(p_lo, b_lo, part)
-                part = tl.dot(p_hi, b_lo, part)
-                mean += tl.dot(p_lo, b_hi, part)
-                part = alone(p_hi, b_hi)
+                part, mean, total = exactly_weighted(p, b_hi, b_lo, b_rest, part, mean, total, SUMMED)
             else:
                 if not SUMMED:
                     total += tl.sum(p, 1)

@@ -1,7 +1,7 @@
 """Device code: the reductions over the leaves of columns that a list names for every tile of rows.
 
-As :func:`sdkde_triton.kernels.log_sum_kernel` and :func:`sdkde_triton.kernels.mean_kernel` at "fast"; but rows and
-columns are packed in an order, and leaves of LEAF columns each are taken SIZE columns at a time, wherever they stand.
+As :func:`sdkde_triton.kernels.log_sum_kernel` and :func:`sdkde_triton.kernels.mean_kernel`; but rows and columns are
+packed in an order, and leaves of LEAF columns each are taken SIZE columns at a time, wherever they stand.
 Program (i, p) has tile k = ``which[i]`` of the rows from ``first`` on. Of the leaves from SIZE / LEAF · ends[k] up to
 those of the next tile, it takes the p-th ``length`` times SIZE / LEAF, of which there may be none: then it writes the
 sums of no columns.
@@ -16,6 +16,7 @@ from .kernels import (
     FLOOR,
     SCALE_BITS,
     accumulated,
+    exactly_weighted,
     exponents,
     leave_out,
     load_rows,
@@ -111,13 +112,14 @@ def mean_listed_kernel(
     MERGE: tl.constexpr,
     SUMMED: tl.constexpr,
     EXCLUDE: tl.constexpr,
+    EXACT: tl.constexpr,
     SIZE: tl.constexpr,
     LEAF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every tile."""
+    """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every SIZE columns."""
     tile, begin, end = _part(which, ends, length)
     local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     index = first + local
@@ -136,8 +138,14 @@ def mean_listed_kernel(
             p = tl.exp2(e)
             if PIECES == 3:
                 p *= 2.0**SCALE_BITS
-            if not SUMMED:
-                total += tl.sum(p, 1)
-            part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
-        mean += part
+            if EXACT:
+                part, mean, total = exactly_weighted(p, b_hi, b_lo, b_rest, part, mean, total, SUMMED)
+                mean += part
+                part = tl.zeros((BLOCK_M, D), tl.float32)
+            else:
+                if not SUMMED:
+                    total += tl.sum(p, 1)
+                part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
+        if not EXACT:
+            mean += part
     store_means(out, local, m, total, mean, D, SUMMED)

@@ -19,7 +19,7 @@ from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 from . import choose, launch, sums
 from .bounds import SHORT, packed_dimensions, shifts_rows
 from .compiled import copy
-from .grid import MOST_COLUMNS, PARTIAL_BYTES, Processor
+from .grid import PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
 from .ordering import order
@@ -125,9 +125,10 @@ def reduce(
     columns: Packed,
     step: float,
     form: int,
+    extent: float,
     most: float = 1.0,
 ) -> Partial | None:
-    """Reduce rows over the columns that can matter to them, at "fast".
+    """Reduce rows over the columns that can matter to them.
 
     Parameters
     ----------
@@ -141,6 +142,8 @@ def reduce(
         See :func:`sdkde_triton.bounds.grid_step`.
     form : int
         See :func:`sdkde_triton.bounds.form`.
+    extent : float
+        Of the columns, in bandwidths.
     most : float
         Share of the pairs.
 
@@ -162,7 +165,8 @@ def reduce(
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
-    ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1))
+    longest = sums.longest(problem, columns.pieces, extent, rows.device)
+    ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1), longest)
     found, first = [], 0
     for last in ends:
         over = _list(problem, near, columns, tiles, counts[first:last], first, length)
@@ -209,7 +213,7 @@ def _count(
     least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
     least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
 
-    allowed = LEFT_OUT * ROUNDED * TOLERANCES["fast"][problem.reduction].absolute
+    allowed = LEFT_OUT * ROUNDED * TOLERANCES[problem.precision][problem.reduction].absolute
     lowest = (-math.log(allowed) - least).float().clamp(max=HUGE)
     reaches = (2.0 * (near.log_weight - least).clamp(min=0.0)).sqrt().float().clamp(max=HUGE)
     limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)
@@ -233,10 +237,10 @@ def _flags(problem: Problem) -> tuple[int, bool, bool]:
     return problem.d, problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
 
 
-def _plan(counts: torch.Tensor, device: torch.device, per_row: int) -> tuple[list[int], int]:
-    """Where batches of tiles end, and how many SIZEs a program takes, by what each tile of rows has in its list."""
+def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
+    """Where batches of tiles end, and how many SIZEs a program takes, up to ``most``, by what each list has."""
     programs = PROGRAMS * Processor.of(device).multiprocessors
-    length = min(max(-(-int(counts.sum()) // programs), SHORTEST), MOST_COLUMNS // LISTED)
+    length = min(max(-(-int(counts.sum()) // programs), SHORTEST), most)
     until, ends, first = counts.cumsum(0), [], 0
     while first < len(counts):
         before = int(until[first - 1]) if first else 0

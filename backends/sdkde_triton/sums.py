@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.protocol import Partial, Problem
+from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import launch, listed
-from .bounds import merges, packed_dimensions
+from .bounds import merges, packed_dimensions, tiles_at_most
 from .compiled import launch as run
-from .grid import Processor
+from .grid import MOST_COLUMNS, Processor
 from .launch import Packed, Weights
-from .space import HEIGHT, LEAF, LISTED, default
+from .space import HEIGHT, LEAF, LISTED, Config, default
 
-__all__ = ["Lists", "log_sum", "mean"]
+__all__ = ["Lists", "log_sum", "longest", "mean"]
 
 
 class Lists(NamedTuple):
@@ -27,6 +27,13 @@ class Lists(NamedTuple):
     first: int
     length: int
     parts: int
+
+
+def longest(problem: Problem, pieces: int, extent: float, device: torch.device) -> int:
+    """Return how many SIZEs one program may take, of columns within ``extent`` bandwidths of the origin."""
+    if problem.precision == "high" and problem.reduction is Reduction.MEAN:
+        return max(1, tiles_at_most(extent) * _config("mean", problem, pieces, device).block_n // LISTED)
+    return MOST_COLUMNS // LISTED
 
 
 def log_sum(
@@ -63,7 +70,7 @@ def mean(
     """MEAN of m rows from ``top`` on; see :func:`sdkde_triton.launch.mean`."""
     width = packed_dimensions(problem.d)
     summed = problem.d < width
-    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None)
+    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, problem.precision == "high")
     per_row = width if summed else width + 1
     out = _launched("mean", listed.mean_listed_kernel, problem, rows, m, columns, over, (), flags, per_row, own)
     here = Packed(rows.buffer[top * width :], m, rows.padded, rows.pieces)
@@ -84,9 +91,7 @@ def _launched(
     own: int | None,
 ) -> torch.Tensor:
     """Partial results of a kernel, (parts, m, per_row) in some order."""
-    processor = Processor.of(rows.buffer.device)
-    width = packed_dimensions(problem.d)
-    config = default(name, width, processor.capability, merges(problem.d), rows.pieces)
+    config = _config(name, problem, rows.pieces, rows.buffer.device)
     assert config.block_m == HEIGHT and LISTED % config.block_n == 0
     out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
     sizes = (rows.padded, columns.padded, m, columns.count, problem.d, own or 0, over.first * HEIGHT, over.length)
@@ -94,3 +99,8 @@ def _launched(
     last = (LISTED, LEAF, config.block_m, config.block_n, config.num_stages)
     run(kernel, (-(-m // HEIGHT), over.parts), before, (*flags, *last), config)
     return out
+
+
+def _config(name: str, problem: Problem, pieces: int, device: torch.device) -> Config:
+    capability, width = Processor.of(device).capability, packed_dimensions(problem.d)
+    return default(name, width, capability, merges(problem.d), pieces)
