@@ -31,6 +31,8 @@ def _own_cache(shared):
     """What a user has measured on this machine must not decide what tests see; what one compiles another finds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+        # PyTorch warns of it where another process makes this folder meanwhile.
+        (shared / "cache" / "torch" / "kernels").mkdir(parents=True, exist_ok=True)
         patch.setenv("KEOPS_CACHE_FOLDER", str(shared / "keops"))
         patch.setenv("SDKDE_TRUTHS", str(shared / "truths"))
         for name in ("BACKEND", "PRECISION", "NUM_THREADS", "TUNING", "DB", "REPLAY"):

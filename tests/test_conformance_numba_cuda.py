@@ -327,6 +327,9 @@ class TestNumbaCudaByLists(BackendConformance):
     device = "cuda:0"
     dimensions = (2, 3, 5, 8, 16)
     options: ClassVar = {"skip": True}
+    xfail: ClassVar = {
+        "planned[float64-sdkde]": "queries in blocks are summed over all pairs, all at once over lists: other bits",
+    }
 
 
 @pytest.mark.gpu

@@ -59,8 +59,11 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     operations = 6.0 + (2.75 if problem.device == "cpu" else 6.5) * d * (kind == "direct")  # of a tile
     read = 16.0 * (problem.m + problem.n) * (d + 2)
     on_cpu = problem.device == "cpu"
-    # Where the bandwidth is small most rows have a small sum: on a GPU these are summed again, as differences.
-    again = 10.0 if kind == "split" and problem.extent > 2.0 * typical_extent(problem.n, d) else 1.0
+    # Where the bandwidth is small most rows have a small sum, but for what they add themselves: on a GPU these are
+    # summed again, as differences.
+    own = mean and problem.same and not problem.requires & {"weights", "exclude_self"}
+    small = kind == "split" and not own and problem.extent > 2.0 * typical_extent(problem.n, d)
+    again = 10.0 if small else 1.0
     return Work(
         # PyTorch's products of such tiles take longer on a CPU than NumPy's.
         matrix_flops={dtype: (3.0 if on_cpu else 2.0) * columns * pairs},
