@@ -30,8 +30,12 @@ class Lists(NamedTuple):
 
 
 def longest(problem: Problem, pieces: int, extent: float, device: torch.device) -> int:
-    """Return how many SIZEs one program may take, of columns within ``extent`` bandwidths of the origin."""
-    if problem.precision == "high" and problem.reduction is Reduction.MEAN:
+    """Return how many SIZEs one program may take, of columns within ``extent`` bandwidths of the origin.
+
+    Few where shifts at "high" have no free dimension, in which Σ φ is summed with what it rounds off.
+    """
+    alone = problem.d == packed_dimensions(problem.d)
+    if problem.precision == "high" and problem.reduction is Reduction.MEAN and alone:
         return max(1, tiles_at_most(extent) * _config("mean", problem, pieces, device).block_n // LISTED)
     return MOST_COLUMNS // LISTED
 
