@@ -398,4 +398,5 @@ def test_the_memory_that_a_pass_takes_is_predicted(reduction, precision, n, m, d
     taken, predicted = json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
     assert taken > 100 << 20  # of less the C library keeps too much
     print(f"{taken / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f}")
-    assert predicted / 1.3 <= taken <= predicted * 1.3
+    # On busy cores threads may take turns, and have their most one after another.
+    assert predicted / (1.3 * threads) <= taken <= predicted * 1.3
