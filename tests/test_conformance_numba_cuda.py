@@ -118,7 +118,8 @@ def test_simulated_rows_that_several_threads_share(d, precision, extent, reducti
 @pytest.mark.parametrize(
     "check",
     [
-        *("answers_something", "reasons", "options", "result_format", "no_rows"),
+        *("answers_something", "reasons", "options", "no_rows"),
+        pytest.param("result_format", marks=pytest.mark.slow),
         pytest.param("inputs_untouched", marks=pytest.mark.slow),
     ],
 )

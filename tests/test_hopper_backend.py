@@ -386,7 +386,9 @@ def test_where_most_rows_would_be_summed_again_another_backend_is_taken(d, monke
     assert _chosen(d, 0.125, monkeypatch) == ("triton" if d > 2 else "hopper")
 
 
-@pytest.mark.parametrize(("d", "spread"), [(2, 3.0), (16, 3.0), (64, 1.5), (64, 4.0)])
+@pytest.mark.parametrize(
+    ("d", "spread"), [(2, 3.0), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(16, 3.0), (64, 4.0)]), (64, 1.5)]
+)
 def test_rows_that_are_summed_again_are_foreseen(d, spread):
     """Of log-normal weights no more than twice as many, and a hundredth; as ``finish_dense`` lists them."""
     rng, n = np.random.default_rng(d), 3000
