@@ -162,4 +162,6 @@ def mean_listed_kernel(
                 part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
         if not EXACT:
             mean += part
-    store_means(out, local, m, total, mean + rest, D, SUMMED)
+    if EXACT:
+        mean += rest
+    store_means(out, local, m, total, mean, D, SUMMED)
