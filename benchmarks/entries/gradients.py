@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from itertools import product
@@ -23,7 +24,10 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def measure(setting: Setting, case: Case) -> dict[str, Any]:
-    """Milliseconds of an estimate without derivatives, with them, and backward by samples and queries; on a GPU MiB."""
+    """Milliseconds of an estimate without derivatives, with them, and backward by samples and queries; on a GPU MiB.
+
+    Errors are the norm of a point's derivative less the true one, over the largest of those: of samples and queries.
+    """
     subject = find(case["subject"])
     subject.check(case["method"], case["n"] ** 2, case["d"], setting.device)
     import torch
@@ -41,9 +45,32 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
         seconds, density = seconds_of(lambda: sdkde_core.estimate(*attached, **how), setting.device)
         taken["forward"].append(seconds)
         total = density.sum()
-        taken["backward"].append(seconds_of(lambda t=total: torch.autograd.grad(t, attached), setting.device)[0])
+        seconds, got = seconds_of(lambda t=total: torch.autograd.grad(t, attached), setting.device)
+        taken["backward"].append(seconds)
     found = {name: 1e3 * statistics.median(times) for name, times in taken.items()}
-    return found | ({"MiB": (torch.cuda.max_memory_allocated() - base) / 2**20} if x.is_cuda else {})
+    if x.is_cuda:
+        found["MiB"] = (torch.cuda.max_memory_allocated() - base) / 2**20
+    for name, derivative, true in zip(("of_samples", "of_queries"), got, exact(case["method"], x, y, h)):
+        found[name] = float((derivative - true).norm(dim=1).max() / true.norm(dim=1).max())
+    return found
+
+
+def exact(method: str, x: Any, y: Any, h: float) -> Any:
+    """Derivatives of the densities' sum by samples and by queries: PyTorch's, through float64 sums of all pairs."""
+    import torch
+
+    x, y = (z.double().requires_grad_() for z in (x, y))
+
+    def exponents(rows: Any, points: Any) -> Any:
+        expanded = rows @ points.T - 0.5 * (rows * rows).sum(1)[:, None] - 0.5 * (points * points).sum(1)
+        return expanded / h**2
+
+    points, (n, d) = x, x.shape
+    if method == "sdkde":
+        points = x + 0.5 * (torch.softmax(exponents(x, x), dim=1) @ x - x)
+    e = exponents(y, points)
+    total = (e.exp() * (1 + d / 2 + e) if method == "laplace" else e.exp()).sum()
+    return torch.autograd.grad(total * (2 * math.pi * h * h) ** (-d / 2) / n, (x, y))
 
 
 REGISTRY.add(
@@ -57,7 +84,14 @@ REGISTRY.add(
             Table(
                 "Milliseconds, and MiB beyond the inputs",
                 ("method", "subject", "n", "m"),
-                {"without derivatives": "without", "forward": "forward", "backward": "backward", "MiB": "MiB"},
+                {
+                    "without derivatives": "without",
+                    "forward": "forward",
+                    "backward": "backward",
+                    "MiB": "MiB",
+                    "error by samples": "of_samples",
+                    "by queries": "of_queries",
+                },
             ),
         ),
         gpu=True,

@@ -42,7 +42,7 @@ ALL = "all pairs"
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Options: ``d``, ``kinds`` and ``rules``, comma-separated, for some of the cases."""
+    """Options: ``d``, ``kinds`` and ``rules``, comma-separated, for some of the cases; ``precision``."""
     n = setting.at(2**11, 2**17, 2**20)
     rules = _option(setting, "rules", setting.at(("silverman",), ("silverman", "auto"), ("silverman", "auto")))
     dimensions = _option(setting, "d", setting.at((3,), (3, 4, 5, 6, 8, 10), (3, 4, 5, 6, 8, 10)))
@@ -59,7 +59,7 @@ def _option(setting: Setting, name: str, default: tuple[Any, ...]) -> tuple[Any,
 
 def _subjects(setting: Setting, d: int) -> Iterator[str]:
     """Backends that leave pairs out, with and without; on a GPU the others too, on a CPU Fourier sums."""
-    precision = "high" if setting.kind == "cpu" else "fast"
+    precision = setting.option("precision") or ("high" if setting.kind == "cpu" else "fast")
     for name in here(setting.device, (precision,), d):
         backend = name.partition(",")[0]
         if _skips(backend):
