@@ -19,7 +19,7 @@ from .choice.cost import typical_extent
 from .choice.judge import only_enqueues
 from .estimator import autograd, graphs, warming
 from .estimator.batches import Advance, check_out, densities, gradients, watched
-from .estimator.density import density
+from .estimator.density import density, has_gaps, undefined, warn_of_negative
 from .estimator.explanation import Explanation, rows_of, shape_of
 from .estimator.fallback import with_fallback
 from .estimator.fitted import Fitted, PassReport, run, shifted, slope
@@ -169,7 +169,7 @@ def estimate(
     key, arrays = graphs.key_of(request, train, query, log), (train, query, request.weights)
     result = None if key is None else _repeated.play(key, *arrays)
     if result is not None:
-        return result
+        return _told(result, request, log)
 
     def compute(request: Request) -> Any:
         with noting(None if key is None else Decisions()) as noted:
@@ -191,7 +191,14 @@ def estimate(
             _repeated.record(key, arrays, noted.made, first, lambda measured: finish(run(ready.again(measured))))
         return result
 
-    return with_fallback(request, compute)
+    return _told(with_fallback(request, compute), request, log)
+
+
+def _told(result: Any, request: Request, log: bool) -> Any:
+    """Return the result, with a warning if it is NaN where the estimate is negative."""
+    if has_gaps(request, log):
+        warn_of_negative(undefined(result), result.shape[0], request.check_finite)
+    return result
 
 
 @public

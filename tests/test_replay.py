@@ -4,6 +4,7 @@ import contextlib
 import gc
 import sys
 import threading
+import warnings
 import weakref
 from types import SimpleNamespace
 
@@ -134,7 +135,6 @@ def test_the_switch_is_looked_at_without_a_gpu_too(monkeypatch):
         {"device": "cpu"},
         {"bandwidth": True},
         {"backend_options": {"threads": 1}},
-        {"method": "laplace", "log": True},
         {"method": "laplace", "negative": "renormalise"},
     ],
 )
@@ -151,7 +151,7 @@ def test_clipped_and_signed_calls_have_recordings_of_their_own(cuda):
     signed, clipped = (key(method="laplace", negative=negative) for negative in ("keep", "clip"))
     assert None not in (signed, clipped)
     assert signed != clipped
-    assert key(method="laplace", negative="clip", log=True) is not None  # which looks at nothing on the host
+    assert key(method="laplace", negative="clip", log=True) is not None
 
 
 def test_tensors_on_the_host_are_never_recorded(monkeypatch):
@@ -464,6 +464,38 @@ def test_estimates_are_recorded_and_replayed_with_their_bits(method, sets, same,
     for i in range(3 * len(sets)):
         assert torch.equal(estimate(**sets[i // 3]), first[i // 3])
         assert torch.equal(estimate(**sets[i % len(sets)]), first[i % len(sets)])
+
+
+def _warned(ask, x):
+    """What a call returns, and what it warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = ask(x)
+    return got, [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_logs_of_negative_densities_are_replayed_with_their_warnings(prepared, on_device, monkeypatch):
+    options = {"method": "laplace", "bandwidth": 0.3, "backend": "torch", "precision": "fast"}
+    ready, near = sdkde_core.prepare(X40, **options), X40[:7].clone()  # at a sample it is positive
+
+    def ask(query):
+        return ready.estimate(query, log=True) if prepared else sdkde_core.estimate(X40, query, log=True, **options)
+
+    queries = [near, near + 0.5, near.flip(1).contiguous()]
+    first = [_warned(ask, y) for y in queries]
+    assert len({len(told) for _, told in first}) == 2, "one has a warning, and one has none"
+    for _ in range(replay.CALLS + 1):
+        for y in queries:
+            _warned(ask, y)
+    monkeypatch.setattr(replay.Replays, "record", None)  # nothing but replays from now on
+    for y, (want, told) in zip(queries, first):
+        got, again = _warned(ask, y)
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.nan_to_num(), want.nan_to_num())
+        assert again == told == [f"the Laplace estimate is negative at {n} of 7 points, where its log is NaN; use "
+            "log=False for the signed values, negative='clip', or method='sdkde', which is never negative"
+            for n in [int(want.isnan().sum())] if n]  # fmt: skip
 
 
 def test_weights_that_are_equal_are_not_replayed_for_others(on_device):

@@ -218,6 +218,17 @@ def test_what_more_of_the_data_decides_is_not_kept(judged):
     assert not registry.chosen
 
 
+@pytest.mark.parametrize(("share", "ok"), [(0.5, True), (0.6, False)])
+def test_who_has_no_formula_for_most_pairs_declines(monkeypatch, share, ok):
+    """Array code would sum them: on an H200, 150 times as long as another backend takes."""
+    numpy = registry.find("numpy")
+    info = replace(numpy.info, extent_limit=lambda p: 30.0, supports=lambda p: Support(p.extent <= 30.0, "holds to 30"))
+    monkeypatch.setattr(registry, "records", lambda: (replace(numpy, info=info),))
+    (got,) = select.rank([replace(PROBLEM, extent=99.0)], share=lambda step, limit: share)
+    assert got.ok == ok
+    assert ("points beyond 30 bandwidths summed apart" if ok else "60% of the pairs have a point beyond") in got.reason
+
+
 # --- replays --------------------------------------------------------------------------------------------------------
 
 

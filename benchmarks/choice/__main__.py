@@ -36,7 +36,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -148,8 +147,6 @@ class Bench:
         train, query = placed(x, case.place), placed(y, case.place)
         asked = Request(Goal.DENSITY, case.method, bandwidth=h, precision=case.precision, device=device)
         asked = replace(asked, calls=1) if way == "whole" else asked
-        # What is measured has log=True, which is not replayed of Laplace.
-        os.environ["SDKDE_REPLAY"] = "off" if case.method == "laplace" else "on"
         with as_if_warm() if way == "warm" else nullcontext():
             return explained(asked, train, query, measure=False)
 

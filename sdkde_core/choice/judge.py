@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..engine.outliers import limit_of, within_limit
+from ..engine.outliers import SPLIT_SHARE, limit_of, within_limit
 from ..engine.scales import PROVIDED, per_scale
 from ..protocol import BackendInfo, Problem, Support
 from . import cost, registry
@@ -193,6 +193,9 @@ def judge(
             asked, far, support = answer
             if not support.ok:
                 return no(support.reason)
+            if asked is not one and far > SPLIT_SHARE:  # it has no formula of its own for them
+                lacks = as_support(info.supports(one)).reason
+                return no(f"{lacks}; {far:.0%} of the pairs have a point beyond {asked.extent:.3g}")
             reasons.append((problem.reduction, support.reason))
             if asked is not one and far:
                 apart.append((far, asked.extent))

@@ -17,6 +17,7 @@ import numpy as np
 from .. import __version__, api
 from ..bandwidth.rules import RULES
 from ..choice import hardware, registry
+from ..estimator.density import has_gaps, undefined
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
@@ -164,7 +165,7 @@ def _by_shards(
             job.run(advance)
         for block in job.blocks():
             write(block)
-            negative += int(np.isnan(block).sum()) if log and frozen.request.method == "laplace" else 0
+            negative += undefined(block) if has_gaps(frozen.request, log) else 0
         _warn_of_negative(negative, rows)
         return f"{rows} rows, {frozen.backend} on {', '.join(frozen.devices) or frozen.device}"
 

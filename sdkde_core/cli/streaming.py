@@ -13,6 +13,7 @@ from ..api import explained, fitted
 from ..arrays import Argument, ingest
 from ..bandwidth.rules import resolve
 from ..estimator.batches import batch_rows, density_of, in_batches
+from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import Explanation
 from ..estimator.request import Goal, Request
 from ..scale.files import Source, check_order
@@ -98,8 +99,9 @@ class Stream:
         ready = fitted(self.request, self.train, Argument.of("query", shape), advance)
         self.where = f"{ready.choice.name} on {ready.choice.where}"
         size = batch_rows(self.query.rows, ready.problem)
-        for part in in_batches(ready, self._rows(size), density_of(self.log, self._below), advance):
+        for part in in_batches(ready, self._rows(size), density_of(self.log), advance):
             self.elsewhere = ready.has_second
+            self.negative += undefined(part) if has_gaps(self.request, self.log) else 0
             yield part.astype(self.dtype)
 
     def _rows(self, size: int) -> Iterator[Argument]:
@@ -107,6 +109,3 @@ class Stream:
         for batch in self.query.batches(size):
             yield Argument.of("query", batch)._replace(first=done)
             done += len(batch)
-
-    def _below(self, count: int, rows: int) -> None:
-        self.negative += count

@@ -16,6 +16,7 @@ from ..arrays import look
 from ..protocol import BackendInfo, Columns, Problem
 
 __all__ = [
+    "SPLIT_SHARE",
     "Outliers",
     "count",
     "find_outliers",
@@ -29,8 +30,9 @@ __all__ = [
 #: Features of which nothing is taken off: a backend that has one holds at any extent.
 WHOLE = frozenset({"grad", "kernel"})
 
-#: Largest share of the pairs that is taken off a backend that also takes the whole. Those pairs cost the same either
-#: way; what the others save must pay for packing the columns twice and for sorting rows and columns.
+#: Largest share of the pairs that is taken off a backend. One that also takes the whole is given that: those pairs cost
+#: the same either way, and what the others save must pay for packing the columns twice and for sorting rows and
+#: columns. One that does not declines: array code would sum them, which takes a hundred times as long.
 SPLIT_SHARE = 0.5
 
 #: Nats below a row's largest term at which others add nothing: exp(−746) is 0 in float64, however many terms there are

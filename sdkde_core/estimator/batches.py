@@ -19,7 +19,7 @@ from array_api_compat import array_namespace
 from ..arrays import Argument, Decisions, Query, noting, to_host
 from ..choice.hardware import cpu_threads
 from ..protocol import Problem, Reduction
-from .density import density, warn_of_negative
+from .density import density, has_gaps, undefined, warn_of_negative
 from .graphs import NUMBERS as RECORDED
 from .graphs import PAIRS, place_of
 
@@ -151,10 +151,11 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
     advance : callable, optional
         Who watches. With one of these it is done by batches, else at once.
     """
-    below: list[int] = []
-    result = _answered(fitted, query, density_of(log, lambda count, rows: below.append(count)), out, advance)
-    if below:
-        warn_of_negative(sum(below), query.shape[0])
+    result, m = _answered(fitted, query, density_of(log), out, advance), query.shape[0]
+    if has_gaps(fitted.request, log):
+        size = m if out is None else ROWS  # what was too large for memory is read by batches
+        gaps = sum(undefined(result[k : k + size]) for k in range(0, m, max(size, 1)))
+        warn_of_negative(gaps, m, fitted.request.check_finite)
     return result
 
 
@@ -192,12 +193,12 @@ class Wanted:
         return _restored(fitted, self.at(fitted, points, known), rows)
 
 
-def density_of(log: bool, negative: Callable[[int, int], None]) -> Wanted:
-    """Return the densities of rows, or their logs; ``negative`` as for :func:`.density`."""
+def density_of(log: bool) -> Wanted:
+    """Return the densities of rows, or their logs."""
 
     def at(fitted: Fitted, points: Any, known: dict[str, Any]) -> Any:
         clip, sums = fitted.request.negative != "keep", fitted.reduce(points, **known)
-        return density(sums, fitted.log_constant, log, clip, negative)
+        return density(sums, fitted.log_constant, log, clip)
 
     return Wanted("log" if log else "density", None, at)
 
@@ -267,9 +268,8 @@ def _at_once(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
 
 def _key(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
     """What calls that can be replayed for each other have in common; None where it cannot be replayed."""
-    x, laplace = query.array, fitted.request.method == "laplace"
-    # Laplace's log looks for negative values on the host, and its slope is the core's own.
-    looks = laplace and (wanted.name == "score" or (wanted.name == "log" and fitted.request.negative == "keep"))
+    x = query.array
+    looks = fitted.request.method == "laplace" and wanted.name == "score"  # which is the core's own
     if fitted.replays is None or looks or query.origin != fitted.home:
         return None
     if not x.shape[0] or fitted.problem.n * x.shape[0] > PAIRS or math.prod(x.shape) > RECORDED:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from array_api_compat import array_namespace
 
+from ..engine.outliers import count
 from ..messages import caller_level
 from ..protocol import Partial
+from .request import Request
 
-__all__ = ["density", "warn_of_negative"]
-
-
-#: Told of how many rows, of how many there are.
-Count = Callable[[int, int], None]
+__all__ = ["density", "has_gaps", "undefined", "warn_of_negative"]
 
 
-def density(sums: Partial, constant: float, log: bool, clip: bool = False, negative: Count | None = None) -> Any:
-    """Return the density, or its log: NaN where it is negative, with one RuntimeWarning.
+def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> Any:
+    """Return the density, or its log: NaN where it is negative. Nothing is read on the host, so it can be recorded.
 
     Parameters
     ----------
@@ -30,35 +27,36 @@ def density(sums: Partial, constant: float, log: bool, clip: bool = False, negat
     log : bool
     clip : bool
         Zero where it is negative, and the log −inf.
-    negative : callable, optional
-        Told of how many rows the log is NaN and of how many there are, instead of the warning.
     """
     xp = array_namespace(sums.log_sum)
     if sums.sign is None:
         log_density = sums.log_sum + constant
         return log_density if log else xp.exp(log_density)
     log_density = sums.log_magnitude + constant
-    if clip:
-        values, least = (log_density, -math.inf) if log else (xp.exp(log_density), 0.0)
+    if clip or log:
+        values, least = (log_density, -math.inf if clip else math.nan) if log else (xp.exp(log_density), 0.0)
         return xp.where(sums.sign < 0, xp.full_like(values, least), values)
-    return _signed_log(sums.sign, log_density, negative or warn_of_negative) if log else sums.sign * xp.exp(log_density)
+    return sums.sign * xp.exp(log_density)
 
 
-def _signed_log(sign: Any, log_magnitude: Any, told: Count) -> Any:
-    """log p̂ where p̂ ≥ 0, NaN elsewhere."""
-    xp = array_namespace(sign)
-    negative = sign < 0
-    count = int(xp.sum(xp.astype(negative, xp.int64)))
-    if count:
-        told(count, sign.shape[0])
-    return xp.where(negative, xp.full_like(log_magnitude, math.nan), log_magnitude)
+def has_gaps(request: Request, log: bool) -> bool:
+    """Whether results are NaN where the estimate is negative, which users are warned of."""
+    return log and request.method == "laplace" and request.negative == "keep"
 
 
-def warn_of_negative(count: int, rows: int) -> None:
-    """Warn that the log is NaN for some rows."""
+def undefined(log_density: Any) -> int:
+    """Return of how many rows the log is NaN, once the device has computed it."""
+    return int(count(array_namespace(log_density).isnan(log_density)))
+
+
+def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:
+    """Warn that the log is NaN for some rows, if there are any; ``finite``: the data are known to be."""
+    if not undefined:
+        return
     warnings.warn(
-        f"the Laplace estimate is negative at {count} of {rows} points, where its log is NaN; "
-        "use log=False for the signed values, negative='clip', or method='sdkde', which is never negative",
+        f"the Laplace estimate is {'negative' if finite else 'negative or NaN'} at {undefined} of {rows} points, where "
+        "its log is NaN; use log=False for the signed values, negative='clip', or method='sdkde', which is never "
+        "negative",
         RuntimeWarning,
         stacklevel=caller_level(),
     )

@@ -63,9 +63,9 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     number = isinstance(request.bandwidth, (float, int)) and not isinstance(request.bandwidth, bool)
     if not number or request.backend_options:
         return None
-    # Laplace's log looks for negative values on the host, and their mass is summed up there.
-    looks = (log and request.method == "laplace" and request.negative == "keep") or request.negative == "renormalise"
-    place = None if looks else place_of(train, *(x for x in (query, request.weights) if x is not None))
+    if request.negative == "renormalise":  # the negative mass is summed up on the host
+        return None
+    place = place_of(train, *(x for x in (query, request.weights) if x is not None))
     if place is None or request.device not in (None, f"cuda:{place[1]}", *(["cuda"] if place[1] == 0 else [])):
         return None
     if train.ndim != 2 or (query is not None and query.ndim != 2):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -262,11 +262,11 @@ class Frozen:
         """Return whitened samples (k, d), moved by half their shift over all shards."""
         return rows + 0.5 * sums.shift
 
-    def density(self, sums: Partial, log: bool, negative: Callable[[int, int], None] | None = None) -> Array:
-        """Return the density (k,), or its log, of sums over all shards; ``negative`` as in :func:`.density`."""
+    def density(self, sums: Partial, log: bool) -> Array:
+        """Return the density (k,), or its log, of sums over all shards."""
         clip, constant = self.request.negative != "keep", log_constant(self.request.kernel, self.bandwidth)
         with np.errstate(all="ignore"):
-            return density(sums, constant, log, clip, negative).astype(self.shape.dtype)
+            return density(sums, constant, log, clip).astype(self.shape.dtype)
 
     @property
     def _cards(self) -> tuple[str, ...]:

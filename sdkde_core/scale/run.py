@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..estimator.batches import NUMBERS, ROWS, watched
-from ..estimator.density import warn_of_negative
+from ..estimator.density import has_gaps, undefined, warn_of_negative
 from ..estimator.public import public
 from ..estimator.request import Goal, Options, Request, takes_options
 from ..messages import brief
@@ -201,7 +201,7 @@ class Job:
     def _finished(self, rows: Array, sums: Partial, last: bool) -> Array:
         if not last or self.frozen.request.goal is Goal.DEBIASED:
             return self.frozen.moved(rows, sums)
-        return self.frozen.density(sums, self.log, lambda count, rows: None)
+        return self.frozen.density(sums, self.log)
 
     def _shards(self, step: int, kept: dict[int, Columns]) -> Iterator[Callable[[], Columns]]:
         for k, (start, stop) in enumerate(self.frozen.shards):
@@ -264,9 +264,8 @@ def _write(job: Job, out: Any, name: str) -> Any:
     for block in job.blocks():
         out[done : done + len(block)] = block
         done += len(block)
-        negative += int(np.isnan(block).sum()) if job.log and job.frozen.request.method == "laplace" else 0
-    if negative:
-        warn_of_negative(negative, m)
+        negative += undefined(block) if has_gaps(job.frozen.request, job.log) else 0
+    warn_of_negative(negative, m)
     return out
 
 
