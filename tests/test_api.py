@@ -11,6 +11,7 @@ from scipy import stats
 from sklearn.neighbors import KernelDensity
 
 import sdkde_core
+from sdkde_core.estimator import plan
 from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.testing import problems, reference
 
@@ -420,3 +421,23 @@ def test_a_request_of_plain_values_is_made_once(monkeypatch):
     for _ in range(2):
         with pytest.raises(TypeError, match="unexpected keyword argument 'bandwith'"):
             made(bandwith=1.0)
+
+
+@pytest.mark.parametrize("bandwidth", [0.3, [0.3, 2.0, 1e-3]])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("queried", [False, True])
+def test_large_data_are_whitened_by_threads_to_the_same_bits(monkeypatch, bandwidth, order, dtype, queried):
+    rng = np.random.default_rng(4)
+    x, y = (np.asarray(rng.normal(size=(k, 3)), dtype, order=order) for k in (1001, 77))
+    x[5] *= 1e3
+    request = Request.of(Goal.DENSITY, {"bandwidth": bandwidth})
+    together = plan.located(*plan.read(request, x, y if queried else None))
+    monkeypatch.setattr(plan, "SHARED", 1)
+    monkeypatch.setattr(plan, "WHITENED", 100)
+    for threads in ("1", "3"):
+        monkeypatch.setenv("SDKDE_NUM_THREADS", threads)
+        apart = plan.located(*plan.read(request, x, y if queried else None))
+        assert apart[1:] == together[1:]
+        for name in ("points", "distances", "largest", "log_weights", "centre", "queried"):
+            np.testing.assert_array_equal(getattr(apart[0], name), getattr(together[0], name))

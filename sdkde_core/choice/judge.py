@@ -41,6 +41,10 @@ CALLS, DEVICE_CALLS = 10, 10_000
 #: python -m benchmarks.choice.overheads: 0.48 to 0.69 ms, 0.09, and 4 to 8 %.
 CALL_SECONDS, REPLAY_SECONDS, REPLAYED_LAUNCH = 0.5e-3, 0.09e-3, 0.06
 
+#: What it takes more, likewise, where points are summed apart: to find them, to sort rows and columns and to put sums
+#: together are some thirty kernels, and the host waits for some numbers. 0.4 to 1.4 ms there, and 0.1.
+APART_SECONDS, APART_REPLAY_SECONDS = 1.0e-3, 0.12e-3
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -228,8 +232,10 @@ def judge(
     if transfer is None or len(known) < len(passes):
         return Candidate(info.name, device, True, reason, None, *startup)
     on_gpu = "cuda" in (data_device.partition(":")[0], device.partition(":")[0])
-    host = (REPLAY_SECONDS if replayed else CALL_SECONDS) if on_gpu else 0.0
-    total = transfer + host + sum(known)
+    host = REPLAY_SECONDS if replayed else CALL_SECONDS
+    if apart:
+        host += APART_REPLAY_SECONDS if replayed else APART_SECONDS
+    total = transfer + host * on_gpu + sum(known)
     if on is None:
         return Candidate(info.name, device, True, reason, None, *startup, plain_seconds=total)
     return Candidate(info.name, device, True, reason, total, *startup, known)

@@ -14,11 +14,13 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Argument, Data, Query, check_query, convert, detached, ingest, look, rounded, to_host
+from ..arrays import Argument, Data, Query, check_query, convert, detached, ingest, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
+from ..choice.hardware import cpu_threads
 from ..engine.outliers import count, outlier_share, radii
+from ..engine.threads import map_threads
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
 from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
@@ -41,6 +43,9 @@ __all__ = [
 #: Rows that the centre is taken from, up to twice as many: enough for a median that outliers do not move, few enough
 #: to cost nothing.
 CENTRE_ROWS = 256
+
+#: On the host: coordinates whitened at a time, which stay in a core's cache, and from how many on threads do it.
+WHITENED, SHARED = 1 << 15, 1 << 20
 
 #: Bandwidths: up to there squares of distances stay finite.
 FARTHEST = 1e149
@@ -224,13 +229,44 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data and measure their extent; by default from their median."""
     xp, n = array_namespace(data.train), data.n
     centre = centre_of(data.train, bandwidth) if centre is None else centre
-    points = data.train if data.query is None else xp.concat([data.train, data.query])
-    points = bandwidth.whiten(points, centre)  # together: half the kernels on a device
-    distances = radii(points)
+    parts = [data.train] if data.query is None else [data.train, data.query]
+    large = sum(part.shape[0] for part in parts) * data.train.shape[1] >= SHARED
+    if (
+        large
+        and isinstance(centre, np.ndarray)
+        and isinstance(bandwidth.factor, np.ndarray)
+        and bandwidth.factor.ndim == 1
+    ):
+        points, distances = _by_threads(parts, bandwidth, centre)
+    else:
+        points = bandwidth.whiten(parts[0] if len(parts) == 1 else xp.concat(parts), centre)  # half the kernels
+        distances = radii(points)
     largest, log_weights = xp.max(distances), data.log_weights
     if log_weights is None:
         log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
     return Measured(points, distances, largest, log_weights, centre, data.query is not None)
+
+
+def _by_threads(parts: list[np.ndarray], bandwidth: Bandwidth, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whitened points (n + m, d) and their distances from the origin, on the host, with no copy of them between.
+
+    A division and a dot product of every row alone: how rows are cut, and by how many threads, changes no bit.
+    """
+    ends = np.cumsum([0, *map(len, parts)])
+    points, distances = np.empty((ends[-1], len(centre))), np.empty(ends[-1])
+    height = max(1, WHITENED // len(centre))
+    pieces = [(k, i) for k, part in enumerate(parts) for i in range(0, len(part), height)]
+
+    @quiet
+    def whiten(piece: tuple[int, int]) -> None:
+        k, i = piece
+        some = parts[k][i : i + height]
+        there = slice(ends[k] + i, ends[k] + i + len(some))
+        points[there] = bandwidth.whiten(some, centre)
+        distances[there] = radii(points[there])
+
+    map_threads(whiten, pieces, cpu_threads())
+    return points, distances
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float, bool]:
