@@ -74,7 +74,7 @@ TORCH = BackendInfo(
     requires_modules=("torch",),
     install="pip install 'sdkde-core[torch]'",
     arrays="torch",
-    startup_seconds=2.8,
+    startup_seconds=3.5,
     supports=_torch_supports,
     work=_torch_work,
 )

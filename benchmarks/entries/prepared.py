@@ -32,7 +32,7 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     batches = [y + 0.01 * k for k in range(case["batches"])]
     options: dict[str, Any] = {"method": case["method"], "bandwidth": h, "precision": "fast", "device": setting.device}
     some = batches[: 3 if case["method"] == "sdkde" else None]
-    sdkde_core.prepare(x[: len(x) // 8], **options).estimate(y)  # compiles
+    sdkde_core.prepare(x + 0.01, **options).estimate(y)  # compiles
     first, ready = seconds_of(lambda: sdkde_core.prepare(x, **options), setting.device)
     raw = ready.estimate(y, log=True)
     then, _ = seconds_of(lambda: [ready.estimate(q) for q in batches], setting.device)

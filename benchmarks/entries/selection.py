@@ -63,6 +63,7 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     x, topics = (np.load(name), None) if name else made(case["n"])
     keep, rng = int(setting.option("keep", str(len(x) // 10))), np.random.default_rng(1)
     z = x if case["columns"] == "all" else components(x, int(case["columns"]))
+    weights(z + 0.01, case["subject"], setting.device)  # compiles
     seconds, odds = seconds_of(lambda: weights(z, case["subject"], setting.device), setting.device)
     kept = rng.choice(len(x), keep, replace=False, p=odds)
     if out := setting.option("out"):

@@ -117,7 +117,7 @@ class Sample:
         if self.weights is None:
             if isinstance(self.x, np.ndarray):
                 return tuple(np.quantile(self.x, (0.25, 0.75), axis=0))
-            ordered = xp.sort(self.x, axis=0)
+            ordered = xp.sort(self.x, axis=0, stable=False)
             return _type7(ordered, 0.25), _type7(ordered, 0.75)
         order = xp.argsort(self.x, axis=0)  # (n, d)
         weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)

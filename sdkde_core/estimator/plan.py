@@ -45,7 +45,7 @@ __all__ = [
 CENTRE_ROWS = 256
 
 #: On the host: coordinates whitened at a time, which stay in a core's cache, and from how many on threads do it.
-WHITENED, SHARED = 1 << 15, 1 << 20
+WHITENED, SHARED = 1 << 15, 1 << 18
 
 #: Bandwidths: up to there squares of distances stay finite.
 FARTHEST = 1e149
@@ -388,7 +388,7 @@ def _median(rows: Any) -> Any:
     xp = array_namespace(rows)
     if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
         return xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
-    return xp.sort(rows, axis=0)[(rows.shape[0] - 1) // 2, :]
+    return xp.sort(rows, axis=0, stable=False)[(rows.shape[0] - 1) // 2, :]  # stable takes eight times as long
 
 
 def moved_extent(extent: float) -> float:
