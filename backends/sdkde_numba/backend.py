@@ -40,8 +40,12 @@ CHUNK, TASKS = 1 << 14, 64
 #: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
 CALL = 1 << 29
 
-#: Where tiles are left out: most rows of a task, most pairs of tiles that it looks at, and bytes for each of these.
-GROUP, LOOKED, LOOKED_BYTES = 512, 1 << 19, 64
+#: Where tiles are left out: rows for which columns are looked at together; most rows of a task, and how many tasks to
+#: aim for: what a task does in Python takes 2 ms, in which no other thread does anything in Python.
+GROUP, MOST_ROWS, FEWEST_TASKS = 512, 4096, 16
+
+#: Most pairs of tiles that a task looks at, and bytes for each.
+LOOKED, LOOKED_BYTES = 1 << 19, 64
 
 #: Numbers that a task packs.
 PACK = 1 << 20
@@ -176,7 +180,7 @@ class NumbaBackend:
         if places is None:
             (places,) = map_threads(lambda x: order(x, LEAF), [rows], 1, apart=True)
 
-        tiles = min(GROUP // HEIGHT, LOOKED // len(state.columns), len(rows) // (TASKS * HEIGHT))
+        tiles = min(MOST_ROWS // HEIGHT, LOOKED // len(state.columns), len(rows) // (FEWEST_TASKS * HEIGHT))
         group = HEIGHT * max(1, tiles)
 
         def task(first: int) -> Partial:
@@ -215,7 +219,7 @@ def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
     By leaves, and by tiles the rows that those are not right for.
     """
     assert state.near is not None
-    found = lists(problem, state.near.columns, rows, HEIGHT)
+    found = lists(problem, state.near.columns, rows, HEIGHT, GROUP)
     parts, again = [], np.arange(len(rows))
     if takes_leaves(problem):
         some, again = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
