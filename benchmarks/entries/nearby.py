@@ -197,16 +197,18 @@ def errors(a: Asked) -> dict[str, float]:
     factor, d, found = np.linalg.cholesky(a.bandwidth.matrix), a.u.shape[1], {}
     constant = -np.log(np.diagonal(factor)).sum() - 0.5 * d * np.log(2 * np.pi)
     allowed = TOLERANCES[a.options["precision"]]
+    samples = placed(a.u, a.device)
     for what, points, places in (("first", a.x, a.u), ("second", a.y, a.v)):
         rows = outer(places, 1 if a.dense else BESIDE)
         log = metrics.host(ready.estimate(points[rows], log=True)) - constant
         some = np.unique(np.concatenate([np.argsort(log)[:LOOKED], _far(places[rows]), _evenly(len(rows))]))
-        want = metrics.sums(places[rows[some]], a.u, 1.0, "log")
+        looked = placed(places[rows[some]], a.device)
+        want = metrics.host(metrics.sums(looked, samples, 1.0, "log"))
         off = np.abs(log[some] - want) / allowed[Reduction.LOG_SUM].at(want)
         if what == "first":
             shift = metrics.host(ready.grad_log_density(points[rows]))[some] @ factor
-            apart = np.linalg.norm(shift - metrics.sums(places[rows[some]], a.u, 1.0, "shift"), axis=1)
-            off = apart / allowed[Reduction.MEAN].at(want)
+            apart = shift - metrics.host(metrics.sums(looked, samples, 1.0, "shift"))
+            off = np.linalg.norm(apart, axis=1) / allowed[Reduction.MEAN].at(want)
         found[f"worst_{what}"] = float(off.max())
     return found
 
