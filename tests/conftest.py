@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections import defaultdict
 
 import pytest
@@ -46,6 +47,17 @@ def _nothing_aside(monkeypatch):
     monkeypatch.setattr(registry, "aside", {})
     monkeypatch.setattr(registry, "warm", {})
     monkeypatch.setattr(registry, "chosen", {})
+
+
+@pytest.fixture
+def heeded():
+    """Signals that end a program do: a shell's background jobs, and what nohup starts, come with some ignored."""
+    usual = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
+    numbers = {getattr(signal, name): handler for name, handler in usual.items() if hasattr(signal, name)}
+    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -512,6 +512,7 @@ def test_what_ships_is_what_the_tuner_would_search(path):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX")
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
     """Whatever of them is left would hold the standard output, and `communicate` would wait for it."""

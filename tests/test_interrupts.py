@@ -15,7 +15,10 @@ import pytest
 
 from sdkde_core.choice import registry
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs POSIX signals")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs POSIX signals"),
+    pytest.mark.usefixtures("heeded"),
+]
 
 FOUND = {r.name for r in registry.records() if r.ok}
 BACKENDS = ["numpy", "numba", "torch", "keops", "fourier"]

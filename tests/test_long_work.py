@@ -350,6 +350,7 @@ def test_what_a_function_raises_ends_the_call(mapped):
 
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+@pytest.mark.usefixtures("heeded")
 def test_an_interrupt_ends_the_call_and_closes_the_bar(capsys, monkeypatch):
     """Between two batches, and while one is summed; `test_interrupts` has those of calls in one piece."""
     pytest.importorskip("tqdm")
