@@ -518,7 +518,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         if measure:
             run(ready, reports.append)
         below = Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None
-        where = str(ready.bandwidth), reports, ready.data.device, below, ready.bandwidth.selection
+        where = str(ready.bandwidth), reports, ready.data.came_from, below, ready.bandwidth.selection
         return Explanation.of(request.method, ready.problems, ready.choice, *where)
 
     return with_fallback(request, compute)

@@ -15,6 +15,7 @@ from scipy import sparse
 
 import sdkde_core
 from sdkde_core.arrays import Origin, arguments, convert, ingest
+from sdkde_core.arrays.places import with_room
 from sdkde_core.testing import reference
 
 X = np.random.default_rng(0).normal(size=(50, 2))
@@ -105,7 +106,31 @@ def test_data_on_a_device_stay_in_their_library(method, bandwidth, query):
         assert sdkde_core.grad_log_density(x, y, bandwidth=bandwidth).device == device
     data = ingest(x, y)
     assert data.train.device == device
-    assert ingest(x, y, host=True).device == "cpu"
+    assert ingest(x, y, device="cpu").device == "cpu"
+
+
+def test_large_data_of_the_host_go_to_the_device_that_was_asked_for(monkeypatch):
+    """If it has room for them; float32 as it is, and results come back."""
+    there = Origin(array_api_strict, array_api_strict.Device("device1"), on_host=False)
+    monkeypatch.setattr(arguments, "LARGE", X.size)
+    monkeypatch.setattr(arguments, "with_room", lambda device, size: there if device == "cuda:0" else Origin())
+    narrow = ((X.astype(">f4"), "float32"), (X.astype(np.float16), "float32"))
+    for x, dtype in (*narrow, (X, "float64"), (X > 0, "float64")):
+        data = ingest(x, x[:7], device="cuda:0")
+        assert data.taken and data.train.device == data.query.device == there.device
+        assert data.train.dtype == data.query.dtype == getattr(array_api_strict, dtype)
+        assert (data.dtype, data.origin, data.came_from) == (dtype, Origin(), "cpu")
+    for x, device in ((X[1:], "cuda:0"), (X, "cuda:1"), (X, "cpu"), (X, None)):
+        data = ingest(x, device=device)
+        assert isinstance(data.train, np.ndarray) and not data.taken
+    x = array_api_strict.asarray(X)  # the user's own device is left alone
+    assert not ingest(array_api_strict.asarray(X, device=there.device), device="cuda:0").taken
+    assert ingest(x, device="cuda:0").taken
+
+
+def test_a_device_that_is_not_here_has_no_room():
+    for device in ("cuda:17", "mps", "cpu", "cuda:0"):
+        assert with_room(device, 2**60) == Origin()
 
 
 def test_a_host_query_against_data_on_a_device():

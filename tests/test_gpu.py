@@ -63,10 +63,33 @@ def test_devices_mix():
 def test_validation_happens_on_the_device():
     x = _cuda(X)
     assert ingest(x).train.device == x.device
-    assert ingest(x, host=True).device == "cpu"
+    assert ingest(x, device="cpu").device == "cpu"
     x[7, 1] = float("nan")
     with pytest.raises(ValueError, match="row 7, column 1"):
         sdkde_core.estimate(x, bandwidth=1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*negative:RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_large_data_of_the_host_are_worked_with_as_if_they_were_on_the_device(method, dtype):
+    """The same bits, the bandwidth's too; they come back as what they were."""
+    rng = np.random.default_rng(3)
+    x, y, w = rng.normal(size=(9000, 40)).astype(dtype), rng.normal(size=(500, 40)).astype(dtype), rng.random(9000)
+    assert ingest(x, device="cuda").taken
+    for query, weights in ((y, None), (None, w)):
+        there = [None if a is None else _cuda(a) for a in (x, query, weights)]
+        want = sdkde_core.estimate(*there[:2], weights=there[2], method=method, log=True)
+        got = sdkde_core.estimate(x, query, weights=weights, method=method, log=True, device="cuda")
+        assert isinstance(got, np.ndarray) and got.dtype == dtype
+        np.testing.assert_array_equal(got, want.cpu().numpy())
+        ready = sdkde_core.prepare(x, weights=weights, method=method, device="cuda")
+        np.testing.assert_allclose(ready.estimate(x if query is None else query, log=True), got, rtol=1e-5, atol=1e-5)
+    said = str(sdkde_core.explain(x, y, method=method, device="cuda"))
+    assert "one of ten calls" in said
+    x[7, 1] = np.nan
+    with pytest.raises(ValueError, match="row 7, column 1"):
+        sdkde_core.estimate(x, device="cuda", method=method)
 
 
 class Exact:

@@ -21,7 +21,17 @@ from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, 
 from array_api_compat import device as device_of
 
 from .looks import look
-from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host
+from .places import (
+    Origin,
+    detached,
+    device_name,
+    from_host,
+    grad_enabled,
+    has_float64,
+    is_attached,
+    to_host,
+    with_room,
+)
 
 __all__ = [
     "LIGHT",
@@ -39,6 +49,9 @@ __all__ = [
     "refuse_dask",
 ]
 
+
+#: Numbers on the host that a GPU looks at faster, the copy included, and bytes that each may take there meanwhile.
+LARGE, BYTES = 1 << 18, 64
 
 #: Weights below that share of the largest are light, see :class:`sdkde_core.protocol.Problem`.
 LIGHT = 2.0**-15
@@ -145,7 +158,8 @@ class Argument(NamedTuple):
             return np.asarray(to_host(self.array), dtype=np.float64)  # extended precision may become inf: refused
         x = self.array
         if isinstance(x, np.ndarray):
-            return from_host(np.asarray(x, dtype=np.float64), place.xp, place.device)
+            narrow = x.dtype.kind == "f" and x.dtype.itemsize <= 4
+            return from_host(np.asarray(x, dtype=np.float32 if narrow else np.float64), place.xp, place.device)
         if self.origin.xp is not place.xp:
             x = place.xp.from_dlpack(x)
         if self.origin != place:
@@ -173,6 +187,8 @@ class Data:
         NaN and inf are to be refused but were not looked for: :meth:`check_finite` does.
     names : tuple of str
         Of train's columns; empty where it has none.
+    taken : bool
+        Brought from the host to the device that the caller named.
     light : float
         As of :class:`sdkde_core.protocol.Problem`.
     """
@@ -185,6 +201,7 @@ class Data:
     unchecked: bool = False
     names: tuple[str, ...] = ()
     light: float = 0.0
+    taken: bool = False
 
     @property
     def n(self) -> int:
@@ -202,6 +219,11 @@ class Data:
     def device(self) -> str:
         return device_name(self.train)
 
+    @property
+    def came_from(self) -> str:
+        """The device where the user had them."""
+        return "cpu" if self.taken else self.device
+
     def check_finite(self) -> None:
         """Look for NaN and inf where that is still to be done; ValueError names the first."""
         if self.unchecked:
@@ -214,11 +236,12 @@ class Data:
 
 
 def ingest(
-    train: Any, query: Any = None, weights: Any = None, *, check_finite: bool = True, host: bool = False
+    train: Any, query: Any = None, weights: Any = None, *, check_finite: bool = True, device: str | None = None
 ) -> Data:
     """Validate the user's arrays and bring them to one place.
 
-    That place is the device of train, else of query, if it has float64, else the host.
+    That place is the device of train, else of query, if it has float64, else the host. What is on the host stays there,
+    but for large arrays that a GPU is to work with and has memory for: it looks at them faster.
 
     Parameters
     ----------
@@ -229,8 +252,8 @@ def ingest(
     check_finite : bool
         Refuse NaN and inf in the points (in the weights they are always refused). On the host they are looked for here;
         on a device the result is ``unchecked``.
-    host : bool
-        Bring everything to the host, wherever it is.
+    device : str, optional
+        Where they will be worked with, if the caller named it. ``"cpu"``: everything goes there, wherever it is.
 
     Raises
     ------
@@ -244,10 +267,14 @@ def ingest(
     q = None if query is None else Argument.of("query", query)
     w = None if weights is None else Argument.of("weights", weights)
     check_shapes(x, q, w)
-    place = Origin()
-    if not host:
-        on_device = [a.origin for a in (x, q) if a is not None and not a.origin.on_host]
-        place = on_device[0] if on_device and has_float64(on_device[0]) else Origin()
+    place, taken = Origin(), False
+    on_device = [a.origin for a in (x, q) if a is not None and not a.origin.on_host]
+    numbers = sum(math.prod(a.shape) for a in (x, q) if a is not None)
+    if on_device and device != "cpu":
+        place = on_device[0] if has_float64(on_device[0]) else Origin()
+    elif device and not on_device and numbers >= LARGE:
+        place = with_room(device, BYTES * numbers)
+        taken = place.xp is not None
     points = _columns(x.at(place))
     rows = None if q is None else _columns(q.at(place)) if q.shape[0] else points[:0, :]
     look = check_finite and place.xp is None
@@ -263,6 +290,7 @@ def ingest(
         unchecked=check_finite and not look,
         names=x.names,
         light=light,
+        taken=taken,
     )
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "has_float64",
     "is_attached",
     "to_host",
+    "with_room",
 ]
 
 
@@ -135,6 +136,20 @@ def to_host(x: Any) -> np.ndarray:
     except ValueError:  # a library with other names for its devices: its default one is the host
         x = to_device(x, array_namespace(x).__array_namespace_info__().default_device())
     return np.asarray(x)
+
+
+def with_room(device: str, size: int) -> Origin:
+    """Return an NVIDIA or AMD GPU as PyTorch's, if so many bytes are free there; else the host."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return Origin()
+    try:
+        xp = importlib.import_module("array_api_compat.torch")
+        place = xp.device("cuda", int(number or 0))
+        free = xp.cuda.mem_get_info(place)[0] if xp.cuda.is_available() else 0
+    except (ImportError, RuntimeError, AssertionError):  # who works there says what is wrong
+        return Origin()
+    return Origin(xp, place, on_host=False) if free >= size else Origin()
 
 
 #: Whether a device has float64, by library and device.

@@ -72,7 +72,7 @@ class Stream:
         request = Request(Goal.DENSITY, **options, calls=1)
         query = query or train
         check_order(train, query)
-        data = ingest(train.read(), np.empty((0, query.columns), query.dtype), request.weights, host=True)
+        data = ingest(train.read(), np.empty((0, query.columns), query.dtype), request.weights, device="cpu")
         given = request.bandwidth, data.train, data.log_weights
         bandwidth = resolve(*given, method=request.method, kernel=request.kernel)
         request = replace(request, precision=request.precision_for(data.dtype), bandwidth=bandwidth)

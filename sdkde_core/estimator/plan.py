@@ -19,6 +19,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
 from ..choice.hardware import cpu_threads
+from ..choice.judge import calls_of
 from ..engine.outliers import count, outlier_share, radii
 from ..engine.threads import map_threads
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
@@ -119,8 +120,10 @@ class Measured(NamedTuple):
 
 def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwidth]:
     """Validate the arrays, and find the bandwidth."""
-    on_host = request.device == "cpu"
-    data = ingest(train, query, request.weights, check_finite=request.check_finite, host=on_host)
+    device = request.device if isinstance(request.device, str) else None
+    if device != "cpu" and request.ranks:
+        device = None  # they are to agree on every bit of the bandwidth, whatever memory each has
+    data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
     bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
     try:
         return data, resolve(bandwidth, data.train, data.log_weights, method=method, kernel=kernel)
@@ -211,7 +214,7 @@ def plan_data(
         data_device=device,
         options=request.backend_options,
         share=share,
-        calls=request.calls,
+        calls=calls_of(request.calls, data.came_from),
         replays=replays and not far,
         explained=explained,
         without=request.without,
