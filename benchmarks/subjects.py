@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from sdkde_core.protocol import PRECISIONS, Problem, Reduction
 from .problems import Data
 from .registry import Skipped
 
-__all__ = ["Call", "Subject", "Task", "find", "here", "ours"]
+__all__ = ["Call", "Subject", "Task", "find", "here", "leaves_out", "ours"]
 
 ALL = ("kde", "sdkde", "laplace")
 
@@ -167,6 +168,16 @@ def here(device: str, precisions: tuple[str, ...] = ("fast",), d: int = 1) -> li
             if precision in info.precisions and (not record.ok or info.supports(problem).ok):
                 found.append(f"{record.name}, {precision}")
     return found
+
+
+def leaves_out(backend: str) -> bool:
+    """Whether a backend of ours can leave out pairs that cannot matter: by its option ``skip``."""
+    import sdkde_core
+
+    record = next((r for r in sdkde_core.backends() if r.name == backend), None)
+    if record is None or record.info is None or not record.ok:
+        return False
+    return "skip" in inspect.signature(type(record.info.load())).parameters
 
 
 def ours(backend: str, precision: str, how: str = "") -> Subject:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.plugin import cpu_threads, typical_extent
+from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import CHUNK, extent_limit, formula, has_double
@@ -17,6 +18,9 @@ _WORDS = {
     "split": "split squares in",
     "direct": "direct differences in",
 }
+
+#: Nats below zero at which a row's sum is too small, see `tiles.LEAST`.
+REACHES = {"float32": 71.0, "float64": 667.0}
 
 
 def _supports(problem: Problem) -> Support:
@@ -35,6 +39,16 @@ def _supports(problem: Problem) -> Support:
     how, _, dtype = name.partition(" ")
     where = "" if has_double(problem) else "; points stay on the host in float64"
     return Support(True, f"PyTorch, {_WORDS[how]} {'pairs of float32' if dtype == 'pairs' else dtype}{where}")
+
+
+def _nearest(problem: Problem) -> float:
+    """About how large the exponent of a row's nearest column is, of normal data: ½ r² in bandwidths.
+
+    Distances of two points concentrate around √(2d) standard deviations, less so in few dimensions.
+    """
+    n, d = problem.n, problem.d
+    deviation = problem.extent / (math.sqrt(d) + math.sqrt(2.0 * math.log(max(n, 2))))
+    return deviation**2 * d * max(0.03, 1.0 - 2.5 / math.sqrt(d))
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
@@ -59,11 +73,11 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     operations = 6.0 + (2.75 if problem.device == "cpu" else 6.5) * d * (kind == "direct")  # of a tile
     read = 16.0 * (problem.m + problem.n) * (d + 2)
     on_cpu = problem.device == "cpu"
-    # Where the bandwidth is small most rows have a small sum, but for what they add themselves: on a GPU these are
-    # summed again, as differences.
+    # Where even the nearest points' exponents leave the dtype's range, rows are summed again, relative to the largest.
+    # In few dimensions what is far apart is in clusters, more often than not, and neighbours are near.
     own = mean and problem.same and not problem.requires & {"weights", "exclude_self"}
-    small = kind == "split" and not own and problem.extent > 2.0 * typical_extent(problem.n, d)
-    again = 10.0 if small else 1.0
+    tiles_only = kind == "direct" or (kind == "expanded" and d < 16)
+    again = 1.0 if own or tiles_only or _nearest(problem) < REACHES[dtype] else 6.0
     return Work(
         # PyTorch's products of such tiles take longer on a CPU than NumPy's.
         matrix_flops={dtype: (3.0 if on_cpu else 2.0) * columns * pairs},

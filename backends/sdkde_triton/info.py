@@ -115,7 +115,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             matrix_flops={"float64": 2.0 * d * (1 + mean) * pairs},
             scalar_flops=20.0 * pairs,
             exps=float(pairs),
-            bytes=72.0 * pairs,  # a tile is written and read some nine times
+            bytes=120.0 * pairs,  # a tile is written and read some fifteen times
             launches=LAUNCHES + 12 * math.ceil(problem.m / 8192) * math.ceil(problem.n / 2048),
         )
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import multiprocessing
 import re
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import sdkde_core
-from sdkde_core.choice.registry import find
 from sdkde_core.nearby import order
 from sdkde_core.protocol import TOLERANCES, Reduction
 
@@ -22,7 +20,7 @@ from .. import metrics, timing
 from ..problems import Data, data, placed
 from ..registry import REGISTRY, Benchmark, Case, Setting, Skipped
 from ..report import Plot, Row, Table
-from ..subjects import here
+from ..subjects import here, leaves_out
 
 Array = Any
 
@@ -62,18 +60,10 @@ def _subjects(setting: Setting, d: int) -> Iterator[str]:
     precision = setting.option("precision") or ("high" if setting.kind == "cpu" else "fast")
     for name in here(setting.device, (precision,), d):
         backend = name.partition(",")[0]
-        if _skips(backend):
+        if leaves_out(backend):
             yield from (name, f"{name}, {ALL}")
         elif setting.kind == "cuda" or backend == "fourier":
             yield name
-
-
-def _skips(backend: str) -> bool:
-    """Whether its option ``skip`` is there."""
-    record = find(backend)
-    if record is None or record.info is None or not record.ok:
-        return False
-    return "skip" in inspect.signature(type(record.info.load())).parameters
 
 
 class Asked(NamedTuple):
@@ -96,7 +86,7 @@ def asked(setting: Setting, case: Case) -> Asked:
     factor, centre = np.linalg.cholesky(bandwidth.matrix), x.mean(axis=0, dtype=np.float64)
     u, v = (np.linalg.solve(factor, (z - centre).T).T.copy() for z in (x, y))
     options: dict[str, Any] = {"bandwidth": bandwidth, "backend": backend, "precision": precision}
-    if _skips(backend):
+    if leaves_out(backend):
         options["backend_options"] = {"skip": not more}
     x, y = (placed(z, setting.device) for z in (x, y))
     return Asked(x, y, u, v, bandwidth, options | {"device": setting.device}, setting.device, bool(more))
@@ -130,11 +120,11 @@ def _pairs(subject: str) -> str:
     backend = subject.partition(",")[0]
     if backend.startswith("fourier"):
         return "a grid instead"
-    return "some" if _skips(backend) and not subject.endswith(ALL) else "all"
+    return "some" if leaves_out(backend) and not subject.endswith(ALL) else "all"
 
 
 def _by_rows(setting: Setting, case: Case) -> bool:
-    return setting.kind == "cpu" and _skips(case["subject"].partition(",")[0])
+    return setting.kind == "cpu" and leaves_out(case["subject"].partition(",")[0])
 
 
 def _whole(a: Asked, seconds: float) -> dict[str, Any]:
@@ -236,7 +226,7 @@ def _evenly(n: int) -> Array:
 def growing(setting: Setting) -> Iterator[Case]:
     for n in setting.at((2**11, 2**12), (10**5, 10**6), (10**5, 10**6, 10**7)):
         for subject in _subjects(setting, 4):
-            if _skips(subject.partition(",")[0]):
+            if leaves_out(subject.partition(",")[0]):
                 yield {"subject": subject, "kind": "eight", "n": n, "m": n // 8, "d": 4, "bandwidth": "silverman"}
 
 
