@@ -106,7 +106,8 @@ def estimate(
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
         (:func:`explain` says which and why). Of start-up a tenth counts, until :func:`warm_up`.
     device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
-        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. Of
+        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. A GPU
+        that is named reads large host data itself, which their bandwidth and extent take the host longer for. Of
         several GPUs, as in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster
         than the first alone; on any number of GPUs of one model a list gives the same bits.
     deterministic : bool
