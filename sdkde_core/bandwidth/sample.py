@@ -8,12 +8,17 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import device_name, to_host
+from ..arrays import device_name, quiet, to_host
+from ..choice.hardware import cpu_threads
+from ..engine.threads import map_threads
 from .matrix import like
 
 __all__ = ["Sample", "drawn"]
 
 Array = NDArray[Any]
+
+#: Columns whose quartiles a thread finds at a time; numbers from which threads share them.
+COLUMNS, SHARED = 8, 1 << 18
 
 
 class Sample:
@@ -52,10 +57,16 @@ class Sample:
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         xp = array_namespace(x)
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
-        self.n, self.given, centred = int(x.shape[0]), x, x - x[:1, :]
-        self.unit = to_host(xp.max(xp.abs(centred), axis=0))  # (d,) data units
-        scaled = centred / like(self.unit, x)
-        self.x = scaled - (xp.mean(scaled, axis=0) if weights is None else weights @ scaled)
+        self.n, self.given, scaled = int(x.shape[0]), x, x - x[:1, :]
+        self.unit = to_host(xp.maximum(xp.max(scaled, axis=0), -xp.min(scaled, axis=0)))  # (d,) data units
+        unit = like(self.unit, x)
+        if isinstance(x, np.ndarray):  # without arrays of the samples' size between: to get one takes as long
+            scaled /= unit
+            scaled -= np.mean(scaled, axis=0) if weights is None else weights @ scaled
+            self.x = scaled
+        else:
+            scaled = scaled / unit
+            self.x = scaled - (xp.mean(scaled, axis=0) if weights is None else weights @ scaled)
 
     def there(self, *arrays: Array) -> Any:
         """Host arrays where the samples are: on their device, else NumPy's."""
@@ -86,6 +97,8 @@ class Sample:
 
     def std(self) -> Array:
         """Standard deviation per column, (d,), ddof 0."""
+        if self.weights is None and isinstance(self.x, np.ndarray):
+            return self.unit * np.sqrt(np.einsum("ij,ij->j", self.x, self.x) / self.n)
         xp = array_namespace(self.x)
         squared = self.x**2
         return self.unit * np.sqrt(
@@ -116,7 +129,10 @@ class Sample:
         xp = array_namespace(self.x)
         if self.weights is None:
             if isinstance(self.x, np.ndarray):
-                return tuple(np.quantile(self.x, (0.25, 0.75), axis=0))
+                parts = [self.x[:, i : i + COLUMNS] for i in range(0, self.d, COLUMNS)]
+                threads = cpu_threads() if self.x.size >= SHARED else 1
+                found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
+                return tuple(np.concatenate(found, axis=1))
             ordered = xp.sort(self.x, axis=0, stable=False)
             return _type7(ordered, 0.25), _type7(ordered, 0.75)
         order = xp.argsort(self.x, axis=0)  # (n, d)

@@ -18,8 +18,8 @@ __all__ = ["boxes", "places", "rough_share", "share"]
 
 Array = NDArray[Any]
 
-#: Rows and columns of a sample that are looked at, about.
-ROWS, COLUMNS = 48, 1 << 12
+#: Rows and columns of a sample that are looked at, about; beyond so many dimensions fewer columns, as each costs more.
+ROWS, COLUMNS, DIMENSIONS = 48, 1 << 12, 64
 
 #: Points of a sample whose box is taken, at least.
 NODE = 8
@@ -49,7 +49,7 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
     """
     if len(sample.columns) <= 2 * NODE or problem.n <= 4 * size or not len(sample.rows):
         return 1.0
-    thin = -(-len(sample.columns) // COLUMNS)
+    thin = -(-len(sample.columns) * max(problem.d, DIMENSIONS) // (COLUMNS * DIMENSIONS))
     columns, weights = sample.columns[::thin], sample.log_weights[::thin]
     n, known = problem.n, len(columns)
     rows, row_widths = boxes(sample.rows, height * len(sample.rows) / problem.m, height, ROWS)
