@@ -402,7 +402,7 @@ def on_device(device, monkeypatch):
     """Tensors on the CPU stay tensors, looked at as those on a device are: all but the graphs is as on a GPU."""
     there = Origin(array_namespace(X), X.device, on_host=False)
 
-    def ingested(train, query=None, weights=None, *, check_finite=True, host=False):
+    def ingested(train, query=None, weights=None, *, check_finite=True, device=None):
         log_weights = None if weights is None else arguments._weighed(weights)[0]
         return Data(train, query, log_weights, "float64", there, check_finite)
 
