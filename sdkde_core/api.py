@@ -189,7 +189,11 @@ def estimate(
             def first(*buffers: Any) -> Measured:
                 return located(ingest(*buffers, check_finite=request.check_finite), ready.bandwidth)[0]
 
-            _repeated.record(key, arrays, noted.made, first, lambda measured: finish(run(ready.again(measured))))
+            def second(measured: Measured) -> Any:
+                return finish(run(ready.again(measured)))
+
+            begun, then = noted.made[: ready.located], noted.made[ready.located :]
+            _repeated.record(key, arrays, begun, then, first, second, ready.alike)
         return result
 
     return _told(with_fallback(request, compute), request, log)

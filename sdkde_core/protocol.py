@@ -24,7 +24,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
@@ -502,6 +502,10 @@ class BackendInfo:
         ``supports`` must not decline for the extent.
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
+    variant : callable, optional
+        ``variant(problem) -> hashable``: what its launches make of the problem's extent, for extents up to the limit.
+        Of two problems that differ in the extent alone, and of which it is the same, they are the same, with the same
+        arguments. A recorded call then answers calls of other extents too; without it only those of its own.
     compile_seconds : callable
         ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
         yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
@@ -530,6 +534,7 @@ class BackendInfo:
     tuning: str = ""
     compile_seconds: Callable[[Problem], float] = _no_seconds
     gives_up: bool = False
+    variant: Callable[[Problem], Hashable] | None = None
 
     def __post_init__(self) -> None:
         for name in ("name", "implementation", "install", "arrays", "tuning"):
@@ -549,9 +554,9 @@ class BackendInfo:
         self._require("features", strings, "a frozenset of strings")
         for name in ("deterministic", "capturable", "gives_up"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
-        for name in ("supports", "extent_limit", "work", "compile_seconds"):
+        for name in ("supports", "extent_limit", "work", "compile_seconds", "variant"):
             value = getattr(self, name)
-            self._require(name, callable(value) or (name == "work" and value is None), "a callable")
+            self._require(name, callable(value) or (name in ("work", "variant") and value is None), "a callable")
 
     def _require(self, name: str, good: bool, wanted: str) -> None:
         if not good:

@@ -242,20 +242,24 @@ def replays():
 
 @pytest.fixture
 def simple(device, replays):
-    """``call(x, key)``: what an estimate does, with the largest point for the extent and their sum for the result."""
+    """``call(x, key)``: what an estimate does, with the largest point for the extent and their sum for the result.
+
+    ``alike``: what is made of the extent, all of it by default.
+    """
 
     def first(x):
         look(lambda largest: rounded(largest) if largest < 1e9 else largest, x.max())
         return {"x": x.clone()}
 
-    def call(x, key="key"):
+    def call(x, key="key", alike=lambda extent: None):
         found = replays.play(key, x)
         if found is not None:
             return found
         device.log.append("ordinary")
         with noting(Decisions()) as noted:
             result = 2.0 * first(x)["x"].sum(dim=0)
-        replays.record(key, (x,), noted.made, first, lambda begun: 2.0 * begun["x"].sum(dim=0))
+        second = lambda begun: 2.0 * begun["x"].sum(dim=0)  # noqa: E731
+        replays.record(key, (x,), noted.made, [], first, second, alike(noted.made[0]))
         return result
 
     return call
@@ -297,6 +301,33 @@ def test_the_host_does_not_wait_where_the_last_two_extents_were_one(simple, devi
     assert device.log == ["first", "wait", "second"] * 2
     simple(X)
     assert device.log[-3:] == ["first", "second", "wait"]
+
+
+def test_an_extent_that_makes_no_difference_is_replayed_from_its_second_call_on(simple, device):
+    def octave(extent):
+        return np.ceil(np.log2(extent))
+
+    for _ in range(replay.CALLS):
+        simple(X, alike=octave)  # an extent of 5
+    device.log.clear()
+    for scale in (1.2, 1.5):
+        for _ in range(2):
+            assert torch.equal(simple(scale * X, alike=octave), 2.0 * scale * X.sum(dim=0))
+    assert [x for x in device.log if x != "wait"] == ["first", "ordinary", "first", "second"] * 2
+    simple(X, alike=octave), device.log.clear()
+    for scale in (1.0, 1.2, 1.5, 1.2, 1.0):
+        assert torch.equal(simple(scale * X, alike=octave), 2.0 * scale * X.sum(dim=0))
+    assert device.log == ["first", "second", "wait"] * 5, "extents differ, and what follows is known beforehand"
+    for _ in range(replay.CALLS):
+        simple(2.0 * X, alike=octave)
+    assert device.log.count("record second") == 1
+
+
+def test_extents_are_forgotten_in_the_end(simple, replays):
+    for i in range(replay.BEGINNINGS + replay.CALLS + 3):
+        simple(2.0**i * X, alike=lambda extent: "all alike")
+    (recording,) = replays.recordings.values()
+    assert len(recording._alike) == replay.BEGINNINGS
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -564,7 +595,7 @@ def test_what_goes_on_otherwise_than_taken_for_granted_is_not_answered_by_that(d
             return found
         with noting(Decisions()) as noted:
             result = second(first(x))
-        replays.record("key", (x,), noted.made, first, second)
+        replays.record("key", (x,), noted.made[:1], noted.made[1:], first, second)
         return result
 
     one, two = X, X.clone()

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import bounds, compiled, kernels, launch, products, space, tunables, worth
+from sdkde_triton import backend, bounds, compiled, kernels, launch, products, space, tunables, worth
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import MOST_COLUMNS, PARTIAL_BYTES, Processor, block_points, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
@@ -192,6 +192,23 @@ def test_blocks_of_stored_phi_fill_waves():
 def test_sums_at_high_end_earlier_the_farther_their_points():
     found = [bounds.tiles_at_most(extent) for extent in (1.0, 18.0, 25.0, 36.0)]
     assert found == [64, 64, 32, 16]
+
+
+@pytest.mark.parametrize("reduction", list(Reduction))
+@pytest.mark.parametrize("d", [1, 2, 3, 12, 16, 17, 128, 784])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("requires", [(), ("exclude_self",), ("weights",)])
+@pytest.mark.parametrize("precision", ["fast", "high"])
+def test_extents_of_one_variant_make_no_difference(reduction, d, same, requires, precision):
+    asked = problem(reduction=reduction, d=d, same=same, requires=frozenset(requires), precision=precision)
+    found = {}
+    for extent in 2.0 ** (np.arange(-8, 64) / 8):
+        p = replace(asked, extent=float(extent))
+        ways = [backend._way(p, p.extent, span) for span in ((0.0, 3.0, 300.0) if "weights" in requires else (0.0,))]
+        kind = bounds.arithmetic(p, p.extent) if ways[0].formula == "direct" else None
+        launched = *ways, kind, bounds.tiles_at_most(p.extent) if ways[0].formula == "packed" else None
+        assert found.setdefault(INFO.variant(p), launched) == launched
+    assert len(found) < 30 or requires == ("weights",)
 
 
 def test_what_it_does_not_do_it_declines():

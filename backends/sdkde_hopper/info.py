@@ -7,7 +7,7 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Work
 
-from .bounds import extent_limit, rows_again, supports, symmetric
+from .bounds import extent_limit, grid_step, rows_again, supports, symmetric
 
 __all__ = ["INFO"]
 
@@ -71,4 +71,5 @@ INFO = BackendInfo(
     work=_work,
     compile_seconds=_compile_seconds,
     capturable=True,
+    variant=lambda problem: grid_step(problem.extent),
 )

@@ -101,6 +101,7 @@ INFO = BackendInfo(
     extent_limit=extent_limit,
     work=_work,
     capturable=True,
+    variant=arithmetic,  # the weights' span decides by itself
     tuning="sdkde_numba.gpu_tunables:SPACE",
     compile_seconds=_compile_seconds,
 )

@@ -6,6 +6,7 @@ Distances below are in log2 units, v = √(log2 e) u, as in :mod:`sdkde_triton.k
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 from sdkde_core.protocol import Problem, Reduction
 
@@ -33,6 +34,7 @@ __all__ = [
     "shifts_rows",
     "stores",
     "tiles_at_most",
+    "variant",
 ]
 
 #: Forms of the exponents, see :mod:`sdkde_triton.kernels`.
@@ -131,6 +133,17 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
         return "float64"
     single = problem.precision == "fast" and extent <= SINGLE_LIMIT[problem.reduction]
     return "float32" if single else "doubled"
+
+
+def variant(problem: Problem) -> Hashable:
+    """Return what is made of a problem's extent; with weights their span decides with it, so it is the extent."""
+    if "weights" in problem.requires:
+        return problem.extent
+    extent, kind = problem.extent, formula(problem, problem.extent)
+    if kind != "packed":
+        return kind, arithmetic(problem, extent)
+    step = grid_of(problem, extent)
+    return kind, step, form(problem, extent, step), tiles_at_most(extent)
 
 
 def tiles_at_most(extent: float) -> int:

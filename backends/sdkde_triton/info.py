@@ -176,5 +176,6 @@ INFO = BackendInfo(
     work=_work,
     compile_seconds=_compile_seconds,
     capturable=True,
+    variant=bounds.variant,
     tuning="sdkde_triton.tunables:SPACE",
 )

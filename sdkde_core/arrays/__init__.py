@@ -14,7 +14,7 @@ from .arguments import (
     is_dask,
     refuse_dask,
 )
-from .looks import Decisions, Taken, look, noting, recording, rounded, taken
+from .looks import Decisions, Taken, decided, look, noting, recording, rounded, taken
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 from .quiet import quiet
 
@@ -33,6 +33,7 @@ __all__ = [
     "check_weights",
     "columns_are_points",
     "convert",
+    "decided",
     "detached",
     "device_name",
     "grad_enabled",

@@ -19,7 +19,7 @@ from array_api_compat import array_namespace, is_torch_array
 
 from .places import to_host
 
-__all__ = ["Decisions", "Taken", "look", "noting", "recording", "rounded", "taken"]
+__all__ = ["Decisions", "Taken", "decided", "look", "noting", "recording", "rounded", "taken"]
 
 R = TypeVar("R")
 N = TypeVar("N", bound="Decisions | Taken | None")
@@ -103,6 +103,11 @@ def noting(by: N) -> Iterator[N]:
 def taken() -> Taken | None:
     """Return what decisions are taken from, where a call is being recorded."""
     return _noted.by if isinstance(_noted.by, Taken) else None
+
+
+def decided() -> int:
+    """How many decisions of this thread's call have been noted so far."""
+    return len(_noted.by.made) if isinstance(_noted.by, Decisions) else 0
 
 
 def recording() -> bool:

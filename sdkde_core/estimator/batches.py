@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from array_api_compat import array_namespace
 
-from ..arrays import Argument, Decisions, Query, noting, to_host
+from ..arrays import Argument, Decisions, Query, decided, noting, to_host
 from ..choice.hardware import cpu_threads
 from ..protocol import Problem, Reduction
 from .density import density, has_gaps, undefined, warn_of_negative
@@ -252,6 +252,7 @@ def _at_once(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
     rows, noted = fitted.read(query), Decisions()
     with noting(noted):
         points, known = wanted.placed(fitted, rows)
+        placed = decided()
         result = wanted.of(fitted, rows, points, known)
 
     def first(x: Any) -> tuple[Any, Any]:
@@ -262,7 +263,9 @@ def _at_once(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
         points, distances = placed
         return wanted.of(fitted, rows, points, known | {"distances": distances})
 
-    fitted.replays.record(key, (query.array,), noted.made, first, second)
+    # Columns are packed for their own extent: of queries within it the extent makes no difference.
+    alike = "within" if known["extent"] <= fitted.problem.extent and fitted.whole else None
+    fitted.replays.record(key, (query.array,), noted.made[:placed], noted.made[placed:], first, second, alike)
     return result
 
 

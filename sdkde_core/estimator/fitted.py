@@ -21,9 +21,9 @@ from ..choice.judge import only_enqueues
 from ..engine.failures import BackendFailed, GaveUp, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
-from ..engine.outliers import radii
+from ..engine.outliers import limit_of, radii
 from ..engine.spread import Reducer, pack_on
-from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
+from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
 from .batches import Advance, batch_rows
 from .fallback import set_aside, without
 from .graphs import Replays
@@ -185,6 +185,14 @@ class Fitted:
             if self._second is None:
                 self._second = loaded(without(self.request, stopped), *self.state("auto")[1:])
             return self._second.current
+
+    @functools.cached_property
+    def whole(self) -> bool:
+        """Whether no column is an outlier for the backend, and all lie where no data are looked at for rounding."""
+        problem, info = self.problem, self.choice.info
+        reductions = {problem.reduction, Reduction.MEAN}  # the other is that of gradients
+        limits = [limit_of(info, with_fields(problem, reduction=r, same=False)) for r in reductions]
+        return problem.extent <= min(*limits, REACH[problem.precision])
 
     @property
     def has_second(self) -> bool:

@@ -4,14 +4,16 @@ An estimate is some twenty small kernels around one or two large ones, several t
 apart, and to launch a small kernel takes the host longer than the kernel itself. A call that comes again with the same
 shapes and options, and of whose data the same is decided, is recorded as two graphs: the first ends where the extent is
 known. Later calls copy their numbers into the graphs' buffers and replay them, the second without waiting for the
-extent where the two calls before went on alike.
+extent where the two calls before had the same second graph.
 
 A replay gives the same bits as the call would have. What a call decides follows from its arguments and from what
 :func:`sdkde_core.arrays.look` returns: the extent, rounded up, and how many points are beyond a limit. Recorded, it is
 taken for granted; the numbers that it follows from come with every replay, and where they say something else, another
 graph or an ordinary call answers. So there is a second graph for every sequence of decisions that comes often: several
-data sets of one shape, in turn, are all replayed. A call whose backend was chosen by more of the data, such as a
-sample, is not recorded. Recordings are kept by stream, so that calls on different streams share no buffers.
+data sets of one shape, in turn, are all replayed. Extents differ from one data set to the next, but most of them make
+no difference to the kernels: an ordinary call says which way it went on (``alike``), and the first time that an extent
+is seen, whether its way is one that is recorded. A call whose backend was chosen by more of the data, such as a sample,
+is not recorded. Recordings are kept by stream, so that calls on different streams share no buffers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import os
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from ..arrays import Decisions, Taken, noting
@@ -37,6 +39,9 @@ CALLS = 8
 
 #: Recordings kept; each holds the buffers of its call. Second graphs of each, which share their memory but for results.
 RECORDINGS, SECONDS = 8, 4
+
+#: Results of the first graph of which is remembered how calls go on.
+BEGINNINGS = 64
 
 #: Pairs of points beyond which kernels take so long that launching them does not matter.
 PAIRS = 1 << 32
@@ -129,9 +134,11 @@ class Replays:
         self,
         key: Any,
         given: Sequence[Array | None],
-        decisions: Sequence[Any],
+        begun: Sequence[Any],
+        then: Sequence[Any],
         first: Callable[..., Any],
         second: Callable[[Any], Any],
+        alike: Hashable = None,
     ) -> None:
         """Count a call, and record it when it has come often enough.
 
@@ -141,14 +148,23 @@ class Replays:
             From :func:`key_of` or :func:`place_of`.
         given : sequence of tensor or None
             As the user gave them.
-        decisions : sequence
-            What the call has decided.
+        begun, then : sequence
+            What the call has decided, in ``first`` and after it.
         first, second : callable
             ``second(first(*given))`` is the call's result, a tensor, by the same decisions in the same order. What is
             between them are tensors, as other calls share the first one; its last decision must be the last thing that
             it does. What else the second one needs of the call it has.
+        alike : hashable, optional
+            Calls that have it in common, and the decisions ``then``, can be answered by each other's ``second``; by
+            default those that have ``begun`` in common.
         """
-        counted = key, tuple(decisions)
+        begun, then = tuple(begun), tuple(then)
+        alike = begun if alike is None else alike
+        counted = key, alike, then
+        with self._lock:
+            recording = self.recordings.get(key)
+        if recording is not None and recording.learn(begun, alike, then):
+            return
         with self._lock:
             count = self._calls.pop(counted, 0) + 1
             self._calls[counted] = count
@@ -160,9 +176,9 @@ class Replays:
             with self._lock:
                 recording = self.recordings.get(key)
             try:
-                if recording is None or not recording.add(given, first, second):
+                if recording is None or not recording.add(given, first, second, alike):
                     recording = _Recording(given)
-                    recording.add(given, first, second)
+                    recording.add(given, first, second, alike)
             except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
                 _logger.debug("a call could not be recorded: %s", error)
                 return
@@ -219,8 +235,9 @@ class _Recording:
         # nothing would be recorded.
         self._side = sys.modules["torch"].cuda.Stream()
         self._first: Any = None
-        self.seconds: OrderedDict[Any, _Graph] = OrderedDict()  # by the decisions of both graphs
-        self._last: tuple[Any, Any] = (None, None)  # of the last two calls
+        self.seconds: OrderedDict[Any, _Graph] = OrderedDict()  # by what calls have in common, and its decisions
+        self._alike: OrderedDict[Any, Any] = OrderedDict()  # what that is, by the first graph's decisions
+        self._last: tuple[Any, Any] = (None, None)  # second graphs of the last two calls
 
     def play(self, given: Sequence[Array | None]) -> Any:
         """Return the result for tensors, or None where no graph decides as these ask for."""
@@ -231,9 +248,9 @@ class _Recording:
             ahead = self.seconds.get(last) if before == last else None  # it comes again: do not wait to see it
             if ahead is not None:
                 ahead.replay()
-            begun, known = self._first.decided(), ()
+            alike, known = self._alike.get(self._first.decided()), ()
             for _ in range(SECONDS):
-                key = self._going_on(begun, known)
+                key = self._going_on(alike, known)
                 self._last = last, key
                 if key is None:
                     return None
@@ -249,12 +266,34 @@ class _Recording:
                 known = decided[: same + 1]
             return None
 
-    def _going_on(self, begun: tuple[Any, ...], known: tuple[Any, ...]) -> Any:
+    def _going_on(self, alike: Any, known: tuple[Any, ...]) -> Any:
         """The key of the second graph that was last replayed, of those that decide so; None where there is none."""
-        able = (key for key in reversed(self.seconds) if key[0] == begun and key[1][: len(known)] == known)
+        able = (key for key in reversed(self.seconds) if key[0] == alike and key[1][: len(known)] == known)
         return next(able, None)
 
-    def add(self, given: Sequence[Array | None], first: Callable[..., Any], second: Callable[[Any], Any]) -> bool:
+    def learn(self, begun: tuple[Any, ...], alike: Hashable, then: tuple[Any, ...]) -> bool:
+        """Return whether a call that began so and went on so can be replayed from now on: as another one was recorded.
+
+        ``begun``, ``alike``, ``then``: as of :meth:`Replays.record`.
+        """
+        with self._lock:
+            if (alike, then) not in self.seconds or self._first.decisions[:-1] != begun[:-1]:
+                return False
+            self._remember(begun, alike)
+            return True
+
+    def _remember(self, begun: tuple[Any, ...], alike: Hashable) -> None:
+        self._alike[begun] = alike
+        if len(self._alike) > BEGINNINGS:
+            self._alike.popitem(last=False)
+
+    def add(
+        self,
+        given: Sequence[Array | None],
+        first: Callable[..., Any],
+        second: Callable[[Any], Any],
+        alike: Hashable,
+    ) -> bool:
         """Record how a call goes on; if there are many such, what was not replayed for longest goes.
 
         Not, and False, where it begins otherwise than the first graph does: in more than that one's last decision.
@@ -277,7 +316,8 @@ class _Recording:
             graph = self._captured(lambda: second(self._first.result), then)
             while len(self.seconds) >= SECONDS:
                 self.seconds.popitem(last=False)
-            self.seconds[tuple(begun.made), graph.decisions] = graph
+            self.seconds[alike, graph.decisions] = graph
+            self._remember(tuple(begun.made), alike)
             return True
 
     def _fill(self, given: Sequence[Array | None]) -> None:

@@ -7,6 +7,7 @@ whether all of them are finite shows in it, and it bounds every pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,15 +15,28 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Argument, Data, Query, check_query, convert, detached, ingest, look, quiet, rounded, to_host
+from ..arrays import (
+    Argument,
+    Data,
+    Query,
+    check_query,
+    convert,
+    decided,
+    detached,
+    ingest,
+    look,
+    quiet,
+    rounded,
+    to_host,
+)
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
 from ..choice.hardware import cpu_threads
 from ..choice.judge import calls_of
-from ..engine.outliers import count, outlier_share, radii
+from ..engine.outliers import count, limit_of, outlier_share, radii
 from ..engine.threads import map_threads
-from ..protocol import TOLERANCES, Columns, Problem, Reduction
+from ..protocol import TOLERANCES, Columns, Problem, Reduction, with_fields
 from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
 from .sample import Sampler
@@ -75,6 +89,8 @@ class Plan:
         More of the data decided on the plan than what was noted of them, see :func:`sdkde_core.arrays.look`.
     shares : tuple
         Passes, by number, and limits of which it was asked what share of the pairs is beyond.
+    located : int
+        How many decisions were noted before whitened points and their extent were known.
     """
 
     request: Request
@@ -87,6 +103,23 @@ class Plan:
     choice: select.Choice
     looked: bool
     shares: tuple[tuple[int, float], ...]
+    located: int = 0
+
+    @property
+    def alike(self) -> Hashable:
+        """What this plan and another have in common if what they run differs in nothing but the points.
+
+        That is all but the extent, of which a backend may tell how much it makes of it.
+        """
+        info = self.choice.info
+
+        def variant(problem: Problem) -> Hashable:
+            limit = min(limit_of(info, p) for p in (problem, with_fields(problem, same=False)))
+            told = info.variant is not None and problem.extent <= limit
+            return info.variant(problem) if told else problem.extent
+
+        passes = tuple((with_fields(p, extent=0.0, sample=None), variant(p)) for p in self.problems)
+        return self.choice.name, self.choice.device, self.shares, passes
 
     def again(self, measured: Measured) -> Plan:
         """Return the plan of other points, of which the same was decided: looked at in the same order."""
@@ -183,6 +216,7 @@ def plan_data(
     """Whiten data that have been read and choose the backend; ``grad``: one with the feature ``"grad"``."""
     xp = array_namespace(data.train)
     measured, extent, recentred = located(data, bandwidth)
+    noted = decided()
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
     if any(step.moves for step in request.passes):
         extent = moved_extent(extent)
@@ -225,7 +259,8 @@ def plan_data(
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
     problems, columns = choice.posed(problems), Columns(points, log_weights)
-    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, looked, tuple(shares))
+    asked_for = tuple(shares)
+    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, looked, asked_for, noted)
 
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
