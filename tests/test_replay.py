@@ -30,7 +30,7 @@ class Tensor:
 
     def __init__(self, *shape, dtype="float32", index=0, requires_grad=False):
         self.shape, self.ndim, self.dtype = shape, len(shape), dtype
-        self.is_cuda, self.requires_grad, self.device = True, requires_grad, SimpleNamespace(index=index)
+        self.is_cuda, self.requires_grad, self.get_device = True, requires_grad, lambda: index
 
 
 @pytest.fixture
@@ -47,6 +47,7 @@ def cuda(monkeypatch):
             current_stream=lambda: stream,
         ),
         compiler=SimpleNamespace(is_compiling=lambda: False),
+        _C=SimpleNamespace(),
         are_deterministic_algorithms_enabled=lambda: False,
         is_inference_mode_enabled=lambda: False,
     )
@@ -176,18 +177,21 @@ def test_rounded_extents_bound_and_repeat():
 class Graph:
     """Replayed, it makes its call again, by decisions that it has taken, and leaves the result where the first is."""
 
-    def __init__(self, call, decisions, log, name):
-        self.call, self.decisions, self.log, self.name = call, decisions, log, name
-        self.numbers, self.result = torch.zeros(decisions.size, dtype=torch.float64), None
+    def __init__(self, parts, log, name):
+        self.parts, self.log, self.name, self.result = parts, log, name, None
+        self.numbers = [torch.zeros(decisions.size, dtype=torch.float64) for _, decisions in parts]
         self.run()
 
     def run(self):
-        with noting(Taken(self.decisions)) as self.taken:
-            found = self.call()
-            if self.decisions.size:
-                self.numbers.copy_(self.taken.numbers())
-        assert not self.taken._left, "not all was looked at again"
-        self.result = found if self.result is None else _into(self.result, found)
+        self.taken, found = [], ()
+        for (call, decisions), numbers in zip(self.parts, self.numbers):
+            with noting(Taken(decisions)) as taken:
+                found = (call(*found),)
+                if decisions.size:
+                    numbers.copy_(taken.numbers())
+            assert not taken._left, "not all was looked at again"
+            self.taken.append(taken)
+        self.result = found[0] if self.result is None else _into(self.result, found[0])
 
     def replay(self):
         self.log.append(self.name)
@@ -218,16 +222,22 @@ def device(monkeypatch):
             log.append("wait")
             waits.before()
 
-    def captured(recording, call, decisions):
-        name = "first" if recording._first is None else "second"
-        graph = Graph(call, decisions, log, name)
-        log.append(f"record {name}")
-        return replay._Graph(graph, graph.result, tuple(decisions.made), graph.taken, graph.numbers, Event())
+    def captured(recording, first, begun, second=None, then=None):
+        parts = [(lambda: first(*recording._given), begun)]
+        parts += [] if second is None else [(second, then)]
+        graph = Graph(parts, log, "beginning" if second is None else "whole")
+        log.append(f"record {graph.name}")
+        noted = [
+            replay._Numbers(tuple(decisions.made), taken, numbers, Event(), True)
+            for (_, decisions), taken, numbers in zip(parts, graph.taken, graph.numbers)
+        ]
+        return replay._Graph(graph, graph.result, noted[0], noted[-1])
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda side: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, given: [a.copy_(b) for a, b in zip(to, given)])
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **how: empty(*shape, **how))
     monkeypatch.setattr(replay._Recording, "_captured", captured)
     replay.release()
@@ -274,19 +284,19 @@ def test_data_sets_of_one_shape_in_turn_are_replayed_without_waste(simple, devic
         if i == 2 * replay.CALLS:
             device.log.clear()
         assert torch.equal(simple(sets[i % 2]), 2.0 * sets[i % 2].sum(dim=0))
-    assert device.log == ["first", "wait", "second"] * (2000 - 2 * replay.CALLS)
+    assert device.log == ["beginning", "wait", "whole"] * (2000 - 2 * replay.CALLS)
 
 
 def test_an_extent_is_recorded_when_it_has_come_often_itself(simple, device):
     for _ in range(replay.CALLS):
         simple(X)
-    assert [x for x in device.log if x.startswith("record")] == ["record first", "record second"]
+    assert [x for x in device.log if x.startswith("record")] == ["record beginning", "record whole"]
     for _ in range(replay.CALLS - 1):
         simple(3.0 * X)
         simple(X)
-    assert device.log.count("record second") == 1
+    assert device.log.count("record whole") == 1
     simple(3.0 * X)
-    assert (device.log.count("record first"), device.log.count("record second")) == (1, 2)
+    assert (device.log.count("record beginning"), device.log.count("record whole")) == (1, 2)
 
 
 def test_the_host_does_not_wait_where_the_last_two_extents_were_one(simple, device):
@@ -294,13 +304,13 @@ def test_the_host_does_not_wait_where_the_last_two_extents_were_one(simple, devi
         simple(X)
     device.log.clear()
     simple(X)
-    assert device.log == ["first", "second", "wait"]
+    assert device.log == ["whole", "wait"]
     simple(3.0 * X), device.log.clear()
     for _ in range(2):
         simple(X)
-    assert device.log == ["first", "wait", "second"] * 2
+    assert device.log == ["beginning", "wait", "whole"] * 2
     simple(X)
-    assert device.log[-3:] == ["first", "second", "wait"]
+    assert device.log[-2:] == ["whole", "wait"]
 
 
 def test_an_extent_that_makes_no_difference_is_replayed_from_its_second_call_on(simple, device):
@@ -313,14 +323,14 @@ def test_an_extent_that_makes_no_difference_is_replayed_from_its_second_call_on(
     for scale in (1.2, 1.5):
         for _ in range(2):
             assert torch.equal(simple(scale * X, alike=octave), 2.0 * scale * X.sum(dim=0))
-    assert [x for x in device.log if x != "wait"] == ["first", "ordinary", "first", "second"] * 2
+    assert [x for x in device.log if x != "wait"] == ["beginning", "ordinary", "beginning", "whole"] * 2
     simple(X, alike=octave), device.log.clear()
     for scale in (1.0, 1.2, 1.5, 1.2, 1.0):
         assert torch.equal(simple(scale * X, alike=octave), 2.0 * scale * X.sum(dim=0))
-    assert device.log == ["first", "second", "wait"] * 5, "extents differ, and what follows is known beforehand"
+    assert device.log == ["whole", "wait"] * 5, "extents differ, and what follows is known beforehand"
     for _ in range(replay.CALLS):
         simple(2.0 * X, alike=octave)
-    assert device.log.count("record second") == 1
+    assert device.log.count("record whole") == 1
 
 
 def test_extents_are_forgotten_in_the_end(simple, replays):
@@ -342,11 +352,11 @@ def test_what_is_not_finite_is_not_replayed(simple, replays, value):
 
 
 def test_recordings_are_bounded(simple, replays, device):
-    for extent in range(replay.SECONDS + 3):
+    for extent in range(replay.GRAPHS + 3):
         for _ in range(replay.CALLS + 1):
             simple(2.0**extent * X)
     (recording,) = replays.recordings.values()
-    assert list(recording.seconds) == [((rounded(5.0 * 2.0**i),), ()) for i in range(3, replay.SECONDS + 3)]
+    assert list(recording.graphs) == [((rounded(5.0 * 2.0**i),), ()) for i in range(3, replay.GRAPHS + 3)]
     for name in range(replay.RECORDINGS + 3):
         for _ in range(replay.CALLS + 1):
             simple(X, name)
@@ -413,13 +423,13 @@ def test_released_recordings_are_gone_and_are_made_again(simple, replays, device
     simple(X, "counted")
     for _ in range(replay.CALLS):
         simple(X)
-    assert device.log == ["ordinary"] * (replay.CALLS + 1) + ["record first", "record second"]
+    assert device.log == ["ordinary"] * (replay.CALLS + 1) + ["record beginning", "record whole"]
     simple(X)
-    assert device.log[-1] == "second"
+    assert device.log[-1] == "whole"
 
 
 def test_what_cannot_be_recorded_goes_on_as_before(simple, device, monkeypatch):
-    monkeypatch.setattr(replay._Recording, "_captured", lambda recording, call, decisions: 1 / 0)
+    monkeypatch.setattr(replay._Recording, "_captured", lambda recording, *parts: 1 / 0)
     for _ in range(replay.CALLS + 3):
         assert torch.equal(simple(X), 2.0 * X.sum(dim=0))
     assert device.log == ["ordinary"] * (replay.CALLS + 3)
@@ -571,15 +581,15 @@ def test_what_a_recording_reads_of_a_prepared_set_outlives_that_sets_cache(on_de
     for _ in range(replay.CALLS):
         assert torch.equal(ready.estimate(near), want)
     (recording,) = ready._fitted.replays.recordings.values()
-    (graph,) = recording.seconds.values()
-    assert graph.taken.kept
+    (graph,) = recording.graphs.values()
+    assert graph.then.taken.kept
     ready.estimate(far)  # drops what was packed for the others
-    assert not set(map(id, ready._fitted._packed[graph.taken.kept[0].problem.reduction]._states.values())) & set(
-        map(id, graph.taken.kept)
+    assert not set(map(id, ready._fitted._packed[graph.then.taken.kept[0].problem.reduction]._states.values())) & set(
+        map(id, graph.then.taken.kept)
     )
 
 
-def test_what_goes_on_otherwise_than_taken_for_granted_is_not_answered_by_that(device, replays):
+def test_what_goes_on_otherwise_than_taken_for_granted_is_not_answered_by_that(device, replays, monkeypatch):
     """The first look is the same, and the second one, within the second graph, is not."""
 
     def first(x):
@@ -606,8 +616,7 @@ def test_what_goes_on_otherwise_than_taken_for_granted_is_not_answered_by_that(d
     for _ in range(replay.CALLS):
         device.log.clear()
         assert replays.play("key", two) is None
-        assert "second" in device.log
+        assert "whole" in device.log
         assert torch.equal(call(two), 4 * two)
-    device.log.clear()
+    monkeypatch.setattr(replay.Replays, "record", None)  # each has a graph
     assert torch.equal(call(two), 4 * two) and torch.equal(call(one), 3 * one) and torch.equal(call(two), 4 * two)
-    assert device.log.count("first") == 3, "each has a graph"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -59,6 +60,8 @@ LIGHT = 2.0**-15
 
 def is_dask(value: Any) -> bool:
     """Whether this is a Dask array; Dask is not imported for that."""
+    if "dask.array" not in sys.modules:
+        return False
     return type(value).__module__.startswith("dask.array.") and hasattr(value, "chunks")
 
 

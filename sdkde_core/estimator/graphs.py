@@ -2,18 +2,21 @@
 
 An estimate is some twenty small kernels around one or two large ones, several times that where outliers are summed
 apart, and to launch a small kernel takes the host longer than the kernel itself. A call that comes again with the same
-shapes and options, and of whose data the same is decided, is recorded as two graphs: the first ends where the extent is
-known. Later calls copy their numbers into the graphs' buffers and replay them, the second without waiting for the
-extent where the two calls before had the same second graph.
+shapes and options, and of whose data the same is decided, is recorded as a graph. Later calls copy their numbers into
+the graph's buffers and replay it.
 
 A replay gives the same bits as the call would have. What a call decides follows from its arguments and from what
 :func:`sdkde_core.arrays.look` returns: the extent, rounded up, and how many points are beyond a limit. Recorded, it is
 taken for granted; the numbers that it follows from come with every replay, and where they say something else, another
-graph or an ordinary call answers. So there is a second graph for every sequence of decisions that comes often: several
-data sets of one shape, in turn, are all replayed. Extents differ from one data set to the next, but most of them make
-no difference to the kernels: an ordinary call says which way it went on (``alike``), and the first time that an extent
-is seen, whether its way is one that is recorded. A call whose backend was chosen by more of the data, such as a sample,
-is not recorded. Recordings are kept by stream, so that calls on different streams share no buffers.
+graph or an ordinary call answers. So there is a graph for every sequence of decisions that comes often: several data
+sets of one shape, in turn, are all replayed. Extents differ from one data set to the next, but most of them make no
+difference to the kernels: an ordinary call says how it went on (``alike``), and the first time that an extent is seen,
+whether that is recorded.
+
+Which graph it is to be is known once the extent is, from the beginning of a call: a graph of its own. Where the two
+calls before were answered by one graph that is replayed at once, and the host waits for its extent alone, not for what
+follows. A call whose backend was chosen by more of the data, such as a sample, is not recorded. Recordings are kept by
+stream, so that calls on different streams share no buffers.
 """
 
 from __future__ import annotations
@@ -37,10 +40,10 @@ __all__ = ["Replays", "key_of", "place_of", "release"]
 #: A call is recorded when it comes for this time with the same decisions: recording takes as long as ten calls.
 CALLS = 8
 
-#: Recordings kept; each holds the buffers of its call. Second graphs of each, which share their memory but for results.
-RECORDINGS, SECONDS = 8, 4
+#: Recordings kept; each holds the buffers of its call. Graphs of each, which share their memory but for results.
+RECORDINGS, GRAPHS = 8, 4
 
-#: Results of the first graph of which is remembered how calls go on.
+#: Beginnings of which is remembered how calls go on.
 BEGINNINGS = 64
 
 #: Pairs of points beyond which kernels take so long that launching them does not matter.
@@ -94,13 +97,20 @@ def place_of(*given: Any) -> Any:
         if x.dtype not in (torch.float32, torch.float64):
             return None
     here = torch.cuda.current_device()
-    if any(x.device.index != here for x in given) or switched_off("SDKDE_REPLAY"):
-        return None
-    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+    for x in given:
+        if x.get_device() != here:
+            return None
+    if switched_off("SDKDE_REPLAY") or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return None
     kinds = tuple([(x.shape, x.dtype) for x in given])
     modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
-    return kinds, here, torch.cuda.current_stream().cuda_stream, *map(os.environ.get, ENVIRONMENT), *modes
+    return kinds, here, _stream(torch, here), *map(os.environ.get, ENVIRONMENT), *modes
+
+
+def _stream(torch: Any, device: int) -> int:
+    """The current stream's handle: what makes an object of it takes ten times as long."""
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(torch.cuda.current_stream().cuda_stream if raw is None else raw(device))
 
 
 def release() -> None:
@@ -197,27 +207,36 @@ class Replays:
         del gone  # not while others look something up
 
 
+class _Numbers(NamedTuple):
+    """What a graph takes for granted of the numbers that it looks at, and those numbers, on the host."""
+
+    decisions: tuple[Any, ...]
+    taken: Taken
+    numbers: Any
+    there: Any  # the event that they are
+    within: bool  # the graph records it; PyTorch before 2.9 cannot, and the host waits for the whole graph
+
+    def decided(self) -> tuple[Any, ...]:
+        """Wait for them, and return what they say."""
+        if not self.decisions:
+            return ()
+        self.there.synchronize()
+        return self.taken.decided(self.numbers.tolist())
+
+
 class _Graph(NamedTuple):
-    """Some of a call, and the decisions that it has taken for granted."""
+    """A call, or only how it begins."""
 
     graph: Any
     result: Any  # in the graph's memory
-    decisions: tuple[Any, ...]
-    taken: Taken
-    numbers: Any  # on the host: what the decisions follow from, once the graph is through
-    through: Any
+    begun: _Numbers
+    then: _Numbers
 
     def replay(self) -> None:
         self.graph.replay()
-        if self.decisions:
-            self.through.record()
-
-    def decided(self) -> tuple[Any, ...]:
-        """Wait, and return what its numbers say."""
-        if not self.decisions:
-            return ()
-        self.through.synchronize()
-        return self.taken.decided(self.numbers.tolist())
+        for part in (self.begun, self.then):
+            if part.decisions and not part.within:
+                part.there.record()
 
 
 class _Recording:
@@ -230,45 +249,47 @@ class _Recording:
 
     def __init__(self, given: Sequence[Array | None]) -> None:
         self._lock = new_lock()  # a thread has the buffers until its result is copied from them
-        self._given = [None if x is None else x.clone() for x in given]
+        torch = sys.modules["torch"]
+        self._buffers = [x.clone() for x in given if x is not None]
+        filled = iter(self._buffers)
+        self._given = [None if x is None else next(filled) for x in given]
         # PyTorch's own stream for recording is on the device of the first recording ever made: on another device
         # nothing would be recorded.
-        self._side = sys.modules["torch"].cuda.Stream()
-        self._first: Any = None
-        self.seconds: OrderedDict[Any, _Graph] = OrderedDict()  # by what calls have in common, and its decisions
-        self._alike: OrderedDict[Any, Any] = OrderedDict()  # what that is, by the first graph's decisions
-        self._last: tuple[Any, Any] = (None, None)  # second graphs of the last two calls
+        self._side, self._aside = torch.cuda.Stream(), torch.cuda.Stream()
+        self._beginning: Any = None
+        self.graphs: OrderedDict[Any, _Graph] = OrderedDict()  # by what calls have in common, and what they then decide
+        self._alike: OrderedDict[Any, Any] = OrderedDict()  # what calls have in common, by how they begin
+        self._last: tuple[Any, Any] = (None, None)  # graphs of the last two calls
 
     def play(self, given: Sequence[Array | None]) -> Any:
         """Return the result for tensors, or None where no graph decides as these ask for."""
         with self._lock:
             self._fill(given)
-            self._first.replay()
             before, last = self._last
-            ahead = self.seconds.get(last) if before == last else None  # it comes again: do not wait to see it
-            if ahead is not None:
-                ahead.replay()
-            alike, known = self._alike.get(self._first.decided()), ()
-            for _ in range(SECONDS):
+            ahead = self.graphs.get(last) if before == last else None  # it comes again: do not wait to see it
+            played = ahead or self._beginning
+            played.replay()
+            alike, known = self._alike.get(played.begun.decided()), ()
+            for _ in range(GRAPHS):
                 key = self._going_on(alike, known)
                 self._last = last, key
                 if key is None:
                     return None
-                second = self.seconds[key]
-                if second is not ahead:
-                    second.replay()
-                decided = second.decided()
-                if decided == second.decisions:
-                    self.seconds.move_to_end(key)
-                    return second.result.clone()
+                graph = self.graphs[key]
+                if graph is not played:
+                    graph.replay()
+                played, decided = graph, graph.then.decided()
+                if decided == graph.then.decisions:
+                    self.graphs.move_to_end(key)
+                    return graph.result.clone()
                 # What was computed by a wrong decision says nothing of those that follow.
-                same = list(map(operator.eq, decided, second.decisions)).index(False)
+                same = list(map(operator.eq, decided, graph.then.decisions)).index(False)
                 known = decided[: same + 1]
             return None
 
     def _going_on(self, alike: Any, known: tuple[Any, ...]) -> Any:
-        """The key of the second graph that was last replayed, of those that decide so; None where there is none."""
-        able = (key for key in reversed(self.seconds) if key[0] == alike and key[1][: len(known)] == known)
+        """The key of the graph that was last replayed, of those that decide so; None where there is none."""
+        able = (key for key in reversed(self.graphs) if key[0] == alike and key[1][: len(known)] == known)
         return next(able, None)
 
     def learn(self, begun: tuple[Any, ...], alike: Hashable, then: tuple[Any, ...]) -> bool:
@@ -277,7 +298,7 @@ class _Recording:
         ``begun``, ``alike``, ``then``: as of :meth:`Replays.record`.
         """
         with self._lock:
-            if (alike, then) not in self.seconds or self._first.decisions[:-1] != begun[:-1]:
+            if (alike, then) not in self.graphs or self._beginning.begun.decisions[:-1] != begun[:-1]:
                 return False
             self._remember(begun, alike)
             return True
@@ -294,9 +315,9 @@ class _Recording:
         second: Callable[[Any], Any],
         alike: Hashable,
     ) -> bool:
-        """Record how a call goes on; if there are many such, what was not replayed for longest goes.
+        """Record a call; if there are many, the graph that was not replayed for longest goes.
 
-        Not, and False, where it begins otherwise than the first graph does: in more than that one's last decision.
+        Not, and False, where it begins otherwise than those recorded: in more than its first part's last decision.
         """
         with self._lock:
             self._fill(given)
@@ -309,30 +330,62 @@ class _Recording:
                 with noting(then):
                     second(found)
             cuda.current_stream().wait_stream(self._side)
-            if self._first is None:
-                self._first = self._captured(lambda: first(*self._given), begun)
-            elif self._first.decisions[:-1] != tuple(begun.made[:-1]):
+            if self._beginning is None:
+                self._beginning = self._captured(first, begun)
+            elif self._beginning.begun.decisions[:-1] != tuple(begun.made[:-1]):
                 return False
-            graph = self._captured(lambda: second(self._first.result), then)
-            while len(self.seconds) >= SECONDS:
-                self.seconds.popitem(last=False)
-            self.seconds[alike, graph.decisions] = graph
+            graph = self._captured(first, begun, second, then)
+            while len(self.graphs) >= GRAPHS:
+                self.graphs.popitem(last=False)
+            self.graphs[alike, tuple(then.made)] = graph
             self._remember(tuple(begun.made), alike)
             return True
 
     def _fill(self, given: Sequence[Array | None]) -> None:
-        for buffer, x in zip(self._given, given):
-            if buffer is not None and x is not None:
-                buffer.copy_(x)
+        sys.modules["torch"]._foreach_copy_(self._buffers, [x for x in given if x is not None])  # one launch
 
-    def _captured(self, call: Callable[[], Any], decisions: Decisions) -> _Graph:
-        """Record a call as a graph; the graphs share memory, as they run one after another, the first one first."""
-        torch, taken = sys.modules["torch"], Taken(decisions)
-        numbers = torch.empty(decisions.size, dtype=torch.float64, pin_memory=True)
-        graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.graph.pool()
+    def _captured(
+        self,
+        first: Callable[..., Any],
+        begun: Decisions,
+        second: Callable[[Any], Any] | None = None,
+        then: Decisions | None = None,
+    ) -> _Graph:
+        """Record a call as a graph, or how it begins; the graphs share memory, as they run one after another."""
+        torch = sys.modules["torch"]
+        graph, pool = torch.cuda.CUDAGraph(), None if self._beginning is None else self._beginning.graph.pool()
         # Other threads may go on meanwhile, with whatever they do on their streams.
-        with torch.cuda.graph(graph, pool=pool, stream=self._side, capture_error_mode="thread_local"), noting(taken):
+        with torch.cuda.graph(graph, pool=pool, stream=self._side, capture_error_mode="thread_local"):
+            result, begins = self._noted(lambda: first(*self._given), begun)
+            result, ends = self._noted(lambda: result if second is None else second(result), then or Decisions())
+            if begun.size or ends.decisions:
+                self._side.wait_stream(self._aside)
+        return _Graph(graph, result, begins, ends)
+
+    def _noted(self, call: Callable[[], Any], decisions: Decisions) -> tuple[Any, _Numbers]:
+        """Return the result of a call that is being recorded, and what it takes for granted.
+
+        Those numbers go to the host beside what follows them.
+        """
+        torch, taken = sys.modules["torch"], Taken(decisions)
+        with noting(taken):
             result = call()
-            if decisions.size:
-                numbers.copy_(taken.numbers(), non_blocking=True)
-        return _Graph(graph, result, tuple(decisions.made), taken, numbers, torch.cuda.Event())
+        there, within = _event(torch)
+        numbers = torch.empty(decisions.size, dtype=torch.float64, pin_memory=True)
+        if decisions.size:
+            found = taken.numbers()
+            taken.kept.append(found)  # else what follows might get its memory, which is read beside it
+            self._aside.wait_stream(self._side)
+            with torch.cuda.stream(self._aside):
+                numbers.copy_(found, non_blocking=True)
+                if within:
+                    there.record(self._aside)
+        return result, _Numbers(tuple(decisions.made), taken, numbers, there, within)
+
+
+def _event(torch: Any) -> tuple[Any, bool]:
+    """Return an event, and whether a graph may record it for the host."""
+    try:
+        return torch.cuda.Event(external=True), True
+    except TypeError:
+        return torch.cuda.Event(), False

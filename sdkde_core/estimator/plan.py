@@ -115,8 +115,7 @@ class Plan:
 
         def variant(problem: Problem) -> Hashable:
             limit = min(limit_of(info, p) for p in (problem, with_fields(problem, same=False)))
-            told = info.variant is not None and problem.extent <= limit
-            return info.variant(problem) if told else problem.extent
+            return problem.extent if info.variant is None or problem.extent > limit else info.variant(problem)
 
         passes = tuple((with_fields(p, extent=0.0, sample=None), variant(p)) for p in self.problems)
         return self.choice.name, self.choice.device, self.shares, passes
