@@ -17,7 +17,7 @@ files              :func:`cache_folder`, :func:`write_atomically`
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line; :func:`did_you_mean`
 fresh processes    :func:`run_python`, :func:`spawning`: with nothing imported from the working directory
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`range_rows`, :func:`on_device`,
-                   :class:`PerStream`, :func:`without_grad`
+                   :class:`PerStream`, :func:`current_stream`, :func:`without_grad`
 prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`busy`, :func:`work_seconds`,
                    :func:`typical_extent`, :func:`beyond_cache`, :class:`GPU`, :func:`card_name`
 =================  ===================================================================================================
@@ -29,7 +29,7 @@ from .arrays import c_order, look, recording, rounded, to_host
 from .choice.cards import GPU, Processor, card_name
 from .choice.cost import beyond_cache, typical_extent, work_seconds
 from .choice.hardware import busy, cpu_threads, processor, speedup
-from .engine.devices import PerStream, in_slabs, memory_errors, on_device, range_rows, without_grad
+from .engine.devices import PerStream, current_stream, in_slabs, memory_errors, on_device, range_rows, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory, free_memory, total_memory
@@ -57,6 +57,7 @@ __all__ = [
     "claim_memory",
     "concatenate",
     "cpu_threads",
+    "current_stream",
     "did_you_mean",
     "dots",
     "each",

@@ -44,7 +44,7 @@ def cuda(monkeypatch):
         cuda=SimpleNamespace(
             current_device=lambda: 0,
             is_current_stream_capturing=lambda: False,
-            current_stream=lambda: stream,
+            current_stream=lambda device=None: stream,
         ),
         compiler=SimpleNamespace(is_compiling=lambda: False),
         _C=SimpleNamespace(),
@@ -90,9 +90,9 @@ def test_what_differs_is_another_key(cuda, other):
 
 def test_streams_and_the_environment_are_in_the_key(cuda, monkeypatch):
     before = key()
-    cuda.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=8)
+    cuda.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=8)
     assert key() != before
-    cuda.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=7)
+    cuda.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=7)
     monkeypatch.setenv("SDKDE_TUNING", "off")
     assert key() != before
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import cache_folder, new_lock, write_atomically
+from sdkde_core.plugin import cache_folder, current_stream, new_lock, write_atomically
 
 from .bounds import RAISED_BITS, SCALE_BITS, WEIGHT_BITS
 from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
@@ -199,7 +199,7 @@ class Kernel:
             pointer = x is None or isinstance(x, torch.Tensor)
             values.append((0 if x is None else x.data_ptr()) if pointer else x)  # type: ignore[union-attr]
             types.append(ctypes.c_void_p if pointer else _TYPES[type(x)])
-        stream = torch.cuda.current_stream(device).cuda_stream
+        stream = current_stream(device)
         grid, block = (programs, 1, 1), (self._threads, 1, 1)
         given = (tuple(values), tuple(types))
         _check(driver.cuLaunchKernel(self._function, *grid, *block, self._shared, stream, given, 0))

@@ -15,7 +15,7 @@ import torch
 from numba import cuda
 
 from sdkde_core.nearby import Lists
-from sdkde_core.plugin import card_name, warn_once
+from sdkde_core.plugin import card_name, current_stream, warn_once
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import Query, Tuned, tuned
 
@@ -408,7 +408,7 @@ def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, co
         with _lock:  # the simulator replaces parts of modules while it runs
             kernel[grid, threads](*(x.numpy() if isinstance(x, torch.Tensor) else x for x in arguments), *counts)
         return
-    handle = torch.cuda.current_stream(device).cuda_stream
+    handle = current_stream(device.index)
     with cuda.gpus[device.index]:
         stream = _streams.get(handle) or _streams.setdefault(handle, cuda.external_stream(handle))
         arrays = [cuda.as_cuda_array(x, sync=False) if isinstance(x, torch.Tensor) else x for x in arguments]

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from ..protocol import QUANTUM, DeviceOutOfMemory, Partial
 from .merge import concatenate
 
-__all__ = ["PerStream", "in_slabs", "memory_errors", "on_device", "range_rows", "without_grad"]
+__all__ = ["PerStream", "current_stream", "in_slabs", "memory_errors", "on_device", "range_rows", "without_grad"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +31,16 @@ def on_device(x: Any) -> AbstractContextManager[Any]:
     """Make a tensor's device the current one, where kernels are launched."""
     cuda = sys.modules["torch"].cuda
     return cuda.device(x.device) if x.is_cuda and x.device.index != cuda.current_device() else nullcontext()
+
+
+def current_stream(device: int) -> int:
+    """Return the handle of PyTorch's current stream on a CUDA device, by its number.
+
+    Every launch asks for it, and to make PyTorch's object of a stream takes ten times as long.
+    """
+    torch = sys.modules["torch"]
+    handle = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(torch.cuda.current_stream(device).cuda_stream if handle is None else handle(device))
 
 
 class _MemoryErrors:

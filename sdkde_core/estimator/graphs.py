@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from ..arrays import Decisions, Taken, noting
 from ..choice.calibration import switched_off
+from ..engine.devices import current_stream
 from ..engine.forks import new_lock
 from .request import Request
 
@@ -104,13 +105,7 @@ def place_of(*given: Any) -> Any:
         return None
     kinds = tuple([(x.shape, x.dtype) for x in given])
     modes = torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
-    return kinds, here, _stream(torch, here), *map(os.environ.get, ENVIRONMENT), *modes
-
-
-def _stream(torch: Any, device: int) -> int:
-    """The current stream's handle: what makes an object of it takes ten times as long."""
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return int(torch.cuda.current_stream().cuda_stream if raw is None else raw(device))
+    return kinds, here, current_stream(here), *map(os.environ.get, ENVIRONMENT), *modes
 
 
 def release() -> None:
