@@ -238,6 +238,37 @@ def test_a_backend_is_measured(choice, method):
     assert 0 <= done["error"] < 1
 
 
+def test_auto_and_who_was_faster_are_timed_in_turn(choice, monkeypatch):
+    """Of three, the first of which auto takes; the third comes in when the second turns out to be slower."""
+    bench, asked = choice.main.Bench("cpu"), []
+    again = {"a": [3.0, 3.2, 2.9], "b": [4.0, 4.2, 3.8], "c": [1.0, 1.1, 0.9]}
+
+    class Worker:
+        def __init__(self, name):
+            self.name = name
+
+        def run(self, job, limit):
+            asked.append(self.name)
+            assert job.again
+            assert job.backend == self.name
+            return {"outcome": "measured", "times": again[self.name]}
+
+    bench.workers = {name: Worker(name) for name in again}
+    monkeypatch.setattr(choice.main.Bench, "startup_of", lambda self, name, device: self.startups.setdefault(name, 0.0))
+    monkeypatch.setattr(choice.main, "LONG", 100.0)
+    candidates = [
+        {"name": name, "device": "cpu", "outcome": "measured", "seconds": seconds, "times": [seconds]}
+        for name, seconds in (("a", 3.0), ("b", 2.0), ("c", 2.5))
+    ]
+    record = {"case": {"place": "host"}, "picks": dict.fromkeys(choice.report.WAYS, "a"), "candidates": candidates}
+    bench.compare(choice.cases.Case("kde", "high", 300, 30, 2, "silverman"), record)
+    turns = choice.main.TURNS
+    assert asked == ["a", "b"] * turns + ["a", "c"] * turns
+    assert [c["seconds"] for c in candidates] == [3.0, 4.0, 1.0]
+    assert [c["times_before"] for c in candidates] == [[3.0], [2.0], [2.5]]
+    assert len(candidates[0]["times"]) == 3 * turns
+
+
 def test_what_auto_takes_in_every_way_is_measured(choice, monkeypatch):
     """On as few cores and as small a problem as this the ways differ."""
     infos = {r.name: r.info for r in registry.records() if r.ok}
@@ -247,6 +278,7 @@ def test_what_auto_takes_in_every_way_is_measured(choice, monkeypatch):
     monkeypatch.setattr(registry, "records", lambda: tuple(kept))
     monkeypatch.setattr(choice.main.Worker, "run", lambda self, job, limit: {"outcome": "measured", "seconds": 1.0})
     monkeypatch.setattr(choice.main.Bench, "startup_of", lambda self, name, device: 0.5)
+    monkeypatch.setattr(choice.main.Bench, "compare", lambda self, case, record: None)
     bench = choice.main.Bench("cpu")
     record = bench.measure(choice.cases.Case("kde", "high", 300, 30, 2, "silverman"))
     assert record["picks"] == {"whole": "late", "calls": "late", "warm": "odd"}

@@ -143,7 +143,8 @@ def variant(problem: Problem) -> Hashable:
     if kind != "packed":
         return kind, arithmetic(problem, extent)
     step = grid_of(problem, extent)
-    return kind, step, form(problem, extent, step), tiles_at_most(extent)
+    summed = problem.reduction is Reduction.MEAN and problem.precision == "high"
+    return kind, step, form(problem, extent, step), tiles_at_most(extent) if summed else 0
 
 
 def tiles_at_most(extent: float) -> int:

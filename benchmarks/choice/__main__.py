@@ -197,6 +197,9 @@ class Bench:
 
     def compare(self, case: Case, record: Record) -> None:
         """Time auto's choices and who was faster once more, in turn; long calls are not."""
+        for c in record["candidates"]:
+            if c["outcome"] in ("measured", "over"):
+                self.startup_of(c["name"], c["device"])
         for _ in range(CONTENDERS):
             judged = [judge(record, self.startups, way) for way in WAYS_OF[case.place]]
             names = {name for v in judged if v is not None and v.pick != v.fastest for name in (v.pick, v.fastest)}

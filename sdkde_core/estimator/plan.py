@@ -6,6 +6,7 @@ whether all of them are finite shows in it, and it bounds every pass.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from ..choice.hardware import cpu_threads
 from ..choice.judge import calls_of
 from ..engine.outliers import count, limit_of, outlier_share, radii
 from ..engine.threads import map_threads
-from ..protocol import TOLERANCES, Columns, Problem, Reduction, with_fields
+from ..protocol import TOLERANCES, BackendInfo, Columns, Problem, Reduction, with_fields
 from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
 from .sample import Sampler
@@ -111,20 +112,24 @@ class Plan:
 
         That is all but the extent, of which a backend may tell how much it makes of it.
         """
-        info = self.choice.info
-
-        def variant(problem: Problem) -> Hashable:
-            limit = min(limit_of(info, p) for p in (problem, with_fields(problem, same=False)))
-            return problem.extent if info.variant is None or problem.extent > limit else info.variant(problem)
-
-        passes = tuple((with_fields(p, extent=0.0, sample=None), variant(p)) for p in self.problems)
-        return self.choice.name, self.choice.device, self.shares, passes
+        return self.choice.name, self.choice.device, self.shares, _but_for_the_extent(self.choice.info, self.problems)
 
     def again(self, measured: Measured) -> Plan:
         """Return the plan of other points, of which the same was decided: looked at in the same order."""
         for asked in self.shares:
             _share(self.request, measured, *asked)
         return replace(self, columns=Columns(measured.train, measured.log_weights), query=measured.query)
+
+
+@functools.lru_cache(maxsize=256)  # every call asks, and most have asked the same before
+def _but_for_the_extent(info: BackendInfo, problems: tuple[Problem, ...]) -> Hashable:
+    """Passes, with what their backend makes of the extent in its place, or with it where that is not known."""
+
+    def variant(problem: Problem) -> Hashable:
+        limit = min(limit_of(info, p) for p in (problem, with_fields(problem, same=False)))
+        return problem.extent if info.variant is None or problem.extent > limit else info.variant(problem)
+
+    return tuple((with_fields(problem, extent=0.0), variant(problem)) for problem in problems)
 
 
 class Measured(NamedTuple):
