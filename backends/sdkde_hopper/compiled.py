@@ -68,25 +68,28 @@ def _dense(width: int, weighted: bool) -> _Module:
     )
 
 
+def _mean(width: int) -> _Module:
+    values = 2 * width + 8
+    products = (
+        *_EXPONENTS,
+        wgmma("add_hi", width + 8),
+        wgmma("add_values", values),
+        wgmma("begin_bytes", values, k=32, kind="e5m2", a="shared", begins=True),
+        wgmma("add_bytes", values, k=32, kind="e5m2", a="shared"),
+        wgmma("add_transposed", values, a="transposed"),
+    )
+    constants = {"WIDTH": width, "TILES": TILES, "MEAN_SHARED": MEAN_SHARED[width], "SCALE_BITS": SCALE_BITS}
+    return _Module(products, ("symmetric.cuh", "pieces.cuh", "symmetric.cu", "mean.cu"), constants)
+
+
 MODULES: Mapping[str, _Module] = {
     "pack": _Module(
         (),
-        ("pack.cu",),
-        {"TILES": TILES, "SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": WEIGHT_BITS},
+        ("pieces.cuh", "pack.cu"),
+        {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": WEIGHT_BITS},
     ),
     "exact": _Module((), ("exact.cu",), {}),
-    "mean": _Module(
-        (
-            *_EXPONENTS,
-            wgmma("add_n24", 24),
-            wgmma("add_n40", 40),
-            wgmma("begin_bytes", 40, k=32, kind="e5m2", a="shared", begins=True),
-            wgmma("add_bytes", 40, k=32, kind="e5m2", a="shared"),
-            wgmma("add_transposed", 40, a="transposed"),
-        ),
-        ("mean.cu",),
-        {"TILES": TILES, "MEAN_SHARED": MEAN_SHARED},
-    ),
+    **{f"mean_{width}": _mean(width) for width in MEAN_SHARED},
     **{f"log_sum_{width}{x}": _log_sum(width, False, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
     **{f"laplace_{width}{x}": _log_sum(width, True, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
     **{f"dense_{width}{x}": _dense(width, bool(x)) for width in WIDTHS for x in ("", "_weighted")},

@@ -8,6 +8,7 @@ from typing import Any
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Work
 
 from .bounds import extent_limit, grid_step, rows_again, supports, symmetric
+from .plan import symmetric_width
 
 __all__ = ["INFO"]
 
@@ -31,7 +32,9 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     width, both = -(-d // 16) * 16, mean and symmetric(problem)
     # Columns of the products in half precision, of the exponents and of what φ is multiplied by; bytes count half.
     if both:
-        products = 0.5 * (5 * 16 + 40 + 24 + 40 + 0.5 * 40)
+        narrow = symmetric_width(d)
+        exponents = 5 * 16 if narrow == 16 else 3 * 16  # in eight dimensions two pieces fit into one product
+        products = 0.5 * (exponents + (2 * narrow + 8) * 2.5 + narrow + 8)
     else:
         products = (4 * width + 16.0 + 3 * (width + 8.0)) if mean else 3 * width + 16.0
     halves = 2 * (2 * width + 16.0)

@@ -11,7 +11,7 @@ from sdkde_core.protocol import Partial, Reduction
 
 from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
-from .compiled import kernel
+from .compiled import Kernel, kernel
 
 __all__ = [
     "Packed",
@@ -24,22 +24,17 @@ __all__ = [
     "symmetric_mean",
 ]
 
-#: Numbers of a partial sum of the symmetric kernel: Σφv in sixteen dimensions, Σφ, and three that are free.
-SUMS = 20
-
-#: Bytes of a tile of 64 columns of the symmetric kernel: what the exponents need, and what φ is multiplied by.
-TILE_BYTES = 64 * (48 + 40) * 2
-
 #: Points are filled up to a multiple of the rows of a program, be they 192 or 256.
 PADDING = 768
 
 
 @dataclass(frozen=True)
 class Symmetric:
-    """Points in pieces, padded to whole supers; see ``pack_symmetric`` in ``device/pack.cu``."""
+    """Points in pieces, padded to whole supers; see ``device/symmetric.cuh``."""
 
     count: int
     padded: int
+    width: int
     rows: torch.Tensor
     tiles: torch.Tensor
     bytes: torch.Tensor
@@ -47,6 +42,26 @@ class Symmetric:
     def tensors(self) -> list[torch.Tensor]:
         """Return the buffers."""
         return [self.rows, self.tiles, self.bytes]
+
+    @property
+    def sums(self) -> int:
+        """Numbers of a partial sum: Σφv in ``width`` dimensions, Σφ, and three that are free."""
+        return self.width + 4
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a point as a row."""
+        return 6 * self.width
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of 64 columns: what the exponents need, and what φ is multiplied by."""
+        return 64 * (10 * self.width + 16)
+
+    @property
+    def byte_row(self) -> int:
+        """Of a point in bytes."""
+        return 2 * self.width + 8
 
 
 @dataclass(frozen=True)
@@ -73,11 +88,11 @@ class Packed:
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
     """Pack float64 points (n, d) for :func:`symmetric_mean`, on a grid from :func:`sdkde_hopper.bounds.grid_step`."""
     n, d = points.shape
-    padded = -(-n // plan.COLUMNS) * plan.COLUMNS
-    new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
-    rows, tiles, in_bytes = new(padded * 96), new(padded // 64 * TILE_BYTES), new(padded * 40)
-    kernel("pack", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, rows, tiles, in_bytes)
-    return Symmetric(n, padded, rows, tiles, in_bytes)
+    padded, width = -(-n // plan.COLUMNS) * plan.COLUMNS, plan.symmetric_width(d)
+    of_point = (6 * width, 10 * width + 16, 2 * width + 8)  # bytes, see Symmetric
+    buffers = [torch.empty(padded * size, dtype=torch.uint8, device=points.device) for size in of_point]
+    kernel(f"mean_{width}", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, *buffers)
+    return Symmetric(n, padded, width, *buffers)
 
 
 def pack(
@@ -222,11 +237,11 @@ def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Part
     n = points.count
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)
-    sums = torch.empty(points.padded * SUMS if len(launches) > 1 else 0, dtype=torch.float64, device=device)
+    sums = torch.empty(points.padded * points.sums if len(launches) > 1 else 0, dtype=torch.float64, device=device)
     most_units, most_slots = max(x.count for x in tables), max(x.slots for x in tables)
-    out_rows = torch.empty(most_units * plan.ROWS * SUMS, dtype=torch.float32, device=device)
-    out_columns = torch.empty(most_slots * plan.COLUMNS * SUMS, dtype=torch.float32, device=device)
-    reduce, merge = kernel("mean", "mean_symmetric", 640, plan.MEAN_SHARED), kernel("pack", "merge", 160)
+    out_rows = torch.empty(most_units * plan.ROWS * points.sums, dtype=torch.float32, device=device)
+    out_columns = torch.empty(most_slots * plan.COLUMNS * points.sums, dtype=torch.float32, device=device)
+    reduce, merge = _symmetric_kernels(points.width)
     for i, (part, table) in enumerate(zip(launches, tables, strict=True)):
         circle = part.first * (plan.COLUMNS // plan.ROWS), part.first, blocks, supers
         given = points.rows, points.tiles, points.bytes, table.units, table.begins
@@ -235,6 +250,13 @@ def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Part
         end = points.rows, log_weights, n, d, log_sum, shift
         merge(points.padded // 32, out_rows, out_columns, *table.lists, *circle, sums, *when, *end)
     return Partial(log_sum, shift)
+
+
+def _symmetric_kernels(width: int) -> tuple[Kernel, Kernel]:
+    """What makes partial sums, and what puts them together: 32 rows a program, a thread for four numbers."""
+    module = f"mean_{width}"
+    reduce = kernel(module, "mean_symmetric", 640, plan.MEAN_SHARED[width])
+    return reduce, kernel(module, "merge", 8 * (width + 4))
 
 
 def symmetric_block(
@@ -250,14 +272,14 @@ def symmetric_block(
     results = [(new(b - a, dtype=torch.float64), new((b - a, d), dtype=torch.float64)) for a, b in (rows, columns)]
     most = max(1, plan.MOST_UNITS // blocks) * plan.COLUMNS  # columns at a time
     starts = range(columns[0], columns[1], most)
-    sums = new(here.padded * SUMS if len(starts) > 1 else 0, dtype=torch.float64)
-    reduce, merge = kernel("mean", "mean_symmetric", 640, plan.MEAN_SHARED), kernel("pack", "merge", 160)
+    sums = new(here.padded * here.sums if len(starts) > 1 else 0, dtype=torch.float64)
+    reduce, merge = _symmetric_kernels(here.width)
     none = torch.zeros(max(here.padded, most) // plan.ROWS + 1, dtype=torch.int32, device=device)
     for start in starts:
         there = _some(points, (start, min(start + most, columns[1])))
         table = _on_device(plan.rectangle(blocks, there.padded // plan.COLUMNS, programs), device)
-        out_rows = new(table.count * plan.ROWS * SUMS, dtype=torch.float32)
-        out_columns = new(table.slots * plan.COLUMNS * SUMS, dtype=torch.float32)
+        out_rows = new(table.count * plan.ROWS * here.sums, dtype=torch.float32)
+        out_columns = new(table.slots * plan.COLUMNS * here.sums, dtype=torch.float32)
         given = points.rows, points.tiles, points.bytes, table.units, table.begins, out_rows, out_columns
         offsets = rows[0] // plan.ROWS, start // plan.COLUMNS
         reduce(programs, *given, *offsets, points.padded // plan.ROWS, points.padded // plan.COLUMNS)
@@ -277,5 +299,5 @@ def _some(points: Symmetric, which: tuple[int, int]) -> Symmetric:
     """A range of the points that begins with a super."""
     start, stop = which
     padded = -(-(stop - start) // plan.COLUMNS) * plan.COLUMNS
-    rows, tiles = points.rows[start * 96 :], points.tiles[start // 64 * TILE_BYTES :]
-    return Symmetric(stop - start, padded, rows, tiles, points.bytes[start * 40 :])
+    rows, tiles = points.rows[start * points.row_bytes :], points.tiles[start // 64 * points.tile_bytes :]
+    return Symmetric(stop - start, padded, points.width, rows, tiles, points.bytes[start * points.byte_row :])

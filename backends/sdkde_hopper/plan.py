@@ -34,6 +34,7 @@ __all__ = [
     "log_sum_ring",
     "parts",
     "rectangle",
+    "symmetric_width",
     "warpgroups",
     "width",
 ]
@@ -42,8 +43,9 @@ __all__ = [
 TILES = 16
 ROWS, COLUMNS = 256, 64 * TILES
 
-#: Bytes of shared memory of a program of ``mean_symmetric``; the code says so where it is another number.
-MEAN_SHARED = 227448
+#: Dimensions that ``mean_symmetric`` is compiled for, and bytes of shared memory of a program; the code says so where it
+#: is another number.
+MEAN_SHARED = {8: 161912, 16: 227448}
 
 #: Dimensions that the other kernels are compiled for; points of fewer are filled up with zeros.
 WIDTHS = (16, 32, 48, 64)
@@ -175,6 +177,11 @@ class Ring(NamedTuple):
 
     stages: int
     shared: int
+
+
+def symmetric_width(d: int) -> int:
+    """Return the least of :data:`MEAN_SHARED` that holds d dimensions."""
+    return next(x for x in MEAN_SHARED if x >= d)
 
 
 def width(d: int) -> int:

@@ -14,8 +14,7 @@
 constexpr int RING = 4;  // of tiles of columns, as many as there are in a group
 constexpr int PHI_BUFFERS = 2;
 
-constexpr int BYTE_TILE = TILE_COLUMNS * VALUES;  // of a tile in bytes: core matrices of 8 values by 16 points
-constexpr int SUM_BYTES = 128 * 32, ONES_BYTES = 32 * 8;  // of a tile: 8 floats a thread, and the ones
+constexpr int SUM_BYTES = GROUPS * 128 * 16, ONES_BYTES = 32 * 8;  // of a tile: 4 floats a thread, and the ones
 constexpr int ONES = TILES * SUM_BYTES;
 constexpr int PHI = ONES + TILES * ONES_BYTES, PHI_BYTES = 256 * TILE_COLUMNS * 2;
 constexpr int REST = PHI + PHI_BUFFERS * PHI_BYTES, REST_BYTES = 256 * TILE_COLUMNS;
@@ -28,6 +27,10 @@ constexpr int REST_EMPTY = PHI_EMPTY + 8 * PHI_BUFFERS;
 constexpr int ROWS_FULL = REST_EMPTY + 8, BYTES_FULL = ROWS_FULL + 8;
 constexpr int SHARED = BYTES_FULL + 8;
 static_assert(SHARED == MEAN_SHARED && SHARED <= 232448, "shared memory");
+
+// Where a thread's sums of a product with hi | one, free | lo are: of hi first, of one, of lo.
+constexpr int ONE = WIDTH / 2, LO = ONE + 4;
+constexpr int POINTS = 2 * VALUES;  // from sixteen points to the next as values, or 32 in bytes: in a descriptor's units
 
 // What a program does: {rows' block, columns' super, flags, slot of the columns' sums}. Flags: 1 symmetric, 2 the
 // first with these columns, 4 the last, first tile << 8, end << 16. Blocks and supers count from an offset, round in a
@@ -69,17 +72,18 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   const uint32_t ring = __shfl_sync(0xffffffffu, shared + COLUMNS, 0);
   // Exponents; sums by φ's first piece over a group of tiles, and over a unit: a Tensor Core truncates what it adds
   // to, so these are added up apart; sums by the second piece, for which that is nothing.
-  float S[32], O[20], M[10], R[12];
-  uint32_t P[16], L[16], q[3][4];
+  float S[32], O[VALUES / 2], M[ONE + 2], R[LO];
+  uint32_t P[16], L[16], q[3][2 * GROUPS];
   int phase = 0;
   bool begun = false;
   int4 unit = units[units.begin];
   auto load_rows = [&]() {
-    const uint32_t* from = rows + (size_t)(unit.x * 256 + warp * 16 + g) * 24 + c;
+    const uint32_t* from = rows + (size_t)(unit.x * 256 + warp * 16 + g) * (EXPONENTS / 2) + c;
 #pragma unroll
     for (int k = 0; k < 3; k++) {
 #pragma unroll
-      for (int i = 0; i < 4; i++) q[k][i] = from[(i & 1) * 192 + k * 8 + (i >> 1) * 4];
+      for (int i = 0; i < 2 * GROUPS; i++)
+        q[k][i] = from[(i & 1) * (8 * EXPONENTS / 2) + k * (WIDTH / 2) + (i >> 1) * 4];
     }
   };
   load_rows();
@@ -88,11 +92,11 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     const int flags = __shfl_sync(0xffffffffu, unit.z, 0);
     if (u + 1 < units.end) unit = units[u + 1];  // ahead
 #pragma unroll
-    for (int i = 0; i < 20; i++) O[i] = 0;
+    for (int i = 0; i < VALUES / 2; i++) O[i] = 0;
 #pragma unroll
-    for (int i = 0; i < 10; i++) M[i] = 0;
+    for (int i = 0; i < ONE + 2; i++) M[i] = 0;
 #pragma unroll
-    for (int i = 0; i < 12; i++) R[i] = 0;
+    for (int i = 0; i < LO; i++) R[i] = 0;
 #pragma unroll 1
     for (int groups = ((flags >> 16) - ((flags >> 8) & 255)) / RING; groups > 0; groups--) {
 #pragma unroll
@@ -106,19 +110,26 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         hold(R);
         if (k == 0) {  // hi and lo together; of the ones a thread has two rows'
 #pragma unroll
-          for (int i = 0; i < 8; i++) { M[i] += O[i] + O[12 + i]; O[i] = O[12 + i] = 0; }
-          M[8] += O[8]; M[9] += O[10];
-          O[8] = O[9] = O[10] = O[11] = 0;
+          for (int i = 0; i < ONE; i++) { M[i] += O[i] + O[LO + i]; O[i] = O[LO + i] = 0; }
+          M[ONE] += O[ONE]; M[ONE + 1] += O[ONE + 2];
+          O[ONE] = O[ONE + 1] = O[ONE + 2] = O[ONE + 3] = 0;
           hold(O);
         }
         if (lane == 0 && (k > 0 || begun)) barrier_arrive(shared + EMPTY + 8 * ((k + RING - 1) % RING));
         begun = true;
         WGMMA_FENCE;
+        // hi·hi and the constants first, which cancel exactly; then lo·hi, hi·lo, lo·lo.
+#if WIDTH == 16
         begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], b);
         add_n64(S, q[1][0], q[1][1], q[1][2], q[1][3], b + 128);
         add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], b);
         add_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], b + 256);
         add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], b + 256);
+#else  // two pieces in one product: hi and constants by hi and constants, lo and hi by hi and lo, none and lo by lo
+        begin_n64(S, q[0][0], q[0][1], q[1][0], q[1][1], b);
+        add_n64(S, q[2][0], q[2][1], q[0][0], q[0][1], descriptor(tile, 2 * TILE_COLUMNS * 16, 128));
+        add_n64(S, 0, 0, q[2][0], q[2][1], b + 64);
+#endif
         WGMMA_COMMIT;
         WGMMA_WAIT(0);
         hold(S);
@@ -131,9 +142,9 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         hold(R);
         WGMMA_FENCE;
 #pragma unroll  // by hi and one alone
-        for (int i = 0; i < 4; i++) add_n24(R, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + 80 * i);
+        for (int i = 0; i < 4; i++) add_hi(R, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + POINTS * i);
 #pragma unroll
-        for (int i = 0; i < 4; i++) add_n40(O, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v + 80 * i);
+        for (int i = 0; i < 4; i++) add_values(O, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v + POINTS * i);
         WGMMA_COMMIT;
         if (flags & 1) {
           barrier_wait(shared + PHI_EMPTY + 8 * (k & 1), (k >> 1) ^ 1);
@@ -156,13 +167,14 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     WGMMA_WAIT(0);
     hold(O);
     hold(R);
-    auto sum = [&](int j) { return (M[j] + R[j]) + (O[j] + O[12 + j]); };
-    float* to = out_rows + (size_t)u * 256 * 20 + (warp * 16 + g) * 20;
+    auto sum = [&](int j) { return (M[j] + R[j]) + (O[j] + O[LO + j]); };
+    float* to = out_rows + ((size_t)u * 256 + warp * 16 + g) * SUMS;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      *(float2*)(to + 160 * i + 2 * c) = make_float2(sum(2 * i), sum(2 * i + 1));
-      *(float2*)(to + 160 * i + 8 + 2 * c) = make_float2(sum(4 + 2 * i), sum(5 + 2 * i));
-      if (c == 0) to[160 * i + 16] = O[8 + 2 * i] + (R[8 + 2 * i] + M[8 + i]);
+#pragma unroll
+      for (int k = 0; k < GROUPS; k++)
+        *(float2*)(to + 8 * SUMS * i + 8 * k + 2 * c) = make_float2(sum(4 * k + 2 * i), sum(4 * k + 2 * i + 1));
+      if (c == 0) to[8 * SUMS * i + WIDTH] = O[ONE + 2 * i] + (R[ONE + 2 * i] + M[ONE + i]);
     }
   }
 }
@@ -208,9 +220,9 @@ __device__ __forceinline__ void transpose(
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 16, lane = threadIdx.x % 32;
   const int g = lane / 4, c = lane % 4;
   const uint32_t mine = shared + (threadIdx.x % 128) * 16, ones = shared + ONES + (warp * 8 + g) * 8;
-  float C[20];
+  float C[VALUES / 2];
 #pragma unroll
-  for (int i = 0; i < 20; i++) C[i] = 0;
+  for (int i = 0; i < VALUES / 2; i++) C[i] = 0;
   Fetcher columns = {units.begin};
   columns.begin(tiles, units);
   if (threadIdx.x % 128 == 0) {
@@ -227,8 +239,8 @@ __device__ __forceinline__ void transpose(
       const float4 zero = make_float4(0, 0, 0, 0);
 #pragma unroll 1
       for (int t = 0; t < TILES; t++) {
-        save4(mine + t * SUM_BYTES, zero);
-        save4(mine + t * SUM_BYTES + 2048, zero);
+#pragma unroll
+        for (int k = 0; k < GROUPS; k++) save4(mine + t * SUM_BYTES + 2048 * k, zero);
         if (c == 0) save2(ones + t * ONES_BYTES, make_float2(0, 0));
       }
     }
@@ -256,7 +268,7 @@ __device__ __forceinline__ void transpose(
         WGMMA_FENCE;
         begin_bytes(C, rest, v_bytes);
 #pragma unroll
-        for (int w = 1; w < 8; w++) add_bytes(C, rest + w * 128, v_bytes + 80 * w);
+        for (int w = 1; w < 8; w++) add_bytes(C, rest + w * 128, v_bytes + POINTS * w);
         WGMMA_COMMIT;
         WGMMA_WAIT(0);
         hold(C);
@@ -269,7 +281,7 @@ __device__ __forceinline__ void transpose(
         hold(C);
         WGMMA_FENCE;
 #pragma unroll
-        for (int w = 0; w < 16; w++) add_transposed(C, phi + w * 128, v + 80 * w);  // VALUE_BYTES / 16 = 4 * 80
+        for (int w = 0; w < 16; w++) add_transposed(C, phi + w * 128, v + POINTS * w);
         WGMMA_COMMIT;
         WGMMA_WAIT(0);
         hold(C);
@@ -278,33 +290,35 @@ __device__ __forceinline__ void transpose(
           asm volatile("bar.sync 1, 128;" ::: "memory");
           if (threadIdx.x % 128 == 0) fetch_rows(shared, tiles, units, next_symmetric(units, u + 1));
         }
-        const uint32_t at = mine + t * SUM_BYTES;
-        float4 x = load4(at);
-        x.x += C[0] + C[12]; x.y += C[1] + C[13]; x.z += C[2] + C[14]; x.w += C[3] + C[15];
-        save4(at, x);
-        x = load4(at + 2048);
-        x.x += C[4] + C[16]; x.y += C[5] + C[17]; x.z += C[6] + C[18]; x.w += C[7] + C[19];
-        save4(at + 2048, x);
+#pragma unroll
+        for (int k = 0; k < GROUPS; k++) {
+          const uint32_t at = mine + t * SUM_BYTES + 2048 * k;
+          const float* hi = C + 4 * k;
+          float4 x = load4(at);
+          x.x += hi[0] + hi[LO]; x.y += hi[1] + hi[LO + 1]; x.z += hi[2] + hi[LO + 2]; x.w += hi[3] + hi[LO + 3];
+          save4(at, x);
+        }
         if (c == 0) {
           const float2 o = load2(ones + t * ONES_BYTES);
-          save2(ones + t * ONES_BYTES, make_float2(o.x + C[8], o.y + C[10]));
+          save2(ones + t * ONES_BYTES, make_float2(o.x + C[ONE], o.y + C[ONE + 2]));
         }
       }
     }
     if (flags & 4) {
-      float* to = out_columns + ((size_t)units.list[u].w * (64 * TILES) + warp * 16 + g) * 20;
+      float* to = out_columns + ((size_t)units.list[u].w * (64 * TILES) + warp * 16 + g) * SUMS;
 #pragma unroll 1
       for (int t = 0; t < TILES; t++) {
-        const float4 x = load4(mine + t * SUM_BYTES), y = load4(mine + t * SUM_BYTES + 2048);
-        float* here = to + t * 1280;
-        *(float2*)(here + 2 * c) = make_float2(x.x, x.y);
-        *(float2*)(here + 160 + 2 * c) = make_float2(x.z, x.w);
-        *(float2*)(here + 8 + 2 * c) = make_float2(y.x, y.y);
-        *(float2*)(here + 168 + 2 * c) = make_float2(y.z, y.w);
+        float* here = to + t * (64 * SUMS);
+#pragma unroll
+        for (int k = 0; k < GROUPS; k++) {
+          const float4 x = load4(mine + t * SUM_BYTES + 2048 * k);
+          *(float2*)(here + 8 * k + 2 * c) = make_float2(x.x, x.y);
+          *(float2*)(here + 8 * SUMS + 8 * k + 2 * c) = make_float2(x.z, x.w);
+        }
         if (c == 0) {
           const float2 o = load2(ones + t * ONES_BYTES);
-          here[16] = o.x;
-          here[176] = o.y;
+          here[WIDTH] = o.x;
+          here[8 * SUMS + WIDTH] = o.y;
         }
       }
     }

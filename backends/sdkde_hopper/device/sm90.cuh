@@ -1,8 +1,7 @@
 // What the kernels share: barriers, bulk copies, descriptors, wgmma, exponentials. Distances are in log2 units.
 //
 // A tile is 64 points. Its columns lie in memory in core matrices of 8 rows of 16 bytes, as wgmma reads them without
-// swizzle: for the exponents hi (16) | constants (16) | lo (16), K slowest, and transposed, as what φ is multiplied by,
-// hi (16) | one, free (8) | lo (16).
+// swizzle.
 
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
@@ -10,10 +9,6 @@ typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
 
 constexpr int TILE_COLUMNS = 64;
-constexpr int EXPONENT_BYTES = TILE_COLUMNS * 48 * 2;
-constexpr int VALUES = 40;  // hi, one and free, lo
-constexpr int VALUE_BYTES = TILE_COLUMNS * VALUES * 2;
-constexpr int TILE_BYTES = EXPONENT_BYTES + VALUE_BYTES;
 
 #define WGMMA_FENCE asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
 #define WGMMA_COMMIT asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")

@@ -1,0 +1,53 @@
+// Points in pieces, and what packing and adding up share.
+
+#define SQRT_LOG2E 1.2011224087864498
+#define LN2 0.6931471805599453
+
+__device__ __forceinline__ uint16_t half_of(float x) {
+  uint16_t h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}
+__device__ __forceinline__ double of_half(uint16_t h) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+}
+// Nearest number of four significant bits.
+__device__ __forceinline__ uint8_t byte_of(float x, float& back) {
+  uint16_t both, low;
+  uint32_t halves;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(x));
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(both));
+  low = (uint16_t)halves;
+  back = (float)of_half(low);
+  return (uint8_t)both;
+}
+
+// v = √(log2 e) u as two pieces: hi + lo in half precision, hi a multiple of ``step``.
+struct Pieces {
+  uint16_t hi, lo;
+  __device__ __forceinline__ Pieces(double u, double step) {
+    const double v = u * SQRT_LOG2E;
+    hi = half_of((float)(rint(v / step) * step));
+    lo = half_of((float)(v - of_half(hi)));
+  }
+  __device__ __forceinline__ double packed() const { return of_half(hi) + of_half(lo); }
+};
+
+// c = -½|v|² + offset as two pieces, multiples of step²: the first, or the second. Points beyond the last have c so low
+// that φ is 0.
+__device__ __forceinline__ uint16_t constant(double square, double offset, double step, bool inside, bool first) {
+  const double grid = step * step, c = inside ? rint((-0.5 * square + offset) / grid) * grid : -60000.0;
+  const uint16_t c1 = half_of((float)c);
+  return first ? c1 : half_of((float)(c - of_half(c1)));
+}
+// Over sixteen threads.
+__device__ __forceinline__ double sum16(double x) {
+#pragma unroll
+  for (int m = 8; m > 0; m /= 2) x += __shfl_xor_sync(0xffffffffu, x, m, 16);
+  return x;
+}
+
+// Of a sum of numbers that are not negative; NaN stays.
+__device__ __forceinline__ double log_of(double sum) { return sum <= 0 ? -1.0 / 0.0 : log(sum); }
