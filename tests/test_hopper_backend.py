@@ -107,11 +107,12 @@ def test_every_pair_of_two_ranges_comes_once(blocks, supers):
         assert set(slots) == set(slot[column == one])
 
 
-def test_programs_take_equally_long():
-    (part,) = plan.launches(32, 132)
+@pytest.mark.parametrize("width", plan.COSTS)
+def test_programs_take_equally_long(width):
+    (part,) = plan.launches(32, 132, width)
     flags = part.tables.units[:, 2]
     tiles = (flags >> 16) - (flags >> 8 & 255)
-    cost = tiles * np.where(flags & 1, 1.0, plan.DENSE)
+    cost = tiles * np.where(flags & 1, 1.0, plan.COSTS[width].dense)
     each = np.add.reduceat(cost, part.tables.begins[:-1])
     assert each.max() < 1.05 * each.mean()
 
@@ -268,6 +269,7 @@ def test_exponentials_that_are_priced_are_those_that_are_taken():
         given = {"reduction": Reduction.MEAN, "m": 4000, "n": 4000, "d": 16, "same": True, "precision": "fast"} | more
         return INFO.work(Problem(**given, extent=9.0), None).exps / (given["m"] * given["n"])
 
+    assert set(plan.COSTS) == set(plan.MEAN_SHARED)
     once = exponentials(d=17)
     assert exponentials() == 0.5 * once  # for its row and its column
     assert exponentials(m=1000) == exponentials(requires=frozenset({"weights"})) == once

@@ -232,7 +232,7 @@ def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Part
     device = points.tiles.device
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
     programs = _programs(device)
-    launches = plan.launches(supers, programs)
+    launches = plan.launches(supers, programs, points.width)
     tables = [_on_device(x.tables, device) for x in launches]
     n = points.count
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
@@ -277,7 +277,7 @@ def symmetric_block(
     none = torch.zeros(max(here.padded, most) // plan.ROWS + 1, dtype=torch.int32, device=device)
     for start in starts:
         there = _some(points, (start, min(start + most, columns[1])))
-        table = _on_device(plan.rectangle(blocks, there.padded // plan.COLUMNS, programs), device)
+        table = _on_device(plan.rectangle(blocks, there.padded // plan.COLUMNS, programs, here.width), device)
         out_rows = new(table.count * plan.ROWS * here.sums, dtype=torch.float32)
         out_columns = new(table.slots * plan.COLUMNS * here.sums, dtype=torch.float32)
         given = points.rows, points.tiles, points.bytes, table.units, table.begins, out_rows, out_columns

@@ -43,8 +43,8 @@ __all__ = [
 TILES = 16
 ROWS, COLUMNS = 256, 64 * TILES
 
-#: Dimensions that ``mean_symmetric`` is compiled for, and bytes of shared memory of a program; the code says so where it
-#: is another number.
+#: Dimensions that ``mean_symmetric`` is compiled for, and bytes of shared memory of a program. The code says so where
+#: that is another number.
 MEAN_SHARED = {8: 161912, 16: 227448}
 
 #: Dimensions that the other kernels are compiled for; points of fewer are filled up with zeros.
@@ -59,8 +59,17 @@ EXACT_SHARED = 128 * 65 * 8
 #: Units of a launch, at most.
 MOST_UNITS = 16384
 
-#: What they take, in symmetric tiles: a tile whose φ is used once, the beginning of a unit, of new columns.
-DENSE, UNIT, NEW_COLUMNS = 0.63, 0.69, 2.5
+
+class Costs(NamedTuple):
+    """What parts of a program take, in tiles whose φ is used twice."""
+
+    dense: float  # a tile whose φ is used once
+    unit: float  # the beginning of a unit
+    new_columns: float
+
+
+#: By the dimensions of ``mean_symmetric``, as measured.
+COSTS = {8: Costs(0.75, 1.0, 2.5), 16: Costs(0.63, 0.69, 2.5)}
 
 Ints = NDArray[np.int32]
 
@@ -101,11 +110,11 @@ class Launch:
     tables: Tables
 
 
-def launches(supers: int, programs: int) -> tuple[Launch, ...]:
-    """Return how the units of so many supers are dealt out to programs."""
+def launches(supers: int, programs: int, width: int = 16) -> tuple[Launch, ...]:
+    """Return how the units of so many supers are dealt out to programs of ``mean_symmetric`` in so many dimensions."""
     per, half = COLUMNS // ROWS, supers // 2
     if supers * per * (half + 1) <= MOST_UNITS:
-        return (Launch(0, supers, _tables(supers, supers, programs, 0)),)
+        return (Launch(0, supers, _tables(supers, supers, programs, 0, width)),)
     found = []
     # An even number of supers: those of the second half do not meet the one that is opposite.
     for start, stop in ((0, half), (half, supers)):
@@ -113,12 +122,12 @@ def launches(supers: int, programs: int) -> tuple[Launch, ...]:
         size = -(-(stop - start) // -(-(stop - start) // most))
         for first in range(start, stop, size):
             count, skips = min(size, stop - first), supers % 2 == 0 and start > 0
-            found.append(Launch(first, count, _tables(supers, count, programs, count if skips else 0)))
+            found.append(Launch(first, count, _tables(supers, count, programs, count if skips else 0, width)))
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=256)
-def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
+def _tables(supers: int, count: int, programs: int, shorter: int, width: int) -> Tables:
     """Plan ``count`` supers; the last ``shorter`` of them meet one super less, or half of all if these are all."""
     per, half = COLUMNS // ROWS, supers // 2
     met = np.full(count, 1 + (half if supers % 2 == 0 else (supers - 1) // 2))
@@ -129,15 +138,15 @@ def _tables(supers: int, count: int, programs: int, shorter: int) -> Tables:
     within = np.arange(len(own)) - starts[own]
     symmetric = (within >= per).astype(np.int64)
     block = (own * per + within) % (supers * per)
-    return _deal(block, own, symmetric, supers * per, supers, programs)
+    return _deal(block, own, symmetric, supers * per, supers, programs, COSTS[width])
 
 
 @functools.lru_cache(maxsize=64)
-def rectangle(blocks: int, supers: int, programs: int) -> Tables:
+def rectangle(blocks: int, supers: int, programs: int, width: int = 16) -> Tables:
     """Plan all of some blocks of rows with all of some supers of columns that are others, every φ used twice."""
     own = np.repeat(np.arange(supers), blocks)
     block = np.tile(np.arange(blocks), supers)
-    return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs)
+    return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs, COSTS[width])
 
 
 def _deal(
@@ -147,12 +156,13 @@ def _deal(
     blocks: int,
     supers: int,
     programs: int,
+    costs: Costs,
 ) -> Tables:
     """Deal out groups of a block and a super, in the order of the supers ``own``, to programs by what they take."""
     quarters = TILES // 4  # what a group is cut into
     first = np.flatnonzero(np.diff(own)) + 1  # with the next super
-    cost = np.repeat(np.where(symmetric, 4.0, 4.0 * DENSE) + UNIT / quarters, quarters)
-    cost[first * quarters] += NEW_COLUMNS
+    cost = np.repeat(np.where(symmetric, 4.0, 4.0 * costs.dense) + costs.unit / quarters, quarters)
+    cost[first * quarters] += costs.new_columns
     total = np.concatenate([[0.0], np.cumsum(cost)])
     cuts = np.searchsorted(total, np.linspace(0.0, total[-1], programs + 1) - 1e-9)
     cuts[-1] = len(cost)
