@@ -18,7 +18,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton.space import Config
+from sdkde_triton.space import LEAF, Config
+from some_of_all import some_of_all
 
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
@@ -98,6 +99,19 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     assert sum(len(found.leaves) for found in looked) < 0.9 * 38 * sum(len(found.which) for found in looked)
     own = np.arange(len(y)) if "exclude_self" in requires else False
     assert problems.errors(problem, got, reference.near_sums(y, x, log_w, own)).max() < 1.0
+
+
+@interpreted
+@warns
+@pytest.mark.parametrize("precision", ["fast", pytest.param("high", marks=pytest.mark.slow)])
+def test_columns_are_left_out_beside_an_outlier_that_weighs_far_more(precision):
+    """Of the shift that both are merged into."""
+    info = registry.find("triton").info
+    plain = Problem(Reduction.MEAN, 64, 1000, 2, precision=precision, device="cpu", requires=frozenset({"weights"}))
+    case = some_of_all(info.extent_limit(plain), LEAF, 0.25, precision)
+    problem = case.problem(Reduction.MEAN, precision, device="cpu")
+    got = problems.answer(info, info.load({"skip": True}), problem, case)
+    assert problems.errors(problem, got, problems.truth(case)).max() < 1.0
 
 
 @interpreted

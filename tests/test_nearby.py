@@ -9,6 +9,7 @@ import numpy as np
 import of_benchmarks  # noqa: F401 — makes the package below importable
 import pytest
 import torch
+from some_of_all import some_of_all
 
 from benchmarks.problems import data
 from sdkde_core import nearby
@@ -156,6 +157,27 @@ def test_without_their_own_column(reduction, kind):
     own = index(x, log_w, SIZE).order[512:576]
     problem = Problem(reduction, 64, 2000, 2, same=True, requires=frozenset({"exclude_self"}))
     assert _left_out(problem, x[own], x, log_w, own)[0].max() <= 1.0
+
+
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+def test_some_of_all_columns_beside_one_that_weighs_far_more(precision):
+    """The shift that counts is that over all columns, which is longer than any over some."""
+    case = some_of_all(10.0, SIZE, 0.04, precision)
+    far = int(np.argmax(case.points[:, 0]))
+    x, log_w, y = np.delete(case.points, far, axis=0), np.delete(case.log_weights, far), case.queries
+    columns, problem = index(x, log_w, SIZE), Problem(Reduction.MEAN, len(y), len(x), 2, precision=precision)
+    found = lists(problem, columns, y, HEIGHT)
+    left = np.setdiff1d(np.arange(len(columns.fine.square)), found.tiles)
+    kept = columns.order[~np.isin(np.arange(len(x)) // SIZE, left)]
+
+    def shift(which):
+        step = np.concatenate([x[which], case.points[far : far + 1]]) - y[0]
+        logs = np.concatenate([log_w[which], case.log_weights[far : far + 1]]) - 0.5 * (step**2).sum(axis=1)
+        terms = np.exp(logs - logs.max())
+        return terms @ step / terms.sum()
+
+    off = np.linalg.norm(shift(kept) - shift(np.arange(len(x))))
+    assert off <= SHARE * TOLERANCES[precision][Reduction.MEAN].absolute
 
 
 def test_a_single_column_that_is_left_out():

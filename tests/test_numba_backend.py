@@ -22,6 +22,7 @@ from sdkde_numba.cpu_kernels import CODES, LEAST, exp2
 from sdkde_numba.info import INFO
 from sdkde_numba.near import aligned, order_columns, sum_leaves
 from sdkde_numba.price import HEIGHT, LEAF
+from some_of_all import some_of_all
 
 import sdkde_core
 from sdkde_core.choice import cost, hardware, registry
@@ -430,6 +431,15 @@ def test_tiles_are_left_out_without_a_rows_own_column(reduction):
         )
         part = each(got, lambda x, s=s: x[:, s])
         assert errors(replace(problem, scales=(), requires=frozenset()), part, want, scale).max() <= 0.6
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fast", 0.13), ("high", 0.1)])
+def test_tiles_are_left_out_beside_an_outlier_that_weighs_far_more(precision, share):
+    """Of the shift that both are merged into."""
+    limit = extent_limit(Problem(Reduction.MEAN, 64, 1000, 2, precision=precision, requires=frozenset({"weights"})))
+    case = some_of_all(limit, LEAF, share, precision)
+    problem = case.problem(Reduction.MEAN, precision)
+    assert errors(problem, answer(INFO, NumbaBackend(skip=True), problem, case), truth(case)).max() <= 0.6
 
 
 def _leaves(case, reduction, precision="high", rows=slice(None), **changes):

@@ -88,7 +88,8 @@ class _Room:
             np.zeros((HEIGHT, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), _wanted(problem))
         ]
         self.kernels = leaf_kernels(d, *_wanted(problem)[1:])
-        self.whole, self.factor = near.columns.log_weight / LN2 - near.peak, FACTORS[str(problem.reduction)]
+        whole = max(near.columns.log_weight, 0.0)  # of all columns, of which these may be some
+        self.whole, self.factor = whole / LN2 - near.peak, FACTORS[str(problem.reduction)]
         self.allowed = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
 
     def sum(

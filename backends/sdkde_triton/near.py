@@ -215,7 +215,8 @@ def _count(
 
     allowed = LEFT_OUT * ROUNDED * TOLERANCES[problem.precision][problem.reduction].absolute
     lowest = (-math.log(allowed) - least).float().clamp(max=HUGE)
-    reaches = (2.0 * (near.log_weight - least).clamp(min=0.0)).sqrt().float().clamp(max=HUGE)
+    whole = max(near.log_weight, 0.0)  # of all columns, of which these may be some
+    reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=HUGE)
     limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)
     apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
     for first, some, visited in _chunks(near, tiles):

@@ -29,6 +29,8 @@ What a tile adds at most
     * MEAN by ‖Σ_D w φ (shift − (u_j − u_i))‖ / S. The weights p_j = w_j φ_j / S have a relative entropy to w_j / W
       that is not negative, which says Σ p_j ½ r_j² ≤ log W − ℓ. So ‖shift‖ ≤ r₀ = √(2 (log W − ℓ₀)), the row's
       **reach**, and the factor is f = r + r₀. f exp(−½ r²) decreases from r = 1 on, so that max(m, 1) serves for r.
+      The columns may be some of all, whose weights sum to 1: then the shift that counts is the one that others are
+      merged into, which may be far longer where those weigh far more. As its ℓ is no less than ℓ₀, W is 1 here.
     * LAPLACE by M_D, relative to M ≥ (1 + d/2) S: the factor is f = 1 + ½ r² / (1 + d/2), and f exp(−½ r²)
       decreases.
 

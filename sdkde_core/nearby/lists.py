@@ -214,8 +214,8 @@ def _mass(xp: Any, problem: Problem, columns: Index, log_weights: Any, near: Any
 
 
 def _reach(xp: Any, columns: Index, floor: Any) -> Any:
-    """What a shift is at most, over the scale, (b,)."""
-    return xp.sqrt(2.0 * xp.maximum(columns.log_weight - floor, xp.zeros_like(floor)))
+    """What a shift is at most, over the scale, (b,): that over all columns, of which these may be some."""
+    return xp.sqrt(2.0 * xp.maximum(max(columns.log_weight, 0.0) - floor, xp.zeros_like(floor)))
 
 
 def threshold(xp: Any, mass: Any, allowed: float) -> Any:
