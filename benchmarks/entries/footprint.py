@@ -51,7 +51,7 @@ REGISTRY.add(
     Benchmark(
         "footprint",
         "ours",
-        "Memory beyond the inputs, and what importing takes.",
+        "Memory beyond the inputs, and import time.",
         cases,
         measure,
         (Table("", ("what", "n", "m"), {"ms": "ms", "MiB": "MiB"}),),
