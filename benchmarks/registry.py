@@ -18,7 +18,7 @@ GROUPS = {
     "paper": "The paper's figures and tables",
     "readers": "What its readers asked for",
     "data": "Real data",
-    "ours": "What is ours alone",
+    "ours": "Only about sdkde",
 }
 
 #: Seconds on any machine; minutes on two cores; the paper's sizes.

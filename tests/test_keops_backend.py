@@ -32,6 +32,9 @@ from sdkde_keops import bounds, formulas, health, library  # noqa: E402
 from sdkde_keops.backend import KeopsBackend  # noqa: E402
 from sdkde_keops.info import INFO  # noqa: E402
 
+#: Of tests that compile; the others are as right on a machine without a compiler.
+compiles = pytest.mark.skipif(bool(library.no_compiler()), reason="needs a C++ compiler")
+
 ONE = "import numpy as np, sdkde_core; x = np.linspace(-2, 2, 30)\n"
 KDE = "sdkde_core.estimate(x, x[:9], backend='keops', device='cpu', method='kde')"
 OPTIONS = {"method": "kde", "bandwidth": 0.5, "backend": "keops", "device": "cpu"}
@@ -55,6 +58,7 @@ def test_finding_it_does_not_import_keops():
 # --- silence --------------------------------------------------------------------------------------------------------
 
 
+@compiles
 def test_nothing_is_printed_but_what_users_print():
     code = f"""
     print("before")
@@ -137,6 +141,7 @@ def test_a_compiler_that_crashes_is_reported(tmp_path):
     assert not list((tmp_path / "cache").rglob("health-*"))  # it may be mended
 
 
+@compiles
 @pytest.mark.slow
 def test_code_that_crashes_does_not_take_the_process_along(tmp_path):
     """A compiler that leaves libraries which end whoever loads them."""
@@ -255,6 +260,7 @@ def test_a_trial_that_does_not_end_is_ended(monkeypatch):
     assert "CUDA_PATH" in support.reason
 
 
+@compiles
 def test_a_formula_that_does_not_compile_is_unavailable(monkeypatch):
     def broken(*arguments):
         raise ModuleNotFoundError("No module named 'pykeops_cpp_0123456789'")
@@ -361,6 +367,7 @@ def test_what_is_made_of_its_sums(monkeypatch, kind, same, exclude_self):
         assert errors(problem, target.answer(problem, case), want).max() <= 0.5
 
 
+@compiles
 @pytest.mark.slow  # three formulas to compile
 def test_far_from_every_point_and_without_any():
     """The exponent itself is what counts; a single point without its own column has an empty sum."""
@@ -380,6 +387,7 @@ def test_far_from_every_point_and_without_any():
         assert got.sign is None or got.sign.tolist() == [0.0]
 
 
+@compiles
 @pytest.mark.parametrize(
     ("method", "d"),
     [("kde", 1), *(pytest.param(method, 3, marks=pytest.mark.slow) for method in ("kde", "laplace", "gradient"))],
@@ -405,6 +413,7 @@ def test_nan_stays_where_it_is(method, d):
 # --- threads, blocks, options ---------------------------------------------------------------------------------------
 
 
+@compiles
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
     x, y = np.random.default_rng(0).normal(size=(2, 200, 1))
@@ -423,6 +432,7 @@ def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
     assert torch.get_num_threads() == before
 
 
+@compiles
 def test_blocks_of_rows_change_nothing(monkeypatch):
     x, y = np.random.default_rng(0).normal(size=(2, 200, 1))
     want = sdkde_core.estimate(x, y, **OPTIONS)

@@ -84,7 +84,7 @@ REGISTRY.add(
     Benchmark(
         "dask-workers",
         "ours",
-        "Dask's workers of one thread against one of them: what is left of the ideal.",
+        "Parallel efficiency of Dask workers with one thread each.",
         cases,
         measure,
         (Table("", ("workers", "n"), COLUMNS),),

@@ -22,7 +22,7 @@ REGISTRY.add(
     Benchmark(
         "far-points",
         "ours",
-        "SD-KDE with ten samples at 10⁴ bandwidths, and without.",
+        "SD-KDE with and without ten samples at a distance of 10⁴ bandwidths.",
         cases,
         compare.measure,
         (Table("Milliseconds, worst row", ("subject",), {"ms": "ms", "worst row": "worst"}, "kind"),),

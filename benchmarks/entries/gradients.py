@@ -77,7 +77,7 @@ REGISTRY.add(
     Benchmark(
         "gradients",
         "ours",
-        "Derivatives by samples and queries: what they cost beside the estimate.",
+        "Derivatives with respect to samples and queries: their time beside that of the estimate.",
         cases,
         measure,
         (

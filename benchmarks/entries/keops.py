@@ -19,7 +19,7 @@ REGISTRY.add(
     Benchmark(
         "keops",
         "ours",
-        "The KeOps backend beside the same sums as a user of KeOps writes them.",
+        "The KeOps backend beside the same sums written directly in KeOps.",
         cases,
         compare.measure,
         (Table("Milliseconds, worst row", ("d", "method", "subject"), COMPARED),),

@@ -288,7 +288,7 @@ REGISTRY.add(
     Benchmark(
         "nearby",
         "ours",
-        "SD-KDE in three to ten dimensions with pairs left out that cannot matter, beside all pairs.",
+        "SD-KDE in three to ten dimensions, without the pairs that cannot matter, and over all pairs.",
         cases,
         measure,
         views,
@@ -300,7 +300,7 @@ REGISTRY.add(
     Benchmark(
         "nearby-growth",
         "ours",
-        "How time and memory grow with the samples in four dimensions, with pairs left out.",
+        "Growth of time and memory with the number of samples in four dimensions, without pairs that cannot matter.",
         growing,
         alone,
         growth,

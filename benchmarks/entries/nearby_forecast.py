@@ -83,7 +83,7 @@ REGISTRY.add(
     Benchmark(
         "nearby-forecast",
         "ours",
-        "The share of the pairs that backends leave, counted, and as it is forecast from a sample.",
+        "The share of pairs that can matter: counted, and as predicted from a subsample.",
         cases,
         measure,
         views,

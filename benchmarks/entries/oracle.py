@@ -81,7 +81,7 @@ REGISTRY.add(
     Benchmark(
         "oracle-1d",
         "paper",
-        "Mean integrated errors on the paper's mixture of three normals, and on beyond its 4096 samples, and of zero.",
+        "Mean integrated errors on the paper's mixture of three normals, also beyond its 4096 samples, and of zero.",
         cases_1d,
         measure_1d,
         views_1d,

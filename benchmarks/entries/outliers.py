@@ -148,7 +148,7 @@ REGISTRY.add(
     Benchmark(
         "outliers",
         "data",
-        "Outlier detection on scikit-learn's sets or a table of yours: ROC-AUC beside KernelDensity, forests, LOF.",
+        "Outlier detection on scikit-learn's data sets or your own table: ROC-AUC beside KernelDensity, forests, LOF.",
         cases,
         measure,
         (

@@ -23,7 +23,7 @@ REGISTRY.add(
     Benchmark(
         "precision",
         "readers",
-        "Error against time: every precision of ours, every method, and what reduced precision costs the peers.",
+        "Error against time: every precision and method of sdkde, and reduced precision in other libraries.",
         cases,
         compare.measure,
         (

@@ -53,7 +53,7 @@ REGISTRY.add(
     Benchmark(
         "prepared",
         "ours",
-        "Samples prepared once, for many batches of queries, beside one estimate a batch.",
+        "Samples prepared once for many batches of queries, beside one estimate per batch.",
         cases,
         measure,
         (

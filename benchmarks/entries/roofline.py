@@ -114,7 +114,7 @@ REGISTRY.add(
     Benchmark(
         "roofline",
         "readers",
-        "Roofs, where the exponentials run out, and what our passes reach.",
+        "Roofline of the processor, the limit set by the exponentials, and the measured passes.",
         cases,
         measure,
         (

@@ -110,7 +110,7 @@ REGISTRY.add(
     Benchmark(
         "selection",
         "data",
-        "Which tenth of many embeddings (d = 384, or yours) to keep, by their density.",
+        "Selection of a tenth of many embeddings (d = 384, or your own) by their density.",
         cases,
         measure,
         (

@@ -42,7 +42,7 @@ REGISTRY.add(
     Benchmark(
         "tails",
         "readers",
-        "Negative mass and heavy tails: errors of every method on densities that are known.",
+        "Negative mass and heavy tails: errors of every method on known densities.",
         cases,
         measure,
         (
