@@ -37,7 +37,7 @@ CALLS, DEVICE_CALLS = 10, 10_000
 
 #: Seconds that an estimate on a GPU takes besides its passes, ordinarily and replayed, and what share of its
 #: time a launch still takes in a replay. Ordinarily it is the host's time for validation, whitening and some twenty
-#: small kernels; replayed, a copy each way and the same kernels in two graphs. Measured on an H200 and its host with
+#: small kernels; replayed, a copy each way and the same kernels as a graph. Measured on an H200 and its host with
 #: python -m benchmarks.choice.overheads: 0.48 to 0.69 ms, 0.09, and 4 to 8 %.
 CALL_SECONDS, REPLAY_SECONDS, REPLAYED_LAUNCH = 0.5e-3, 0.09e-3, 0.06
 
