@@ -128,6 +128,13 @@ def test_columns_are_left_out_of_fewer_rows_than_a_tile_has():
     assert got is not None  # no more than all pairs are left
     want = reference.near_sums(y, x, columns.log_weights.numpy())
     assert problems.errors(problem, each(got, to_host), want).max() < 1.0
+    # Whatever the order they came in, results are in that order, with the same bits.
+    mixed, rows = rng.permutation(160), rng.permutation(5)
+    columns = Columns(torch.from_numpy(x[mixed]), columns.log_weights)
+    state = backend.TritonBackend(skip=True).prepare(problem, columns)
+    again = near.reduce(problem, torch.from_numpy(y[rows]), state.near(), *backend._operands(problem, state))
+    assert again is not None
+    assert torch.equal(again.log_sum, got.log_sum[torch.from_numpy(rows)])
 
 
 @interpreted
