@@ -16,14 +16,18 @@ from sdkde_core.plugin import Processor, cpu_threads, processor, speedup, work_s
 from sdkde_core.protocol import NotWorthIt, Problem, Reduction, Work
 
 from . import bounds
-from .around import Around, around
+from .around import Around, around, nats
 from .duplicates import SHARE
 from .memory import blocks_to_modes, fields_of
 
 __all__ = [
+    "BITS",
+    "COLUMNS",
     "CPU",
     "DEVICE",
+    "LEADERS",
     "MOST_MODES",
+    "ROWS",
     "Limit",
     "Ways",
     "box_seconds",
@@ -35,6 +39,7 @@ __all__ = [
     "by_products",
     "by_tile_pairs",
     "by_tiles",
+    "columns_met",
     "direct_seconds",
     "direct_work",
     "looks",
@@ -47,6 +52,14 @@ Array = NDArray[Any]
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
+
+#: Rows and columns of a tile, the bits of the curve's key and the tiles that all rows are compared with first; see
+#: ``tiles.py``, which imports PyTorch.
+ROWS, COLUMNS, BITS, LEADERS = 32, 256, 30, 2
+
+#: By dimensions, how much farther tiles reach than two cubes of their volumes would, and the width of a cell of the
+#: curve over the extent, as tiles are never smaller. Both fitted to counts of tiles; see docs/what-was-tried.md.
+WIDER, CELL = {1: 2.6, 2: 2.5, 3: 1.9}, 0.45
 
 
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
@@ -133,31 +146,53 @@ def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
     )
 
 
+def columns_met(problem: Problem, rows: float, neighbours: float, columns: float) -> float:
+    """Return over how many columns a row is summed in tiles, on average, if so many of them are its neighbours.
+
+    A tile of rows takes the tiles of columns that come within reach of its box: on average the columns in a box as wide
+    as both tiles' and the reach. The unit here is the radius of a ball that holds one column. Then a row reaches as far
+    as neighbours^(1/d), a tile of k columns is about k^(1/d) wide, and one of rows as wide as the columns among them
+    make it. Boxes are wider than that, since the curve jumps, and they reach farther, since a tile's bound is that of
+    its loneliest row; see :data:`WIDER`.
+    """
+    d = problem.d
+    reach = neighbours ** (1.0 / d)
+    bandwidth = reach / math.sqrt(2.0 * nats(problem, problem.n)) / max(problem.scales, default=1.0)
+    cell = min(CELL * problem.extent / 2 ** (BITS // d) * bandwidth, columns)
+    among = max(0.0, min(rows, ROWS) - 1.0) * columns / max(rows, 1.0)  # columns among a tile's rows
+    width = max(COLUMNS ** (1.0 / d), cell) + max(among ** (1.0 / d), cell)
+    return min(columns, (WIDER[d] * width + reach) ** d)
+
+
 def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | None = None) -> Work:
     """Return the Work of summing ``rows`` over tiles that matter, each over ``neighbours`` columns on average.
 
-    Every operation of a pair reads and writes float64 in memory; judging and sorting tiles comes before, and rows are
-    padded to whole tiles and lists.
+    Every operation of a pair reads and writes float64 in memory. Points are sorted before, tiles are judged and sorted,
+    a block of rows at a time, and every row is compared with the leading tiles.
     """
     columns, scales = problem.n if columns is None else columns, max(1, len(problem.scales))
-    pairs = by_tile_pairs(problem, rows * min(8.0 * neighbours + 512.0, columns + 512.0) * scales)  # tiles of 32 × 256
-    judged = rows / 32.0 * columns / 256.0 * scales
+    met = columns_met(problem, rows, neighbours, columns) + LEADERS * COLUMNS
+    judged = rows / ROWS * columns / COLUMNS * scales
+    blocks = max(rows / (ROWS * 512) * scales, judged / (1 << 22))
+    keyed = 450.0 if problem.d == 1 else 2900.0
     others = Work(
-        bytes=400.0 * judged + 300.0 * (columns if rows else 0.0),
-        launches=1400 * (rows > 0),
+        bytes=(650.0 + 150.0 * problem.d) * judged + keyed * (columns + rows) * (rows > 0),
+        launches=int((1400 + 350.0 * blocks) * (rows > 0)),
     )
-    return plus(pairs, others)
+    return plus(by_tile_pairs(problem, rows * met * scales), others)
 
 
 def by_tile_pairs(problem: Problem, pairs: float) -> Work:
-    """Return the Work of summing over so many pairs in tiles, those that do not matter among them."""
+    """Return the Work of summing over so many pairs in tiles, those that do not matter among them.
+
+    Bytes and launches are as counted, 12 launches being those around the passes over a block of pairs.
+    """
     passes = 3.0 * problem.d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
-    pairs *= 20.0 if problem.device == "cpu" else 1.0  # where heavy tails were measured; finufft is for CPUs
     return Work(
         scalar_flops=4.0 * passes * pairs,
         exps=16.0 * pairs,
         bytes=16.0 * passes * pairs,
-        launches=int(20.0 * pairs / (1 << 22)),
+        launches=int((passes + 12.0) * pairs / (1 << 22)),
     )
 
 

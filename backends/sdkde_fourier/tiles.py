@@ -18,21 +18,12 @@ from sdkde_core.plugin import concatenate, each, safe_log
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .around import nats
-from .price import Limit, by_tile_pairs, seconds
+from .price import BITS, COLUMNS, LEADERS, ROWS, Limit, by_tile_pairs, seconds
 
 __all__ = ["Tiles"]
 
-#: Rows and columns of a tile.
-ROWS, COLUMNS = 32, 256
-
 #: At a time: pairs that are summed, pairs of tiles that are compared, and tiles of rows.
 PAIRS, JUDGED, TOGETHER = 1 << 22, 1 << 22, 1 << 9
-
-#: Tiles of columns in which a lower bound of a row's largest term is looked for.
-LEADERS = 2
-
-#: Bits of the curve's key.
-BITS = 30
 
 
 class _Tiled(NamedTuple):
