@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from sdkde_core.choice import registry
 from sdkde_core.estimator import batches, fitted, plan
 from sdkde_core.estimator import graphs as replay
 from sdkde_core.estimator.request import Goal, Request
+from sdkde_core.protocol import Problem, Reduction
 
 
 class Tensor:
@@ -620,3 +622,11 @@ def test_what_goes_on_otherwise_than_taken_for_granted_is_not_answered_by_that(d
         assert torch.equal(call(two), 4 * two)
     monkeypatch.setattr(replay.Replays, "record", None)  # each has a graph
     assert torch.equal(call(two), 4 * two) and torch.equal(call(one), 3 * one) and torch.equal(call(two), 4 * two)
+
+
+@pytest.mark.parametrize("variant", [lambda problem: 1 / 0, lambda problem: [1.0]])
+def test_a_plugin_that_does_not_tell_what_it_makes_of_extents_is_recorded_by_them(variant):
+    info = replace(registry.find("numpy").info, variant=variant)
+    asked = Problem(Reduction.LOG_SUM, 10, 10, 2, extent=3.0)
+    found = [plan._but_for_the_extent(info, (replace(asked, extent=extent),)) for extent in (3.0, 3.0, 4.0)]
+    assert found[0] == found[1] != found[2]

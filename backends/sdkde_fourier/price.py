@@ -25,9 +25,12 @@ __all__ = [
     "COLUMNS",
     "CPU",
     "DEVICE",
+    "JUDGED",
     "LEADERS",
     "MOST_MODES",
+    "PAIRS",
     "ROWS",
+    "TOGETHER",
     "Limit",
     "Ways",
     "box_seconds",
@@ -56,6 +59,9 @@ MOST_MODES = 1 << 23
 #: Rows and columns of a tile, the bits of the curve's key and the tiles that all rows are compared with first; see
 #: ``tiles.py``, which imports PyTorch.
 ROWS, COLUMNS, BITS, LEADERS = 32, 256, 30, 2
+
+#: There, at a time: pairs that are summed, pairs of tiles that are compared, and tiles of rows.
+PAIRS, JUDGED, TOGETHER = 1 << 22, 1 << 22, 1 << 9
 
 #: By dimensions, how much farther tiles reach than two cubes of their volumes would, and the width of a cell of the
 #: curve over the extent, as tiles are never smaller. Both fitted to counts of tiles; see docs/what-was-tried.md.
@@ -173,7 +179,7 @@ def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | 
     columns, scales = problem.n if columns is None else columns, max(1, len(problem.scales))
     met = columns_met(problem, rows, neighbours, columns) + LEADERS * COLUMNS
     judged = rows / ROWS * columns / COLUMNS * scales
-    blocks = max(rows / (ROWS * 512) * scales, judged / (1 << 22))
+    blocks = max(rows / (ROWS * TOGETHER) * scales, judged / JUDGED)
     keyed = 450.0 if problem.d == 1 else 2900.0
     others = Work(
         bytes=(650.0 + 150.0 * problem.d) * judged + keyed * (columns + rows) * (rows > 0),
@@ -192,7 +198,7 @@ def by_tile_pairs(problem: Problem, pairs: float) -> Work:
         scalar_flops=4.0 * passes * pairs,
         exps=16.0 * pairs,
         bytes=16.0 * passes * pairs,
-        launches=int((passes + 12.0) * pairs / (1 << 22)),
+        launches=int((passes + 12.0) * pairs / PAIRS),
     )
 
 

@@ -18,12 +18,9 @@ from sdkde_core.plugin import concatenate, each, safe_log
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .around import nats
-from .price import BITS, COLUMNS, LEADERS, ROWS, Limit, by_tile_pairs, seconds
+from .price import BITS, COLUMNS, JUDGED, LEADERS, PAIRS, ROWS, TOGETHER, Limit, by_tile_pairs, seconds
 
 __all__ = ["Tiles"]
-
-#: At a time: pairs that are summed, pairs of tiles that are compared, and tiles of rows.
-PAIRS, JUDGED, TOGETHER = 1 << 22, 1 << 22, 1 << 9
 
 
 class _Tiled(NamedTuple):

@@ -48,21 +48,6 @@ class Symmetric:
         """Numbers of a partial sum: Σφv in ``width`` dimensions, Σφ, and three that are free."""
         return self.width + 4
 
-    @property
-    def row_bytes(self) -> int:
-        """Of a point as a row."""
-        return 6 * self.width
-
-    @property
-    def tile_bytes(self) -> int:
-        """Of 64 columns: what the exponents need, and what φ is multiplied by."""
-        return 64 * (10 * self.width + 16)
-
-    @property
-    def byte_row(self) -> int:
-        """Of a point in bytes."""
-        return 2 * self.width + 8
-
 
 @dataclass(frozen=True)
 class Packed:
@@ -85,12 +70,16 @@ class Packed:
         return [x for x in (self.rows, self.tiles, self.top, self.logs) if x is not None]
 
 
+def _sizes(width: int) -> tuple[int, int, int]:
+    """Bytes of a point for the symmetric kernel: as a row, in a tile of columns, and in bytes."""
+    return 6 * width, 10 * width + 16, 2 * width + 8
+
+
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
     """Pack float64 points (n, d) for :func:`symmetric_mean`, on a grid from :func:`sdkde_hopper.bounds.grid_step`."""
     n, d = points.shape
     padded, width = -(-n // plan.COLUMNS) * plan.COLUMNS, plan.symmetric_width(d)
-    of_point = (6 * width, 10 * width + 16, 2 * width + 8)  # bytes, see Symmetric
-    buffers = [torch.empty(padded * size, dtype=torch.uint8, device=points.device) for size in of_point]
+    buffers = [torch.empty(padded * size, dtype=torch.uint8, device=points.device) for size in _sizes(width)]
     kernel(f"mean_{width}", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, *buffers)
     return Symmetric(n, padded, width, *buffers)
 
@@ -299,5 +288,5 @@ def _some(points: Symmetric, which: tuple[int, int]) -> Symmetric:
     """A range of the points that begins with a super."""
     start, stop = which
     padded = -(-(stop - start) // plan.COLUMNS) * plan.COLUMNS
-    rows, tiles = points.rows[start * points.row_bytes :], points.tiles[start // 64 * points.tile_bytes :]
-    return Symmetric(stop - start, padded, points.width, rows, tiles, points.bytes[start * points.byte_row :])
+    buffers = [x[start * size :] for x, size in zip(points.tensors(), _sizes(points.width), strict=True)]
+    return Symmetric(stop - start, padded, points.width, *buffers)

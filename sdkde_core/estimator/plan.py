@@ -34,7 +34,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
 from ..choice.hardware import cpu_threads
-from ..choice.judge import calls_of
+from ..choice.judge import ask, calls_of
 from ..engine.outliers import count, limit_of, outlier_share, radii
 from ..engine.threads import map_threads
 from ..protocol import TOLERANCES, BackendInfo, Columns, Problem, Reduction, with_fields
@@ -127,7 +127,10 @@ def _but_for_the_extent(info: BackendInfo, problems: tuple[Problem, ...]) -> Has
 
     def variant(problem: Problem) -> Hashable:
         limit = min(limit_of(info, p) for p in (problem, with_fields(problem, same=False)))
-        return problem.extent if info.variant is None or problem.extent > limit else info.variant(problem)
+        if info.variant is None or problem.extent > limit:
+            return problem.extent
+        found, failure = ask(info.variant, problem)
+        return problem.extent if failure or ask(hash, found)[1] else found
 
     return tuple((with_fields(problem, extent=0.0), variant(problem)) for problem in problems)
 
