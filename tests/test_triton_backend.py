@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import torch
 from sdkde_triton import backend, bounds, compiled, kernels, launch, products, space, tunables, worth
 from sdkde_triton.backend import TritonBackend
-from sdkde_triton.grid import MOST_COLUMNS, PARTIAL_BYTES, Processor, block_points, most_parts, slab_rows, splits
+from sdkde_triton.grid import PARTIAL_BYTES, Processor, block_points, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
 from sdkde_triton.space import Config
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -189,9 +189,13 @@ def test_blocks_of_stored_phi_fill_waves():
     assert 3072 <= block_points(64, 1, 1000) <= 6144
 
 
-def test_sums_at_high_end_earlier_the_farther_their_points():
-    found = [bounds.tiles_at_most(extent) for extent in (1.0, 18.0, 25.0, 36.0)]
-    assert found == [64, 64, 32, 16]
+def test_sums_about_the_origin_end_earlier_the_farther_their_points():
+    fast = [bounds.steps_at_most(problem("mean"), extent) for extent in (1.0, 18.0, 25.0, 36.0)]
+    assert fast == [64, 64, 32, 16]
+    high = problem("mean", precision="high")
+    assert bounds.steps_at_most(high, 36.0) > 512  # what they round is summed as well
+    for asked in (high, problem("log_sum", precision="high")):
+        assert bounds.steps_at_most(asked, 1.0, packed=False) == 128
 
 
 @pytest.mark.parametrize("reduction", list(Reduction))
@@ -206,9 +210,7 @@ def test_extents_of_one_variant_make_no_difference(reduction, d, same, requires,
         p = replace(asked, extent=float(extent))
         ways = [backend._way(p, p.extent, span) for span in ((0.0, 3.0, 300.0) if "weights" in requires else (0.0,))]
         kind = bounds.arithmetic(p, p.extent) if ways[0].formula == "direct" else None
-        counts = ways[0].formula == "packed" and reduction is Reduction.MEAN and precision == "high"
-        tiles = bounds.tiles_at_most(p.extent) if counts else None
-        launched = *ways, kind, tiles
+        launched = *ways, kind
         assert found.setdefault(INFO.variant(p), launched) == launched
     assert len(found) < 30 or requires == ("weights",)
 
@@ -234,18 +236,19 @@ def test_rows_that_may_lie_far_from_every_column_are_shifted():
 
 
 @pytest.mark.parametrize("rows", [1, 63, 4096, 32768, 1_000_000])
-@pytest.mark.parametrize("n", [1, 255, 32768, 1_000_000])
+@pytest.mark.parametrize("n", [1, 255, 32768, 1_000_000, 100_000_000])
 @pytest.mark.parametrize("slots", [8, 132, 800])
-def test_splits_cover_the_columns_once(rows, n, slots):
-    parts, length = splits(rows, n, 64, 128, slots)
+@pytest.mark.parametrize("most", [512, 65536])
+def test_splits_cover_the_columns_once(rows, n, slots, most):
+    parts, length = splits(rows, n, 64, 128, slots, 64, most)
     assert length % 128 == 0
     assert (parts - 1) * length < n <= parts * length
-    assert length <= MOST_COLUMNS
-    assert parts <= 65535
+    assert length <= max(most, 128 * -(-n // (65535 * 128)))
+    assert parts <= 65535  # of a grid
 
 
 def test_few_rows_still_fill_the_card():
-    parts, _ = splits(512, 1_000_000, 64, 128, 528)
+    parts, _ = splits(512, 1_000_000, 64, 128, 528, 64, 65536)
     assert 8 * parts >= 400
 
 
@@ -253,9 +256,9 @@ def test_few_rows_still_fill_the_card():
 @pytest.mark.parametrize("n", [1000, 32768, 1_000_000])
 @pytest.mark.parametrize("bytes_per_row", [8, 516, 8200])
 def test_slabs_bound_the_partial_results(rows, n, bytes_per_row):
-    size = slab_rows(rows, n, bytes_per_row)
+    size = slab_rows(rows, n, bytes_per_row, 65536)
     assert 1 <= size <= rows
-    fewest = -(-n // MOST_COLUMNS)
+    fewest = -(-n // 65536)
     assert size * fewest * bytes_per_row <= 1.1 * PARTIAL_BYTES or size <= 2048
     assert (
         size * most_parts(size, bytes_per_row) * bytes_per_row <= PARTIAL_BYTES or most_parts(size, bytes_per_row) == 1
@@ -264,8 +267,8 @@ def test_slabs_bound_the_partial_results(rows, n, bytes_per_row):
 
 
 def test_a_pass_of_the_usual_size_is_one_slab():
-    assert slab_rows(32768, 32768, 4 * 129) == 32768
-    assert slab_rows(262144, 262144, 4 * 17) == 262144
+    assert slab_rows(32768, 32768, 4 * 129, 65536) == 32768
+    assert slab_rows(262144, 262144, 4 * 17, 65536) == 262144
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 103, 120])

@@ -26,11 +26,11 @@ from .bounds import (
     mirrors,
     packed_dimensions,
     shifts_rows,
+    steps_at_most,
     stores,
-    tiles_at_most,
 )
 from .compiled import no_compiler
-from .grid import MOST_COLUMNS, Processor, slab_rows
+from .grid import Processor, slab_rows
 from .launch import Packed, Weights
 from .space import COLUMN_PADDING, LEAST_CAPABILITY
 from .worth import SLOWER
@@ -164,10 +164,10 @@ class _Way(NamedTuple):
     """How a problem is computed: all that follows from it, and from the state's extent and span."""
 
     formula: str
-    shifted: bool = False  # the rows, by their log sums
+    shifted: bool  # the rows, by their log sums
+    columns: int  # that one program may take, about: its steps are told with its configuration
     step: float = 0.0  # the rest is of packed operands
     form: int = SHORT
-    columns: int = MOST_COLUMNS  # of one program, at most
     mirrors: bool = False  # stored φ serves rows and columns
 
     @property
@@ -180,13 +180,13 @@ class _Way(NamedTuple):
 def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> _Way:
     """``listed``: over lists."""
     chosen, shifted = formula(problem, extent, span, listed), shifts_rows(problem)
-    if chosen != "packed":
-        return _Way(chosen, shifted)
+    packed = chosen == "packed"
+    columns = (64 if packed else 16) * steps_at_most(problem, extent, packed)
+    if not packed:
+        return _Way(chosen, shifted, columns)
     step = grid_of(problem, extent, span)
-    few = problem.precision == "high" and problem.reduction is Reduction.MEAN and not in_blocks(problem.d)
-    columns = 64 * tiles_at_most(extent) if few else MOST_COLUMNS
     both = in_blocks(problem.d) and mirrors(problem)
-    return _Way(chosen, shifted, step, form(problem, extent, step), columns, both)
+    return _Way(chosen, shifted, columns, step, form(problem, extent, step), both)
 
 
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int, some: bool) -> Partial:

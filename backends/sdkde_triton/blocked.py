@@ -17,6 +17,7 @@ from .kernels import (
     UNITS,
     accumulated,
     alone,
+    leading_power,
     leave_out,
     sized,
     store_sums,
@@ -128,7 +129,8 @@ def blocked_kernel(
             if PIECES == 3:
                 p *= 2.0**SCALE_BITS
             if EXACT:
-                p_hi, p_lo, p_rest = three_halves(p)
+                power, _ = leading_power(p)
+                p_hi, p_lo, p_rest = three_halves(p, power)
             else:
                 p_hi, p_lo = two_halves(p)
             height = tl.num_programs(0) * BLOCK_M

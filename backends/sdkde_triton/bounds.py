@@ -33,7 +33,7 @@ __all__ = [
     "prefers_direct",
     "shifts_rows",
     "stores",
-    "tiles_at_most",
+    "steps_at_most",
     "variant",
 ]
 
@@ -43,6 +43,9 @@ SHORT, PAIRED, LONG, FULL = range(4)
 #: Dimensions that the fused kernels hold at once; more come in blocks of :data:`BLOCK`.
 MOST_FUSED = 128
 BLOCK = 64
+
+#: Dimensions up to which MEAN at "high" sums what its sums round off.
+MOST_COMPENSATED = 64
 
 #: Largest magnitude of a log weight, in nats, that packed operands and fp32 take: 1e-200 has 461.
 MOST_SPAN = 2000.0
@@ -143,16 +146,22 @@ def variant(problem: Problem) -> Hashable:
     if kind != "packed":
         return kind, arithmetic(problem, extent)
     step = grid_of(problem, extent)
-    summed = problem.reduction is Reduction.MEAN and problem.precision == "high"
-    return kind, step, form(problem, extent, step), tiles_at_most(extent) if summed else 0
+    return kind, step, form(problem, extent, step), steps_at_most(problem, extent)
 
 
-def tiles_at_most(extent: float) -> int:
-    """Return how many tiles of columns one program of MEAN may sum at "high", where each rounds twice.
+def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
+    """Return how many steps of columns one program may sum, as fp32 rounds its sums at each. float64 adds programs up.
 
-    Beside a heap of columns R from the origin, each rounds by 2⁻²⁵ R at most, at random, as the sum grows: 64 tiles
-    come to 4e-7 R at R = 18, 0.4 of the tolerance as simulated. They go with R², so that this stays.
+    Steps round by 2⁻²⁵ of a sum at most, and all alike where columns are duplicates of one another: 512 move a log sum
+    by 1.5e-5, 128 by 4e-6. Sums of differences come to a shift of a few times that. Packed coordinates count from the
+    origin, so there what Σ φ v loses is R times as much, R the extent, beside Σ φ: 64 steps move a shift by 2.5e-5 at R
+    = 18. At "high" what they round off is summed too, up to :data:`MOST_COMPENSATED` dimensions.
     """
+    mean = problem.reduction is Reduction.MEAN
+    if not packed or not mean:
+        return 128 if problem.precision == "high" else 512
+    if problem.precision == "high":
+        return 1024 if packed_dimensions(problem.d) <= MOST_COMPENSATED else 16
     return 64 if extent <= 18.0 else 32 if extent <= 25.0 else 16
 
 

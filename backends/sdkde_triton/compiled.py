@@ -23,7 +23,7 @@ from sdkde_core.tuning import Query, Tuned, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import INTERPRETER, MOST_COLUMNS, Processor, most_parts, resident, slab_rows, splits
+from .grid import INTERPRETER, Processor, most_parts, resident, slab_rows, splits
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -176,15 +176,15 @@ def reduce(
     after: Any,
     flags: Any,
     dtype: Any,
+    most_steps: int,
     last: tuple[int, ...] = (),
-    columns: int = MOST_COLUMNS,
 ) -> tuple[torch.Tensor, int]:
     """Launch a reduction of m rows over all splits of the columns; return their results, and how many.
 
     There are ``per_row`` numbers for every row and split. The kernel's arguments are ``before``, the buffer of results,
-    ``after``, and the columns of a split, at most ``columns``; a program takes ``step`` of them at a time. The number
-    of splits follows from ``whole``, the rows of the problem: however few of them come at a time, the bits are the
-    same.
+    ``after``, and the columns of a split; a program takes ``step`` of them at a time, at most ``most_steps`` times. The
+    number of splits follows from ``whole``, the rows of the problem: however few of them come at a time, the bits are
+    the same.
     """
     device = before[0].device
     processor = Processor.of(device)
@@ -194,7 +194,7 @@ def reduce(
     # The number of splits, and so the buffer's size, follows from the compiled kernel: a view stands in for the buffer.
     compiled = _compile(kernel, before[0], lambda: (*before, before[0].view(dtype), *after, n), flags, config)
     slots = processor.multiprocessors * resident(compiled, config, processor)
-    bytes_per_row = per_row * dtype.itemsize
+    bytes_per_row, columns = per_row * dtype.itemsize, most_steps * step
     most = most_parts(slab_rows(whole, n, bytes_per_row, columns), bytes_per_row)
     parts, length = splits(whole, n, config.block_m, step, slots, most, columns)
     out = torch.empty(parts * m * per_row, dtype=dtype, device=device)

@@ -15,7 +15,6 @@ from .space import COLUMN_PADDING, Config
 
 __all__ = [
     "INTERPRETER",
-    "MOST_COLUMNS",
     "Processor",
     "block_points",
     "most_parts",
@@ -24,8 +23,8 @@ __all__ = [
     "splits",
 ]
 
-#: Columns that one program sums at most: fp32 sums of more would lose digits.
-MOST_COLUMNS = 1 << 16
+#: Parts of the columns at most: the second dimension of a grid.
+MOST_PARTS = (1 << 16) - 1
 
 #: The name of a device that interprets kernels.
 INTERPRETER = "CPU"
@@ -85,7 +84,7 @@ def resident(compiled: Any, config: Config, processor: Processor) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def splits(
-    rows: int, n: int, block_m: int, step: int, slots: int, limit: int = 64, columns: int = MOST_COLUMNS
+    rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int
 ) -> tuple[int, int]:
     """Return in how many parts the columns are split, and the columns of each.
 
@@ -108,7 +107,7 @@ def splits(
     """
     tiles, steps = -(-rows // block_m), -(-n // step)
     best, best_time = steps, math.inf
-    fewest = -(-n // columns)
+    fewest = min(-(-n // columns), MOST_PARTS)
     most = max(fewest, min(steps, limit, -(-8 * slots // tiles)))
     for count in range(fewest, most + 1):
         length = -(-steps // count)
@@ -140,7 +139,7 @@ def most_parts(rows: int, bytes_per_row: int) -> int:
     return max(1, min(64, PARTIAL_BYTES // (rows * bytes_per_row)))
 
 
-def slab_rows(rows: int, n: int, bytes_per_row: int, columns: int = MOST_COLUMNS) -> int:
+def slab_rows(rows: int, n: int, bytes_per_row: int, columns: int) -> int:
     """Return how many rows to take at a time, so that their partial results stay below :data:`PARTIAL_BYTES`.
 
     All slabs but the last have as many: none is left over that would not fill the card.

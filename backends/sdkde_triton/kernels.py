@@ -37,6 +37,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .bounds import MOST_COMPENSATED
+
 #: Constant of a padding column, in log2 units: its φ is 0 next to any row's.
 PADDING = tl.constexpr(-60000.0)
 
@@ -51,6 +53,9 @@ UNITS = tl.constexpr(128.0)
 #: MEAN on Tensor Cores scales φ by 2**SCALE_BITS: φ ≤ 1 then uses the whole range of half precision. With two pieces
 #: the rows' constants do that; with three it follows exp2, as exponents near 14 are rounded to 2⁻²¹.
 SCALE_BITS = tl.constexpr(14)
+
+#: Dimensions D up to which sums at "high" come with what they round off.
+COMPENSATED = tl.constexpr(MOST_COMPENSATED)
 
 #: Where running maxima start, in log2 units: finite, below any exponent; in the direct kernel above any
 #: padding column's. Every split has a column that is none.
@@ -393,16 +398,22 @@ def two_halves(p):
 
 
 @triton.jit
-def three_halves(p):
-    """A tile of p ≥ 0 in three half-precision pieces, the first with six bits below the row's largest.
+def leading_power(p):
+    """The power of two in every row's largest p ≥ 0, 2⁻¹⁰⁰ at least, and its inverse; columns."""
+    exponent = tl.maximum(tl.max(p, 1).to(tl.int32, bitcast=True) & 0x7F800000, 27 << 23)[:, None]
+    inverse = ((254 << 23) - exponent).to(tl.float32, bitcast=True)
+    return exponent.to(tl.float32, bitcast=True), inverse
+
+
+@triton.jit
+def three_halves(p, power):
+    """A tile of p ≥ 0 in three half-precision pieces, the first with six bits below ``power``, of a row's largest.
 
     Its products with hi, of eleven bits, then sum exactly over 64 columns. A Tensor Core aligns all products to the
     largest number and cuts what hangs over: with 22 bits in the leading product that moves a shift by 2⁻²⁰ ‖v‖. The
     row's sums of the first piece are exact as well.
     """
-    largest = tl.max(p, 1)
-    power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    rounding = (power * (1.5 * 2.0**18))[:, None]  # a unit in its last place is a 32nd of the power of two
+    rounding = power * (1.5 * 2.0**18)  # a unit in its last place is a 32nd of the power of two
     first = (p + rounding) - rounding
     second, third = two_halves(p - first)
     return first.to(tl.float16), second, third
@@ -421,21 +432,42 @@ def weighted(p, b_hi, b_lo, b_rest, part, PIECES: tl.constexpr):
 
 
 @triton.jit
-def exactly_weighted(p, b_hi, b_lo, b_rest, part, mean, total, SUMMED: tl.constexpr):
-    """φ b of a tile for "high", φ in three pieces: the largest product, ``mean`` with the others, ``total`` with Σ φ.
+def added(a, b):
+    """a + b, and what is lost by rounding it, but for a rounding of b where that is the larger.
 
-    The others begin with ``part``. The largest products last: every step after them is truncated next to them.
+    T. J. Dekker, "A floating-point technique for extending the available precision", 1971.
     """
-    p_hi, p_lo, p_rest = three_halves(p)
+    total = a + b
+    return total, b - (total - a)
+
+
+@triton.jit
+def exactly_weighted(p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMMED: tl.constexpr):
+    """Sums for "high" with those of a tile: of φ b in ``mean`` and ``rest``, of φ in ``total`` and ``total_rest``.
+
+    φ is in three pieces, in units of the row's largest of the tile: φ of 2⁻²⁰ would use half of half precision's bits.
+    The largest product is added to the first of a sum, and what that rounds off, with all else, to the second: beside
+    a heap of duplicates every tile rounds alike. Where registers do not hold both, programs take few tiles instead
+    (:func:`sdkde_triton.bounds.steps_at_most`). The largest products last: every step after them is truncated.
+    """
+    power, inverse = leading_power(p)
+    p_hi, p_lo, p_rest = three_halves(p * (inverse * 2.0**SCALE_BITS), 2.0**SCALE_BITS)
     if not SUMMED:
-        total += tl.sum(p_lo.to(tl.float32) + p_rest.to(tl.float32), 1)
-        total += tl.sum(p_hi.to(tl.float32), 1)
-    part = tl.dot(p_rest, b_hi, part)
+        row = tl.reshape(power, total.shape)
+        total, rounded = added(total, tl.sum(p_hi.to(tl.float32), 1) * row)
+        total_rest += tl.sum(p_lo.to(tl.float32) + p_rest.to(tl.float32), 1) * row + rounded
+    part = tl.dot(p_rest, b_hi)
     part = tl.dot(p_hi, b_rest, part)
     part = tl.dot(p_lo, b_lo, part)
     part = tl.dot(p_hi, b_lo, part)
-    mean += tl.dot(p_lo, b_hi, part)
-    return alone(p_hi, b_hi), mean, total
+    part = tl.dot(p_lo, b_hi, part)
+    if mean.shape[1] <= COMPENSATED:
+        mean, rounded = added(mean, alone(p_hi, b_hi) * power)
+        rest += part * power + rounded
+    else:
+        mean += part * power
+        mean += alone(p_hi, b_hi) * power
+    return mean, rest, total, total_rest
 
 
 @sized
@@ -476,7 +508,9 @@ def mean_kernel(
     begin = tl.program_id(1) * columns_per_split
     end = tl.minimum(begin + columns_per_split, n)
     total = tl.zeros((BLOCK_M,), tl.float32)
+    total_rest = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
+    rest = tl.zeros((BLOCK_M, D), tl.float32)
     for start in tl.range(begin, end, BLOCK_N * TILES, num_stages=STAGES):
         # A fresh accumulator for some tiles, added in fp32 with rounding to nearest: Tensor Cores truncate, and over
         # thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
@@ -489,14 +523,19 @@ def mean_kernel(
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
-            if PIECES == 3:
-                p *= 2.0**SCALE_BITS
-            # The largest products last: every step after them is truncated next to them.
             if EXACT:
-                part, mean, total = exactly_weighted(p, b_hi, b_lo, b_rest, part, mean, total, SUMMED)
+                mean, rest, total, total_rest = exactly_weighted(
+                    p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMMED
+                )
             else:
+                if PIECES == 3:
+                    p *= 2.0**SCALE_BITS
                 if not SUMMED:
                     total += tl.sum(p, 1)
                 part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
-        mean += part
+        if not EXACT:
+            mean += part
+    if EXACT:
+        mean += rest
+        total += total_rest
     store_means(out, index, m, total, mean, D, SUMMED)

@@ -11,10 +11,10 @@ import torch
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
-from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, stores, tiles_at_most
+from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, stores, steps_at_most
 from .compiled import INTERPRETED, LaunchFailed, configuration, copy, launch, reduce
 from .direct import direct_kernel
-from .grid import MOST_COLUMNS, Processor, block_points
+from .grid import Processor, block_points
 from .space import COLUMN_PADDING, block_k, tiles_per_sum
 
 __all__ = [
@@ -168,8 +168,9 @@ def log_sum(
         high = problem.precision == "high"
         flags = (width, rows.pieces, form, laplace, False, False, high, weights.vary, exclude)
         last = (block_k(width, rows.pieces, processor.capability),)
+    most = steps_at_most(problem, 0.0)
     out, parts = reduce(
-        kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, torch.float32, last
+        kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, torch.float32, most, last
     )
     return finish_log_sum(problem, out, weights, m, parts, laplace)
 
@@ -210,9 +211,9 @@ def mean(
     exact = problem.precision == "high"
     flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, exact, tiles)
     per_row, step = width if summed else width + 1, tiles * config.block_n
-    most = tiles_at_most(extent) * step if exact else MOST_COLUMNS
+    most = steps_at_most(problem, extent)
     out, parts = reduce(
-        kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32, columns=most
+        kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32, most
     )
     return finish_mean(problem, out, rows, weights, log_sums, parts, summed)
 
@@ -303,8 +304,9 @@ def direct(
     before, after = (rows, columns, weights.log), (m, n, d, own or 0, columns.shape[1])
     flags = (min(d, MOST_DIRECT + 1), arithmetic == "doubled", laplace, mean, weights.vary, exclude, anchored)
     per_row = 2 + (d if mean else laplace)
+    most = steps_at_most(problem, 0.0, packed=False)
     out, parts = reduce(
-        direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, columns.dtype
+        direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, columns.dtype, most
     )
     if mean:
         return finish_mean(problem, out, rows, weights, None, parts)

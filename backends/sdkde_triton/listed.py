@@ -42,14 +42,6 @@ def _columns(leaves, i, tile: tl.constexpr, SIZE: tl.constexpr, LEAF: tl.constex
     return tl.load(leaves + i * (SIZE // LEAF) + k // LEAF) * LEAF + k % LEAF
 
 
-@triton.jit
-def added(a, b):
-    """a + b, and what is lost by rounding it (Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B)."""
-    total = a + b
-    second = total - a
-    return total, (a - (total - second)) + (b - second)
-
-
 @sized
 def log_sum_listed_kernel(
     rows,
@@ -127,16 +119,13 @@ def mean_listed_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every SIZE columns.
-
-    "high": what a sum rounds off is summed too. Elsewhere a program takes few columns instead; but in lists near ones
-    stand together, so that nearly every tile rounds.
-    """
+    """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every SIZE columns."""
     tile, begin, end = _part(which, ends, length)
     local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     index = first + local
     a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, first + m, d, D, PIECES, FORM, MERGE)
     total = tl.zeros((BLOCK_M,), tl.float32)
+    total_rest = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
     rest = tl.zeros((BLOCK_M, D), tl.float32)
     for i in tl.range(begin, end, num_stages=STAGES):
@@ -149,14 +138,13 @@ def mean_listed_kernel(
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
-            if PIECES == 3:
-                p *= 2.0**SCALE_BITS
             if EXACT:
-                part, rest, total = exactly_weighted(p, b_hi, b_lo, b_rest, part, rest, total, SUMMED)
-                mean, rounded = added(mean, part)
-                rest += rounded
-                part = tl.zeros((BLOCK_M, D), tl.float32)
+                mean, rest, total, total_rest = exactly_weighted(
+                    p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMMED
+                )
             else:
+                if PIECES == 3:
+                    p *= 2.0**SCALE_BITS
                 if not SUMMED:
                     total += tl.sum(p, 1)
                 part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
@@ -164,4 +152,5 @@ def mean_listed_kernel(
             mean += part
     if EXACT:
         mean += rest
+        total += total_rest
     store_means(out, local, m, total, mean, D, SUMMED)

@@ -9,9 +9,9 @@ import torch
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import launch, listed
-from .bounds import merges, packed_dimensions, tiles_at_most
+from .bounds import merges, packed_dimensions, steps_at_most
 from .compiled import launch as run
-from .grid import MOST_COLUMNS, Processor
+from .grid import Processor
 from .launch import Packed, Weights
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
@@ -30,14 +30,10 @@ class Lists(NamedTuple):
 
 
 def longest(problem: Problem, pieces: int, extent: float, device: torch.device) -> int:
-    """Return how many SIZEs one program may take, of columns within ``extent`` bandwidths of the origin.
-
-    Few where shifts at "high" have no free dimension, in which Σ φ is summed with what it rounds off.
-    """
-    alone = problem.d == packed_dimensions(problem.d)
-    if problem.precision == "high" and problem.reduction is Reduction.MEAN and alone:
-        return max(1, tiles_at_most(extent) * _config("mean", problem, pieces, device).block_n // LISTED)
-    return MOST_COLUMNS // LISTED
+    """Return how many SIZEs one program may take, of columns within ``extent`` bandwidths of the origin."""
+    alone = problem.reduction is Reduction.MEAN and problem.precision == "fast"  # its sums round once a SIZE
+    step = LISTED if alone else _config("log_sum", problem, pieces, device).block_n
+    return max(1, steps_at_most(problem, extent) * step // LISTED)
 
 
 def log_sum(

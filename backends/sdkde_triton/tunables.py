@@ -236,7 +236,8 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
             tiles = math.ceil(rows / config.block_m) * math.ceil(launch.columns / config.block_n)
             cycles = math.ceil(tiles / slots) * resident * step * spilled * columns / max(launch.columns, 1)
         return chunks * (cycles / (card.clock_ghz * 1e9) + 4e-6)
-    parts, length = splits(problem.m, problem.n, config.block_m, config.block_n, slots)
+    most = bounds.steps_at_most(problem, problem.extent, not direct) * config.block_n
+    parts, length = splits(problem.m, problem.n, config.block_m, config.block_n, slots, 64, most)
     programs, count = math.ceil(problem.m / config.block_m) * parts, math.ceil(length / config.block_n)
     waves = programs / slots
     rounds = 1.0 if waves <= 1 else float(math.ceil(waves)) if waves < 4 else waves + 0.5

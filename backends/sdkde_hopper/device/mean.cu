@@ -9,7 +9,7 @@
 // φ is two pieces: half precision, the nearest, and what that leaves. For the rows the second piece is in half
 // precision too; for the columns it is in three significant bits (e5m2), by half the traffic, and multiplied by the
 // points in two pieces of four (e4m3). A byte's place along K is free, so rows g and g + 8 of 16, which one
-// thread holds, are beside each other.
+// thread holds, are beside each other. In bytes the one is in two pieces, its second beside it.
 
 constexpr int RING = 4;  // of tiles of columns, as many as there are in a group
 constexpr int PHI_BUFFERS = 2;
@@ -300,7 +300,7 @@ __device__ __forceinline__ void transpose(
         }
         if (c == 0) {
           const float2 o = load2(ones + t * ONES_BYTES);
-          save2(ones + t * ONES_BYTES, make_float2(o.x + C[ONE], o.y + C[ONE + 2]));
+          save2(ones + t * ONES_BYTES, make_float2(o.x + (C[ONE] + C[ONE + 1]), o.y + (C[ONE + 2] + C[ONE + 3])));
         }
       }
     }

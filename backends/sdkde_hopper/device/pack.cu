@@ -28,7 +28,7 @@ extern "C" __global__ void pack_points(
       row[k] = v.hi;
       row[width + 16 + k] = v.lo;
     }
-    row[width + lane] = lane < 2 ? constant(square, row_offset, step, inside, lane == 0) : lane < 4 ? one : 0;
+    row[width + lane] = constant_of_row(square, row_offset, step, inside, lane);
   }
   const double log_weight = inside && log_weights ? log_weights[point] - top[0] : 0.0;
   if (logs && lane == 0) logs[point] = (float)(log_weight * 1.4426950408889634);
@@ -41,7 +41,7 @@ extern "C" __global__ void pack_points(
     to[(groups + 1 + k / 8) * 512] = v.lo;
   }
   uint16_t* constants = to + (lane < 8 ? groups : 2 * groups + 1) * 512;
-  constants[0] = lane < 2 ? one : lane < 4 ? constant(square, 0.0, step, inside, lane == 2) : 0;
+  constants[0] = constant_of_column(square, 0.0, step, inside, lane);
   if (!weighted) return;
   const double w = inside ? exp(log_weight) * (1 << WEIGHT_BITS) : 0.0;
   for (int k = lane; k < width; k += 16) {

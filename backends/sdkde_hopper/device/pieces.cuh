@@ -35,12 +35,20 @@ struct Pieces {
   __device__ __forceinline__ double packed() const { return of_half(hi) + of_half(lo); }
 };
 
-// c = -½|v|² + offset as two pieces, multiples of step²: the first, or the second. Points beyond the last have c so low
-// that φ is 0.
-__device__ __forceinline__ uint16_t constant(double square, double offset, double step, bool inside, bool first) {
+// c = -½|v|² + offset as three pieces, multiples of step²: 24 bits, which two do not hold. Points beyond the last have c
+// so low that φ is 0.
+__device__ __forceinline__ uint16_t constant(double square, double offset, double step, bool inside, int piece) {
   const double grid = step * step, c = inside ? rint((-0.5 * square + offset) / grid) * grid : -60000.0;
-  const uint16_t c1 = half_of((float)c);
-  return first ? c1 : half_of((float)(c - of_half(c1)));
+  const uint16_t c1 = half_of((float)c), c2 = half_of((float)(c - of_half(c1)));
+  return piece == 0 ? c1 : piece == 1 ? c2 : half_of((float)(c - of_half(c1) - of_half(c2)));
+}
+// What stands among a row's eight constants, and a column's: the one has its pieces where the other has ones. The first
+// of a column's is a one.
+__device__ __forceinline__ uint16_t constant_of_row(double square, double offset, double step, bool inside, int k) {
+  return k < 3 ? constant(square, offset, step, inside, k) : k < 6 ? 0x3c00 : 0;
+}
+__device__ __forceinline__ uint16_t constant_of_column(double square, double offset, double step, bool inside, int k) {
+  return k < 3 ? 0x3c00 : k < 6 ? constant(square, offset, step, inside, k - 3) : 0;
 }
 // Over sixteen threads.
 __device__ __forceinline__ double sum16(double x) {

@@ -1,5 +1,10 @@
 // Before and after ``mean_symmetric``: points in pieces, and partial sums put together.
 
+// By which a point's φ are divided, and it and its one are multiplied where they are what φ is multiplied by. The φ of
+// duplicates are alike, and so would be what two pieces round off: this sets them apart, and the sum of many is right
+// to more bits than each. Eleven bits, one in half precision; the same for a point and the 256th after it.
+__device__ __forceinline__ double share(int point) { return 1.0 - (point * 77 & 255) * 0x1p-11; }
+
 // Points (n, d), float64, in bandwidths, as what ``mean_symmetric`` takes; sixteen threads for each: rows (padded,
 // EXPONENTS), tiles of columns, and the same in bytes.
 extern "C" __global__ void pack_symmetric(
@@ -9,32 +14,33 @@ extern "C" __global__ void pack_symmetric(
   const bool inside = point < n;
   const Pieces v(inside && k < d ? points[(size_t)point * d + k] : 0.0, step);
   const double packed = v.packed(), square = sum16(packed * packed);
-  const uint16_t one = 0x3c00;
-  const uint16_t of_row = constant(square, SCALE_BITS, step, inside, k == 0);
-  // A column's constant stands where the row has its ones.
-  const uint16_t of_column = constant(square, 0.0, step, inside, (k & 1) == 0);
+  const double w = share(point), more = -log2(w), value = w * packed;
+  const uint16_t near = half_of((float)value);
   if (k >= WIDTH) return;
   uint16_t* row = rows + (size_t)point * EXPONENTS;
   row[k] = v.hi;
-  row[WIDTH + k] = k < 2 ? of_row : k < 4 ? one : 0;
+  row[WIDTH + k] = constant_of_row(square, SCALE_BITS + more, step, inside, k);
   row[2 * WIDTH + k] = v.lo;
   const int tile = point / 64, j = point % 64;
   uint16_t* to = tiles + (size_t)tile * (TILE_BYTES / 2) + j / 8 * 64 + j % 8 * 8 + k % 8;
   to[k / 8 * 512] = v.hi;
-  to[(GROUPS + k / 8) * 512] = k < 2 ? one : k < 4 ? of_column : 0;
+  to[(GROUPS + k / 8) * 512] = constant_of_column(square, more, step, inside, k);
   to[(2 * GROUPS + k / 8) * 512] = v.lo;
   uint16_t* values =
       tiles + (size_t)tile * (TILE_BYTES / 2) + EXPONENT_BYTES / 2 + j / 8 * (8 * VALUES) + k % 8 * 8 + j % 8;
-  values[k / 8 * 64] = v.hi;
-  values[(GROUPS + 1 + k / 8) * 64] = v.lo;
-  if (k < 8) values[GROUPS * 64] = k == 0 && inside ? one : 0;
+  values[k / 8 * 64] = near;
+  values[(GROUPS + 1 + k / 8) * 64] = half_of((float)(value - of_half(near)));
+  if (k < 8) values[GROUPS * 64] = k == 0 && inside ? half_of((float)w) : 0;
   // Rows g and g + 8 of 16 beside each other.
   float back, unused;
-  const uint8_t coarse = byte_of((float)packed, back), fine = byte_of((float)(packed - back), unused);
+  const uint8_t coarse = byte_of((float)value, back), fine = byte_of((float)(value - back), unused);
   uint8_t* byte = bytes + (size_t)tile * BYTE_TILE + j / 16 * (16 * VALUES) + k % 8 * 16 + j % 8 * 2 + j / 8 % 2;
   byte[k / 8 * 128] = coarse;
   byte[(GROUPS + 1 + k / 8) * 128] = fine;
-  if (k < 8) byte[GROUPS * 128] = k == 0 && inside ? 0x38 : 0;  // 1
+  if (k < 8) {
+    const uint8_t first = byte_of((float)w, back), second = byte_of((float)w - back, unused);
+    byte[GROUPS * 128] = !inside ? 0 : k == 0 ? first : k == 1 ? second : 0;
+  }
 }
 
 // Adds up what the units and the columns' slots have of 32 rows, always in the same order, and at the end makes ℓ and
@@ -80,5 +86,5 @@ merge(
     shift[(size_t)first * d + i] = sum <= 0 ? 0.0 : away * (1.0 / SQRT_LOG2E);
   }
   if (own < count)
-    log_sum[first + own] = log_of(shared[own * SUMS + WIDTH]) - SCALE_BITS * LN2 + log_weights[0];
+    log_sum[first + own] = log_of(shared[own * SUMS + WIDTH] * share(first + own)) - SCALE_BITS * LN2 + log_weights[0];
 }
