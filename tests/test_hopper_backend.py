@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -159,14 +160,15 @@ def test_partial_sums_make_the_whole(supers, most, monkeypatch):
 
 
 def _pieces(points, step, offset=0.0):
-    """v in two pieces and its constant in two, as pack.cu has them; float64."""
+    """v in two pieces and its constant in three, as pieces.cuh has them; float64."""
     v = SQRT_LOG2E * points
     hi = (np.rint(v / step) * step).astype(np.float16).astype(float)
     lo = (v - hi).astype(np.float16).astype(float)
     c = np.rint((offset - 0.5 * ((hi + lo) ** 2).sum(1)) / step**2) * step**2
     c1 = c.astype(np.float16).astype(float)
     c2 = (c - c1).astype(np.float16).astype(float)
-    return hi, lo, c1, c2
+    c3 = (c - c1 - c2).astype(np.float16).astype(float)
+    return hi, lo, c1 + c2 + c3
 
 
 @pytest.mark.parametrize("extent", [0.5, 3.0, 9.4, 12.0, bounds.MOST_EXTENT])
@@ -178,12 +180,12 @@ def test_exponents_of_pieces_are_as_near_as_the_bounds_say(d, extent):
     points[1::2] = points[::2]  # duplicates
     points[1::4] += 1e-3 * rng.normal(size=(75, d)) / math.sqrt(d)
     step = bounds.grid_step(extent * 1.01)
-    hi, lo, c1, c2 = _pieces(points, step)
+    hi, lo, c = _pieces(points, step)
     assert np.abs(np.rint(hi / step) * step - hi).max() == 0
     # Sixteen dimensions at a time, the constants after half of them, are multiples of step²: a Tensor Core truncates
     # sums to 24 bits.
     total = np.zeros((300, 300))
-    constants = (c1 + c2)[:, None] + (c1 + c2)
+    constants = c[:, None] + c
     blocks = [hi[:, k : k + 16] @ hi[:, k : k + 16].T for k in range(0, d, 16)]
     for term in (*blocks[: (len(blocks) + 1) // 2], constants, *blocks[(len(blocks) + 1) // 2 :]):
         exact = total + term
@@ -215,6 +217,30 @@ def test_two_pieces_of_phi_hold_fifteen_bits():
     byte = ((rest.view(np.uint16).astype(np.uint32) + 0x80) & 0xFF00).astype(np.uint16).view(np.float16)
     error = (near.astype(float) + byte.astype(float)) / phi - 1.0
     assert np.abs(error).max() <= 2.0**-15 * 1.01
+
+
+@pytest.mark.parametrize(("bits", "most"), [(0.3, 2.0**-17), (12.6, 2.0**-17), (20.4, 4e-5)])
+def test_duplicates_are_not_rounded_alike(bits, most):
+    """As symmetric.cu sets φ apart by ``share``; 2^bits duplicates weigh as much as a row itself."""
+    source = (Path(compiled.__file__).parent / "device" / "symmetric.cu").read_text()
+    factor, mask, unit = re.search(r"return 1\.0 - \(point \* (\d+) & (\d+)\) \* 0x1p(-\d+);", source).groups()
+    share = 1.0 - (np.arange(1 << 14) * int(factor) & int(mask)) * 2.0 ** int(unit)
+    assert len(np.unique(share)) == int(mask) + 1
+    assert (share.astype(np.float16) == share).all()
+    assert plan.COLUMNS % (int(mask) + 1) == 0  # ranges of points begin with a super
+    errors = {}
+    for name, w in ("alike", np.ones_like(share)), ("apart", share):
+        found = []
+        for more in np.linspace(0.0, 1.0, 64):  # φ of any leading digits
+            phi = (2.0 ** (bounds.SCALE_BITS - bits - more) / w).astype(np.float32)
+            near = phi.astype(np.float16)
+            rest = (phi - near.astype(np.float32)).astype(np.float16)
+            byte = ((rest.view(np.uint16).astype(np.uint32) + 0x80) & 0xFF00).astype(np.uint16).view(np.float16)
+            pieces = near.astype(float) + byte.astype(float)
+            found.append(pieces @ w / (len(w) * 2.0 ** (bounds.SCALE_BITS - bits - more)) - 1.0)
+        errors[name] = np.abs(found).max()
+    assert errors["apart"] <= most
+    assert errors["alike"] > 4 * errors["apart"]
 
 
 @pytest.mark.parametrize("spread", [0.5, 2.0, 5.0])

@@ -21,8 +21,9 @@ CAPABILITY = (9, 0)
 #: Ranges of the points are taken as if they were that share of them, so that a quarter fills a card too.
 SHARE = 8
 
-#: Rows of LOG_SUM at a time, which take some 200 bytes each, twice that in 64 dimensions.
-SLAB_ROWS = 1 << 21
+#: Rows of LOG_SUM at a time, which take some 200 bytes each, twice that in 64 dimensions, and 12 for every part of the
+#: columns.
+SLAB_ROWS = 1 << 18
 
 
 @dataclass(frozen=True)

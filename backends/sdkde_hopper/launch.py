@@ -124,7 +124,7 @@ def log_sum(
     device = rows.rows.device
     tiles, blocks = -(-columns.count // 64), -(-m // plan.LOG_SUM_ROWS)
     parts = plan.parts(-(-whole // plan.LOG_SUM_ROWS), tiles, _programs(device))
-    length = -(-tiles // parts)
+    length = min(-(-tiles // parts), plan.LONGEST)
     parts = -(-tiles // length)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     result = torch.empty((3, m) if laplace else (1, m), dtype=torch.float64, device=device)
@@ -170,7 +170,7 @@ def dense_mean(
     assert packed.rows is not None and packed.tiles is not None  # for the type checker
     size = 4 * width + 32  # bytes of a point
     row_pieces, column_pieces = packed.rows[rows[0] * size :], packed.tiles[start * size * (1 + packed.weighted) :]
-    out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float32, device=device)
+    out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float64, device=device)
     name = f"dense_{width}" + packed.weighted * "_weighted"
     reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, packed.weighted).shared)
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)

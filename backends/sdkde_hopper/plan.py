@@ -21,6 +21,7 @@ __all__ = [
     "COLUMNS",
     "EXACT_SHARED",
     "LOG_SUM_ROWS",
+    "LONGEST",
     "MEAN_SHARED",
     "REGISTERS",
     "ROWS",
@@ -52,6 +53,9 @@ WIDTHS = (16, 32, 48, 64)
 
 #: Rows of a program of ``log_sum``.
 LOG_SUM_ROWS = 256
+
+#: Tiles of columns that such a program sums in fp32, at most: beside a heap of duplicates every addition rounds alike.
+LONGEST = 1024
 
 #: Of ``mean_exact``: 128 columns in up to 64 dimensions, float64, a number apart from where the next ones lie.
 EXACT_SHARED = 128 * 65 * 8

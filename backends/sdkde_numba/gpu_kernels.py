@@ -8,7 +8,7 @@ A row belongs to ``group`` neighbouring threads, each with ``depth`` of its coor
 
 t_j is log2 w_j where weights vary, and for expanded squares −½‖v_j‖² with it. Summed are 2^(e_ij − top_i), top_i near
 the row's largest exponent; for MEAN also its products with v_j − v_i, for LAPLACE with e_ij, of direct differences
-without t_j. Sums in float32 are added to the results, which are float64, every few hundred columns.
+without t_j. Sums in float32 are added to the results, which are float64, every 64 or 512 columns, by precision.
 
 No module here may have a name that begins with ``cuda``: numba-cuda's import hook takes any module for its own whose
 full name contains ``numba.cuda``.

@@ -32,8 +32,8 @@ __all__ = [
     "packed_limit",
     "prefers_direct",
     "shifts_rows",
-    "stores",
     "steps_at_most",
+    "stores",
     "variant",
 ]
 

@@ -83,9 +83,7 @@ def resident(compiled: Any, config: Config, processor: Processor) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def splits(
-    rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int
-) -> tuple[int, int]:
+def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int) -> tuple[int, int]:
     """Return in how many parts the columns are split, and the columns of each.
 
     Every part is a program of its own, so that few rows still fill the card and the last wave of many is nearly full:

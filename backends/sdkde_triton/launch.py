@@ -11,7 +11,7 @@ import torch
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
-from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, stores, steps_at_most
+from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
 from .compiled import INTERPRETED, LaunchFailed, configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor, block_points

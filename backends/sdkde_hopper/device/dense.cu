@@ -3,14 +3,16 @@
 // WARPGROUPS of 64 rows each, and one more that fetches the columns. A tile of 64 columns lies as pack_points has it,
 // hi (WIDTH) | constants (8) | lo (WIDTH) | zeros (8): so hi | constants is what φ is multiplied by too, a core matrix
 // then being contiguous along the product's columns; the constants begin with a one, whose product is Σφ. With weights
-// there is a second copy of the kind, w hi | w, its rest, one | w lo | zeros. A tile's sums are added up in fp32.
+// there is a second copy of the kind, w hi | w, its rest, one | w lo | zeros. A tile's sums are added up in fp32, those of
+// MOST_TILES in float64: beside a heap of duplicates every addition rounds alike.
 
 constexpr int COPIES = (WEIGHTED + 1) * TILE;  // with weights there are two of a tile
 constexpr int FULL = STAGES * COPIES, EMPTY = FULL + 8 * STAGES;
 constexpr int SUMS = WIDTH + 4;
+constexpr int MOST_TILES = 64;
 static_assert(EMPTY + 8 * STAGES == DENSE_SHARED && DENSE_SHARED <= 232448, "shared memory");
 
-__device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, float* out, int count) {
+__device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, double* out, int count) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   float S[32], T[WIDTH / 2 + 4], M[WIDTH / 2 + 2];
   uint32_t P[16], L[16];
@@ -18,8 +20,10 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, f
   load_rows(q, rows, warp * 16 + g, c);
 #pragma unroll
   for (int i = 0; i < WIDTH / 2 + 2; i++) M[i] = 0;
+  double* to = out + (size_t)(warp * 16 + g) * SUMS;
+  int phase = 0, stage = 0;
 #pragma unroll 1
-  for (int t = 0, phase = 0, stage = 0; t < count; t++) {
+  for (int t = 0; t < count; t++) {
     barrier_wait(shared + FULL + 8 * stage, phase);
     const uint32_t at = __shfl_sync(0xffffffffu, shared + stage * COPIES, 0);
     const Columns columns(at);
@@ -45,21 +49,29 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, f
     M[WIDTH / 2] += WEIGHTED ? T[WIDTH / 2] + T[WIDTH / 2 + 1] : T[WIDTH / 2];
     M[WIDTH / 2 + 1] += WEIGHTED ? T[WIDTH / 2 + 2] + T[WIDTH / 2 + 3] : T[WIDTH / 2 + 2];
     if (++stage == STAGES) { stage = 0; phase ^= 1; }
-  }
-  float* to = out + (size_t)(warp * 16 + g) * SUMS;
+    if ((t + 1) % MOST_TILES != 0 && t + 1 < count) continue;
+    auto add = [&](double* place, float x, float y) {
+      double2 sum = t < MOST_TILES ? make_double2(0.0, 0.0) : *(double2*)place;
+      *(double2*)place = make_double2(sum.x + x, sum.y + y);
+    };
 #pragma unroll
-  for (int i = 0; i < WIDTH / 2; i += 2)  // dimensions 8 (i / 4) + 2 c, of row g and of g + 8
-    *(float2*)(to + (i / 2 % 2) * 8 * SUMS + i / 4 * 8 + 2 * c) = make_float2(M[i], M[i + 1]);
-  if (c < 2) {
-    to[WIDTH + c] = M[WIDTH / 2];
-    to[8 * SUMS + WIDTH + c] = M[WIDTH / 2 + 1];
+    for (int i = 0; i < WIDTH / 2; i += 2) {  // dimensions 8 (i / 4) + 2 c, of row g and of g + 8
+      add(to + (i / 2 % 2) * 8 * SUMS + i / 4 * 8 + 2 * c, M[i], M[i + 1]);
+      M[i] = M[i + 1] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      double* place = to + i * 8 * SUMS + WIDTH + c;
+      if (c < 2) *place = (t < MOST_TILES ? 0.0 : *place) + M[WIDTH / 2 + i];
+      M[WIDTH / 2 + i] = 0;
+    }
   }
 }
 
 // rows: as packed, whole blocks; out: (parts, blocks of rows, SUMS): Σ w φ v, Σ w φ, Σ φ with weights, and what is
 // free. Every part has ``length`` tiles at most, of ``count``.
 extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
-mean_dense(const uint32_t* rows, const uint8_t* tiles, float* out, int blocks, int count, int length) {
+mean_dense(const uint32_t* rows, const uint8_t* tiles, double* out, int blocks, int count, int length) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {

@@ -61,13 +61,13 @@ extern "C" __global__ void pack_points(
 // are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ, 2⁻³⁹.
 extern "C" __global__ void __launch_bounds__(256)
 finish_dense(
-    const float* out, int parts, int padded, int width, const uint16_t* rows, const double* log_weights,
+    const double* out, int parts, int padded, int width, const uint16_t* rows, const double* log_weights,
     const double* top, int n, int d, double* log_sum, double* shift, int* listed) {
   const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (row >= n) return;
   double v[2] = {0, 0}, sum = 0, count = 0;
   for (int part = 0; part < parts; part++) {
-    const float* from = out + ((size_t)part * padded + row) * (width + 4);
+    const double* from = out + ((size_t)part * padded + row) * (width + 4);
     if (lane < width) v[0] += from[lane];
     if (lane + 32 < width) v[1] += from[lane + 32];
     sum += from[width];
