@@ -230,6 +230,9 @@ def load_rows(
     if MERGE:  # c₁, c₂, 1, 1
         a_hi += tl.load(constants + row * 32 + (k - d), mask=inside & (k >= d) & (k < d + 4), other=0.0)
     a_c = tl.load(constants + row * 32 + f, mask=inside, other=0.0)
+    if FORM < LONG:  # the columns' c₃, for what c₂ cannot hold next to the farthest points
+        one = UNITS * UNITS if PIECES == 3 else 1.0
+        a_c = tl.where(f == 4, one, a_c).to(a_c.dtype)
     a_c3 = tl.load(constants + row * 32 + 16 + f, mask=inside, other=0.0)
     return a_hi, a_lo, a_rest, a_c, a_c3
 
