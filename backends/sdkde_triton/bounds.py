@@ -154,15 +154,15 @@ def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
 
     Steps round by 2⁻²⁵ of a sum at most, and all alike where columns are duplicates of one another: 512 move a log sum
     by 1.5e-5, 128 by 4e-6. Sums of differences come to a shift of a few times that. Packed coordinates count from the
-    origin, so there what Σ φ v loses is R times as much, R the extent, beside Σ φ: 64 steps move a shift by 2.5e-5 at R
-    = 18. At "high" what they round off is summed too, up to :data:`MOST_COMPENSATED` dimensions.
+    origin, so there what Σ φ v loses is R times as much, R the extent, beside Σ φ: 64 steps move a shift by 2e-5 at
+    R = 13. At "high" what they round off is summed too, up to :data:`MOST_COMPENSATED` dimensions.
     """
     mean = problem.reduction is Reduction.MEAN
     if not packed or not mean:
         return 128 if problem.precision == "high" else 512
     if problem.precision == "high":
         return 1024 if packed_dimensions(problem.d) <= MOST_COMPENSATED else 16
-    return 64 if extent <= 18.0 else 32 if extent <= 25.0 else 16
+    return 64 if extent <= 13.0 else 32 if extent <= 25.0 else 16
 
 
 def merges(d: int) -> bool:

@@ -17,9 +17,10 @@ dimensions the constants, so that one product less is needed.
 
 A packed array is one half-precision buffer for ``padded`` points: their PIECES, two or three, (padded, D) each, D as
 :func:`sdkde_triton.bounds.packed_dimensions` has it; the points' constants as rows, (padded, 32) = [c₁, c₂, 1, 1, 0 … |
-c₃, 0, 0, 0, 1, 0 …]; and for columns theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, 0 …], the first of these in hi
-from its column d on too, as far as there is room. Columns are padded to a multiple of every tile with c₁ = −60000,
-whose φ is 0. Where MEAN stores φ at "fast", columns end with the points in two pieces of eleven bits each, (padded, D).
+c₃, 0, 0, 0, 1, 0 …]; and for columns theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, what of it is a multiple of g²,
+0 …], the first four of these in hi from its column d on too, as far as there is room. Columns are padded to a multiple
+of every tile with c₁ = −60000, whose φ is 0. Where MEAN stores φ at "fast", columns end with the points in two pieces
+of eleven bits each, (padded, D).
 
 Half precision ends at 2⁻²⁴, which would cut the rest short: on a lattice that adds up, and moves the shift of a row
 midway between columns beyond "high". So three pieces are of 128 v, and end at 2⁻³¹ of v. The constants, which would
@@ -173,7 +174,9 @@ def pack_kernel(
             weighted += tl.load(log_weights + index, mask=inside, other=0.0) * f64(LOG2E)
         c1, c2, c3 = _three_pieces(tl.where(inside, weighted, f64(PADDING)), g)
         f = tl.arange(0, 16)[None, :]
+        whole = _nearest(c3.to(tl.float64), g * g).to(tl.float32).to(tl.float16)
         block = tl.where(f == 2, c1[:, None], tl.where(f == 3, c2[:, None], tl.where(f == 4, c3[:, None], zero)))
+        block = tl.where(f == 5, whole[:, None], block)
         tl.store(out + size * (PIECES * D + 32) + row * 16 + f, tl.where(f < 2, one, block), mask=written)
         if ROUNDED:
             high = v.to(tl.float32).to(tl.float16)
@@ -230,9 +233,9 @@ def load_rows(
     if MERGE:  # c₁, c₂, 1, 1
         a_hi += tl.load(constants + row * 32 + (k - d), mask=inside & (k >= d) & (k < d + 4), other=0.0)
     a_c = tl.load(constants + row * 32 + f, mask=inside, other=0.0)
-    if FORM < LONG:  # the columns' c₃, for what c₂ cannot hold next to the farthest points
+    if FORM < LONG:  # of the columns' c₃ what c₂ cannot hold of the farthest points, but nothing that is truncated
         one = UNITS * UNITS if PIECES == 3 else 1.0
-        a_c = tl.where(f == 4, one, a_c).to(a_c.dtype)
+        a_c = tl.where(f == 5, one, a_c).to(a_c.dtype)
     a_c3 = tl.load(constants + row * 32 + 16 + f, mask=inside, other=0.0)
     return a_hi, a_lo, a_rest, a_c, a_c3
 
