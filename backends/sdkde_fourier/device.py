@@ -84,9 +84,8 @@ class TorchFourierBackend:
         try:
             torch.zeros(1, dtype=torch.float64, device=device).add_(1.0).cpu()
         except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
-            return Support(
-                False, f"PyTorch {torch.__version__} has no float64 on {device}: {str(error).splitlines()[0]}"
-            )
+            why = str(error).splitlines()[0].partition(". ")[0]  # then come all the names that PyTorch knows
+            return Support(False, f"PyTorch {torch.__version__} cannot use {device} in float64: {why}")
         return Support(True, f"PyTorch {torch.__version__} on {device}")
 
     @without_grad

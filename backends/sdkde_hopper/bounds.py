@@ -57,11 +57,12 @@ def grid_step(extent: float) -> float:
 def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the tolerances are kept, 18.8 bandwidths.
 
-    An exponent is off by what two pieces leave of two constants, g² for each at most in log2 units: 2e-5 at the
-    coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, down to φ = 2⁻¹⁶, and by 2⁻²¹ for the rows. A shift is a
-    mean of φ, so a part p of it at distance r that is off by δ moves it by δ p (1 − p) r: of what matters, r is 5 at
-    most, as columns further away would have to number 10⁵ to weigh as much; with δ = 2⁻¹⁵ + 2e-5 that is 6e-5. Beyond
-    sixteen dimensions there are only rows: δ = 4.2e-5, with two truncated sums.
+    An exponent is off by what is rounded of two constants, half of g² for each in log2 units, and by g² where hi·hi is
+    truncated: 2e-5 at the coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, and by 2⁻²¹ for the rows; those of
+    duplicates are set apart before, so that their sum is right to 2⁻¹⁷ (``symmetric.cu``). A shift is a mean of φ, so a
+    part p of it at distance r that is off by δ moves it by δ p (1 − p) r. Of what matters few columns lie near, and to
+    weigh as much 10⁶ have to be 5.3 away: with δ = 2⁻¹⁷ + 2e-5 that is 4e-5. Beyond sixteen dimensions there are only
+    rows: δ = 4.2e-5, with two truncated sums.
 
     Weights change none of that: they are factors of what φ is multiplied by. Rows whose sum is so small, next to the
     largest weight, that what the pieces lose of φ or of a weight would matter are summed again, in float64

@@ -24,7 +24,7 @@ REGISTRY.add(
         compare.measure,
         (
             Plot(
-                "Queries, 32768 samples in 16 dimensions",
+                "SD-KDE in 16 dimensions by number of queries",
                 "times",
                 x="m",
                 labels=("queries", "milliseconds"),
