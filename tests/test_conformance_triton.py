@@ -74,6 +74,7 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
     monkeypatch.setattr(sums, "default", lambda *_: Config(64, 32, 4, 1))
     monkeypatch.setattr(sums, "steps_at_most", lambda *_: 2)
+    monkeypatch.setattr(sums, "MOST_SIZES", 2)
     plain = near._list
     monkeypatch.setattr(near, "_list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
     x = _two_clusters(rng)

@@ -43,19 +43,22 @@ def _heap(n, d, away):
 
 
 def _exact(points, rows):
-    """Log sums and shifts, by direct differences in float64."""
-    log_sums, shifts = [], []
+    """Log sums, shifts, and LAPLACE's L by its scale, by direct differences in float64."""
+    log_sums, shifts, laplace = [], [], []
     for some in rows.split(20):
         away = [points[None, :, k] - points[some, None, k] for k in range(points.shape[1])]
         e = -0.5 * sum(x * x for x in away)
         log_sum = torch.logsumexp(e, 1, keepdim=True)
         shifts.append(torch.stack([(torch.exp(e - log_sum) * x).sum(1) for x in away], 1))
         log_sums.append(log_sum[:, 0] - math.log(len(points)))
-    return torch.cat(log_sums), torch.cat(shifts)
+        square = -(torch.exp(e - log_sum) * e).sum(1)  # the mean of ½ r²
+        half = 1.0 + 0.5 * points.shape[1]
+        laplace.append((half - square) / (half + square))
+    return torch.cat(log_sums), torch.cat(shifts), torch.cat(laplace)
 
 
 @pytest.mark.parametrize("away", [5.0, 12.0])
-@pytest.mark.parametrize("d", [1, 3, 8, 16, 24, 64, 128])
+@pytest.mark.parametrize("d", [1, 3, 8, 12, 16, 24, 64, 128, 200])
 @pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("name", ["triton", "hopper", "numba-cuda"])
 def test_tolerances_hold_beside_a_heap(name, precision, d, away):
@@ -71,7 +74,7 @@ def test_tolerances_hold_beside_a_heap(name, precision, d, away):
     )
     if precision not in info.precisions or not info.supports(problem).ok:
         pytest.skip(f"{name} does not take it")
-    log_sums, shifts = _exact(points, rows)
+    log_sums, shifts, laplace = _exact(points, rows)
     got = reduce_pass(backend, info, problem, Columns(points, log_weights))
     tolerance = TOLERANCES[precision]
     assert (got.shift[rows] - shifts).norm(dim=1).max() <= tolerance[Reduction.MEAN].absolute
@@ -79,3 +82,25 @@ def test_tolerances_hold_beside_a_heap(name, precision, d, away):
     asked = replace(problem, reduction=Reduction.LOG_SUM, m=len(rows), same=False)
     got = reduce_pass(backend, info, asked, Columns(points, log_weights), points[rows].contiguous())
     assert ((got.log_sum - log_sums).abs() <= tolerance[Reduction.LOG_SUM].at(log_sums)).all()
+    asked = replace(asked, reduction=Reduction.LAPLACE)
+    got = reduce_pass(backend, info, asked, Columns(points, log_weights), points[rows].contiguous())
+    found = got.sign * torch.exp(got.log_magnitude - got.log_sum)
+    assert (found - laplace).abs().max() <= tolerance[Reduction.LAPLACE].absolute
+
+
+@pytest.mark.parametrize("name", ["triton", "numba-cuda"])
+@pytest.mark.parametrize("precision", ["fast", "high"])
+@pytest.mark.parametrize("d", [3, 8])
+def test_tolerances_hold_beside_a_heap_in_lists(name, precision, d):
+    n, record = 131072, registry.find(name)
+    if not record or not record.ok:
+        pytest.skip(f"no {name}")
+    points, rows = _heap(n, d, 12.0)
+    log_weights = torch.full((n,), -math.log(n), dtype=torch.float64, device="cuda")
+    extent = float(points.norm(dim=1).max()) * (1.0 + 1e-9)
+    problem = Problem(
+        Reduction.MEAN, n, n, d, dtype="float32", precision=precision, device="cuda:0", same=True, extent=extent
+    )
+    _, shifts, _ = _exact(points, rows)
+    got = reduce_pass(record.info.load({"skip": True}), record.info, problem, Columns(points, log_weights))
+    assert (got.shift[rows] - shifts).norm(dim=1).max() <= TOLERANCES[precision][Reduction.MEAN].absolute

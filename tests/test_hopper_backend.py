@@ -108,6 +108,15 @@ def test_every_pair_of_two_ranges_comes_once(blocks, supers):
         assert set(slots) == set(slot[column == one])
 
 
+@pytest.mark.parametrize("programs", [8, 132])
+def test_no_sum_of_columns_in_fp32_is_of_many_units(programs):
+    """Of a card's share of 8 multiprocessors too."""
+    for part in plan.launches(128, programs):
+        slots = part.tables.units[:, 3]
+        assert np.bincount(slots).max() <= plan.MOST_ADDED
+        assert (np.diff(slots) >= 0).all()
+
+
 @pytest.mark.parametrize("width", plan.COSTS)
 def test_programs_take_equally_long(width):
     (part,) = plan.launches(32, 132, width)
@@ -150,9 +159,10 @@ def _sums(points, supers, programs):
     return total
 
 
-@pytest.mark.parametrize(("supers", "most"), [(1, 16384), (3, 16384), (4, 20)])
-def test_partial_sums_make_the_whole(supers, most, monkeypatch):
+@pytest.mark.parametrize(("supers", "most", "added"), [(1, 16384, 128), (3, 16384, 128), (4, 20, 128), (5, 16384, 3)])
+def test_partial_sums_make_the_whole(supers, most, added, monkeypatch):
     monkeypatch.setattr(plan, "MOST_UNITS", most)
+    monkeypatch.setattr(plan, "MOST_ADDED", added)
     points = np.random.default_rng(supers).normal(size=(supers * plan.COLUMNS, 1))
     phi = np.exp(-0.5 * (points - points.T) ** 2)
     want = phi @ np.hstack([points, np.ones_like(points)])
@@ -223,7 +233,7 @@ def test_two_pieces_of_phi_hold_fifteen_bits():
 def test_duplicates_are_not_rounded_alike(bits, most):
     """As symmetric.cu sets φ apart by ``share``; 2^bits duplicates weigh as much as a row itself."""
     source = (Path(compiled.__file__).parent / "device" / "symmetric.cu").read_text()
-    factor, mask, unit = re.search(r"return 1\.0 - \(point \* (\d+) & (\d+)\) \* 0x1p(-\d+);", source).groups()
+    factor, mask, unit = re.search(r"return 1\.0 - \(point \* (\d+)u & (\d+)u\) \* 0x1p(-\d+);", source).groups()
     share = 1.0 - (np.arange(1 << 14) * int(factor) & int(mask)) * 2.0 ** int(unit)
     assert len(np.unique(share)) == int(mask) + 1
     assert (share.astype(np.float16) == share).all()

@@ -277,13 +277,15 @@ def test_what_the_tuner_compiles_for_the_card_that_is_here_is_kept(monkeypatch):
 
 
 def test_problems_share_code_where_their_shapes_are_equal():
-    config = gpu_space.default("mean", 16, "single")._asdict()
+    default = gpu_space.default("mean", 16, "single")
 
-    def code(**more):
+    def code(columns=64, **more):
         given = problem("mean", same=True, **more)
-        return gpu_tunables.SPACE.code("mean_single", config, given)
+        return gpu_tunables.SPACE.code("mean_single", default._replace(columns=columns)._asdict(), given)
 
     assert code() == code(m=9, n=9) == code(precision="fast")
+    assert code(columns=128, precision="high") == code(precision="high")  # float32 adds up 64
+    assert code(columns=128, precision="fast") != code(precision="fast")
     assert len({code(), code(d=17), code(requires=frozenset({"exclude_self"}))}) == 3
 
 

@@ -255,11 +255,13 @@ def test_few_rows_still_fill_the_card():
 @pytest.mark.parametrize("rows", [1, 1024, 32768, 5_000_000])
 @pytest.mark.parametrize("n", [1000, 32768, 1_000_000])
 @pytest.mark.parametrize("bytes_per_row", [8, 516, 8200])
-def test_slabs_bound_the_partial_results(rows, n, bytes_per_row):
-    size = slab_rows(rows, n, bytes_per_row, 65536)
+@pytest.mark.parametrize("columns", [1024, 4096, 65536])
+def test_slabs_bound_the_partial_results(rows, n, bytes_per_row, columns):
+    size = slab_rows(rows, n, bytes_per_row, columns)
     assert 1 <= size <= rows
-    fewest = -(-n // 65536)
-    assert size * fewest * bytes_per_row <= 1.1 * PARTIAL_BYTES or size <= 2048
+    fewest = -(-n // columns)
+    assert size * fewest * bytes_per_row <= 1.1 * PARTIAL_BYTES or size <= 256
+    assert size == rows or size * fewest >= 64 * 132  # fills a card
     assert (
         size * most_parts(size, bytes_per_row) * bytes_per_row <= PARTIAL_BYTES or most_parts(size, bytes_per_row) == 1
     )

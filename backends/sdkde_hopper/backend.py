@@ -21,9 +21,9 @@ CAPABILITY = (9, 0)
 #: Ranges of the points are taken as if they were that share of them, so that a quarter fills a card too.
 SHARE = 8
 
-#: Rows of LOG_SUM at a time, which take some 200 bytes each, twice that in 64 dimensions, and 12 for every part of the
-#: columns.
-SLAB_ROWS = 1 << 18
+#: Rows of LOG_SUM at a time, which take some 200 bytes each, twice that in 64 dimensions, and as many as take so many
+#: bytes of partial sums.
+SLAB_ROWS, PARTIAL_BYTES = 1 << 21, 512 << 20
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class HopperBackend:
         with on_device(points), memory_errors():
             if problem.reduction is not Reduction.MEAN:
                 some = functools.partial(_log_sum, problem, points, state, own, whole)
-                return in_slabs(some, m, SLAB_ROWS)
+                return in_slabs(some, m, min(SLAB_ROWS, max(1 << 14, PARTIAL_BYTES // launch.log_sum_bytes(n))))
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):

@@ -139,6 +139,11 @@ def log_sum(
     return Partial(result[0], None, sign, magnitude)
 
 
+def log_sum_bytes(n: int) -> int:
+    """Return how many bytes a row's partial sums over n columns take, where rows are many."""
+    return 12 * -(-n // (64 * plan.LONGEST))
+
+
 def dense_mean(
     packed: Packed,
     points: torch.Tensor,

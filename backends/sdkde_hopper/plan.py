@@ -60,6 +60,9 @@ LONGEST = 1024
 #: Of ``mean_exact``: 128 columns in up to 64 dimensions, float64, a number apart from where the next ones lie.
 EXACT_SHARED = 128 * 65 * 8
 
+#: Units that add to a program's sums of columns in fp32, at most: beside a heap of duplicates all round alike.
+MOST_ADDED = 128
+
 #: Units of a launch, at most.
 MOST_UNITS = 16384
 
@@ -177,6 +180,8 @@ def _deal(
     program = np.searchsorted(cuts, begin, side="right")
     new = np.ones(len(begin), bool)
     new[1:] = (program[1:] != program[:-1]) | (own[group[1:]] != own[group[:-1]])
+    place = np.arange(len(begin))
+    new |= (place - np.maximum.accumulate(np.where(new, place, 0))) % MOST_ADDED == 0
     last = np.concatenate([new[1:], [True]])
     flags = symmetric[group] | new * 2 | last * 4 | (begin % quarters * 4) << 8 | ((end - 1) % quarters * 4 + 4) << 16
     slot = np.cumsum(new) - 1

@@ -21,7 +21,7 @@ from sdkde_core.tuning import Query, Tuned, tuned
 
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, FAR, FLOOR, SIMULATED, Shape, reduction, signature
-from .gpu_space import CONFIG_VERSION, LaunchConfig, default, depth_of, fits, listed
+from .gpu_space import CHUNK, CONFIG_VERSION, LaunchConfig, default, depth_of, fits, fitted, listed
 from .kept import reload_damaged
 
 __all__ = [
@@ -48,10 +48,6 @@ SCALE = {
     "doubled": math.sqrt(0.5 * LOG2E),
     "float64": 1.0,
 }
-
-#: Columns that are added up in float32 at a time, by precision. Beside a heap of duplicates every addition rounds
-#: alike, by 2⁻²⁵ of the sum at most: that is 1e-5 of it after 512.
-CHUNK = {"fast": 512, "high": 64}
 
 #: Bytes of partial results that may exist at once, and parts at most.
 PARTIAL_BYTES, MOST_PARTS = 256 << 20, 64
@@ -156,13 +152,11 @@ def height_of(config: LaunchConfig, d: int) -> int:
 
 
 def _fitted(config: LaunchConfig, problem: Problem) -> LaunchConfig:
-    """The configuration with no more columns at a time than float32 adds up; in the simulator what is done in time."""
-    d = problem.d
-    if problem.precision != "float64":
-        config = config._replace(columns=min(config.columns, CHUNK[problem.precision]))
+    """The configuration that is launched, or what the simulator is done with in time."""
+    config = fitted(config, problem.precision)
     if not SIMULATED:
         return config
-    threads = max(SIMULATED_THREADS, depth_of(d, config.depth)[1])
+    threads = max(SIMULATED_THREADS, depth_of(problem.d, config.depth)[1])
     return config._replace(rows=min(config.rows, 2), threads=threads, columns=min(config.columns, 32))
 
 

@@ -44,21 +44,25 @@ class CudaSpace:
         return "exceeds the shared memory of a block, or a thread's registers"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        return predicted(space.LaunchConfig.of(config), problem, card)
+        return predicted(_launched(config, problem), problem, card)
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        return compile_kernel(space.LaunchConfig.of(config), problem, architecture)
+        return compile_kernel(_launched(config, problem), problem, architecture)
 
     def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
         from .gpu_launch import shape_of
 
-        return shape_of(problem, arithmetic(problem), space.LaunchConfig.of(config))
+        return shape_of(problem, arithmetic(problem), _launched(config, problem))
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         if compiled.shared > space.SHARED:
             return f"takes {compiled.shared} bytes of shared memory, a block has {space.SHARED}"
         # What the loop over columns does not touch may spill: a few numbers do no harm.
         return f"spills {compiled.spills} bytes" if compiled.spills > SPILLS else None
+
+
+def _launched(config: Config, problem: Problem) -> space.LaunchConfig:
+    return space.fitted(space.LaunchConfig.of(config), problem.precision)
 
 
 SPACE = CudaSpace()

@@ -182,6 +182,8 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     chosen, shifted = formula(problem, extent, span, listed), shifts_rows(problem)
     packed = chosen == "packed"
     columns = (64 if packed else 16) * steps_at_most(problem, extent, packed)
+    if packed and in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
+        columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
     if not packed:
         return _Way(chosen, shifted, columns)
     step = grid_of(problem, extent, span)

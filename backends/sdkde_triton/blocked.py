@@ -31,7 +31,7 @@ from .space import COLUMN_PADDING
 PADDED = tl.constexpr(COLUMN_PADDING)
 
 #: Points whose blocks "high" sums by themselves: fp32 rounds at every block, by a share of the sum so far.
-SEGMENT = tl.constexpr(1024)
+SEGMENT = tl.constexpr(256)
 
 
 @sized

@@ -44,6 +44,9 @@ SHORT, PAIRED, LONG, FULL = range(4)
 MOST_FUSED = 128
 BLOCK = 64
 
+#: Extent (bandwidths) beyond which sums about the origin are shortest.
+FAR = 25.0
+
 #: Dimensions up to which MEAN at "high" sums what its sums round off.
 MOST_COMPENSATED = 64
 
@@ -146,7 +149,7 @@ def variant(problem: Problem) -> Hashable:
     if kind != "packed":
         return kind, arithmetic(problem, extent)
     step = grid_of(problem, extent)
-    return kind, step, form(problem, extent, step), steps_at_most(problem, extent)
+    return kind, step, form(problem, extent, step), steps_at_most(problem, extent), extent > FAR
 
 
 def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
@@ -162,7 +165,7 @@ def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
         return 128 if problem.precision == "high" else 512
     if problem.precision == "high":
         return 1024 if packed_dimensions(problem.d) <= MOST_COMPENSATED else 16
-    return 64 if extent <= 13.0 else 32 if extent <= 25.0 else 16
+    return 64 if extent <= 13.0 else 32 if extent <= FAR else 16
 
 
 def merges(d: int) -> bool:

@@ -182,9 +182,9 @@ def reduce(
     """Launch a reduction of m rows over all splits of the columns; return their results, and how many.
 
     There are ``per_row`` numbers for every row and split. The kernel's arguments are ``before``, the buffer of results,
-    ``after``, and the columns of a split; a program takes ``step`` of them at a time, at most ``most_steps`` times. The
-    number of splits follows from ``whole``, the rows of the problem: however few of them come at a time, the bits are
-    the same.
+    ``after``, and the columns of a split; a program takes ``step`` of them at a time, at most ``most_steps`` times,
+    unless a grid has not that many programs. The number of splits follows from ``whole``, the rows of the problem:
+    however few of them come at a time, the bits are the same.
     """
     device = before[0].device
     processor = Processor.of(device)

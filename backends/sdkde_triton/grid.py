@@ -23,6 +23,9 @@ __all__ = [
     "splits",
 ]
 
+#: Rows that are taken at a time at least: of so many parts that fewer are asked for, they fill a card.
+LEAST_ROWS = 128
+
 #: Parts of the columns at most: the second dimension of a grid.
 MOST_PARTS = (1 << 16) - 1
 
@@ -138,11 +141,11 @@ def most_parts(rows: int, bytes_per_row: int) -> int:
 
 
 def slab_rows(rows: int, n: int, bytes_per_row: int, columns: int) -> int:
-    """Return how many rows to take at a time, so that their partial results stay below :data:`PARTIAL_BYTES`.
+    """Return how many rows to take at a time, so that their partial results are about :data:`PARTIAL_BYTES` at most.
 
     All slabs but the last have as many: none is left over that would not fill the card.
     """
-    fewest = -(-n // columns)
-    most = max(1024, PARTIAL_BYTES // (bytes_per_row * fewest))
-    count = -(-rows // most)
-    return min(rows, -(-rows // (count * 1024)) * 1024)
+    fewest = min(-(-n // columns), MOST_PARTS)
+    most = max(LEAST_ROWS, PARTIAL_BYTES // (bytes_per_row * fewest))
+    count, unit = -(-rows // most), 1024 if most >= 4096 else LEAST_ROWS
+    return min(rows, -(-rows // (count * unit)) * unit, max(most // unit, 1) * unit)

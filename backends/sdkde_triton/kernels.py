@@ -18,9 +18,9 @@ dimensions the constants, so that one product less is needed.
 A packed array is one half-precision buffer for ``padded`` points: their PIECES, two or three, (padded, D) each, D as
 :func:`sdkde_triton.bounds.packed_dimensions` has it; the points' constants as rows, (padded, 32) = [c₁, c₂, 1, 1, 0 … |
 c₃, 0, 0, 0, 1, 0 …]; and for columns theirs as such, (padded, 16) = [1, 1, c₁, c₂, c₃, what of it is a multiple of g²,
-0 …], the first four of these in hi from its column d on too, as far as there is room. Columns are padded to a multiple
-of every tile with c₁ = −60000, whose φ is 0. Where MEAN stores φ at "fast", columns end with the points in two pieces
-of eleven bits each, (padded, D).
+0 …], the first four of these and the last in hi from its column d on too, as far as there is room. Columns are padded
+to a multiple of every tile with c₁ = −60000, whose φ is 0. Where MEAN stores φ at "fast", columns end with the points
+in two pieces of eleven bits each, (padded, D).
 
 Half precision ends at 2⁻²⁴, which would cut the rest short: on a lattice that adds up, and moves the shift of a row
 midway between columns beyond "high". So three pieces are of 128 v, and end at 2⁻³¹ of v. The constants, which would
@@ -188,6 +188,7 @@ def pack_kernel(
         v_hi = tl.where((free == 0) | ((free == 1) & MERGE), one, v_hi)
         if MERGE:
             v_hi = tl.where(free == 2, c1[:, None], tl.where(free == 3, c2[:, None], v_hi))
+            v_hi = tl.where(free == 4, whole[:, None], v_hi)
     tl.store(out + row * D + k[None, :], v_hi, mask=stored)
     if SHIFTED:
         log_sum = tl.load(log_sums + index, mask=inside, other=0.0)
@@ -235,6 +236,8 @@ def load_rows(
     a_c = tl.load(constants + row * 32 + f, mask=inside, other=0.0)
     if FORM < LONG:  # of the columns' c₃ what c₂ cannot hold of the farthest points, but nothing that is truncated
         one = UNITS * UNITS if PIECES == 3 else 1.0
+        if MERGE:
+            a_hi = tl.where(k == d + 4, one, a_hi).to(a_hi.dtype)
         a_c = tl.where(f == 5, one, a_c).to(a_c.dtype)
     a_c3 = tl.load(constants + row * 32 + 16 + f, mask=inside, other=0.0)
     return a_hi, a_lo, a_rest, a_c, a_c3
@@ -521,6 +524,7 @@ def mean_kernel(
         # A fresh accumulator for some tiles, added in fp32 with rounding to nearest: Tensor Cores truncate, and over
         # thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
         part = tl.zeros((BLOCK_M, D), tl.float32)
+        count = tl.zeros((BLOCK_M,), tl.float32)
         for tile in tl.static_range(TILES):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
             e, b_hi, b_lo, b_rest = exponents(
@@ -537,10 +541,11 @@ def mean_kernel(
                 if PIECES == 3:
                     p *= 2.0**SCALE_BITS
                 if not SUMMED:
-                    total += tl.sum(p, 1)
+                    count += tl.sum(p, 1)
                 part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
         if not EXACT:
             mean += part
+            total += count
     if EXACT:
         mean += rest
         total += total_rest

@@ -11,7 +11,7 @@ import torch
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
-from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
+from .bounds import FAR, MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
 from .compiled import INTERPRETED, LaunchFailed, configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor, block_points
@@ -202,7 +202,7 @@ def mean(
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
     processor = Processor.of(rows.buffer.device)
     if stores(problem, form, processor.capability):
-        out = _stored_mean(problem, rows, columns, form, own)
+        out = _stored_mean(problem, rows, columns, form, extent, own)
         return finish_mean(problem, out, rows, weights, log_sums, 1)
     config = configuration("mean", problem, width, processor, rows.pieces)
     before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d, own or 0)
@@ -218,7 +218,9 @@ def mean(
     return finish_mean(problem, out, rows, weights, log_sums, parts, summed)
 
 
-def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, own: int | None) -> torch.Tensor:
+def _stored_mean(
+    problem: Problem, rows: Packed, columns: Packed, form: int, extent: float, own: int | None
+) -> torch.Tensor:
     """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ goes through memory.
 
     Rows and columns come in blocks. Where the rows are the columns, those of two blocks serve both.
@@ -229,6 +231,8 @@ def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, own
     both = mirrors(problem) and m == columns.count
     across = -(-width // shape.block_n)
     most = block_points(shape.block_m, across * (1 + both), processor.multiprocessors)
+    if extent > FAR:  # one launch sums fewer columns in fp32, see steps_at_most
+        most = most // 4 // COLUMN_PADDING * COLUMN_PADDING
     wide, tall = (min(most, -(-x // COLUMN_PADDING) * COLUMN_PADDING) for x in (columns.count, m))
     phi = torch.empty((3 if exact else 2) * tall * wide, dtype=torch.float16, device=device)
     tiles = tall * (wide // config.block_n) + wide * (tall // config.block_m)

@@ -16,6 +16,7 @@ from .kernels import (
     FLOOR,
     SCALE_BITS,
     accumulated,
+    added,
     exactly_weighted,
     exponents,
     leave_out,
@@ -119,7 +120,11 @@ def mean_listed_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every SIZE columns."""
+    """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every SIZE columns.
+
+    What its sums round off is summed too, at "fast" as well: in lists near columns stand together, so that nearly every
+    addition rounds, and parts of long lists should not be short.
+    """
     tile, begin, end = _part(which, ends, length)
     local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     index = first + local
@@ -130,6 +135,7 @@ def mean_listed_kernel(
     rest = tl.zeros((BLOCK_M, D), tl.float32)
     for i in tl.range(begin, end, num_stages=STAGES):
         part = tl.zeros((BLOCK_M, D), tl.float32)
+        count = tl.zeros((BLOCK_M,), tl.float32)
         for part_of in tl.static_range(SIZE // BLOCK_N):
             j = _columns(leaves, i, part_of, SIZE, LEAF, BLOCK_N)
             e, b_hi, b_lo, b_rest = exponents(
@@ -146,11 +152,13 @@ def mean_listed_kernel(
                 if PIECES == 3:
                     p *= 2.0**SCALE_BITS
                 if not SUMMED:
-                    total += tl.sum(p, 1)
+                    count += tl.sum(p, 1)
                 part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
         if not EXACT:
-            mean += part
-    if EXACT:
-        mean += rest
-        total += total_rest
+            mean, rounded = added(mean, part)
+            rest += rounded
+            total, rounded = added(total, count)
+            total_rest += rounded
+    mean += rest
+    total += total_rest
     store_means(out, local, m, total, mean, D, SUMMED)

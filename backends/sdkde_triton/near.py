@@ -19,7 +19,7 @@ from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 from . import choose, launch, sums
 from .bounds import SHORT, packed_dimensions, shifts_rows
 from .compiled import copy
-from .grid import PARTIAL_BYTES, Processor
+from .grid import MOST_PARTS, PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
 from .ordering import order
@@ -165,7 +165,7 @@ def reduce(
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
-    longest = sums.longest(problem, columns.pieces, extent, rows.device)
+    longest = sums.longest(problem, columns.pieces, rows.device)
     ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1), longest)
     found, first = [], 0
     for last in ends:
@@ -242,6 +242,7 @@ def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -
     """Where batches of tiles end, and how many SIZEs a program takes, up to ``most``, by what each list has."""
     programs = PROGRAMS * Processor.of(device).multiprocessors
     length = min(max(-(-int(counts.sum()) // programs), SHORTEST), most)
+    length = max(length, -(-int(counts.max()) // MOST_PARTS))
     until, ends, first = counts.cumsum(0), [], 0
     while first < len(counts):
         before = int(until[first - 1]) if first else 0

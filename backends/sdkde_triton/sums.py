@@ -29,11 +29,16 @@ class Lists(NamedTuple):
     parts: int
 
 
-def longest(problem: Problem, pieces: int, extent: float, device: torch.device) -> int:
-    """Return how many SIZEs one program may take, of columns within ``extent`` bandwidths of the origin."""
-    alone = problem.reduction is Reduction.MEAN and problem.precision == "fast"  # its sums round once a SIZE
-    step = LISTED if alone else _config("log_sum", problem, pieces, device).block_n
-    return max(1, steps_at_most(problem, extent) * step // LISTED)
+#: SIZEs that one program of MEAN may take, which sums what it rounds off.
+MOST_SIZES = 512
+
+
+def longest(problem: Problem, pieces: int, device: torch.device) -> int:
+    """Return how many SIZEs one program may take."""
+    if problem.reduction is Reduction.MEAN:
+        return MOST_SIZES
+    step = _config("log_sum", problem, pieces, device).block_n
+    return max(1, steps_at_most(problem, 0.0) * step // LISTED)
 
 
 def log_sum(

@@ -46,8 +46,9 @@ template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const fl
       sums.total[r] += a;
       odd[r] += b;
       if (LAPLACE) {
-        sums.moment[r] = fmaf(a, S[4 * j + 2 * r], sums.moment[r]);
-        sums.moment[r] = fmaf(b, S[4 * j + 2 * r + 1], sums.moment[r]);
+        // Of log2 φ itself: raised, a rounding error of these sums would be RAISED_BITS times as large.
+        sums.moment[r] = fmaf(a, S[4 * j + 2 * r] - RAISED_BITS, sums.moment[r]);
+        sums.moment[r] = fmaf(b, S[4 * j + 2 * r + 1] - RAISED_BITS, sums.moment[r]);
       }
     }
   }

@@ -113,7 +113,7 @@ extern "C" __global__ void finish_log_sum(
     log_sum[row] = all;
     return;
   }
-  const double half = 1.0 + 0.5 * d, square = -LN2 * (moment / total - RAISED_BITS);  // the mean of ½ r²
+  const double half = 1.0 + 0.5 * d, square = -LN2 * moment / total;  // the mean of ½ r²
   log_sum[row] = none ? nothing : all + log(half + square);
   sign[row] = none || half == square ? 0.0 : half > square ? 1.0 : half < square ? -1.0 : square;
   log_magnitude[row] = none ? nothing : all + log(fabs(half - square));

@@ -3,7 +3,7 @@
 // By which a point's φ are divided, and it and its one are multiplied where they are what φ is multiplied by. The φ of
 // duplicates are alike, and so would be what two pieces round off: this sets them apart, and the sum of many is right
 // to more bits than each. Eleven bits, one in half precision; the same for a point and the 256th after it.
-__device__ __forceinline__ double share(int point) { return 1.0 - (point * 77 & 255) * 0x1p-11; }
+__device__ __forceinline__ double share(int point) { return 1.0 - (point * 77u & 255u) * 0x1p-11; }
 
 // Points (n, d), float64, in bandwidths, as what ``mean_symmetric`` takes; sixteen threads for each: rows (padded,
 // EXPONENTS), tiles of columns, and the same in bytes.
