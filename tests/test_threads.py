@@ -32,7 +32,8 @@ def no_threads(monkeypatch):
 def test_results_come_in_the_arguments_order(how, count):
     for threads in (1, 2, 7):
         assert map_threads(lambda i: i * i, range(count), threads, **how) == [i * i for i in range(count)]
-    assert not [t for t in threading.enumerate() if t.name.startswith("sdkde_")]
+    # One whose start an interrupt of another test broke off is listed for ever.
+    assert not [t for t in threading.enumerate() if t.name.startswith("sdkde_") and t.is_alive()]
 
 
 def test_which_thread_does_the_work():

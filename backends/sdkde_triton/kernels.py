@@ -456,26 +456,38 @@ def exactly_weighted(p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMME
 
     φ is in three pieces, in units of the row's largest of the tile: φ of 2⁻²⁰ would use half of half precision's bits.
     The largest product is added to the first of a sum, and what that rounds off, with all else, to the second: beside
-    a heap of duplicates every tile rounds alike. Where registers do not hold both, programs take few tiles instead
+    a heap of duplicates every tile rounds alike. Where registers do not hold that, programs take few tiles instead
     (:func:`sdkde_triton.bounds.steps_at_most`). The largest products last: every step after them is truncated.
     """
-    power, inverse = leading_power(p)
-    p_hi, p_lo, p_rest = three_halves(p * (inverse * 2.0**SCALE_BITS), 2.0**SCALE_BITS)
+    held: tl.constexpr = mean.shape[1] <= COMPENSATED
+    if held:
+        power, inverse = leading_power(p)
+        p_hi, p_lo, p_rest = three_halves(p * (inverse * 2.0**SCALE_BITS), 2.0**SCALE_BITS)
+    else:
+        p *= 2.0**SCALE_BITS
+        power, inverse = leading_power(p)
+        p_hi, p_lo, p_rest = three_halves(p, power)
     if not SUMMED:
-        row = tl.reshape(power, total.shape)
-        total, rounded = added(total, tl.sum(p_hi.to(tl.float32), 1) * row)
-        total_rest += tl.sum(p_lo.to(tl.float32) + p_rest.to(tl.float32), 1) * row + rounded
+        count = tl.sum(p_hi.to(tl.float32), 1)
+        less = tl.sum(p_lo.to(tl.float32) + p_rest.to(tl.float32), 1)
+        if held:
+            row = tl.reshape(power, total.shape)
+            total, rounded = added(total, count * row)
+            total_rest += less * row + rounded
+        else:
+            total += less
+            total += count
     part = tl.dot(p_rest, b_hi)
     part = tl.dot(p_hi, b_rest, part)
     part = tl.dot(p_lo, b_lo, part)
     part = tl.dot(p_hi, b_lo, part)
     part = tl.dot(p_lo, b_hi, part)
-    if mean.shape[1] <= COMPENSATED:
+    if held:
         mean, rounded = added(mean, alone(p_hi, b_hi) * power)
         rest += part * power + rounded
     else:
-        mean += part * power
-        mean += alone(p_hi, b_hi) * power
+        mean += part
+        mean += alone(p_hi, b_hi)
     return mean, rest, total, total_rest
 
 
