@@ -60,15 +60,17 @@ def measured(
     last, result = clocked(call, pool[0], device)
     if not compiles and 1e-3 * last > 5 * seconds:
         return once(last, begun, device), result
-    spent, k = 0.0, 1
-    while k < WARM_UP and spent < seconds:
-        last, _ = clocked(call, pool[k % len(pool)], device)
-        spent, k = spent + 1e-3 * last, k + 1
-    if spent > 3 * seconds:
+    # By the shortest so far: what compiles for one data set or another should not end this before calls are replayed.
+    # The first data come twice, so that one call compiles nothing.
+    shortest, k, recent = last, 1, [last]
+    while k < WARM_UP and (k < 2 or 1e-3 * shortest * k < seconds):
+        last, _ = clocked(call, pool[(k - 1) % len(pool)], device)
+        shortest, k, recent = min(shortest, last), k + 1, [*recent[-8:], last]
+    if 1e-3 * shortest > 3 * seconds:
         begun = time.process_time()
         last, result = clocked(call, pool[0], device)
         return once(last, begun, device), result
-    count = int(max(LEAST, min(MOST, 1e3 * seconds / max(last, 1e-3))))
+    count = int(max(LEAST, min(MOST, 1e3 * seconds / max(statistics.median(recent), 1e-3))))
     count += -(count - 1) % len(pool)  # the last call gets pool[0], and the one before other data
     times: list[float] = []
     clocks: list[int] = []

@@ -205,6 +205,20 @@ def test_a_peer_that_takes_long_is_called_once(monkeypatch):
     assert next(times) == 1.0
 
 
+def test_compiling_for_one_data_set_or_another_does_not_end_the_warm_up(monkeypatch):
+    seen = []
+
+    def clocked(call, data, *more):
+        seen.append(data.x)
+        return (400.0 if seen.count(data.x) == 1 else 1.0), data.x
+
+    monkeypatch.setattr(timing, "clocked", clocked)
+    pool = [problems.Data(x, 0, 1.0) for x in range(3)]
+    found, _ = timing.measured(None, pool, "cpu", 0.5)
+    assert found["ms"] == found["ms_high"] == 1.0
+    assert len(seen) - found["calls"] == timing.WARM_UP
+
+
 # --- subjects -------------------------------------------------------------------------------------------------------
 
 
