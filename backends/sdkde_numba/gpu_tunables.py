@@ -36,7 +36,7 @@ class CudaSpace:
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
         try:
-            given = space.LaunchConfig.of(config)
+            given = _launched(config, problem)
         except ValueError as error:
             return str(error)
         if space.fits(given, problem.reduction.value, problem.d, arithmetic(problem)):

@@ -267,7 +267,8 @@ def form(problem: Problem, extent: float, step: float) -> int:
     sum by δ at most, and a shift by δ p (1 − p) D, p the weight of those columns and D their distance from the others:
     δ at most, as columns five bandwidths away would have to number 10⁵ to weigh as much.
 
-    PAIRED leaves out c₃, up to g² in an exponent, log2 units, and is taken up to g = 2⁻⁸, as measured.
+    PAIRED leaves out c₃, but for what of the columns' is a multiple of g²: up to g²/2 of each in an exponent, log2
+    units. It is taken up to g = 2⁻⁸, as measured.
 
     Two pieces leave 2⁻¹³ g of a coordinate out. On a lattice (counts, pixels) equal coordinates are off by the same
     amount, so vectors by up to 2⁻¹³ g √d, and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² for every

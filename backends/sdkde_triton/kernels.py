@@ -456,8 +456,9 @@ def exactly_weighted(p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMME
 
     φ is in three pieces, in units of the row's largest of the tile: φ of 2⁻²⁰ would use half of half precision's bits.
     The largest product is added to the first of a sum, and what that rounds off, with all else, to the second: beside
-    a heap of duplicates every tile rounds alike. Where registers do not hold that, programs take few tiles instead
-    (:func:`sdkde_triton.bounds.steps_at_most`). The largest products last: every step after them is truncated.
+    a heap of duplicates every tile rounds alike. Where registers do not hold all that, beyond COMPENSATED dimensions,
+    programs take few tiles instead (:func:`sdkde_triton.bounds.steps_at_most`), and φ has one unit. The largest
+    products last: every step after them is truncated.
     """
     held: tl.constexpr = mean.shape[1] <= COMPENSATED
     if held:
