@@ -7,8 +7,9 @@ A row belongs to ``group`` neighbouring threads, each with ``depth`` of its coor
     v = √(log2 e) u       e_ij = t_j + Σ_k v_ik v_jk             expanded squares, −½‖v_i‖² added at the end
 
 t_j is log2 w_j where weights vary, and for expanded squares −½‖v_j‖² with it. Summed are 2^(e_ij − top_i), top_i near
-the row's largest exponent; for MEAN also its products with v_j − v_i, for LAPLACE with e_ij, of direct differences
-without t_j. Sums in float32 are added to the results, which are float64, every 64 or 512 columns, by precision.
+the row's largest exponent; for MEAN also its products with v_j − v_i, for LAPLACE with e_ij without t_j of direct
+differences, and with e_ij − top_i of expanded squares, whose e_ij are far from zero: all of a heap of duplicates are
+rounded alike, and the sum of products with e_ij would be off by as many times more. Sums in float32 are added to the results, which are float64, every 64 or 512 columns, by precision.
 
 No module here may have a name that begins with ``cuda``: numba-cuda's import hook takes any module for its own whose
 full name contains ``numba.cuda``.
@@ -273,6 +274,8 @@ def reduction(shape: Shape) -> Any:
                                 if below[r, u] > real(LAZY):
                                     new = max(new, total_e[r, u])
                             decay = exp2(top[r] - new)
+                            if laplace and expanded:
+                                moment[r] -= (new - top[r]) * total[r]
                             top[r] = new
                             total[r] *= decay
                             moment[r] *= decay
@@ -286,7 +289,7 @@ def reduction(shape: Shape) -> Any:
                             p = exp2(below[r, u])
                             total[r] += p
                             if laplace:
-                                moment[r] += p * (total_e[r, u] if expanded else e[r, u])
+                                moment[r] += p * (below[r, u] if expanded else e[r, u])
                             if mean:
                                 for k in range(depth):
                                     means[r, k] += p * away[r, u, k]
@@ -299,9 +302,12 @@ def reduction(shape: Shape) -> Any:
                 if i < m:
                     if lane == 0:
                         results[index(at)] = top[r]
-                        results[index(at + m)] = results[index(at + m)] * share + total[r]
                         if laplace:
-                            results[index(at + 2 * m)] = results[index(at + 2 * m)] * share + moment[r]
+                            kept = results[index(at + 2 * m)]
+                            if expanded:
+                                kept -= (float64(top[r]) - float64(stored_top[r])) * results[index(at + m)]
+                            results[index(at + 2 * m)] = kept * share + moment[r]
+                        results[index(at + m)] = results[index(at + m)] * share + total[r]
                     if mean:
                         for k in range(depth):
                             to = index(at + (2 + lane * vector + (k >> shift) * gap + k) * m)

@@ -340,6 +340,8 @@ def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight:
     elif not shape.anchored:
         top = results[0, 0]
     sums = results[:, 1:]
+    if shape.expanded and problem.reduction is Reduction.LAPLACE:  # exponents below the parts' largest
+        sums = torch.stack([sums[:, 0], sums[:, 1] + results[:, 0] * sums[:, 0]], 1)
     added = _added(sums if share is None else sums * share)  # (results − 1, m)
     total = added[0]
     log_scale = top if base is None else top + base
