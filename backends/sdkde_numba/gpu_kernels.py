@@ -7,9 +7,10 @@ A row belongs to ``group`` neighbouring threads, each with ``depth`` of its coor
     v = √(log2 e) u       e_ij = t_j + Σ_k v_ik v_jk             expanded squares, −½‖v_i‖² added at the end
 
 t_j is log2 w_j where weights vary, and for expanded squares −½‖v_j‖² with it. Summed are 2^(e_ij − top_i), top_i near
-the row's largest exponent; for MEAN also its products with v_j − v_i, for LAPLACE with e_ij without t_j of direct
-differences, and with e_ij − top_i of expanded squares, whose e_ij are far from zero: all of a heap of duplicates are
-rounded alike, and the sum of products with e_ij would be off by as many times more. Sums in float32 are added to the results, which are float64, every 64 or 512 columns, by precision.
+the row's largest exponent; for MEAN also its products with v_j − v_i; for LAPLACE its products with e_ij without t_j,
+of direct differences, and with e_ij − top_i, of expanded squares: those exponents are far from zero, and all columns of
+a heap of duplicates are rounded alike, so that products with e_ij would add up what rounding leaves as many times.
+Sums in float32 are added to the results, which are float64, every 64 or 512 columns, by precision.
 
 No module here may have a name that begins with ``cuda``: numba-cuda's import hook takes any module for its own whose
 full name contains ``numba.cuda``.

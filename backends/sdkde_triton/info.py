@@ -36,6 +36,17 @@ MOST_DIMENSIONS = 4096
 #: The host's time around a pass's kernels, in launches: 0.32 ms on the host of an H200.
 LAUNCHES = 80
 
+#: Time of kernels on Tensor Cores over that of their products at the peak rate, and over that of their exponentials, by
+#: precision and whether they sum shifts: units wait for each other. STORED: where φ goes through memory. Measured on an
+#: H100 and an H200 with 32,768 points in 3 to 384 dimensions (docs/what-was-tried.md).
+WAITS = {
+    ("fast", True): (1.5, 2.1),
+    ("fast", False): (1.8, 2.2),
+    ("high", True): (1.8, 4.9),
+    ("high", False): (2.0, 3.0),
+}
+STORED = 2.6
+
 #: Seconds that a core takes to compile a kernel with matrix products, and another one. Of the first, 152 configurations
 #: took two cores 46 s (docs/what-was-tried.md); the others took about half as long beside them.
 PRODUCTS_SECONDS, OTHERS_SECONDS = 0.6, 0.3
@@ -98,12 +109,11 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             exponent //= 2
         products = 6 if problem.precision == "high" else 5 if corrections == FULL and not stored else 3
         second = products * width * mean
-        # Pieces of φ are split off by the units that the exponentials wait for: measured twice the roof at "high".
-        waits = 2.0 if problem.precision == "high" else 1.0
+        slower, waits = WAITS[problem.precision, mean]
         scalar = 6.0 if mean else 4.0
         read = (problem.m + problem.n) * (8 * d + 4 * (2 + full) * width + 128)
         work = Work(
-            matrix_flops={"float16": waits * 2.0 * (first + exponent + second) * pairs},
+            matrix_flops={"float16": (STORED if stored else slower) * 2.0 * (first + exponent + second) * pairs},
             scalar_flops=waits * 2.0 * (scalar + (4.0 if two_passes else 0.0)) * pairs,  # an instruction is an FMA
             exps=waits * (2.0 if two_passes else 1.0) * pairs,
             bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
@@ -125,14 +135,14 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         operations = (distance * (1 + (mean and many)) + (d if mean else 1.0)) * 2.0
         # Times for one instruction; more of them where many coordinates are read for every row of a tile. Measured on
         # an H200 in 1 to 256 dimensions, within a fifth; in float64 those of LAPLACE.
-        times = {"float32": 6.0 if many else 1.0, "float64": 3.6 * d**0.15}.get(kind, 3.0 * d**0.15)
+        times = {"float32": 6.0 if many else 2.0, "float64": 3.6 * d**0.15}.get(kind, 3.0 * d**0.15)
         if kind == "doubled" and mean:
             times = 1.8 * d**0.15 if many else 1.5
         operations = (times * operations + (140.0 if kind == "float64" else 0.0)) * pairs  # and its exponential
         work = Work(
             matrix_flops={"float64": operations} if kind == "float64" else {},
             scalar_flops=operations,
-            exps=float(pairs),
+            exps=1.5 * pairs if kind == "float32" else float(pairs),
             bytes=32.0 * (problem.m + problem.n) * d + 8.0 * problem.m * (d + 1),
             launches=LAUNCHES,
         )
