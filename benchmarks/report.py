@@ -60,14 +60,16 @@ class Plot:
 
 
 def number(value: Any) -> str:
-    """Three digits; small and large ones with an exponent."""
+    """Three digits; small and very large ones with an exponent."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, dict):
         return ", ".join(f"{name} {each}" for name, each in value.items())
     if isinstance(value, int):
         return str(value)
-    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"
+    if 1e3 <= abs(value) < 1e5:
+        return f"{float(f'{value:.3g}'):.0f}"
+    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.1e}"
 
 
 def percent(name: str) -> Callable[[Row], str]:
@@ -166,9 +168,24 @@ def value_of(row: Row, value: Value) -> Any:
     return value(row) if callable(value) else row.get(value)
 
 
+def ordered(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """Rows by fields: numbers by size, words in the order in which they come; nothing else changes their order."""
+
+    def rank(name: str) -> Callable[[Any], float]:
+        come = list(dict.fromkeys(row.get(name) for row in rows if isinstance(row.get(name), str)))
+        known = dict(zip(come, range(len(come))))
+        return lambda value: known.get(value, 0) if isinstance(value, str) else value if type(value) is int else 0
+
+    ranks = [(name, rank(name)) for name in names]
+    return sorted(rows, key=lambda row: [of(row.get(name)) for name, of in ranks])
+
+
 def table(view: Table, rows: Sequence[Row]) -> str:
     """The table in Markdown; columns without any figure are left out."""
-    columns = list(dict.fromkeys(str(row[view.columns]) for row in rows)) if view.columns else [""]
+    columns = [""]
+    if view.columns:
+        columns = list(dict.fromkeys(str(row[view.columns]) for row in ordered(rows, [view.columns])))
+    rows = ordered(rows, view.rows)
     heads = [(c, name) for c in columns for name in view.cells]
     lines: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
     for row in rows:
@@ -220,6 +237,7 @@ def error_against_time(ax: Any, rows: list[Row]) -> None:
 
 def _lines(view: Plot, ax: Any, rows: list[Row]) -> None:
     from matplotlib import colormaps
+    from matplotlib.ticker import NullLocator
 
     def label(row: Row) -> str:
         return str(value_of(row, view.lines))
@@ -238,4 +256,11 @@ def _lines(view: Plot, ax: Any, rows: list[Row]) -> None:
     for name, level in view.levels.items():
         ax.axhline(level, color="#555555", ls="--", lw=1, label=name)
     ax.set(xscale="log", yscale="log", xlabel=view.labels[0], ylabel=view.labels[1])
-    ax.legend(frameon=False, fontsize=7)
+    at: list[float] = []  # the values that were measured, less those whose numbers would touch
+    for value in sorted({row[view.x] for row in rows}):
+        if not at or value >= 1.4 * at[-1]:
+            at.append(value)
+    ax.set_xticks(at, [f"{value:,}" for value in at], fontsize=8, rotation=30 if max(at) >= 1000 else 0)
+    ax.xaxis.set_minor_locator(NullLocator())
+    many = len(ax.get_legend_handles_labels()[0]) > 6
+    ax.legend(frameon=False, fontsize=7, **({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if many else {}))
