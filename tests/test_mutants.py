@@ -89,6 +89,20 @@ class AbsoluteMean(NumpyBackend):
         return replace(got, shift=got.shift + (state.formula.points if queries is None else queries))
 
 
+class AddedOneByOne(NumpyBackend):
+    """Terms added one after another, in float32."""
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        got = super().reduce(problem, queries, state, own_offset)
+        if problem.scales or problem.requires or problem.same or got.log_magnitude is not None:
+            return got
+        away = state.formula.points - queries[:, None, :]
+        exponents = -0.5 * np.vecdot(away, away)
+        terms = np.exp(exponents - exponents.max(axis=1, keepdims=True, initial=-1e300))
+        added = terms.astype(np.float32).cumsum(axis=1)[:, -1]
+        return replace(got, log_sum=got.log_sum + np.log(added / terms.sum(axis=1)))
+
+
 class FarRowsLost(NumpyBackend):
     """Rows have no sum where a unit in the last place of their exponents exceeds the span of exp."""
 
@@ -382,6 +396,7 @@ MUTANTS = {
     "accumulates into a reused output": (Accumulates, INFO, {"state_reuse"}),
     "float32 log sums at d = 784": (SingleLogSums, INFO, {"tolerance"}),
     "absolute mean for the shift": (AbsoluteMean, INFO, {"tolerance"}),
+    "added one by one in float32": (AddedOneByOne, replace(INFO, precisions=("fast", "high")), {"heap"}),
     "far rows without a sum": (FarRowsLost, INFO, {"far_below"}),
     "far rows with a shift of 0": (FarRowsUnmoved, INFO, {"far_below"}),
     "a NaN that spreads": (NanSpreads, INFO, {"not_a_number"}),
@@ -441,6 +456,14 @@ def test_named_checks_catch_it(name, monkeypatch):
     caught = {check for check in sorted(expected) if failures(target, _profile(name), [check], most=1)}
     print(f"| {name} | {', '.join(sorted(caught))} |")
     assert caught == expected
+
+
+def test_only_a_heap_shows_sums_that_are_added_one_by_one():
+    target = Target(replace(INFO, precisions=("fast",)), AddedOneByOne(), "cpu")
+    assert failures(target, SMALL, only=["tolerance", "sizes", "drawn"]) == {}
+    assert set(failures(target, SMALL, only=["heap"])) == {
+        f"heap[fast-{name}-d{d}-n33333]" for name in ("log_sum", "mean") for d in SMALL.dimensions
+    }
 
 
 def test_float32_log_sums_are_caught_in_784_dimensions_where_they_would_pass_in_few():
@@ -510,6 +533,7 @@ def test_names_are_stable():
         "tolerance[fast-log_sum-clusters-d1-e100000]",
         "sizes[float64-laplace-n129-m1]",
         "far_below[high-mean-d3-e1e+12-n1100]",
+        "heap[high-laplace-d17-n33333]",
         "exclude_self[high-mean]",
         "multi_scale[float64-laplace]",
         "grad[high-mean]",
@@ -524,7 +548,7 @@ def test_names_are_stable():
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched", "results_are_the_callers"),
         *("expected_rows", "threads", "far_below", "not_a_number", "exclude_self", "multi_scale", "grad", "drawn"),
-        *("interrupts", "forked_child", "kernel", "row_range", "range_bits", "pairs", "planned"),
+        *("interrupts", "forked_child", "kernel", "row_range", "range_bits", "pairs", "planned", "heap"),
     }
 
 

@@ -1,4 +1,4 @@
-"""Checks of the tolerances: kinds of data, dimensions and extents, sizes about tiles, rows far off, NaN."""
+"""Checks of the tolerances: kinds of data, dimensions and extents, sizes about tiles, rows far off, heaps, NaN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,19 @@ from . import problems, reference
 from .problems import Array, Case, Truth
 from .target import MIXED, NotDeclared, Target, make, take, weighted, within, within_each
 
-__all__ = ["DISTANCES", "SIZES", "about_tiles", "boundaries", "far_below", "not_a_number", "sizes", "some", "tolerance"]
+__all__ = [
+    "DISTANCES",
+    "HEAP_ROWS",
+    "SIZES",
+    "about_tiles",
+    "boundaries",
+    "far_below",
+    "heap",
+    "not_a_number",
+    "sizes",
+    "some",
+    "tolerance",
+]
 
 DTYPES = ("float64", "float32")
 
@@ -165,6 +177,42 @@ def _within(problem: Problem, got: Partial, want: Truth, about: str) -> None:
         f"{about} within {problem.extent:.0e}: shift {got.shift[worst]}, should be {want.shift[worst]}: "
         f"off by more than {FAR_SHIFT} of itself"
     )
+
+
+#: Rows of the check ``heap``, and how far its duplicates are from the origin.
+HEAP_ROWS, HEAP_AWAY = 12, 7.0
+
+
+@functools.lru_cache(maxsize=16)
+def _heap(n: int, d: int) -> tuple[Case, Truth]:
+    """The first rows of n points, about each of which all others, on one spot, weigh as much as itself; the truth."""
+    rng = np.random.default_rng([n, d])
+    spot, away = rng.normal(size=d), rng.normal(size=(HEAP_ROWS, d))
+    spot *= HEAP_AWAY / np.linalg.norm(spot)
+    count = n - HEAP_ROWS
+    distances = math.sqrt(2.0 * math.log(count)) + 0.3 * rng.normal(size=HEAP_ROWS)
+    rows = spot + away * (distances / np.linalg.norm(away, axis=1))[:, None]
+    case = Case("a heap of duplicates", np.vstack([rows, np.tile(spot, (count, 1))]), rows, np.full(n, -math.log(n)))
+    log_weights = np.append(case.log_weights[:HEAP_ROWS], math.log(count / n))  # the heap as one point
+    return case, problems.truth(Case("", np.vstack([rows, spot[None]]), rows, log_weights))
+
+
+def heap(target: Target, parameter: str) -> None:
+    """Rows beside tens of thousands of duplicates, each of whose terms is rounded alike, as is every sum so far.
+
+    Rounding of ordinary data cancels, and a sum of 10⁵ numbers in float32 is right to six digits. Of equal numbers it
+    is right to three.
+    """
+    precision, name, *numbers = parameter.split("-")
+    d, n = (int(p[1:]) for p in numbers)
+    case, truth = _heap(n, d)
+    problem = target.problem(case, Reduction(name), precision)
+    within(problem, target.answer(problem, case), truth, case.name)
+    if "range" in target.info.features:
+        whole = target.whole_problem(case, Reduction(name), precision, same=True)
+        part = replace(whole, m=HEAP_ROWS)
+        got = target.reduce(part, None, target.prepare(whole, case))
+        within(part, got, truth, f"{case.name}, rows that are points")
 
 
 def not_a_number(target: Target, parameter: str) -> None:

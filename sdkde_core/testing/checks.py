@@ -98,6 +98,13 @@ def _far(info: BackendInfo, profile: Profile) -> Iterator[str]:
             yield f"{precision}-{reduction}-d{d}-e{distance:g}-n{n}"
 
 
+def _heap(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """As many duplicates as the profile's pairs allow, in three dimensions at most of those that it has."""
+    n = min(120_000, profile.pairs // accuracy.HEAP_ROWS)
+    for precision, reduction, d in itertools.product(info.precisions, Reduction, profile.dimensions[:3]):
+        yield f"{precision}-{reduction}-d{d}-n{n}"
+
+
 def _deterministic(info: BackendInfo, profile: Profile) -> Iterator[str]:
     if info.deterministic:
         yield from _each(info, profile)
@@ -126,6 +133,7 @@ CHECKS: Mapping[str, Check] = {
         Check(formalities.repeat, _deterministic),
         Check(accuracy.sizes, _sizes),
         Check(accuracy.far_below, _far),
+        Check(accuracy.heap, _heap),
         Check(accuracy.not_a_number, _each),
         Check(accuracy.tolerance, _tolerance),
         Check(calls.no_rows, _each),
