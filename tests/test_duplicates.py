@@ -59,8 +59,8 @@ def _exact(points, rows):
 
 @pytest.mark.parametrize("away", [5.0, 12.0])
 @pytest.mark.parametrize("d", [1, 3, 8, 12, 16, 24, 64, 128, 200])
-@pytest.mark.parametrize("precision", ["fast", "high"])
-@pytest.mark.parametrize("name", ["triton", "hopper", "numba-cuda"])
+@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
+@pytest.mark.parametrize("name", ["triton", "hopper", "numba-cuda", "torch"])
 def test_tolerances_hold_beside_a_heap(name, precision, d, away):
     n, record = 131072, registry.find(name)
     if not record or not record.ok:

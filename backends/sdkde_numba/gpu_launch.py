@@ -21,7 +21,7 @@ from sdkde_core.tuning import Query, Tuned, tuned
 
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, FAR, FLOOR, SIMULATED, Shape, reduction, signature
-from .gpu_space import CHUNK, CONFIG_VERSION, LaunchConfig, default, depth_of, fits, fitted, listed
+from .gpu_space import CHUNK, CHUNK64, CONFIG_VERSION, LaunchConfig, default, depth_of, fits, fitted, listed
 from .kept import reload_damaged
 
 __all__ = [
@@ -282,7 +282,7 @@ def reduce(
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
     if over is not None and not shape.anchored:
         results[:, 0] = FLOOR[shape.double]  # of parts that are empty
-    chunk = part if shape.double else CHUNK[problem.precision]
+    chunk = CHUNK64 if shape.double else CHUNK[problem.precision]
     terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
     arguments = (rows.numbers, columns.numbers, terms, results.view(-1), *lists)
     counts = (m, columns.padded, NO_COLUMN if own is None else own, part, chunk)

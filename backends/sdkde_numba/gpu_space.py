@@ -9,6 +9,7 @@ from .gpu_bounds import DEPTH, MANY, MOST_DEPTH
 
 __all__ = [
     "CHUNK",
+    "CHUNK64",
     "CONFIG_VERSION",
     "SPACE",
     "LaunchConfig",
@@ -35,9 +36,9 @@ SPACE: Mapping[str, tuple[int, ...]] = {
 #: Shared memory that a block can have without asking, on every card.
 SHARED = 48 << 10
 
-#: Columns that are added up in float32 at a time, by precision. Beside a heap of duplicates every addition rounds
-#: alike, by 2⁻²⁵ of the sum at most: that is 1e-5 of it after 512.
-CHUNK = {"fast": 512, "high": 64}
+#: Columns that are added up at a time, in float32 by precision, and in float64. Beside a heap of duplicates every
+#: addition rounds alike, by 2⁻²⁵ of the sum at most: that is 1e-5 of it after 512.
+CHUNK, CHUNK64 = {"fast": 512, "high": 64}, 4096
 
 
 class LaunchConfig(NamedTuple):

@@ -33,6 +33,9 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 #: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
 BUDGET = 0.5
 
+#: Terms that a product adds up one after another, most such parts of a tile, and columns of the narrowest tile.
+PART, PARTS, TILE = 80, 256, 960
+
 #: Rows up to which direct differences are done before split squares have packed the columns.
 FEW_ROWS = 4
 
@@ -77,15 +80,17 @@ def double_limit(problem: Problem) -> float:
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
-    return _smallest_scale(problem) * _double_limit(problem.reduction is Reduction.MEAN, problem.precision, problem.d)
+    limit = _double_limit(problem.reduction is Reduction.MEAN, problem.precision, problem.d)
+    if problem.reduction is Reduction.MEAN:
+        limit = min(limit, _product_shift_limit(problem))
+    return _smallest_scale(problem) * limit
 
 
 @functools.cache  # asked for ten times in every call
 def _double_limit(mean: bool, precision: str, d: int) -> float:
-    """:func:`double_limit` at scale 1."""
+    """What exponents allow, at scale 1."""
     ratio = BUDGET * _strictest(mean, precision) / exponent_error("float64", d, 1.0)
-    # δ R ≤ budget
-    return min(math.sqrt(ratio), ratio ** (1 / 3), _product_shift_limit(precision)) if mean else math.sqrt(ratio)
+    return min(math.sqrt(ratio), ratio ** (1 / 3)) if mean else math.sqrt(ratio)  # δ R ≤ budget
 
 
 def split_limit(problem: Problem) -> float:
@@ -105,12 +110,18 @@ def takes_split(problem: Problem) -> bool:
 
 
 def product_shift_limit(problem: Problem) -> float:
-    """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift: it rounds numbers of size R, 8 ε R at most."""
-    return _smallest_scale(problem) * _product_shift_limit(problem.precision)
+    """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift, though it rounds numbers of size R.
+
+    Beside a heap of duplicates all additions round alike, each by up to ε of the sum so far: 0.35 ε of the whole sum on
+    average, and sums of φ and of φu in opposite directions. There are those of a part, of parts, and of tiles.
+    """
+    return _smallest_scale(problem) * _product_shift_limit(problem)
 
 
-def _product_shift_limit(precision: str) -> float:
-    return 0.1 * TOLERANCES[precision][Reduction.MEAN].absolute / (8.0 * UNIT_ROUNDOFF["float64"])
+def _product_shift_limit(problem: Problem) -> float:
+    additions = PART + min(PARTS, problem.n / PART) + problem.n / TILE
+    error = 0.7 * additions * UNIT_ROUNDOFF["float64"]
+    return (1.0 - BUDGET) * TOLERANCES[problem.precision][Reduction.MEAN].absolute / error
 
 
 def _strictest(mean: bool, precision: str) -> float:

@@ -185,7 +185,7 @@ def squares(queries: Array, points: Array, out: Array) -> None:
 
 
 def _product_displacement(queries: Array, points: Array, phi: Array, total: Array) -> Array:
-    return product(phi, points) - total[:, None] * queries
+    return product(phi, points, in_parts=True) - total[:, None] * queries
 
 
 def _direct_displacement(queries: Array, points: Array, phi: Array) -> Array:

@@ -25,6 +25,7 @@ __all__ = [
     "has_double",
     "refines",
     "split_limit",
+    "terms_at_once",
 ]
 
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
@@ -38,6 +39,9 @@ SPAN = 1000.0
 
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
+
+#: Terms of a shift that a product adds up, one after another, where a tile's are too many; then its parts are added.
+PART = 32
 
 #: Extent up to which direct differences of float32 pairs are taken. For LOG_SUM, what these leave of a coordinate,
 #: 2⁻⁴⁹ R, must be small beside a point that far out. For LAPLACE, the error of an exponent, some 3e-7 of itself, must
@@ -94,17 +98,26 @@ def split_limit(problem: Problem, dtype: str) -> float:
     return limit
 
 
-def _shift_limit(problem: Problem, dtype: str) -> float:
+def _shift_limit(problem: Problem, dtype: str, part: int = PART) -> float:
     """Return the extent R up to which Σφx / Σφ − u keeps the shift, though it rounds numbers of size R.
 
-    Sums of K same-signed terms are off by some 0.4 ε √(K/3) of themselves, four times that is taken; float32 rounds the
-    coordinates besides, by half a unit each.
+    Beside a heap of duplicates all additions round alike, each by up to ε of the sum so far: 0.35 ε of the whole sum on
+    average, and sums of φ and of φx in opposite directions. There are those of ``part`` terms one after another, of the
+    parts of a tile, and in float64 of tiles. float32 rounds the coordinates besides, by half a unit each.
     """
     tolerance = TOLERANCES[problem.precision][Reduction.MEAN].absolute
+    additions = part + CHUNK / part
     if dtype == "float64":
-        return 0.1 * tolerance / (8.0 * UNIT[dtype])
-    per_radius = UNIT[dtype] * (1.6 * math.sqrt(2.0 * CHUNK / 3.0) + 0.6 * math.sqrt(problem.d))
-    return 0.7 * tolerance / per_radius
+        return BUDGET * tolerance / (0.7 * (additions + problem.n / CHUNK) * UNIT[dtype])
+    return 0.7 * tolerance / (UNIT[dtype] * (0.7 * additions + 0.6 * math.sqrt(problem.d)))
+
+
+def terms_at_once(problem: Problem, dtype: str) -> int:
+    """Return how many terms of a shift are added one after another: a whole tile's in float64, where that suffices.
+
+    On a CPU, products in parts make a first pass slower by half.
+    """
+    return CHUNK if dtype == "float64" and problem.extent <= _shift_limit(problem, dtype, CHUNK) else PART
 
 
 def refines(problem: Problem, extent: float) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import CHUNK, extent_limit, formula, has_double
+from .bounds import CHUNK, PART, extent_limit, formula, has_double
 
 __all__ = ["INFO"]
 
@@ -71,6 +71,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     width = 1.0 if dtype == "float32" else 2.0
     tiles = -(-problem.n // CHUNK) * max(1.0, problem.m / 256.0 if problem.device == "cpu" else problem.m / 16384.0)
     operations = 6.0 + (2.75 if problem.device == "cpu" else 6.5) * d * (kind == "direct")  # of a tile
+    if mean and kind == "split" and dtype == "float32":  # its product is in parts
+        operations += 3.0 if d < PART else CHUNK / PART
     read = 16.0 * (problem.m + problem.n) * (d + 2)
     on_cpu = problem.device == "cpu"
     # Where even the nearest points' exponents leave the dtype's range, rows are summed again, relative to the largest.

@@ -18,7 +18,7 @@ from torch import Tensor
 from sdkde_core.plugin import checkpoint, cpu_threads
 from sdkde_core.protocol import Problem, Reduction
 
-from .bounds import CHUNK
+from .bounds import CHUNK, terms_at_once
 from .formulas import CLAMP, NOTHING, Direct, Formula, Packed, Pairs, Split, difference, exponential, high_low
 
 __all__ = ["Prepared", "Summed", "tile_sums"]
@@ -83,6 +83,7 @@ class Prepared:
         laplace = self.problem.reduction is Reduction.LAPLACE
         buffers = 1 + laplace * (1 + (self.log_weights is not None)) + 2 * isinstance(self.formula, Direct)
         buffers += "exclude_self" in self.problem.requires
+        buffers += self.right is not None and self.part < CHUNK  # what parts add up to
         elements = self.memory // (buffers * torch.finfo(self.formula.dtype).bits // 8)
         if self.formula.device.type == "cpu":
             elements //= cpu_threads()
@@ -90,6 +91,11 @@ class Prepared:
         if self.formula.device.type != "cpu":
             return most
         return min(most, max(1, CPU_TILE // CHUNK), max(CPU_ROWS, -(-m // CPU_BLOCKS)))
+
+    @property
+    def part(self) -> int:
+        """Terms of a shift that are added one after another, see :func:`bounds.terms_at_once`."""
+        return terms_at_once(self.problem, str(self.formula.dtype).removeprefix("torch."))
 
     @property
     def count(self) -> int:
@@ -170,7 +176,7 @@ class Prepared:
 
     def _add_up(self, rows: Packed, own: Tensor | None, base: Any = None, top: Any = None) -> Tensor:
         """Return the sums over all columns, (m, k), as :meth:`_to_result` has them."""
-        total = _Total(self.double)
+        total, part = _Total(self.double), self.part
         laplace, mean = (self.problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         # The base was found by what is not compiled. Compiled code rounds in another way: far from every column that
         # moves direct differences by thousands.
@@ -191,6 +197,7 @@ class Prepared:
                     mask,
                     laplace=laplace,
                     by_differences=mean and isinstance(self.formula, Direct),
+                    part=part,
                     out=None if how is not tile_sums else out,
                 )
             )
@@ -266,6 +273,7 @@ def tile_sums(
     *,
     laplace: bool,
     by_differences: bool,
+    part: int,
     out: Tensor | None,
 ) -> Tensor:
     """Return the sums of a tile, (rows, k): Σφ times the columns of ``right``; LAPLACE: Σφ and Σφ (−½ r² − base).
@@ -278,6 +286,8 @@ def tile_sums(
         Entries left out.
     by_differences : bool
         Σφ (x − u) dimension by dimension, before the columns of ``right``.
+    part : int
+        Terms of a product with ``right`` that are added one after another.
     out : (rows, columns) tensor, optional
         A buffer.
     """
@@ -295,11 +305,28 @@ def tile_sums(
             phi = torch.nn.functional.threshold(phi, 1.001 * math.exp(CLAMP[tile.dtype]), 0.0)
         total = phi.sum(1)
         return torch.stack([total, (phi * tile if out is None else phi.mul_(tile)).sum(1)], 1)
-    sums = phi.sum(1, keepdim=True) if right is None else phi @ right
+    sums = phi.sum(1, keepdim=True) if right is None else _in_parts(phi, right, part)
     if by_differences:
         low = rows.left.shape[1] // 2 if isinstance(formula, Pairs) else 0
         sums = torch.cat([_displacement(phi, rows, columns, low), sums], 1)
     return sums
+
+
+def _in_parts(phi: Tensor, right: Tensor, part: int) -> Tensor:
+    """Return φ times ``right``, of which no more than ``part`` terms are added one after another."""
+    count = len(right) // part
+    if len(right) <= part:
+        return phi @ right
+    if right.shape[1] > part:  # parts side by side would take more memory than φ
+        total = phi[:, :part] @ right[:part]
+        for start in range(part, len(right), part):
+            total = torch.addmm(total, phi[:, start : start + part], right[start : start + part])
+        return total
+    whole = count * part
+    total = (
+        phi[:, :whole].unflatten(1, (count, part)).transpose(0, 1) @ right[:whole].unflatten(0, (count, part))
+    ).sum(0)
+    return total if whole == len(right) else total + phi[:, whole:] @ right[whole:]
 
 
 def _displacement(phi: Tensor, rows: Packed, columns: Packed, low: int) -> Tensor:

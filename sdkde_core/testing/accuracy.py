@@ -18,6 +18,7 @@ from .target import MIXED, NotDeclared, Target, make, take, weighted, within, wi
 
 __all__ = [
     "DISTANCES",
+    "HEAPS_AWAY",
     "HEAP_ROWS",
     "SIZES",
     "about_tiles",
@@ -179,16 +180,16 @@ def _within(problem: Problem, got: Partial, want: Truth, about: str) -> None:
     )
 
 
-#: Rows of the check ``heap``, and how far its duplicates are from the origin.
-HEAP_ROWS, HEAP_AWAY = 12, 7.0
+#: Rows of the check ``heap``, and bandwidths from the origin to its duplicates: sums of coordinates round more there.
+HEAP_ROWS, HEAPS_AWAY = 12, (7.0, 350.0)
 
 
 @functools.lru_cache(maxsize=16)
-def _heap(n: int, d: int) -> tuple[Case, Truth]:
+def _heap(n: int, d: int, out: float) -> tuple[Case, Truth]:
     """The first rows of n points, about each of which all others, on one spot, weigh as much as itself; the truth."""
     rng = np.random.default_rng([n, d])
     spot, away = rng.normal(size=d), rng.normal(size=(HEAP_ROWS, d))
-    spot *= HEAP_AWAY / np.linalg.norm(spot)
+    spot *= out / np.linalg.norm(spot)
     count = n - HEAP_ROWS
     distances = math.sqrt(2.0 * math.log(count)) + 0.3 * rng.normal(size=HEAP_ROWS)
     rows = spot + away * (distances / np.linalg.norm(away, axis=1))[:, None]
@@ -204,8 +205,8 @@ def heap(target: Target, parameter: str) -> None:
     is right to three.
     """
     precision, name, *numbers = parameter.split("-")
-    d, n = (int(p[1:]) for p in numbers)
-    case, truth = _heap(n, d)
+    d, out, n = (int(p[1:]) for p in numbers)
+    case, truth = _heap(n, d, float(out))
     problem = target.problem(case, Reduction(name), precision)
     within(problem, target.answer(problem, case), truth, case.name)
     if "range" in target.info.features:

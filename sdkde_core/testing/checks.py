@@ -101,8 +101,9 @@ def _far(info: BackendInfo, profile: Profile) -> Iterator[str]:
 def _heap(info: BackendInfo, profile: Profile) -> Iterator[str]:
     """As many duplicates as the profile's pairs allow, in three dimensions at most of those that it has."""
     n = min(120_000, profile.pairs // accuracy.HEAP_ROWS)
-    for precision, reduction, d in itertools.product(info.precisions, Reduction, profile.dimensions[:3]):
-        yield f"{precision}-{reduction}-d{d}-n{n}"
+    dimensions = profile.dimensions[:3]
+    for precision, reduction, d, out in itertools.product(info.precisions, Reduction, dimensions, accuracy.HEAPS_AWAY):
+        yield f"{precision}-{reduction}-d{d}-e{out:g}-n{n}"
 
 
 def _deterministic(info: BackendInfo, profile: Profile) -> Iterator[str]:
