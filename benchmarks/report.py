@@ -67,9 +67,7 @@ def number(value: Any) -> str:
         return ", ".join(f"{name} {each}" for name, each in value.items())
     if isinstance(value, int):
         return str(value)
-    if 1e3 <= abs(value) < 1e5:
-        return f"{float(f'{value:.3g}'):.0f}"
-    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.1e}"
+    return f"{float(f'{value:.3g}'):g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"
 
 
 def percent(name: str) -> Callable[[Row], str]:
@@ -172,9 +170,9 @@ def ordered(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     """Rows by fields: numbers by size, words in the order in which they come; nothing else changes their order."""
 
     def rank(name: str) -> Callable[[Any], float]:
-        come = list(dict.fromkeys(row.get(name) for row in rows if isinstance(row.get(name), str)))
-        known = dict(zip(come, range(len(come))))
-        return lambda value: known.get(value, 0) if isinstance(value, str) else value if type(value) is int else 0
+        words = dict.fromkeys(row.get(name) for row in rows if isinstance(row.get(name), str))
+        known = {word: place for place, word in enumerate(words)}
+        return lambda value: value if type(value) is int else known[value] if isinstance(value, str) else 0
 
     ranks = [(name, rank(name)) for name in names]
     return sorted(rows, key=lambda row: [of(row.get(name)) for name, of in ranks])

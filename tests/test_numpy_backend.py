@@ -12,6 +12,7 @@ from sdkde_numpy import backend as implementation
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.bounds import (
     FEW_ROWS,
+    PART,
     double_limit,
     exponent_error,
     extent_limit,
@@ -381,6 +382,17 @@ def test_a_task_has_one_thread_however_many_there_are(monkeypatch):
             tasks = max(1.0, m / ROWS) * max(1.0, n / CHUNK)
             assert seconds(8, m, n) > 0.8 * seconds(1, m, n) / tasks
     assert seconds(8, 8 * ROWS) < 0.25 * seconds(1, 8 * ROWS)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(12, 16384, 1), (256, 960, 1), (256, 960, 3), (70, 1000, 17), (3, 80, 5)])
+def test_no_product_is_of_more_terms_than_asked_for(m, k, n, monkeypatch):
+    """Whatever its size: of one column of points a piece has thousands otherwise."""
+    seen, matmul = [], np.matmul
+    monkeypatch.setattr(np, "matmul", lambda a, b, **out: seen.append(a.shape[-1]) or matmul(a, b, **out))
+    rng = np.random.default_rng(k)
+    a, b = rng.normal(size=(m, k)), rng.normal(size=(k, n))
+    np.testing.assert_allclose(products.product(a, b, terms=PART), a @ b, rtol=1e-11, atol=1e-11)
+    assert seen and max(seen) <= PART
 
 
 def test_a_shift_by_differences_is_priced():

@@ -10,7 +10,7 @@ t_j is log2 w_j where weights vary, and for expanded squares −½‖v_j‖² wi
 the row's largest exponent; for MEAN also its products with v_j − v_i; for LAPLACE its products with e_ij without t_j,
 of direct differences, and with e_ij − top_i, of expanded squares: those exponents are far from zero, and all columns of
 a heap of duplicates are rounded alike, so that products with e_ij would add up what rounding leaves as many times.
-Sums in float32 are added to the results, which are float64, every 64 or 512 columns, by precision.
+Sums are added to the results, which are float64, every 64 or 512 columns by precision, and every 4096 in float64.
 
 No module here may have a name that begins with ``cuda``: numba-cuda's import hook takes any module for its own whose
 full name contains ``numba.cuda``.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, on_this_thread, stack
 from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Support
 
+from .bounds import COLUMNS
 from .compact import Compact, reduce_compact
 from .formulas import Formula, choose
 from .info import ROWS, columns_of_a_task, default_threads
@@ -20,7 +21,7 @@ Array = NDArray[Any]
 
 #: Elements of a tile (2 MiB of float64). The rows of a full one are no power of two apart: then they would share their
 #: places in the cache, at twice the time a product.
-TILE = ROWS * 960
+TILE = ROWS * COLUMNS
 
 
 @dataclass(frozen=True)

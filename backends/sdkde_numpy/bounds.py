@@ -26,6 +26,7 @@ __all__ = [
     "single_limit",
     "split_limit",
     "takes_split",
+    "terms_at_once",
 ]
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
@@ -33,8 +34,12 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 #: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
 BUDGET = 0.5
 
-#: Terms that a product adds up one after another, most such parts of a tile, and columns of the narrowest tile.
-PART, PARTS, TILE = 80, 256, 960
+#: Columns of a tile of as many rows as there are at most. Where so many terms of a shift are too many to be added one
+#: after another, so many are.
+COLUMNS, PART = 960, 80
+
+#: The fewest columns of a task, and how many tasks to aim for.
+CHUNK, TASKS = 1 << 14, 64
 
 #: Rows up to which direct differences are done before split squares have packed the columns.
 FEW_ROWS = 4
@@ -113,13 +118,20 @@ def product_shift_limit(problem: Problem) -> float:
     """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift, though it rounds numbers of size R.
 
     Beside a heap of duplicates all additions round alike, each by up to ε of the sum so far: 0.35 ε of the whole sum on
-    average, and sums of φ and of φu in opposite directions. There are those of a part, of parts, and of tiles.
+    average, and sums of φ and of φu in opposite directions. There are those of a part, of a tile's parts, and of tiles.
     """
     return _smallest_scale(problem) * _product_shift_limit(problem)
 
 
-def _product_shift_limit(problem: Problem) -> float:
-    additions = PART + min(PARTS, problem.n / PART) + problem.n / TILE
+def terms_at_once(problem: Problem) -> int:
+    """Return how many terms of a shift are added one after another: a tile's, where that suffices; parts cost time."""
+    enough = problem.extent <= _smallest_scale(problem) * _product_shift_limit(problem, COLUMNS)
+    return COLUMNS if enough else PART
+
+
+def _product_shift_limit(problem: Problem, terms: int = PART) -> float:
+    widest = min(problem.n, max(CHUNK, problem.n / TASKS))  # a tile of few rows
+    additions = terms + widest / terms + problem.n / COLUMNS
     error = 0.7 * additions * UNIT_ROUNDOFF["float64"]
     return (1.0 - BUDGET) * TOLERANCES[problem.precision][Reduction.MEAN].absolute / error
 

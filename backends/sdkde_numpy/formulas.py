@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import checkpoint, dots, product
 from sdkde_core.protocol import Problem
 
-from .bounds import double_limit, product_shift_limit, single_limit, takes_split
+from .bounds import COLUMNS, double_limit, product_shift_limit, single_limit, takes_split, terms_at_once
 
 __all__ = ["Direct", "Expanded", "Exponential", "Formula", "Split", "choose", "squares"]
 
@@ -49,18 +49,23 @@ def choose(problem: Problem, points: Array, log_weight_span: float) -> Formula:
     if problem.extent <= single_limit(problem, log_weight_span):
         return Expanded(points, np.float32)
     if problem.extent <= double_limit(problem):
-        return Expanded(points, np.float64)
+        return Expanded(points, np.float64, terms_at_once(problem))
     if takes_split(problem):
-        return Split(points, problem.extent, shift_by_product=problem.extent <= product_shift_limit(problem))
+        by_product = problem.extent <= product_shift_limit(problem)
+        return Split(points, problem.extent, terms_at_once(problem) if by_product else None)
     return Direct(points)
 
 
 class Expanded:
-    """u_i·u_j − ½‖u_j‖² as one matrix product, rows [u, 1] by columns [u, −½‖u‖²]; the base is −½‖u_i‖²."""
+    """u_i·u_j − ½‖u_j‖² as one matrix product, rows [u, 1] by columns [u, −½‖u‖²]; the base is −½‖u_i‖².
 
-    def __init__(self, points: Array, dtype: Any) -> None:
+    Of a shift ``terms`` are added one after another at most.
+    """
+
+    def __init__(self, points: Array, dtype: Any, terms: int = COLUMNS) -> None:
         self.dtype = np.dtype(dtype)
         self.points = points
+        self.terms = terms
         n, d = points.shape
         self.columns = np.empty((n, d + 1), self.dtype)
         self.columns[:, :d] = points
@@ -79,7 +84,7 @@ class Expanded:
         return base
 
     def displacement(self, rows: Any, phi: Array, total: Array, start: int, stop: int) -> Array:
-        return _product_displacement(rows[0], self.points[start:stop], phi, total)
+        return _product_displacement(rows[0], self.points[start:stop], phi, total, self.terms)
 
 
 class Split:
@@ -94,9 +99,9 @@ class Split:
 
     dtype: np.dtype[Any] = np.dtype(np.float64)
 
-    def __init__(self, points: Array, extent: float, shift_by_product: bool) -> None:
+    def __init__(self, points: Array, extent: float, terms: int | None) -> None:
         self.points = points
-        self.shift_by_product = shift_by_product
+        self.terms = terms
         self.grid = 2.0 ** (math.ceil(math.log2(extent)) - 25)
         n, d = points.shape
         coarse, fine = self._split(points)
@@ -125,9 +130,9 @@ class Split:
         return base
 
     def displacement(self, rows: Any, phi: Array, total: Array, start: int, stop: int) -> Array:
-        if self.shift_by_product:
-            return _product_displacement(rows[0], self.points[start:stop], phi, total)
-        return _direct_displacement(rows[0], self.points[start:stop], phi)
+        if self.terms is None:
+            return _direct_displacement(rows[0], self.points[start:stop], phi)
+        return _product_displacement(rows[0], self.points[start:stop], phi, total, self.terms)
 
     def _split(self, u: Array) -> tuple[Array, Array]:
         coarse = np.rint(u / self.grid) * self.grid
@@ -184,8 +189,8 @@ def squares(queries: Array, points: Array, out: Array) -> None:
         np.add(out, difference, out=out)
 
 
-def _product_displacement(queries: Array, points: Array, phi: Array, total: Array) -> Array:
-    return product(phi, points, in_parts=True) - total[:, None] * queries
+def _product_displacement(queries: Array, points: Array, phi: Array, total: Array, terms: int) -> Array:
+    return product(phi, points, terms=terms) - total[:, None] * queries
 
 
 def _direct_displacement(queries: Array, points: Array, phi: Array) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 from sdkde_core.plugin import beyond_cache, busy, cpu_threads, speedup
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import double_limit, extent_limit, product_shift_limit, single_limit, takes_split
+from .bounds import CHUNK, TASKS, double_limit, extent_limit, product_shift_limit, single_limit, takes_split
 
 __all__ = ["INFO", "MOST_THREADS", "ROWS", "columns_of_a_task", "default_threads"]
 
@@ -18,8 +18,8 @@ __all__ = ["INFO", "MOST_THREADS", "ROWS", "columns_of_a_task", "default_threads
 MOST_THREADS = 8
 
 
-#: Rows of a task, the fewest columns of one, and how many to aim for.
-ROWS, CHUNK, TASKS = 256, 1 << 14, 64
+#: Rows of a task.
+ROWS = 256
 
 
 def default_threads() -> int:

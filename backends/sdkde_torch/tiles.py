@@ -314,7 +314,6 @@ def tile_sums(
 
 def _in_parts(phi: Tensor, right: Tensor, part: int) -> Tensor:
     """Return φ times ``right``, of which no more than ``part`` terms are added one after another."""
-    count = len(right) // part
     if len(right) <= part:
         return phi @ right
     if right.shape[1] > part:  # parts side by side would take more memory than φ
@@ -322,10 +321,9 @@ def _in_parts(phi: Tensor, right: Tensor, part: int) -> Tensor:
         for start in range(part, len(right), part):
             total = torch.addmm(total, phi[:, start : start + part], right[start : start + part])
         return total
-    whole = count * part
-    total = (
-        phi[:, :whole].unflatten(1, (count, part)).transpose(0, 1) @ right[:whole].unflatten(0, (count, part))
-    ).sum(0)
+    whole = len(right) // part * part
+    parts = phi[:, :whole].unflatten(1, (-1, part)).transpose(0, 1) @ right[:whole].unflatten(0, (-1, part))
+    total = parts.sum(0)
     return total if whole == len(right) else total + phi[:, whole:] @ right[whole:]
 
 

@@ -30,18 +30,19 @@ MATRIX, VECTOR = 8192, 8192
 ROWS, DEPTH = 64, 80
 
 
-def product(a: Array, b: Array, out: Array | None = None, *, in_parts: bool = False) -> Array:
+def product(a: Array, b: Array, out: Array | None = None, *, terms: int | None = None) -> Array:
     """Return the product of a (m, k) and b (k, n), of one dtype; ``out`` is (m, n) with rows in one piece.
 
-    ``in_parts``: sums of more than :data:`DEPTH` terms are made of sums of fewer, however small the product is. Where
-    all terms are equal every addition rounds alike, and the error grows with their number.
+    ``terms``: of how many, at most, a sum is that BLAS adds up; those of more are added up from these. Where all are
+    equal every addition rounds alike, and the error grows with their number.
     """
     (m, k), n = a.shape, b.shape[1]
     out = np.empty((m, n), a.dtype) if out is None else out
-    if (k <= DEPTH or not in_parts) and k * m * n <= PIECE and (min(m, n) > 1 or k * max(m, n) <= MATRIX):  # one piece
+    terms = k if terms is None else terms
+    if k <= terms and k * m * n <= PIECE and (min(m, n) > 1 or k * max(m, n) <= MATRIX):  # one piece
         np.matmul(a, b, out=out)
         return out
-    depth = -(-k // -(-k // max(DEPTH, MATRIX // n)))
+    depth = -(-k // -(-k // min(terms, max(DEPTH, MATRIX // n))))
     height = min(ROWS, MATRIX // depth)
     width = min(MATRIX, PIECE // height) // depth
     rest = np.empty((m, n), a.dtype) if depth < k else out
