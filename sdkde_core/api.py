@@ -193,7 +193,8 @@ def estimate(
                 return finish(run(ready.again(measured)))
 
             begun, then = noted.made[: ready.located], noted.made[ready.located :]
-            _repeated.record(key, arrays, begun, then, first, second, ready.alike)
+            long = graphs.takes_long(sum(p.n * p.m for p in ready.problems), train.shape[1])
+            _repeated.record(key, arrays, begun, then, first, second, ready.alike, long)
         return result
 
     return _told(with_fallback(request, compute), request, log)

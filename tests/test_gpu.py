@@ -155,6 +155,27 @@ def test_a_prepared_set_waits_for_the_device_once_a_batch(exact, method, bandwid
         np.testing.assert_allclose(got.cpu().numpy(), want[::-1] if y[0, 0] != Y[0, 0] else want[: len(y)], rtol=1e-9)
 
 
+@pytest.mark.parametrize("at", [20.0, 40.0, 1e3])
+@pytest.mark.parametrize("backend", ["auto", "triton", "numba-cuda", "hopper"])
+def test_long_and_large_calls_are_replayed_with_the_same_bits(backend, at, recordings, monkeypatch):
+    pytest.importorskip({"numba-cuda": "numba", "hopper": "cuda.core"}.get(backend, "triton"))
+    monkeypatch.setattr(replay, "LONG", 0)
+    monkeypatch.setattr(replay, "NUMBERS", 0)
+    sets, options = [_cuda(_far(X, count, at)).float() for count in (0, 1, 2, 5)], {"bandwidth": 0.5}
+    if backend != "auto":
+        options["backend"] = backend
+    with monkeypatch.context() as patch:
+        patch.setenv("SDKDE_REPLAY", "off")
+        try:
+            want = [sdkde_core.estimate(x, **options) for x in sets]
+        except sdkde_core.BackendUnavailable as error:
+            pytest.skip(str(error))
+    for i in (*[0] * 12, *range(4), *[1] * 12, *np.random.default_rng(0).integers(4, size=60)):
+        assert torch.equal(sdkde_core.estimate(sets[i], **options), want[i])
+    (recording,) = recordings.values()
+    assert len(recording.graphs) > 1
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_a_prepared_set_serves_other_streams(method, weighted):

@@ -21,6 +21,7 @@ import sdkde_core
 from sdkde_core import api
 from sdkde_core.arrays import Argument, Data, Decisions, Origin, Taken, arguments, look, noting, rounded
 from sdkde_core.choice import registry
+from sdkde_core.engine.outliers import SPLIT_SHARE, outlier_share
 from sdkde_core.estimator import batches, fitted, plan
 from sdkde_core.estimator import graphs as replay
 from sdkde_core.estimator.request import Goal, Request
@@ -47,6 +48,7 @@ def cuda(monkeypatch):
             current_device=lambda: 0,
             is_current_stream_capturing=lambda: False,
             current_stream=lambda device=None: stream,
+            get_device_properties=lambda device: SimpleNamespace(total_memory=40 << 30),
         ),
         compiler=SimpleNamespace(is_compiling=lambda: False),
         _C=SimpleNamespace(),
@@ -127,6 +129,7 @@ def test_the_switch_is_looked_at_without_a_gpu_too(monkeypatch):
         {"train": Tensor(100, 3, requires_grad=True)},
         {"train": Tensor(1 << 20, 3)},
         {"train": Tensor(20000, 784)},
+        {"train": Tensor(10000, 784), "query": Tensor(10000, 784)},
         {"query": Tensor(0, 3)},
         {"query": np.zeros((3, 3))},
         {"weights": np.ones(100)},
@@ -143,6 +146,15 @@ def test_the_switch_is_looked_at_without_a_gpu_too(monkeypatch):
 )
 def test_calls_that_are_not_replayed(cuda, call):
     assert key(**call) is None
+
+
+def test_how_large_a_call_is_recorded_follows_from_the_memory(cuda):
+    call = {"train": Tensor(32768, 128), "query": Tensor(4096, 128)}
+    assert key(**call) is not None
+    cuda.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=16 << 30)
+    assert key(**call) is None
+    assert key(train=Tensor(16384, 128)) is not None  # 4 million coordinates on any device
+    assert key(train=Tensor(16384, 129)) is None
 
 
 @pytest.mark.parametrize("call", [{"device": "cuda"}, {"device": "cuda:0"}, {"bandwidth": np.float64(0.5)}])
@@ -171,6 +183,19 @@ def test_rounded_extents_bound_and_repeat():
     assert len({rounded(extent) for extent in np.geomspace(1.0, 1000.0, 5000)}) <= 8 * 10 + 1
     assert rounded(0.0) == 0.0
     assert rounded(12.4) == rounded(13.4)
+
+
+def test_a_choice_is_by_shares_that_few_outliers_do_not_change():
+    radii = np.ones(20_000)
+
+    def share(far):
+        return outlier_share(np.where(np.arange(20_000) < far, 9.0, 1.0), radii, 2.0)
+
+    assert share(0) == 0.0
+    assert share(1) == share(2) == share(19) == 2.0**-10
+    for far in (40, 3000, 9999, 10_000, 10_001, 19_000):
+        assert far / 20_000 <= share(far) <= min(1.0906 * far / 20_000, 1.0)
+    assert share(10_000) <= SPLIT_SHARE < share(10_001)
 
 
 # --- recordings -----------------------------------------------------------------------------------------------------
@@ -368,6 +393,15 @@ def test_recordings_are_bounded(simple, replays, device):
     assert len(replays._calls) <= 256
 
 
+def test_fewer_recordings_of_large_calls_are_kept(simple, replays, monkeypatch):
+    monkeypatch.setattr(replay, "NUMBERS", 2)
+    monkeypatch.setattr(replay, "_most", lambda device: X.numel())
+    for name in range(replay.LARGEST + 3):
+        for _ in range(replay.CALLS):
+            simple(X, name)
+    assert list(replays.recordings) == list(range(3, replay.LARGEST + 3))
+
+
 def test_threads_get_their_own_results(simple):
     for _ in range(replay.CALLS):
         simple(X), simple(3.0 * X)
@@ -507,6 +541,45 @@ def test_estimates_are_recorded_and_replayed_with_their_bits(method, sets, same,
     for i in range(3 * len(sets)):
         assert torch.equal(estimate(**sets[i // 3]), first[i // 3])
         assert torch.equal(estimate(**sets[i % len(sets)]), first[i % len(sets)])
+
+
+@pytest.mark.parametrize("sets", CALLS.values(), ids=CALLS)
+def test_long_calls_are_answered_right_whatever_comes(sets, on_device, monkeypatch):
+    monkeypatch.setattr(replay, "LONG", 0)
+
+    def estimate(x, **more):
+        return sdkde_core.estimate(x, **more, bandwidth=0.5, backend="torch", precision="fast")
+
+    first = [estimate(**one) for one in sets]
+    for i in np.random.default_rng(0).integers(len(sets), size=60):
+        assert torch.equal(estimate(**sets[i]), first[i])
+
+
+def test_long_calls_are_not_replayed_in_vain(on_device, monkeypatch):
+    monkeypatch.setattr(replay, "LONG", 0)
+    sets, log = [_set(0) for _ in range(3)], on_device.log
+    for i, x in enumerate(sets):
+        x[: 2 + i] += 400.0  # one extent, other numbers of outliers
+
+    def estimate(x):
+        return sdkde_core.estimate(x, bandwidth=0.5, backend="torch", precision="fast")
+
+    for _ in range(replay.CALLS + 2):
+        for x in sets:
+            estimate(x)
+    log.clear()
+    for i in range(12):
+        estimate(sets[i % 3])
+    assert log.count("beginning") == 12  # each needed, to know the extent
+    assert "whole" not in log, "how many outliers there are differs from call to call"
+    log.clear()
+    for _ in range(4):
+        estimate(sets[1])
+    assert "whole" in log
+    log.clear()
+    for _ in range(4):
+        estimate(sets[1])
+    assert set(log) == {"whole", "wait"}, "one that comes again is replayed at once"
 
 
 def _warned(ask, x):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import look
+from ..arrays import look, rounded
 from ..protocol import BackendInfo, Columns, Problem
 
 __all__ = [
@@ -34,6 +34,9 @@ WHOLE = frozenset({"grad", "kernel"})
 #: the same either way, and what the others save must pay for packing the columns twice and for sorting rows and
 #: columns. One that does not declines: array code would sum them, which takes a hundred times as long.
 SPLIT_SHARE = 0.5
+
+#: The share from which on a choice may depend on how large it is.
+LEAST_SHARE = 2.0**-10
 
 #: Nats below a row's largest term at which others add nothing: exp(−746) is 0 in float64, however many terms there are
 #: and whatever distance they are multiplied by.
@@ -71,13 +74,20 @@ def radii(points: Any) -> Any:
 
 
 def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
-    """Return the share of the pairs in which either point lies beyond ``limit``."""
+    """Return the share of the pairs in which either point lies beyond ``limit``: 0, or rounded up.
+
+    A thousandth at least, and by at most a twelfth: it is for the choice of a backend, to which more digits make no
+    difference. What is decided from it would otherwise be another thing for every data set.
+    """
     m, n = row_radii.shape[0], column_radii.shape[0]
+
+    def decide(far_rows: float, far_columns: float) -> float:
+        share = pair_share(far_rows, m, far_columns, n)
+        return min(rounded(max(share, LEAST_SHARE)), 1.0) if share else 0.0
+
     if row_radii is column_radii:
-        return look(lambda far: pair_share(far, m, far, n), count(column_radii > limit))
-    return look(
-        lambda rows, columns: pair_share(rows, m, columns, n), count(row_radii > limit), count(column_radii > limit)
-    )
+        return look(lambda far: decide(far, far), count(column_radii > limit))
+    return look(decide, count(row_radii > limit), count(column_radii > limit))
 
 
 def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:

@@ -20,8 +20,7 @@ from ..arrays import Argument, Decisions, Query, decided, noting, to_host
 from ..choice.hardware import cpu_threads
 from ..protocol import Problem, Reduction
 from .density import density, has_gaps, undefined, warn_of_negative
-from .graphs import NUMBERS as RECORDED
-from .graphs import PAIRS, place_of
+from .graphs import PAIRS, place_of, small_enough, takes_long
 
 if TYPE_CHECKING:
     from .fitted import Fitted
@@ -265,7 +264,8 @@ def _at_once(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
 
     # Columns are packed for their own extent: of queries within it the extent makes no difference.
     alike = "within" if known["extent"] <= fitted.problem.extent and fitted.whole else None
-    fitted.replays.record(key, (query.array,), noted.made[:placed], noted.made[placed:], first, second, alike)
+    long = takes_long(fitted.problem.n * query.shape[0], fitted.problem.d)
+    fitted.replays.record(key, (query.array,), noted.made[:placed], noted.made[placed:], first, second, alike, long)
     return result
 
 
@@ -275,7 +275,9 @@ def _key(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
     looks = fitted.request.method == "laplace" and wanted.name == "score"  # which is the core's own
     if fitted.replays is None or looks or query.origin != fitted.home:
         return None
-    if not x.shape[0] or fitted.problem.n * x.shape[0] > PAIRS or math.prod(x.shape) > RECORDED:
+    if not x.shape[0] or fitted.problem.n * x.shape[0] > PAIRS:
         return None
     place = place_of(x)
-    return None if place is None else (wanted.name, place)
+    if place is None or not small_enough(math.prod(x.shape), place[1]):
+        return None
+    return wanted.name, place

@@ -14,9 +14,11 @@ difference to the kernels: an ordinary call says how it went on (``alike``), and
 whether that is recorded.
 
 Which graph it is to be is known once the extent is, from the beginning of a call: a graph of its own. Where the two
-calls before were answered by one graph that is replayed at once, and the host waits for its extent alone, not for what
-follows. A call whose backend was chosen by more of the data, such as a sample, is not recorded. Recordings are kept by
-stream, so that calls on different streams share no buffers.
+calls before had the decisions of one graph that is replayed at once, and the host waits for its extent alone, not for
+what follows. Otherwise the graph that was last replayed is tried, of those with such an extent; of a call that takes the
+device long only where the last two with such an extent went on in one way, as a replay in vain costs more than launches. A
+call whose backend was chosen by more of the data, such as a sample, is not recorded. Recordings are kept by stream, so
+that calls on different streams share no buffers.
 """
 
 from __future__ import annotations
@@ -36,13 +38,14 @@ from ..engine.devices import current_stream
 from ..engine.forks import new_lock
 from .request import Request
 
-__all__ = ["Replays", "key_of", "place_of", "release"]
+__all__ = ["Replays", "key_of", "place_of", "release", "small_enough", "takes_long"]
 
 #: A call is recorded when it comes for this time with the same decisions: recording takes as long as ten calls.
 CALLS = 8
 
-#: Recordings kept; each holds the buffers of its call. Graphs of each, which share their memory but for results.
-RECORDINGS, GRAPHS = 8, 4
+#: Recordings kept, as each holds the buffers of its call; of the largest calls that are recorded, so many instead. Graphs
+#: of each, which share their memory but for results.
+RECORDINGS, LARGEST, GRAPHS = 8, 4, 4
 
 #: Beginnings of which is remembered how calls go on.
 BEGINNINGS = 64
@@ -50,8 +53,13 @@ BEGINNINGS = 64
 #: Pairs of points beyond which kernels take so long that launching them does not matter.
 PAIRS = 1 << 32
 
-#: Coordinates beyond which a recording would hold hundreds of megabytes.
-NUMBERS = 1 << 22
+#: Pairs times their dimensions, and sixteen for the exponential, from which on a call takes the device long. So many
+#: take an H100 0.2 ms, and what a replay saves the host is 0.5 ms: three in vain of four are as bad as none.
+LONG = 1 << 33
+
+#: Coordinates of a call up to which it is recorded. Beyond, where a recording holds hundreds of megabytes, only up to one
+#: for so many bytes of the device's memory, of which it then takes about a hundredth.
+NUMBERS, BYTES = 1 << 22, 4096
 
 #: What of the environment the choice of kernels depends on, besides the precision, which the spec has.
 ENVIRONMENT = ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")
@@ -82,9 +90,23 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     if request.weights is not None and request.weights.shape != train.shape[:1]:
         return None
     (n, d), m = train.shape, (train if query is None else query).shape[0]
-    if not (n and d and m) or n * max(n, m) > PAIRS or (n + m) * d > NUMBERS:
+    if not (n and d and m) or n * max(n, m) > PAIRS or not small_enough((n + m) * d, place[1]):
         return None
     return float(request.bandwidth), bool(log), request.kind, request.device, query is None, place
+
+
+def small_enough(numbers: int, device: int) -> bool:
+    """Whether a call with so many coordinates on a CUDA device can be recorded."""
+    return numbers <= NUMBERS or numbers <= _most(device)
+
+
+def _most(device: int) -> int:
+    return int(sys.modules["torch"].cuda.get_device_properties(device).total_memory) // BYTES
+
+
+def takes_long(pairs: int, d: int) -> bool:
+    """Whether a call takes the device long, by the pairs of all its passes."""
+    return pairs * (d + 16) > LONG
 
 
 def place_of(*given: Any) -> Any:
@@ -144,6 +166,7 @@ class Replays:
         first: Callable[..., Any],
         second: Callable[[Any], Any],
         alike: Hashable = None,
+        long: bool = False,
     ) -> None:
         """Count a call, and record it when it has come often enough.
 
@@ -162,6 +185,8 @@ class Replays:
         alike : hashable, optional
             Calls that have it in common, and the decisions ``then``, can be answered by each other's ``second``; by
             default those that have ``begun`` in common.
+        long : bool
+            From :func:`takes_long`.
         """
         begun, then = tuple(begun), tuple(then)
         alike = begun if alike is None else alike
@@ -182,7 +207,7 @@ class Replays:
                 recording = self.recordings.get(key)
             try:
                 if recording is None or not recording.add(given, first, second, alike):
-                    recording = _Recording(given)
+                    recording = _Recording(given, long)
                     recording.add(given, first, second, alike)
             except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
                 _logger.debug("a call could not be recorded: %s", error)
@@ -190,8 +215,16 @@ class Replays:
             with self._lock:
                 self._calls.pop(counted, None)
                 self.recordings[key] = recording
-                gone = [self.recordings.popitem(last=False) for _ in range(len(self.recordings) - RECORDINGS)]
+                gone = self._too_many(given[0].get_device())
             del gone  # to give back memory may take the driver a while
+
+    def _too_many(self, device: int) -> list[Any]:
+        """Forget those that were not replayed for longest, until the others are few and small enough; return them."""
+        gone, size = [], sum(recording.size for recording in self.recordings.values())
+        while len(self.recordings) > RECORDINGS or (size > RECORDINGS * NUMBERS and size > LARGEST * _most(device)):
+            gone.append(self.recordings.popitem(last=False)[1])
+            size -= gone[-1].size
+        return gone
 
     def release(self) -> None:
         """See :func:`release`."""
@@ -240,12 +273,15 @@ class _Recording:
     Parameters
     ----------
     given : sequence of tensor or None
+    long : bool
+        Whether the call takes the device long.
     """
 
-    def __init__(self, given: Sequence[Array | None]) -> None:
+    def __init__(self, given: Sequence[Array | None], long: bool) -> None:
         self._lock = new_lock()  # a thread has the buffers until its result is copied from them
         torch = sys.modules["torch"]
         self._buffers = [x.clone() for x in given if x is not None]
+        self.size = sum(x.numel() for x in self._buffers)
         filled = iter(self._buffers)
         self._given = [None if x is None else next(filled) for x in given]
         # PyTorch's own stream for recording is on the device of the first recording ever made: on another device
@@ -255,6 +291,8 @@ class _Recording:
         self.graphs: OrderedDict[Any, _Graph] = OrderedDict()  # by what calls have in common, and what they then decide
         self._alike: OrderedDict[Any, Any] = OrderedDict()  # what calls have in common, by how they begin
         self._last: tuple[Any, Any] = (None, None)  # graphs of the last two calls
+        self._lately: OrderedDict[Any, Any] = OrderedDict()  # how the last two calls went on, by what they had in common
+        self._long = long
 
     def play(self, given: Sequence[Array | None]) -> Any:
         """Return the result for tensors, or None where no graph decides as these ask for."""
@@ -276,6 +314,7 @@ class _Recording:
                 played, decided = graph, graph.then.decided()
                 if decided == graph.then.decisions:
                     self.graphs.move_to_end(key)
+                    self._note(alike, decided)
                     return graph.result.clone()
                 # What was computed by a wrong decision says nothing of those that follow.
                 same = list(map(operator.eq, decided, graph.then.decisions)).index(False)
@@ -283,9 +322,19 @@ class _Recording:
             return None
 
     def _going_on(self, alike: Any, known: tuple[Any, ...]) -> Any:
-        """The key of the graph that was last replayed, of those that decide so; None where there is none."""
+        """The key of the graph to try next, of those that decide so; None where there is none."""
+        if self._long:
+            before, last = (known, known) if known else self._lately.get(alike, ((), ()))
+            key = alike, last if before == last else ()
+            return key if key in self.graphs else None
         able = (key for key in reversed(self.graphs) if key[0] == alike and key[1][: len(known)] == known)
         return next(able, None)
+
+    def _note(self, alike: Hashable, then: tuple[Any, ...]) -> None:
+        """Note how a call went on."""
+        self._lately[alike] = self._lately.pop(alike, (None, None))[1], then
+        if len(self._lately) > BEGINNINGS:
+            self._lately.popitem(last=False)
 
     def learn(self, begun: tuple[Any, ...], alike: Hashable, then: tuple[Any, ...]) -> bool:
         """Return whether a call that began so and went on so can be replayed from now on: as another one was recorded.
@@ -293,6 +342,7 @@ class _Recording:
         ``begun``, ``alike``, ``then``: as of :meth:`Replays.record`.
         """
         with self._lock:
+            self._note(alike, then)
             if (alike, then) not in self.graphs or self._beginning.begun.decisions[:-1] != begun[:-1]:
                 return False
             self._remember(begun, alike)
