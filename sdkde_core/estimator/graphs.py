@@ -14,11 +14,11 @@ difference to the kernels: an ordinary call says how it went on (``alike``), and
 whether that is recorded.
 
 Which graph it is to be is known once the extent is, from the beginning of a call: a graph of its own. Where the two
-calls before had the decisions of one graph that is replayed at once, and the host waits for its extent alone, not for
-what follows. Otherwise the graph that was last replayed is tried, of those with such an extent; of a call that takes the
-device long only where the last two with such an extent went on in one way, as a replay in vain costs more than launches. A
-call whose backend was chosen by more of the data, such as a sample, is not recorded. Recordings are kept by stream, so
-that calls on different streams share no buffers.
+calls before were answered by one graph that is replayed at once, and the host waits for its extent alone, not for what
+follows. Otherwise the graph that was last replayed is tried, of those with such an extent. Of a call that takes the
+device long it is only where the last two with such an extent went on in one way: a replay in vain costs more than
+launches. A call whose backend was chosen by more of the data, such as a sample, is not recorded. Recordings are kept by
+stream, so that calls on different streams share no buffers.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = ["Replays", "key_of", "place_of", "release", "small_enough", "takes_lo
 #: A call is recorded when it comes for this time with the same decisions: recording takes as long as ten calls.
 CALLS = 8
 
-#: Recordings kept, as each holds the buffers of its call; of the largest calls that are recorded, so many instead. Graphs
-#: of each, which share their memory but for results.
+#: Recordings kept, as each holds the buffers of its call; of the largest calls that are recorded, so many instead.
+#: Graphs of each, which share their memory but for results.
 RECORDINGS, LARGEST, GRAPHS = 8, 4, 4
 
 #: Beginnings of which is remembered how calls go on.
@@ -57,8 +57,8 @@ PAIRS = 1 << 32
 #: take an H100 0.2 ms, and what a replay saves the host is 0.5 ms: three in vain of four are as bad as none.
 LONG = 1 << 33
 
-#: Coordinates of a call up to which it is recorded. Beyond, where a recording holds hundreds of megabytes, only up to one
-#: for so many bytes of the device's memory, of which it then takes about a hundredth.
+#: Coordinates of a call up to which it is recorded. Beyond, where a recording holds hundreds of megabytes, only up to
+#: one for so many bytes of the device's memory, of which it then takes about a hundredth.
 NUMBERS, BYTES = 1 << 22, 4096
 
 #: What of the environment the choice of kernels depends on, besides the precision, which the spec has.
@@ -290,8 +290,8 @@ class _Recording:
         self._beginning: Any = None
         self.graphs: OrderedDict[Any, _Graph] = OrderedDict()  # by what calls have in common, and what they then decide
         self._alike: OrderedDict[Any, Any] = OrderedDict()  # what calls have in common, by how they begin
+        self._lately: OrderedDict[Any, Any] = OrderedDict()  # how the last two went on, by what they have in common
         self._last: tuple[Any, Any] = (None, None)  # graphs of the last two calls
-        self._lately: OrderedDict[Any, Any] = OrderedDict()  # how the last two calls went on, by what they had in common
         self._long = long
 
     def play(self, given: Sequence[Array | None]) -> Any:
