@@ -361,10 +361,10 @@ def test_an_extent_that_makes_no_difference_is_replayed_from_its_second_call_on(
 
 
 def test_extents_are_forgotten_in_the_end(simple, replays):
-    for i in range(replay.BEGINNINGS + replay.CALLS + 3):
+    for i in range(replay.LATELY + replay.CALLS + 3):
         simple(2.0**i * X, alike=lambda extent: "all alike")
     (recording,) = replays.recordings.values()
-    assert len(recording._alike) == replay.BEGINNINGS
+    assert len(recording._alike) == replay.LATELY
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -391,6 +391,15 @@ def test_recordings_are_bounded(simple, replays, device):
     for i in range(400):
         simple((1.0 + i) * X, "many")
     assert len(replays._calls) <= 256
+
+
+def test_more_calls_in_turn_than_are_kept_are_ever_less_recorded(simple, replays, device):
+    names = range(replay.RECORDINGS + 1)
+    for _ in range(64 * replay.CALLS):
+        for name in names:
+            simple(X, name)
+    recorded = [entry for entry in device.log if entry == "record whole"]
+    assert len(recorded) <= 7 * len(names)  # 1 + 2 + … + 64 times CALLS calls
 
 
 def test_fewer_recordings_of_large_calls_are_kept(simple, replays, monkeypatch):

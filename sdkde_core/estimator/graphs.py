@@ -47,8 +47,8 @@ CALLS = 8
 #: Graphs of each, which share their memory but for results.
 RECORDINGS, LARGEST, GRAPHS = 8, 4, 4
 
-#: Beginnings of which is remembered how calls go on.
-BEGINNINGS = 64
+#: Entries of a dictionary of what came lately.
+LATELY = 256
 
 #: Pairs of points beyond which kernels take so long that launching them does not matter.
 PAIRS = 1 << 32
@@ -136,12 +136,21 @@ def release() -> None:
         replays.release()
 
 
+def _keep(entries: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    """Set an entry; the one that was set longest ago goes if there are too many."""
+    entries[key] = value
+    entries.move_to_end(key)
+    if len(entries) > LATELY:
+        entries.popitem(last=False)
+
+
 class Replays:
     """Recorded calls of one kind, by their keys, and how often others have come."""
 
     def __init__(self) -> None:
         self._lock = new_lock()  # of the two dictionaries; held for look-ups only
         self._calls: OrderedDict[Any, int] = OrderedDict()
+        self._recorded: OrderedDict[Any, int] = OrderedDict()  # how often
         self.recordings: OrderedDict[Any, _Recording] = OrderedDict()
         _all.add(self)
 
@@ -197,10 +206,9 @@ class Replays:
             return
         with self._lock:
             count = self._calls.pop(counted, 0) + 1
-            self._calls[counted] = count
-            if len(self._calls) > 256:
-                self._calls.popitem(last=False)
-        if count != CALLS:
+            _keep(self._calls, counted, count)
+            before = self._recorded.get(counted, 0)
+        if count != CALLS << before:  # where more are called in turn than are kept, ever fewer are recorded
             return
         with _capturing:
             with self._lock:
@@ -214,8 +222,9 @@ class Replays:
                 return
             with self._lock:
                 self._calls.pop(counted, None)
+                _keep(self._recorded, counted, before + 1)
                 self.recordings[key] = recording
-                gone = self._too_many(given[0].get_device())
+                gone = self._too_many(recording.device)
             del gone  # to give back memory may take the driver a while
 
     def _too_many(self, device: int) -> list[Any]:
@@ -232,6 +241,7 @@ class Replays:
             gone = list(self.recordings.values())
             self.recordings.clear()
             self._calls.clear()
+            self._recorded.clear()
         del gone  # not while others look something up
 
 
@@ -281,7 +291,7 @@ class _Recording:
         self._lock = new_lock()  # a thread has the buffers until its result is copied from them
         torch = sys.modules["torch"]
         self._buffers = [x.clone() for x in given if x is not None]
-        self.size = sum(x.numel() for x in self._buffers)
+        self.size, self.device = sum(x.numel() for x in self._buffers), self._buffers[0].get_device()
         filled = iter(self._buffers)
         self._given = [None if x is None else next(filled) for x in given]
         # PyTorch's own stream for recording is on the device of the first recording ever made: on another device
@@ -332,9 +342,7 @@ class _Recording:
 
     def _note(self, alike: Hashable, then: tuple[Any, ...]) -> None:
         """Note how a call went on."""
-        self._lately[alike] = self._lately.pop(alike, (None, None))[1], then
-        if len(self._lately) > BEGINNINGS:
-            self._lately.popitem(last=False)
+        _keep(self._lately, alike, (self._lately.pop(alike, (None, None))[1], then))
 
     def learn(self, begun: tuple[Any, ...], alike: Hashable, then: tuple[Any, ...]) -> bool:
         """Return whether a call that began so and went on so can be replayed from now on: as another one was recorded.
@@ -345,13 +353,8 @@ class _Recording:
             self._note(alike, then)
             if (alike, then) not in self.graphs or self._beginning.begun.decisions[:-1] != begun[:-1]:
                 return False
-            self._remember(begun, alike)
+            _keep(self._alike, begun, alike)
             return True
-
-    def _remember(self, begun: tuple[Any, ...], alike: Hashable) -> None:
-        self._alike[begun] = alike
-        if len(self._alike) > BEGINNINGS:
-            self._alike.popitem(last=False)
 
     def add(
         self,
@@ -383,7 +386,7 @@ class _Recording:
             while len(self.graphs) >= GRAPHS:
                 self.graphs.popitem(last=False)
             self.graphs[alike, tuple(then.made)] = graph
-            self._remember(tuple(begun.made), alike)
+            _keep(self._alike, tuple(begun.made), alike)
             return True
 
     def _fill(self, given: Sequence[Array | None]) -> None:
