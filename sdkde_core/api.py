@@ -194,7 +194,7 @@ def estimate(
 
             begun, then = noted.made[: ready.located], noted.made[ready.located :]
             long = graphs.takes_long(sum(p.n * p.m for p in ready.problems), train.shape[1])
-            _repeated.record(key, arrays, begun, then, first, second, ready.alike, long)
+            _repeated.record(key, arrays, begun, then, first, second, ready.alike, long, len(ready.shares))
         return result
 
     return _told(with_fallback(request, compute), request, log)

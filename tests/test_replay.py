@@ -564,6 +564,60 @@ def test_long_calls_are_answered_right_whatever_comes(sets, on_device, monkeypat
         assert torch.equal(estimate(**sets[i]), first[i])
 
 
+@pytest.mark.parametrize("long", [False, True])
+def test_what_only_leads_to_a_choice_may_differ(long, device, replays):
+    """Sums by one of two backends, chosen by how many points are beyond 4; the extent is of 5."""
+
+    def first(x):
+        look(rounded, x.max())
+        return {"x": x.clone()}
+
+    def share(begun):
+        return look(lambda far: far / 100.0, (begun["x"] > 4.0).sum(dtype=torch.float64))
+
+    def second(begun, chosen):
+        return (2.0 if chosen == "one" else 3.0) * begun["x"].sum(dim=0)
+
+    def ask(begun):
+        return "one" if share(begun) < 0.03 else "other"
+
+    def call(x):
+        found = replays.play("key", x)
+        if found is not None:
+            return found
+        device.log.append("ordinary")
+        with noting(Decisions()) as noted:
+            begun = first(x)
+            chosen = ask(begun)
+            result = second(begun, chosen)
+
+        def again(begun):
+            share(begun)
+            return second(begun, chosen)
+
+        replays.record("key", (x,), noted.made[:1], noted.made[1:], first, again, chosen, long, 1)
+        return result
+
+    def points(far):
+        return torch.cat([torch.full((far,), 5.0), torch.full((20 - far,), 1.0)])[:, None].double()
+
+    def want(far):
+        return (2.0 if far < 3 else 3.0) * points(far).sum(dim=0)
+
+    for far in (1, 2, 1, 2, 2) * 2 + (1,) * replay.CALLS:
+        assert torch.equal(call(points(far)), want(far))
+    device.log.clear()
+    for far in (1, 2) * 6:
+        assert torch.equal(call(points(far)), want(far))
+    assert set(device.log) == {"whole", "wait"}
+    for far in np.random.default_rng(0).integers(1, 7, size=100):
+        assert torch.equal(call(points(far)), want(far))
+    device.log.clear()
+    for far in (1, 6, 2, 5, 4, 1):
+        assert torch.equal(call(points(far)), want(far))
+    assert "ordinary" not in device.log
+
+
 def test_long_calls_are_not_replayed_in_vain(on_device, monkeypatch):
     monkeypatch.setattr(replay, "LONG", 0)
     sets, log = [_set(0) for _ in range(3)], on_device.log

@@ -176,6 +176,7 @@ class Replays:
         second: Callable[[Any], Any],
         alike: Hashable = None,
         long: bool = False,
+        chosen: int = 0,
     ) -> None:
         """Count a call, and record it when it has come often enough.
 
@@ -196,13 +197,15 @@ class Replays:
             default those that have ``begun`` in common.
         long : bool
             From :func:`takes_long`.
+        chosen : int
+            How many of ``then``, the first ones, make no difference but by what ``alike`` has of them.
         """
-        begun, then = tuple(begun), tuple(then)
+        begun, led, then = tuple(begun), tuple(then[:chosen]), tuple(then[chosen:])
         alike = begun if alike is None else alike
         counted = key, alike, then
         with self._lock:
             recording = self.recordings.get(key)
-        if recording is not None and recording.learn(begun, alike, then):
+        if recording is not None and recording.learn(begun, led, alike, then):
             return
         with self._lock:
             count = self._calls.pop(counted, 0) + 1
@@ -214,9 +217,9 @@ class Replays:
             with self._lock:
                 recording = self.recordings.get(key)
             try:
-                if recording is None or not recording.add(given, first, second, alike):
+                if recording is None or not recording.add(given, first, second, alike, chosen):
                     recording = _Recording(given, long)
-                    recording.add(given, first, second, alike)
+                    recording.add(given, first, second, alike, chosen)
             except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
                 _logger.debug("a call could not be recorded: %s", error)
                 return
@@ -269,6 +272,7 @@ class _Graph(NamedTuple):
     result: Any  # in the graph's memory
     begun: _Numbers
     then: _Numbers
+    chosen: int = 0  # how many decisions of ``then`` only led to what calls have in common
 
     def replay(self) -> None:
         self.graph.replay()
@@ -299,7 +303,8 @@ class _Recording:
         self._side, self._aside = torch.cuda.Stream(), torch.cuda.Stream()
         self._beginning: Any = None
         self.graphs: OrderedDict[Any, _Graph] = OrderedDict()  # by what calls have in common, and what they then decide
-        self._alike: OrderedDict[Any, Any] = OrderedDict()  # what calls have in common, by how they begin
+        self._alike: OrderedDict[Any, Any] = OrderedDict()  # what calls have in common, by what leads to it
+        self._likely: OrderedDict[Any, Any] = OrderedDict()  # the same of the last call, by how it began alone
         self._lately: OrderedDict[Any, Any] = OrderedDict()  # how the last two went on, by what they have in common
         self._last: tuple[Any, Any] = (None, None)  # graphs of the last two calls
         self._long = long
@@ -312,7 +317,8 @@ class _Recording:
             ahead = self.graphs.get(last) if before == last else None  # it comes again: do not wait to see it
             played = ahead or self._beginning
             played.replay()
-            alike, known = self._alike.get(played.begun.decided()), ()
+            begun, known = played.begun.decided(), ()
+            alike = self._likely.get(begun)
             for _ in range(GRAPHS):
                 key = self._going_on(alike, known)
                 self._last = last, key
@@ -322,13 +328,17 @@ class _Recording:
                 if graph is not played:
                     graph.replay()
                 played, decided = graph, graph.then.decided()
-                if decided == graph.then.decisions:
+                led, then = decided[: graph.chosen], decided[graph.chosen :]
+                alike = self._alike.get((begun, led))
+                if alike != key[0]:
+                    known = ()
+                elif then == key[1]:
                     self.graphs.move_to_end(key)
-                    self._note(alike, decided)
+                    self._note(alike, then)
+                    _keep(self._likely, begun, alike)
                     return graph.result.clone()
-                # What was computed by a wrong decision says nothing of those that follow.
-                same = list(map(operator.eq, decided, graph.then.decisions)).index(False)
-                known = decided[: same + 1]
+                else:  # what was computed by a wrong decision says nothing of those that follow
+                    known = then[: list(map(operator.eq, then, key[1])).index(False) + 1]
             return None
 
     def _going_on(self, alike: Any, known: tuple[Any, ...]) -> Any:
@@ -344,17 +354,21 @@ class _Recording:
         """Note how a call went on."""
         _keep(self._lately, alike, (self._lately.pop(alike, (None, None))[1], then))
 
-    def learn(self, begun: tuple[Any, ...], alike: Hashable, then: tuple[Any, ...]) -> bool:
+    def learn(self, begun: tuple[Any, ...], led: tuple[Any, ...], alike: Hashable, then: tuple[Any, ...]) -> bool:
         """Return whether a call that began so and went on so can be replayed from now on: as another one was recorded.
 
-        ``begun``, ``alike``, ``then``: as of :meth:`Replays.record`.
+        ``begun``, ``alike``, ``then``: as of :meth:`Replays.record`; ``led``: the decisions that led to ``alike``.
         """
         with self._lock:
             self._note(alike, then)
             if (alike, then) not in self.graphs or self._beginning.begun.decisions[:-1] != begun[:-1]:
                 return False
-            _keep(self._alike, begun, alike)
+            self._remember(begun, led, alike)
             return True
+
+    def _remember(self, begun: tuple[Any, ...], led: tuple[Any, ...], alike: Hashable) -> None:
+        _keep(self._alike, (begun, led), alike)
+        _keep(self._likely, begun, alike)
 
     def add(
         self,
@@ -362,6 +376,7 @@ class _Recording:
         first: Callable[..., Any],
         second: Callable[[Any], Any],
         alike: Hashable,
+        chosen: int,
     ) -> bool:
         """Record a call; if there are many, the graph that was not replayed for longest goes.
 
@@ -382,11 +397,11 @@ class _Recording:
                 self._beginning = self._captured(first, begun)
             elif self._beginning.begun.decisions[:-1] != tuple(begun.made[:-1]):
                 return False
-            graph = self._captured(first, begun, second, then)
+            graph = self._captured(first, begun, second, then)._replace(chosen=chosen)
             while len(self.graphs) >= GRAPHS:
                 self.graphs.popitem(last=False)
-            self.graphs[alike, tuple(then.made)] = graph
-            _keep(self._alike, tuple(begun.made), alike)
+            self.graphs[alike, tuple(then.made[chosen:])] = graph
+            self._remember(tuple(begun.made), tuple(then.made[:chosen]), alike)
             return True
 
     def _fill(self, given: Sequence[Array | None]) -> None:
