@@ -71,7 +71,7 @@ def number(value: Any) -> str:
 
 
 def percent(name: str) -> Callable[[Row], str]:
-    return lambda row: "" if row.get(name) is None else f"{100 * row[name]:.3g} %"
+    return lambda row: "" if row.get(name) is None else f"{float(f'{100 * row[name]:.3g}'):g} %"
 
 
 def spread(row: Row) -> str:
