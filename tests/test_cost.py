@@ -279,7 +279,7 @@ def test_what_is_summed_apart_on_a_gpu_is_priced_as_it_was_measured():
 
 @pytest.mark.parametrize("card", ["h100", "h200"])
 def test_passes_on_a_gpu_are_predicted_near_what_their_kernels_took(card):
-    """SD-KDE in 16 dimensions and more, where no point is beyond a formula's limit. Their prices had half of it once."""
+    """SD-KDE in 16 dimensions and more, where no point is beyond a formula's limit. Prices had half of it once."""
     lines = (FOLDER / "recorded" / card / "passes.jsonl").read_text(encoding="utf-8").splitlines()
     seen = set()
     for row in (line["case"] | line["result"] for line in map(json.loads, lines) if "result" in line):

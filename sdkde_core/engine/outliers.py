@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import look, rounded
+from ..arrays import look
 from ..protocol import BackendInfo, Columns, Problem
 
 __all__ = [
@@ -35,8 +35,8 @@ WHOLE = frozenset({"grad", "kernel"})
 #: columns. One that does not declines: array code would sum them, which takes a hundred times as long.
 SPLIT_SHARE = 0.5
 
-#: The share from which on a choice may depend on how large it is.
-LEAST_SHARE = 2.0**-10
+#: The share up to which it is only told to a factor of two.
+SMALL_SHARE = 2.0**-10
 
 #: Nats below a row's largest term at which others add nothing: exp(−746) is 0 in float64, however many terms there are
 #: and whatever distance they are multiplied by.
@@ -74,16 +74,17 @@ def radii(points: Any) -> Any:
 
 
 def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
-    """Return the share of the pairs in which either point lies beyond ``limit``: 0, or rounded up.
+    """Return the share of the pairs in which either point lies beyond ``limit``: 0, or to the next power of 2^⅛.
 
-    A thousandth at least, and by at most a twelfth: it is for the choice of a backend, to which more digits make no
-    difference. What is decided from it would otherwise be another thing for every data set.
+    Below a thousandth to the next power of two. It is for the choice of a backend, by a price that is no better than
+    that; with more digits it would be another one for every data set.
     """
     m, n = row_radii.shape[0], column_radii.shape[0]
 
     def decide(far_rows: float, far_columns: float) -> float:
         share = pair_share(far_rows, m, far_columns, n)
-        return min(rounded(max(share, LEAST_SHARE)), 1.0) if share else 0.0
+        steps = 8.0 if share > SMALL_SHARE else 1.0
+        return 2.0 ** (round(steps * math.log2(share)) / steps) if share else 0.0
 
     if row_radii is column_radii:
         return look(lambda far: decide(far, far), count(column_radii > limit))

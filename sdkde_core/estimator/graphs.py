@@ -13,12 +13,13 @@ sets of one shape, in turn, are all replayed. Extents differ from one data set t
 difference to the kernels: an ordinary call says how it went on (``alike``), and the first time that an extent is seen,
 whether that is recorded.
 
-Which graph it is to be is known once the extent is, from the beginning of a call: a graph of its own. Where the two
-calls before were answered by one graph that is replayed at once, and the host waits for its extent alone, not for what
-follows. Otherwise the graph that was last replayed is tried, of those with such an extent. Of a call that takes the
-device long it is only where the last two with such an extent went on in one way: a replay in vain costs more than
-launches. A call whose backend was chosen by more of the data, such as a sample, is not recorded. Recordings are kept by
-stream, so that calls on different streams share no buffers.
+Which graph it is to be follows from the extent, at the beginning of a call: a graph of its own. Where a backend was
+chosen by the shares of far points, it is first taken to be the one that the last call of that extent had, and the
+shares are looked at with the rest. Where the two calls before were answered by one graph that is replayed at once, and
+the host waits for its extent alone, not for what follows. Otherwise the graph that was last replayed is tried, of those
+with such an extent. Of a call that takes the device long it is only where the last two with such an extent went on in
+one way: a replay in vain costs more than launches. A call whose backend was chosen by more of the data, such as a
+sample, is not recorded. Recordings are kept by stream, so that calls on different streams share no buffers.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ __all__ = ["Replays", "key_of", "place_of", "release", "small_enough", "takes_lo
 
 #: A call is recorded when it comes for this time with the same decisions: recording takes as long as ten calls.
 CALLS = 8
+
+#: Replays that a recording was worth: it is made again as if it were the first.
+WORTH = 64
 
 #: Recordings kept, as each holds the buffers of its call; of the largest calls that are recorded, so many instead.
 #: Graphs of each, which share their memory but for results.
@@ -148,7 +152,7 @@ class Replays:
     """Recorded calls of one kind, by their keys, and how often others have come."""
 
     def __init__(self) -> None:
-        self._lock = new_lock()  # of the two dictionaries; held for look-ups only
+        self._lock = new_lock()  # of the dictionaries; held for look-ups only
         self._calls: OrderedDict[Any, int] = OrderedDict()
         self._recorded: OrderedDict[Any, int] = OrderedDict()  # how often
         self.recordings: OrderedDict[Any, _Recording] = OrderedDict()
@@ -198,7 +202,8 @@ class Replays:
         long : bool
             From :func:`takes_long`.
         chosen : int
-            How many of ``then``, the first ones, make no difference but by what ``alike`` has of them.
+            How many of ``then``, the first ones, make no difference but by ``alike``, which also says what they are
+            decisions of.
         """
         begun, led, then = tuple(begun), tuple(then[:chosen]), tuple(then[chosen:])
         alike = begun if alike is None else alike
@@ -211,15 +216,18 @@ class Replays:
             count = self._calls.pop(counted, 0) + 1
             _keep(self._calls, counted, count)
             before = self._recorded.get(counted, 0)
+            if before:
+                self._recorded.move_to_end(counted)
         if count != CALLS << before:  # where more are called in turn than are kept, ever fewer are recorded
             return
         with _capturing:
             with self._lock:
                 recording = self.recordings.get(key)
             try:
-                if recording is None or not recording.add(given, first, second, alike, chosen):
+                call = given, first, second, begun, led, alike, then
+                if recording is None or not recording.add(*call):
                     recording = _Recording(given, long)
-                    recording.add(given, first, second, alike, chosen)
+                    recording.add(*call)
             except Exception as error:  # whatever a backend does that cannot be recorded: calls go on as before
                 _logger.debug("a call could not be recorded: %s", error)
                 return
@@ -234,8 +242,12 @@ class Replays:
         """Forget those that were not replayed for longest, until the others are few and small enough; return them."""
         gone, size = [], sum(recording.size for recording in self.recordings.values())
         while len(self.recordings) > RECORDINGS or (size > RECORDINGS * NUMBERS and size > LARGEST * _most(device)):
-            gone.append(self.recordings.popitem(last=False)[1])
-            size -= gone[-1].size
+            key, recording = self.recordings.popitem(last=False)
+            gone.append(recording)
+            size -= recording.size
+            if recording.replayed >= WORTH:
+                for counted in [counted for counted in self._recorded if counted[0] == key]:
+                    del self._recorded[counted]
         return gone
 
     def release(self) -> None:
@@ -304,10 +316,10 @@ class _Recording:
         self._beginning: Any = None
         self.graphs: OrderedDict[Any, _Graph] = OrderedDict()  # by what calls have in common, and what they then decide
         self._alike: OrderedDict[Any, Any] = OrderedDict()  # what calls have in common, by what leads to it
-        self._likely: OrderedDict[Any, Any] = OrderedDict()  # the same of the last call, by how it began alone
-        self._lately: OrderedDict[Any, Any] = OrderedDict()  # how the last two went on, by what they have in common
+        self._likely: OrderedDict[Any, Any] = OrderedDict()  # the same of the last two, by how they began alone
+        self._lately: OrderedDict[Any, Any] = OrderedDict()  # if long: how the last two went on, by what is in common
         self._last: tuple[Any, Any] = (None, None)  # graphs of the last two calls
-        self._long = long
+        self._long, self.replayed = long, 0
 
     def play(self, given: Sequence[Array | None]) -> Any:
         """Return the result for tensors, or None where no graph decides as these ask for."""
@@ -318,7 +330,9 @@ class _Recording:
             played = ahead or self._beginning
             played.replay()
             begun, known = played.begun.decided(), ()
-            alike = self._likely.get(begun)
+            before, alike = self._likely.get(begun, (None, None))
+            if self._long and before != alike:
+                alike = None
             for _ in range(GRAPHS):
                 key = self._going_on(alike, known)
                 self._last = last, key
@@ -334,8 +348,8 @@ class _Recording:
                     known = ()
                 elif then == key[1]:
                     self.graphs.move_to_end(key)
-                    self._note(alike, then)
-                    _keep(self._likely, begun, alike)
+                    self._note(begun, alike, then)
+                    self.replayed += 1
                     return graph.result.clone()
                 else:  # what was computed by a wrong decision says nothing of those that follow
                     known = then[: list(map(operator.eq, then, key[1])).index(False) + 1]
@@ -350,9 +364,11 @@ class _Recording:
         able = (key for key in reversed(self.graphs) if key[0] == alike and key[1][: len(known)] == known)
         return next(able, None)
 
-    def _note(self, alike: Hashable, then: tuple[Any, ...]) -> None:
+    def _note(self, begun: tuple[Any, ...], alike: Hashable, then: tuple[Any, ...]) -> None:
         """Note how a call went on."""
-        _keep(self._lately, alike, (self._lately.pop(alike, (None, None))[1], then))
+        _keep(self._likely, begun, (self._likely.get(begun, (None, None))[1], alike))
+        if self._long:
+            _keep(self._lately, alike, (self._lately.get(alike, (None, None))[1], then))
 
     def learn(self, begun: tuple[Any, ...], led: tuple[Any, ...], alike: Hashable, then: tuple[Any, ...]) -> bool:
         """Return whether a call that began so and went on so can be replayed from now on: as another one was recorded.
@@ -360,48 +376,55 @@ class _Recording:
         ``begun``, ``alike``, ``then``: as of :meth:`Replays.record`; ``led``: the decisions that led to ``alike``.
         """
         with self._lock:
-            self._note(alike, then)
-            if (alike, then) not in self.graphs or self._beginning.begun.decisions[:-1] != begun[:-1]:
-                return False
-            self._remember(begun, led, alike)
-            return True
-
-    def _remember(self, begun: tuple[Any, ...], led: tuple[Any, ...], alike: Hashable) -> None:
-        _keep(self._alike, (begun, led), alike)
-        _keep(self._likely, begun, alike)
+            known = (alike, then) in self.graphs and self._beginning.begun.decisions[:-1] == begun[:-1]
+            if known or self._long:
+                self._note(begun, alike, then)
+            if known:
+                _keep(self._alike, (begun, led), alike)
+            return known
 
     def add(
         self,
         given: Sequence[Array | None],
         first: Callable[..., Any],
         second: Callable[[Any], Any],
+        begun: tuple[Any, ...],
+        led: tuple[Any, ...],
         alike: Hashable,
-        chosen: int,
+        then: tuple[Any, ...],
     ) -> bool:
         """Record a call; if there are many, the graph that was not replayed for longest goes.
 
         Not, and False, where it begins otherwise than those recorded: in more than its first part's last decision.
+
+        Raises
+        ------
+        ValueError
+            It now decides otherwise, as its data have changed.
         """
         with self._lock:
             self._fill(given)
             cuda = sys.modules["torch"].cuda
             self._side.wait_stream(cuda.current_stream())
             with cuda.stream(self._side):  # once outside: compilation and the libraries' handles cannot be recorded
-                begun, then = Decisions(), Decisions()
-                with noting(begun):
+                noted = Decisions(), Decisions()
+                with noting(noted[0]):
                     found = first(*self._given)
-                with noting(then):
+                with noting(noted[1]):
                     second(found)
             cuda.current_stream().wait_stream(self._side)
+            if [tuple(part.made) for part in noted] != [begun, led + then]:
+                raise ValueError("the data have changed")
             if self._beginning is None:
-                self._beginning = self._captured(first, begun)
-            elif self._beginning.begun.decisions[:-1] != tuple(begun.made[:-1]):
+                self._beginning = self._captured(first, noted[0])
+            elif self._beginning.begun.decisions[:-1] != begun[:-1]:
                 return False
-            graph = self._captured(first, begun, second, then)._replace(chosen=chosen)
+            graph = self._captured(first, noted[0], second, noted[1])._replace(chosen=len(led))
             while len(self.graphs) >= GRAPHS:
                 self.graphs.popitem(last=False)
-            self.graphs[alike, tuple(then.made[chosen:])] = graph
-            self._remember(tuple(begun.made), tuple(then.made[:chosen]), alike)
+            self.graphs[alike, then] = graph
+            self._note(begun, alike, then)
+            _keep(self._alike, (begun, led), alike)
             return True
 
     def _fill(self, given: Sequence[Array | None]) -> None:
