@@ -171,7 +171,8 @@ def test_long_and_large_calls_are_replayed_with_the_same_bits(backend, at, recor
     for i in (*[0] * 12, *range(4), *[1] * 12, *np.random.default_rng(0).integers(4, size=60)):
         assert torch.equal(sdkde_core.estimate(sets[i], **options), want[i])
     (recording,) = recordings.values()
-    assert len(recording.graphs) > 1
+    assert recording.replayed > 12
+    assert backend == "auto" or len(recording.graphs) > 1
 
 
 @pytest.mark.parametrize("weighted", [False, True])

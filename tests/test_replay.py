@@ -26,7 +26,7 @@ from sdkde_core.engine.outliers import SPLIT_SHARE, outlier_share
 from sdkde_core.estimator import batches, fitted, plan
 from sdkde_core.estimator import graphs as replay
 from sdkde_core.estimator.request import Goal, Request
-from sdkde_core.protocol import Problem, Reduction
+from sdkde_core.protocol import Problem, Reduction, Work
 
 
 class Tensor:
@@ -576,17 +576,51 @@ def test_estimates_are_recorded_and_replayed_with_their_bits(method, sets, same,
         assert torch.equal(estimate(**sets[i % len(sets)]), first[i % len(sets)])
 
 
+@pytest.mark.parametrize("long", [0, 1 << 33])
 @pytest.mark.parametrize("sets", CALLS.values(), ids=CALLS)
-def test_long_calls_are_answered_right_whatever_comes(sets, on_device, monkeypatch):
-    monkeypatch.setattr(replay, "LONG", 0)
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_calls_are_answered_right_whatever_comes(backend, sets, long, on_device, monkeypatch):
+    monkeypatch.setattr(replay, "LONG", long)
+    records = [record for record in registry.records() if record.name == "torch"]
+    monkeypatch.setattr(registry, "records", lambda: records)
 
     def estimate(x, **more):
-        return sdkde_core.estimate(x, **more, bandwidth=0.5, backend="torch", precision="fast")
+        return sdkde_core.estimate(x, **more, bandwidth=0.5, backend=backend, precision="fast")
 
     first = [estimate(**one) for one in sets]
     for i in [*np.random.default_rng(0).integers(len(sets), size=60), *[0] * 4]:
         assert torch.equal(estimate(**sets[i]), first[i])
     assert "whole" in on_device.log
+
+
+@pytest.mark.parametrize("long", [0, 1 << 33])
+def test_points_that_are_far_for_another_backend_make_no_difference_to_replays(long, on_device, monkeypatch):
+    monkeypatch.setattr(replay, "LONG", long)
+    (record,) = (record for record in registry.records() if record.name == "torch")
+    dear = {"work": lambda problem, config: Work(scalar_flops=1e13), "extent_limit": lambda problem: 12.0}
+    info = replace(record.info, name="dear", **dear)
+    records = [replace(record, name="dear", info=info), record]
+    monkeypatch.setattr(registry, "records", lambda: records)
+    sets = [X40.clone() for _ in range(4)]
+    for i, x in enumerate(sets):
+        x[: 1 + 2 * i] = torch.tensor([9.5, 0.0], dtype=torch.float64)
+    request = Request(Goal.DENSITY, "sdkde", bandwidth=0.5, precision="fast")
+    plans = [plan.plan(request, x) for x in sets]
+    assert {found.choice.name for found in plans} == {"torch"}
+    assert len({found.alike for found in plans}) == 1
+    assert all(found.shares for found in plans)
+
+    def estimate(x):
+        return sdkde_core.estimate(x, bandwidth=0.5, precision="fast")
+
+    first = [estimate(x) for x in sets]
+    for _ in range(replay.CALLS + 2):
+        for x in sets:
+            estimate(x)
+    on_device.log.clear()
+    for i in np.random.default_rng(0).integers(4, size=40):
+        assert torch.equal(estimate(sets[i]), first[i])
+    assert set(on_device.log) == {"whole", "wait"}
 
 
 @pytest.mark.parametrize("long", [False, True])
