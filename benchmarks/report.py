@@ -71,7 +71,7 @@ def number(value: Any) -> str:
 
 
 def percent(name: str) -> Callable[[Row], str]:
-    return lambda row: "" if row.get(name) is None else f"{float(f'{100 * row[name]:.3g}'):g} %"
+    return lambda row: "" if row.get(name) is None else f"{number(100 * row[name])} %"
 
 
 def spread(row: Row) -> str:

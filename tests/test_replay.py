@@ -25,6 +25,7 @@ from sdkde_core.choice import registry
 from sdkde_core.engine.outliers import SPLIT_SHARE, outlier_share
 from sdkde_core.estimator import batches, fitted, plan
 from sdkde_core.estimator import graphs as replay
+from sdkde_core.estimator import recording as capture
 from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.protocol import Problem, Reduction, Work
 
@@ -259,10 +260,10 @@ def device(monkeypatch):
         graph = Graph(parts, log, "beginning" if second is None else "whole")
         log.append(f"record {graph.name}")
         noted = [
-            replay._Numbers(tuple(decisions.made), taken, numbers, Event(), True)
+            capture.Numbers(tuple(decisions.made), taken, numbers, Event(), True)
             for (_, decisions), taken, numbers in zip(parts, graph.taken, graph.numbers)
         ]
-        return replay._Graph(graph, graph.result, noted[0], noted[-1])
+        return capture.Graph(graph, graph.result, noted[0], noted[-1])
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
@@ -270,7 +271,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda side: contextlib.nullcontext())
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, given: [a.copy_(b) for a, b in zip(to, given)])
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **how: empty(*shape, **how))
-    monkeypatch.setattr(replay._Recording, "_captured", captured)
+    monkeypatch.setattr(capture.Recording, "_captured", captured)
     replay.release()
     yield SimpleNamespace(log=log, waits=waits)
     replay.release()
@@ -365,10 +366,10 @@ def test_an_extent_that_makes_no_difference_is_replayed_from_its_second_call_on(
 
 
 def test_extents_are_forgotten_in_the_end(simple, replays):
-    for i in range(replay.LATELY + replay.CALLS + 3):
+    for i in range(capture.LATELY + replay.CALLS + 3):
         simple(2.0**i * X, alike=lambda extent: "all alike")
     (recording,) = replays.recordings.values()
-    assert len(recording._alike) == replay.LATELY
+    assert len(recording._alike) == capture.LATELY
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -383,11 +384,11 @@ def test_what_is_not_finite_is_not_replayed(simple, replays, value):
 
 
 def test_recordings_are_bounded(simple, replays, device):
-    for extent in range(replay.GRAPHS + 3):
+    for extent in range(capture.GRAPHS + 3):
         for _ in range(replay.CALLS + 1):
             simple(2.0**extent * X)
     (recording,) = replays.recordings.values()
-    assert list(recording.graphs) == [((rounded(5.0 * 2.0**i),), ()) for i in range(3, replay.GRAPHS + 3)]
+    assert list(recording.graphs) == [((rounded(5.0 * 2.0**i),), ()) for i in range(3, capture.GRAPHS + 3)]
     for name in range(replay.RECORDINGS + 3):
         for _ in range(replay.CALLS + 1):
             simple(X, name)
@@ -415,7 +416,7 @@ def test_what_was_worth_its_recording_is_recorded_again_at_once(simple, replays,
 
 
 def test_a_recording_that_was_forgotten_counts_as_none(simple, replays, device, monkeypatch):
-    monkeypatch.setattr(replay, "LATELY", 2 * replay.RECORDINGS)
+    monkeypatch.setattr(capture, "LATELY", 2 * replay.RECORDINGS)
     names = range(3 * replay.RECORDINGS)
     for name in names:
         for _ in range(replay.CALLS + 1):
@@ -498,7 +499,7 @@ def test_released_recordings_are_gone_and_are_made_again(simple, replays, device
 
 
 def test_what_cannot_be_recorded_goes_on_as_before(simple, device, monkeypatch):
-    monkeypatch.setattr(replay._Recording, "_captured", lambda recording, *parts: 1 / 0)
+    monkeypatch.setattr(capture.Recording, "_captured", lambda recording, *parts: 1 / 0)
     for _ in range(replay.CALLS + 3):
         assert torch.equal(simple(X), 2.0 * X.sum(dim=0))
     assert device.log == ["ordinary"] * (replay.CALLS + 3)
