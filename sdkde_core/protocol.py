@@ -45,7 +45,6 @@ __all__ = [
     "BackendUnavailable",
     "Columns",
     "DeviceOutOfMemory",
-    "NotWorthIt",
     "PairsBackend",
     "Partial",
     "Problem",
@@ -144,10 +143,6 @@ class DeviceOutOfMemory(MemoryError):
     """Raised by ``Backend.reduce`` when the device's memory does not suffice: the core tries half the rows."""
 
 
-class NotWorthIt(RuntimeError):
-    """Raised by a backend that finds itself far over its price: beyond ``Problem.worth``, another answers the call."""
-
-
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Some of a pass's rows and columns, whitened, float64 on the host, and where all columns end.
@@ -213,10 +208,6 @@ class Problem:
         ``sample() -> Sample``, for ``supports`` and ``work`` of problems whose price depends on more than the extent.
         The first call takes it, from a device too, where it keeps the estimate from being replayed: so ask only where
         it matters. None: there are no data yet; in ``prepare`` and ``reduce`` always.
-    worth : float, optional
-        Seconds, as ``work`` predicts them, beyond which another backend is expected to be faster: ``prepare`` and
-        ``reduce`` may then raise :class:`NotWorthIt`. From the data and from rates, never from the clock, so that the
-        same call gives the same bits. None: nobody else would answer.
     """
 
     reduction: Reduction
@@ -234,7 +225,6 @@ class Problem:
     kernel: str = "gaussian"
     light: float = 0.0
     sample: Callable[[], Sample] | None = field(default=None, compare=False, repr=False)
-    worth: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if type(self.reduction) is not Reduction:  # a plain string would equal but not be it
@@ -353,9 +343,8 @@ class Columns:
 class Backend(TypingProtocol):
     """What a backend's implementation does. Both phases must leave their inputs untouched and be thread-safe.
 
-    NumPy's arrays are handed out read-only. What a backend raises, but for :class:`DeviceOutOfMemory` and, within a
-    limit, :class:`NotWorthIt`, sets it aside for the process where ``"auto"`` has chosen it; where the user has named
-    it, it raises :class:`BackendUnavailable`.
+    NumPy's arrays are handed out read-only. What a backend raises, but for :class:`DeviceOutOfMemory`, sets it aside
+    for the process where ``"auto"`` has chosen it; where the user has named it, it raises :class:`BackendUnavailable`.
 
     Memory is the backend's: it cuts the work so that its temporaries fit, in a way that follows from the problem and
     the device, never from what is free, since the bits depend on it. Where they do not fit all the same it raises
@@ -488,9 +477,6 @@ class BackendInfo:
         Once they have run, ``prepare`` and ``reduce`` only enqueue work on the current CUDA stream, whatever the
         problem; what they decide from numbers on the device, such as the span of the weights, they decide by
         :func:`sdkde_core.plugin.look`. The core may then record repeated calls as a CUDA graph.
-    gives_up : bool
-        Raises :class:`NotWorthIt` where ``Problem.worth`` is a number that it finds itself beyond. Of others the core
-        does not find out what they are worth, and ``Problem.worth`` is None.
     tuning : str
         ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
     supports : callable
@@ -533,7 +519,6 @@ class BackendInfo:
     capturable: bool = False
     tuning: str = ""
     compile_seconds: Callable[[Problem], float] = _no_seconds
-    gives_up: bool = False
     variant: Callable[[Problem], Hashable] | None = None
 
     def __post_init__(self) -> None:
@@ -552,7 +537,7 @@ class BackendInfo:
         self._require("protocol", version and all(type(x) is int for x in self.protocol), "(major, minor)")
         strings = isinstance(self.features, frozenset) and all(isinstance(x, str) for x in self.features)
         self._require("features", strings, "a frozenset of strings")
-        for name in ("deterministic", "capturable", "gives_up"):
+        for name in ("deterministic", "capturable"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         for name in ("supports", "extent_limit", "work", "compile_seconds", "variant"):
             value = getattr(self, name)

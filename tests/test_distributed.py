@@ -75,8 +75,6 @@ if size > 1:
     with failing(columns, "call", lambda info, problem, *a: BackendFailed(info, problem.device, "a fault")):
         refused(words, x[here], device="cpu", kind=RuntimeError)
     group = dist.new_group([0, 2])
-    with mock.patch.object(select, "_worth", lambda *_: 1e-12):  # a backend that is worth nothing would give up
-        estimate(x[here], device="cpu", bandwidth=0.7)
     if rank == 1:
         refused("group has no rank 1", x, group=group)
     else:

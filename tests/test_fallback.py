@@ -41,7 +41,7 @@ SOURCE = """
     INFO = BackendInfo(
         name="weak", protocol=(1, 0), implementation="plugin_weak:make", devices=("cpu",),
         precisions=("fast", "high", "float64"), features=frozenset(["weights"]), deterministic=True,
-        install="pip install weak==2", gives_up=True, {info}
+        install="pip install weak==2", {info}
     )
 """
 
@@ -159,98 +159,6 @@ def test_what_is_not_the_plugins_passes(weak, error, backend):
     with pytest.raises(__builtins__[error], match="not mine"):
         sdkde_core.estimate(X, Y, backend=backend)
     assert not registry.aside
-
-
-# --- a backend that gives up ------------------------------------------------------------------------------------------
-
-GIVES_UP = "from sdkde_core.protocol import NotWorthIt; seen.append(problem.worth); "
-
-
-@pytest.fixture
-def quitter(weak):
-    """``quitter(**lines)``: as ``weak``, in whose lines GIVES_UP may stand; what problems were worth is in ``seen``."""
-
-    def make(**lines):
-        weak(**lines)
-        module().seen = []
-
-    return make
-
-
-@pytest.mark.parametrize("phase", ["prepare", "reduce"])
-def test_what_is_not_worth_it_is_answered_by_the_next_best_this_time(quitter, phase, caplog):
-    want = sdkde_core.estimate(X, Y, backend="numpy")
-    quitter(**{phase: GIVES_UP + "raise NotWorthIt('it would take 9 s')"})
-    before = sdkde_core.explain(X, Y)
-    with warnings.catch_warnings(), caplog.at_level("DEBUG", logger="sdkde"):
-        warnings.simplefilter("error")
-        assert np.array_equal(sdkde_core.estimate(X, Y), want)
-        assert np.array_equal(sdkde_core.estimate(X, Y), want)
-    assert caplog.text.count("backend weak on cpu gave up: it would take 9 s") == 2
-    assert not registry.aside and before.backend == sdkde_core.explain(X, Y).backend == "weak"
-    first, second = (c.total_seconds for c in before.candidates[:2])
-    assert set(module().seen) == {select.PATIENCE * max(first, second)}
-    measured = sdkde_core.explain(X, Y, measure=True)
-    assert measured.backend == "numpy"
-    assert [c.reason for c in measured.candidates if c.name == "weak"] == ["gave up: it would take 9 s"]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: sdkde_core.debias(X),
-        lambda: sdkde_core.grad_log_density(X, Y),
-        lambda: sdkde_core.prepare(X, weights=np.arange(60.0)).estimate(Y),
-        lambda: sdkde_core.prepare(X).grad_log_density(Y),
-    ],
-)
-def test_every_public_function_goes_on_where_a_backend_gives_up(quitter, call):
-    want = call()
-    quitter(reduce=GIVES_UP + "raise NotWorthIt('no')")
-    assert np.array_equal(call(), want)
-    assert not registry.aside and module().seen
-
-
-def test_what_is_prepared_is_answered_elsewhere_only_where_its_backend_gives_up(quitter):
-    """What a query gets does not depend on those before it."""
-    want = sdkde_core.prepare(X, method="kde", backend="numpy")
-    gives_up = "(_ for _ in ()).throw(NotWorthIt('no'))"
-    quitter(reduce=GIVES_UP + f"problem.m == 7 and problem.worth is not None and {gives_up}")
-    ready = sdkde_core.prepare(X, method="kde")
-    for again in (ready, pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):
-        for rows in (Y[:3], Y, Y[:3], Y):
-            assert np.array_equal(again.estimate(rows), want.estimate(rows))
-            assert again.backend == "weak"
-    assert ready._fitted._second.choice.name == "numpy"
-    named = sdkde_core.prepare(X, method="kde", backend="weak")  # of which nothing limits what a call may take
-    assert np.array_equal(named.estimate(Y), want.estimate(Y))
-
-
-@pytest.mark.parametrize("where", ["argument", "environment", "nobody else"])
-def test_nobody_gives_up_where_nobody_else_would_answer(quitter, where, monkeypatch):
-    quitter(reduce=GIVES_UP + "raise NotWorthIt('it would take 9 s')")
-    if where == "environment":
-        monkeypatch.setenv("SDKDE_BACKEND", "weak")
-    if where == "nobody else":
-        mine = tuple(r for r in registry.records() if r.name == "weak")
-        monkeypatch.setattr(registry, "records", lambda: mine)
-    options = {"backend": "weak"} if where == "argument" else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sdkde_core.SdkdeWarning)
-        with pytest.raises(sdkde_core.BackendUnavailable, match="gave up though nothing limits it: it would take 9 s"):
-            sdkde_core.estimate(X, Y, **options)
-    assert set(module().seen) == {None}
-
-
-def test_few_rows_are_worth_less_but_something():
-    from sdkde_core.engine.columns import GRACE, _of_rows
-
-    problem = Problem(Reduction.LOG_SUM, 1000, 1000, 2, worth=10.0)
-    assert [_of_rows(problem, m, False).worth for m in (2000, 1000, 500, 1)] == [20.0, 10.0, 5.0, GRACE]
-    assert _of_rows(problem, 7, True).m == 7 and _of_rows(problem, 7, True).same
-    assert _of_rows(Problem(Reduction.LOG_SUM, 9, 9, 2), 3, False).worth is None
-    cheap = Problem(Reduction.LOG_SUM, 1000, 1000, 2, worth=1e-3)
-    assert _of_rows(cheap, 1, False).worth == 1e-3
 
 
 class Handler:

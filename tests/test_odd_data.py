@@ -1,26 +1,22 @@
-"""Zero-inflated, count, clustered and outlying data: what is priced from a sample, summed once, and given up."""
+"""Zero-inflated, count, clustered and outlying data: what is priced from a sample, and summed once."""
 
 import dataclasses
 import math
-import warnings
 import weakref
 
 import numpy as np
 import pytest
 
-import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.engine.scales import reduce_pass
 from sdkde_core.estimator import plan as planning
 from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.estimator.sample import SIZE, Sampler
-from sdkde_core.protocol import Columns, NotWorthIt, Partial, Problem, Reduction
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors
 
 pytest.importorskip("finufft")
 
-from sdkde_fourier import backend as module
 from sdkde_fourier import duplicates, forecast, neighbours, price
 from sdkde_fourier.around import around
 from sdkde_fourier.backend import FourierBackend
@@ -119,27 +115,6 @@ def test_a_sample_is_not_taken_of_calls_that_a_device_may_replay():
     assert forecast.ON_A_DEVICE >= PAIRS
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("d", [1, 2, 3])
-def test_pairs_of_neighbours_are_known_from_a_sample(kind, d, monkeypatch):
-    counted = []
-    original = price.by_pairs
-    monkeypatch.setattr(neighbours, "by_pairs", lambda *found: counted.append(found[1:]) or original(*found))
-    rng = np.random.default_rng(d)
-    points, rows = kind(rng, 10_000, d) / KINDS[kind], kind(rng, 3000, d) / KINDS[kind]
-    for queries in (None, rows):
-        problem, columns = posed(points, queries, worth=0.0)
-        sample = problem.sample()
-        found = around(problem, sample.rows, sample.columns, sample.log_weights, True)
-        search = neighbours.Neighbourhoods(columns, 1)
-        with pytest.raises(NotWorthIt):  # pairs are counted before they are summed
-            search.reduce(problem, points if queries is None else queries, None, 1.0, price.Limit(problem))
-        ((distinct, pairs),) = counted
-        assert 0.5 < found.rows / distinct < 2.0
-        assert 0.4 < found.rows * found.neighbours.mean() / pairs < 2.5
-        counted.clear()
-
-
 def test_the_price_says_what_the_backend_does():
     """Box or no box: as the backend decides once it has the points."""
     rng, info = np.random.default_rng(0), registry.find("fourier").info
@@ -202,75 +177,6 @@ def test_groups_of_equal_points():
     assert duplicates.many(np.zeros((9, 1))) and not duplicates.many(np.arange(9.0)[:, None])
 
 
-# --- what is not worth it -------------------------------------------------------------------------------------------
-
-
-def backends():
-    yield FourierBackend(1)
-    if registry.find("fourier-torch").ok:
-        from sdkde_fourier.device import TorchFourierBackend
-
-        yield TorchFourierBackend()
-
-
-@pytest.mark.parametrize("backend", list(backends()), ids=lambda b: type(b).__name__)
-def test_a_run_far_over_its_price_ends_before_it_sums(backend):
-    """In prepare, where the columns tell; in reduce, where only the rows do."""
-
-    rng = np.random.default_rng(0)
-    info = registry.find("fourier" if isinstance(backend, FourierBackend) else "fourier-torch").info
-    bring = np.asarray
-    if info.arrays == "torch":
-        bring = pytest.importorskip("torch").as_tensor
-    points = clusters(rng, 4200, 2) / 0.2
-    problem, columns = posed(points)
-    problem = dataclasses.replace(problem, sample=None, same=False)
-    columns = Columns(bring(columns.points), bring(columns.log_weights))
-    predicted = price.seconds(info.work(posed(points)[0], None))
-    for worth, ends in ((predicted / 100, True), (10 * predicted, False), (None, False)):
-        worthy = dataclasses.replace(problem, worth=worth)
-        if ends:
-            with pytest.raises(NotWorthIt, match=r"direct sums.* would take .* s or more, and is worth"):
-                backend.prepare(worthy, columns)
-        else:
-            backend.reduce(worthy, bring(points), backend.prepare(worthy, columns))
-    state = backend.prepare(problem, columns)
-    with pytest.raises(NotWorthIt, match="direct sums over"):
-        backend.reduce(dataclasses.replace(problem, worth=predicted / 100), bring(points), state)
-    again = backend.reduce(problem, bring(points[:50]), state)  # and the state is as it was
-    assert np.isfinite(np.asarray(again.log_sum)).all()
-
-
-@pytest.fixture
-def blind(monkeypatch):
-    """The Fourier backend priced as if the data were benign, and free to start."""
-
-    from sdkde_core.protocol import Work
-
-    own = registry.find("fourier")
-    info = dataclasses.replace(own.info, work=lambda problem, config: Work(), startup_seconds=0.0)
-    others = [r for r in registry.records() if r.name == "numpy"]
-    records = (dataclasses.replace(own, info=info), *others)
-    monkeypatch.setattr(registry, "records", lambda: records)
-
-
-@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
-def test_auto_takes_the_next_best_where_fourier_gives_up(blind, method):
-    x = clusters(np.random.default_rng(0), 1500, 3)
-    options = {"method": method, "bandwidth": 0.02, "precision": "fast"}
-    assert sdkde_core.explain(x, **options).backend == "fourier"
-    worth = planning.plan(Request(Goal.DENSITY, **options), x).problems[-1].worth
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        spend = price.Limit.spend
-        patch.setattr(price.Limit, "spend", lambda self, predicted, on: spend(self, 1e6 * predicted, on))
-        warnings.simplefilter("error")
-        got = [sdkde_core.estimate(x, **options) for _ in range(2)]
-        assert sdkde_core.prepare(x, **options).backend == "numpy"
-    want = sdkde_core.estimate(x, backend="numpy", **options)
-    assert worth > 0 and all(np.array_equal(g, want) for g in got)
-    assert not registry.aside
-
-
 def test_the_command_line_chooses_by_the_samples(monkeypatch):
     """The plan that it shows is made from the shapes; the samples may call for another backend."""
     from sdkde_core.cli import streaming
@@ -302,11 +208,3 @@ def test_the_command_line_chooses_by_the_samples(monkeypatch):
     (found,) = job.densities(lambda rows: None)
     assert job.where == "numpy on cpu" and not job.elsewhere and found.shape == (7,)
     assert asked[-1].sample is not None and asked[-1].m == 7
-
-
-def test_what_gives_up_within_a_reduction_of_the_plugin_interface_gives_up():
-    """``reduce_pass`` is a backend's own way to the core: what is not worth it there is not worth it."""
-    problem, columns = posed(clusters(np.random.default_rng(0), 3000, 2) / 0.2, worth=1e-9)
-    info = registry.find("fourier").info
-    with pytest.raises(sdkde_core.BackendUnavailable, match="gave up: direct sums"):
-        reduce_pass(module.FourierBackend(1), info, problem, columns)

@@ -426,7 +426,6 @@ def _first(number):
         *(_set("rows", value) for value in (0, 1.5, True)),
         *(_set("extent", value) for value in (1e200, 3, "1")),
         *(_set("names", value) for value in (["a"], [1, 2], "ab")),
-        *(_set("worth", value) for value in ("x", [1.0])),
         *(_set("selection", value) for value in ([], {"method": "kde"}, 3)),
         _set("weighted", 0),
     ],

@@ -228,12 +228,12 @@ def test_a_device_that_does_not_work_is_named(monkeypatch):
 
 
 def test_auto_takes_what_works_on_all_of_them(monkeypatch):
-    """A backend that fails or gives up on one alone would be chosen by the others' first one, again and again."""
+    """A backend that fails on one alone would be chosen by the others' first one, again and again."""
     devices = ("cpu", "cpu:1")
     monkeypatch.setattr(started, "start", lambda *_: (object(), Support(True, "")))
     problems = [Problem(Reduction.LOG_SUM, m=N, n=N, d=D, extent=50.0, precision="high")]
     first = select.choose(problems, device=devices).name
-    why = {(first, "cpu:1"): "gave up"}
+    why = {(first, "cpu:1"): "it failed"}
     second = select.choose(problems, device=devices, without=why).name
     assert second != first
     monkeypatch.setattr(registry, "aside", why)

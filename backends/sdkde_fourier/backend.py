@@ -116,25 +116,19 @@ class FourierBackend:
         return _Series(box, modes, epsilon, errors, inside, outside, beyond, float(weights[members].sum()))
 
     def _pays(self, problem: Problem, columns: Columns, seconds: float) -> bool:
-        """Whether modes at that price are faster than neighbourhoods; NotWorthIt where neither are worth it."""
-        limit = price.Limit(problem)
-        if self.always:
+        """Whether modes at that price are faster than direct sums over neighbours."""
+        if self.always or not price.looks(problem, seconds):
             return True
-        if price.looks(problem, seconds):
-            step = max(1, len(columns.points) // COLUMNS[1])
-            direct = price.direct_seconds(price.CPU, problem, columns.points[::step], columns.log_weights[::step])
-            if direct < seconds:
-                limit.spend(direct, "direct sums over neighbours")
-                return False
-        limit.spend(seconds, "the transforms")
-        return True
+        step = max(1, len(columns.points) // COLUMNS[1])
+        direct = price.direct_seconds(price.CPU, problem, columns.points[::step], columns.log_weights[::step])
+        return direct >= seconds
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Sum by modes, then redo the rows whose sum is too small against the bound on its error."""
         rows = state.columns.points if queries is None else queries
         if not len(rows):
             return empty(problem, rows)
-        blocks, limit = [], price.Limit(problem)
+        blocks = []
         with np.errstate(all="ignore"):
             if state.exact:
                 return reduce_exact(problem, rows, state.columns, own_offset)
@@ -144,7 +138,7 @@ class FourierBackend:
                 if "exclude_self" in problem.requires:
                     own = np.arange(len(block)) + own_offset + start
                 scales = enumerate(problem.scales or (1.0,))
-                answers = [self._at_scale(problem, block, own, state, limit, *scale) for scale in scales]
+                answers = [self._at_scale(problem, block, own, state, *scale) for scale in scales]
                 blocks.append(stack(answers) if problem.scales else answers[0])
         return concatenate(blocks)
 
@@ -154,7 +148,6 @@ class FourierBackend:
         rows: Array,
         own: Array | None,
         state: _State,
-        limit: price.Limit,
         index: int,
         scale: float,
     ) -> Partial:
@@ -170,10 +163,10 @@ class FourierBackend:
                 found = put(each(some, lambda x: np.empty((len(rows), *x.shape[1:]))), held, some)
                 redo[held] = ~good
         if found is None:
-            return state.neighbourhoods.reduce(problem, rows, own, scale, limit)
+            return state.neighbourhoods.reduce(problem, rows, own, scale)
         if redo.any():
             mine = None if own is None else own[redo]
-            put(found, redo, state.neighbourhoods.reduce(problem, rows[redo], mine, scale, limit))
+            put(found, redo, state.neighbourhoods.reduce(problem, rows[redo], mine, scale))
         return found
 
     def _by_modes(

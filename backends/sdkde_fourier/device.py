@@ -112,7 +112,6 @@ class TorchFourierBackend:
         if not self.always:
             direct = price.direct_seconds(price.DEVICE, problem, sample[::FEWER], rest[: len(weights) : FEWER])
             modes = math.inf if found is None else found[1]
-            price.Limit(problem).spend(min(direct, modes), "direct sums, and transforms,")
             if modes > direct:
                 return None
         if found is None:
@@ -141,14 +140,14 @@ class TorchFourierBackend:
         rows = state.columns.points if queries is None else queries
         if not len(rows):
             return empty(problem, rows)
-        blocks, limit = [], price.Limit(problem)
+        blocks = []
         with memory_errors():
             for start in range(0, len(rows), ROWS):
                 block, own = rows[start : start + ROWS], None
                 if "exclude_self" in problem.requires:
                     own = torch.arange(len(block), device=block.device) + own_offset + start
                 scales = enumerate(problem.scales or (1.0,))
-                answers = [self._at_scale(problem, block, own, state, limit, *scale) for scale in scales]
+                answers = [self._at_scale(problem, block, own, state, *scale) for scale in scales]
                 blocks.append(stack(answers) if problem.scales else answers[0])
         return concatenate(blocks)
 
@@ -158,18 +157,17 @@ class TorchFourierBackend:
         rows: Tensor,
         own: Tensor | None,
         state: _State,
-        limit: price.Limit,
         index: int,
         scale: float,
     ) -> Partial:
         if state.series is None:
-            return state.neighbourhoods().reduce(problem, rows, own, scale, limit=limit)
+            return state.neighbourhoods().reduce(problem, rows, own, scale)
         found, good = self._by_modes(problem, rows, own, state, state.series, index, scale)
         some = torch.nonzero(~good)[:, 0]
         if not len(some):
             return found
         mine = None if own is None else own[some]
-        return put(found, some, state.neighbourhoods().reduce(problem, rows[some], mine, scale, limit=limit))
+        return put(found, some, state.neighbourhoods().reduce(problem, rows[some], mine, scale))
 
     def _by_modes(
         self,

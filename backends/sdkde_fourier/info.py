@@ -12,16 +12,10 @@ from .forecast import estimate, estimate_on_device, least_memory
 
 __all__ = ["INFO", "TORCH"]
 
-#: Pairs up to which "float64" is taken. A transform's error is relative to its largest sum: most rows have too small a
-#: sum for ten digits of a log, or twelve of a shift, and are then summed directly over their neighbours.
-MOST_PAIRS = 1 << 27
-
 
 def _supports(problem: Problem) -> Support:
     if problem.d > 3:
         return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
-    if problem.precision == "float64" and problem.pairs > MOST_PAIRS:
-        return Support(False, "float64 leaves most rows to direct sums, too many at this size")
     least = least_memory(problem)
     total = total_memory() if least else None  # not what is free: the choice depends on the machine alone
     if total is not None and least > total:
@@ -43,7 +37,6 @@ INFO = BackendInfo(
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
-    gives_up=True,
     requires_modules=("finufft", "scipy"),
     install="pip install 'sdkde-core[fourier]'",
     startup_seconds=0.15,  # finufft; where many rows are redone in two or three dimensions, scipy.spatial too
@@ -70,7 +63,6 @@ TORCH = BackendInfo(
     precisions=("fast", "high"),  # most rows have too small a sum for float64's ten digits
     features=frozenset({"weights", "exclude_self", "multi_scale"}),
     deterministic=True,
-    gives_up=True,
     requires_modules=("torch",),
     install="pip install 'sdkde-core[torch]'",
     arrays="torch",

@@ -28,7 +28,6 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 from .around import CLASS, nats
 from .duplicates import distinct, many, merged_weights
 from .finish import put
-from .price import Limit, by_pairs, seconds
 
 __all__ = ["Neighbourhoods", "Outside"]
 
@@ -228,9 +227,7 @@ class Neighbourhoods:
         self._made: list[_WeightClass] = []
         self._merged: Neighbourhoods | None = None
 
-    def reduce(
-        self, problem: Problem, queries: Array, own: Array | None, scale: float, limit: Limit | None = None
-    ) -> Partial:
+    def reduce(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
         """Answer for some rows at one scale.
 
         Parameters
@@ -240,24 +237,22 @@ class Neighbourhoods:
         own : (b,) array, optional
             The column that a row leaves out; any number that is no column's leaves out none.
         scale : float
-        limit : Limit, optional
-            NotWorthIt beyond it.
         """
         far = (np.abs(queries) < FARTHEST).min(axis=1) == 0
         if far.any():  # or not a number: no search takes either
-            found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own, scale, limit)
+            found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own, scale)
             some = self._far(problem, queries[far], scale)
             return put(found, far, some)
         if len(queries) <= FEW:  # also once a tree is there, so that the same call gives the same bits
             return concatenate(self._block(problem, self._classes(few=True), queries, own, scale))
         if own is not None:  # each row leaves out another column
-            return self._in_blocks(problem, queries, own, scale, limit)
+            return self._in_blocks(problem, queries, own, scale)
         with self._lock:
             self._merged = self._merged or self._merge()
         if not many(queries):
-            return self._merged._in_blocks(problem, queries, None, scale, limit)
+            return self._merged._in_blocks(problem, queries, None, scale)
         first, group = distinct(queries)
-        return each(self._merged._in_blocks(problem, queries[first], None, scale, limit), lambda x: x[group])
+        return each(self._merged._in_blocks(problem, queries[first], None, scale), lambda x: x[group])
 
     def _merge(self) -> Neighbourhoods:
         """The columns with equal ones as one, where there are many."""
@@ -267,9 +262,7 @@ class Neighbourhoods:
         weights = merged_weights(self.log_weights, first, group)
         return Neighbourhoods(Columns(self.points[first], weights), self.threads)
 
-    def _in_blocks(
-        self, problem: Problem, queries: Array, own: Array | None, scale: float, limit: Limit | None
-    ) -> Partial:
+    def _in_blocks(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
         with self._lock:
             if not self._made:
                 self._made = self._classes()
@@ -277,7 +270,7 @@ class Neighbourhoods:
         for start in range(0, len(queries), ROWS):
             here = slice(start, start + ROWS)
             mine = None if own is None else own[here]
-            blocks += self._block(problem, self._made, queries[here], mine, scale, limit)
+            blocks += self._block(problem, self._made, queries[here], mine, scale)
         return concatenate(blocks)
 
     def _far(self, problem: Problem, queries: Array, scale: float) -> Partial:
@@ -300,14 +293,11 @@ class Neighbourhoods:
         queries: Array,
         own: Array | None,
         scale: float,
-        limit: Limit | None = None,
     ) -> list[Partial]:
         """Find the neighbours of a block of rows, then sum over :data:`PAIRS` of them at a time."""
         leader, radii = self._search(problem, classes, queries, own, scale)
         counts = [one.count(queries, radius) for one, radius in zip(classes, radii)]
         ends = np.cumsum(sum(counts))
-        if limit is not None:
-            limit.spend(seconds(by_pairs(problem, len(queries), float(ends[-1]))), "direct sums over neighbours")
         cuts = [0]
         while cuts[-1] < len(queries):
             before = ends[cuts[-1] - 1] if cuts[-1] else 0

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import Processor, cpu_threads, processor, speedup, work_seconds
-from sdkde_core.protocol import NotWorthIt, Problem, Reduction, Work
+from sdkde_core.protocol import Problem, Reduction, Work
 
 from . import bounds
 from .around import Around, around, nats
@@ -31,7 +31,6 @@ __all__ = [
     "PAIRS",
     "ROWS",
     "TOGETHER",
-    "Limit",
     "Ways",
     "box_seconds",
     "box_work",
@@ -200,19 +199,6 @@ def by_tile_pairs(problem: Problem, pairs: float) -> Work:
         bytes=16.0 * passes * pairs,
         launches=int((passes + 12.0) * pairs / PAIRS),
     )
-
-
-class Limit:
-    """What a call may still take before another backend would be faster."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._worth, self._spent = math.inf if problem.worth is None else problem.worth, 0.0
-
-    def spend(self, predicted: float, on: str) -> None:
-        """Count predicted seconds; NotWorthIt where they are too many in all."""
-        self._spent += predicted
-        if self._spent > self._worth:
-            raise NotWorthIt(f"{on} would take {self._spent:.2g} s or more, and is worth {self._worth:.2g}")
 
 
 def seconds(work: Work, device: str = "cpu") -> float:

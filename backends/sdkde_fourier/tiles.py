@@ -18,7 +18,7 @@ from sdkde_core.plugin import concatenate, each, safe_log
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .around import nats
-from .price import BITS, COLUMNS, JUDGED, LEADERS, PAIRS, ROWS, TOGETHER, Limit, by_tile_pairs, seconds
+from .price import BITS, COLUMNS, JUDGED, LEADERS, PAIRS, ROWS, TOGETHER
 
 __all__ = ["Tiles"]
 
@@ -63,7 +63,6 @@ class Tiles:
         own: Tensor | None,
         scale: float,
         least: float = -math.inf,
-        limit: Limit | None = None,
     ) -> Partial:
         """Answer for some rows at one scale.
 
@@ -76,8 +75,6 @@ class Tiles:
         scale : float
         least : float
             Log of an absolute error that is allowed: terms may be left out that sum to less.
-        limit : Limit, optional
-            NotWorthIt beyond it.
         """
         rows = _tiled(queries, ROWS)
         sums, places = [], []
@@ -87,9 +84,6 @@ class Tiles:
             lists, counts = self._lists(problem, some, own, scale, least)
             order = torch.argsort(counts, descending=True, stable=True)
             numbers = counts[order].tolist()
-            if limit is not None:
-                pairs = by_tile_pairs(problem, float(ROWS * COLUMNS * sum(numbers)))
-                limit.spend(seconds(pairs, problem.device), "direct sums over tiles")
             first = 0
             while first < len(numbers):
                 # Tiles of rows with lists of like length side by side: those that straddle a gap have long ones.

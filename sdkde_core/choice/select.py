@@ -21,10 +21,6 @@ from .remembered import remembered
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
-#: A backend may take so many times its own predicted time or the next best's, whichever is more, before another one is
-#: to answer: both are right to about this factor.
-PATIENCE = 2.0
-
 #: What sharing rows among devices takes besides copies, in seconds: threads that start, and what every device does for
 #: itself; and the bytes per second that go from one card to another over PCIe.
 SHARED_SECONDS, SHARED_BYTES = 2e-3, 20e9
@@ -36,8 +32,7 @@ _logger = logging.getLogger("sdkde")
 class Choice:
     """The backend that runs, and the candidates that were considered, best first: all of them where it is explained.
 
-    ``calls``: over how many start-up was spread. ``worth``: predicted seconds beyond which the next best one is to
-    answer; None where there is none, or no choice. ``devices``: those that share the rows, ``device`` first, where the
+    ``calls``: over how many start-up was spread. ``devices``: those that share the rows, ``device`` first, where the
     user named several.
     """
 
@@ -47,7 +42,6 @@ class Choice:
     candidates: tuple[Candidate, ...]
     reason: str
     calls: int
-    worth: float | None = None
     devices: tuple[str, ...] = ()
 
     @property
@@ -61,10 +55,8 @@ class Choice:
 
     def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
         """Return the passes as the backend is asked them."""
-        asked = {"device": self.device, "sample": None, "worth": self.worth}
-        return tuple(
-            p if (p.device, p.sample, p.worth) == tuple(asked.values()) else with_fields(p, **asked) for p in problems
-        )
+        asked = {"device": self.device, "sample": None}
+        return tuple(p if (p.device, p.sample) == (self.device, None) else with_fields(p, **asked) for p in problems)
 
 
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
@@ -362,17 +354,15 @@ def _foremost(
     if len(places) < 2:
         return [judge(info, there[place], data_device, share, None, replays) for info, place in places]
     found: list[Candidate] = []
-    first, least, rivals = places[0][0], math.inf, False
+    least = math.inf
     machines = {place: machine(place) for place in there}
     starts = [(start_up(info, there[place], calls, machines[place]), info, there[place]) for info, place in places]
     for startup, info, posed in sorted(starts, key=lambda s: s[0].counted):
-        if startup.counted > least and (rivals or not first.gives_up):  # a second one says what the first is worth
+        if startup.counted > least:
             break  # so is that of those after it
         found.append(judge(info, posed, data_device, share, startup, replays))
         if found[-1].ok:
-            rivals = least < math.inf
-            if found[-1].total_seconds < least:
-                first, least = info, found[-1].total_seconds
+            least = min(least, found[-1].total_seconds)
     return _sorted(found, data_device)
 
 
@@ -391,14 +381,7 @@ def _start(
         tried[candidate.name, candidate.device] = support.reason
         return None
     final = tuple(_settle(c, candidate, tried) for c in candidates)
-    worth = _worth(final) if info.gives_up and reason != "named" else None
-    return Choice(info, candidate.device, implementation, final, reason, calls, worth)
-
-
-def _worth(candidates: Sequence[Candidate]) -> float | None:
-    """See :class:`Choice`; of candidates best first, those that do not start settled."""
-    totals = [c.total_seconds for c in candidates if c.ok][:2]
-    return PATIENCE * max(totals) if len(totals) == 2 and max(totals) < math.inf else None
+    return Choice(info, candidate.device, implementation, final, reason, calls)
 
 
 def _candidates(

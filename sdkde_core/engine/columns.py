@@ -43,18 +43,7 @@ __all__ = ["KEPT", "PackedColumns", "Whole"]
 #: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
 KEPT = 4
 
-#: Seconds that a few rows are worth, of a problem with many: what they cost does not shrink with their number.
-GRACE = 0.05
-
 Which = Literal["all", "near", "far"]
-
-
-def _of_rows(problem: Problem, m: int, same: bool) -> Problem:
-    """Return the problem for other rows; fewer are worth less, but for :data:`GRACE`."""
-    worth = problem.worth
-    if worth is not None:
-        worth = max(min(worth, GRACE), worth * m / max(1, problem.m))
-    return with_fields(problem, m=m, same=same, worth=worth)
 
 
 class Whole(NamedTuple):
@@ -227,7 +216,7 @@ class PackedColumns:
             packed = self._packed("near", self._backend, self._limit)
         else:
             packed = self._packed("all", self._backend, min(self._problem.extent, self._own_limit))
-        problem, points = _of_rows(packed.problem, packed.problem.n, True), packed.columns.points
+        problem, points = with_fields(packed.problem, m=packed.problem.n, same=True), packed.columns.points
         seen = watched(points)
         sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns)
         unchanged(self._info, problem.device, seen)
@@ -395,7 +384,7 @@ class PackedColumns:
         for i, packed in enumerate(states):
             same, problem = own and i == 0, packed.problem
             if (m, same) != (problem.m, problem.same):
-                packed = packed._replace(problem=_of_rows(problem, m, same))
+                packed = packed._replace(problem=with_fields(problem, m=m, same=same))
             parts.append(self._reduce_rows(packed, rows, own_offset))
         return merge(parts)
 
@@ -415,7 +404,7 @@ class PackedColumns:
         half -= half % QUANTUM if half > QUANTUM else 0
         parts = []
         for start, stop in ((0, half), (half, rows.shape[0])):
-            sub = packed._replace(problem=_of_rows(problem, stop - start, same))
+            sub = packed._replace(problem=with_fields(problem, m=stop - start, same=same))
             parts.append(self._reduce_rows(sub, rows[start:stop, :], own_offset + start))
         return concatenate(parts)
 

@@ -13,11 +13,10 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 from ..arrays import detached, to_host
-from ..protocol import BackendInfo, BackendUnavailable, Columns, NotWorthIt, Partial, Problem, Reduction
+from ..protocol import BackendInfo, BackendUnavailable, Columns, Partial, Problem, Reduction
 
 __all__ = [
     "BackendFailed",
-    "GaveUp",
     "OutOfReach",
     "call",
     "checked",
@@ -46,19 +45,6 @@ class BackendFailed(BackendUnavailable):
         super().__init__(f"backend {info.name!r} failed on {device}: {what}; {mend}, or name another backend")
 
 
-class GaveUp(BackendUnavailable):
-    """A backend found a call not worth it, as it may: another one is to answer this call.
-
-    Attributes
-    ----------
-    backend, device : str
-    """
-
-    def __init__(self, info: BackendInfo, device: str, why: str) -> None:
-        self.backend, self.device = info.name, device
-        super().__init__(f"gave up: {why}")
-
-
 class OutOfReach(BackendUnavailable):
     """Rows lie farther from the samples than a backend can answer: another one may.
 
@@ -75,8 +61,6 @@ class OutOfReach(BackendUnavailable):
 def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *arguments: Any) -> R:
     """Return ``method(problem, *arguments)`` of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
 
-    Where the problem is worth so much and no more, it may give up: a :class:`GaveUp`.
-
     A SystemExit is a failure too: a plugin must not end the program. What is not the plugin's passes: interrupts and
     whatever else a signal handler raises, cancellation, memory that does not suffice, and warnings that the user has
     made errors.
@@ -85,10 +69,6 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
         return method(problem, *arguments)
     except (MemoryError, BackendUnavailable, Warning):
         raise
-    except NotWorthIt as error:
-        if problem.worth is None:
-            raise BackendFailed(info, problem.device, f"it gave up though nothing limits it: {error}") from error
-        raise GaveUp(info, problem.device, str(error)) from error
     except (Exception, SystemExit) as error:
         if _from_signal_handler(error):
             raise

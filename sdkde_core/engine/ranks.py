@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
+from ..protocol import Backend, BackendInfo, Columns, Partial, Problem
 from .columns import PackedColumns, Whole
 from .dealing import blocks, dealt, merged, shares
 from .merge import concatenate, each
@@ -144,8 +144,7 @@ class AmongRanks:
         ranks.agreed("the backend", info.name)
         ranks.agreed("the problem", str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent)))
         self._ranks, self._problem, self._n = ranks, problem, columns.points.shape[0]
-        posed = with_fields(problem, worth=None)  # each has queries of its own: one would give up, and others not
-        self._packed = PackedColumns(backend, info, posed, columns, shared)
+        self._packed = PackedColumns(backend, info, problem, columns, shared)
 
     def reduce(self, queries: Any = None, *, distances: Any = None, extent: float | None = None) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`; the queries are this process's own, all have some."""

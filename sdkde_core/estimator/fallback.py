@@ -1,4 +1,4 @@
-"""What ``backend="auto"`` does when the backend that it has chosen fails or gives up: the next best one answers."""
+"""What ``backend="auto"`` does when the backend that it has chosen fails: the next best one answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..choice import select, started
-from ..engine.failures import BackendFailed, GaveUp, OutOfReach
+from ..engine.failures import BackendFailed, OutOfReach
 from ..messages import warn_once
 from .request import Request
 
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
-    """Return ``compute(request)``, which plans and runs; planned anew where the backend that was chosen does not do it.
+    """Return ``compute(request)``, which plans and runs; planned anew where the backend that was chosen fails.
 
     Raises
     ------
@@ -30,13 +30,11 @@ def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
     while True:
         try:
             return compute(request)
-        except GaveUp as stopped:
-            request = without(request, stopped)
         except BackendFailed as failure:
             set_aside(request, failure)
 
 
-def without(request: Request, stopped: GaveUp | OutOfReach) -> Request:
+def without(request: Request, stopped: OutOfReach) -> Request:
     """Return the request for this call to go on with: it does without the backend that does not answer."""
     _logger.debug("backend %s on %s %s", stopped.backend, stopped.device, stopped)
     return replace(request, without={**request.without, (stopped.backend, stopped.device): str(stopped)})

@@ -18,7 +18,7 @@ from ..arrays import Argument, Origin, Query, check_query, convert, detached, qu
 from ..bandwidth.matrix import Bandwidth
 from ..choice import select
 from ..choice.judge import only_enqueues
-from ..engine.failures import BackendFailed, GaveUp, OutOfReach
+from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import limit_of, radii
@@ -154,8 +154,8 @@ class Fitted:
     def serve(self, compute: Callable[[Fitted], R]) -> R:
         """Return ``compute(fitted)``; where the backend fails, of the same columns with the next best one.
 
-        Where it gives up, or the rows lie farther than it reaches, that holds for this call only: what others get does
-        not depend on it.
+        Where the rows lie farther than it reaches, another answers this call only: what other calls get does not depend
+        on it.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class Fitted:
         while True:
             try:
                 return compute(here)
-            except (GaveUp, OutOfReach) as stopped:
+            except OutOfReach as stopped:
                 here = here._instead(stopped)
             except BackendFailed as failure:
                 set_aside(self.request, failure)
@@ -177,7 +177,7 @@ class Fitted:
                         here._successor = loaded(*here.state("auto"))
                 here = here.current
 
-    def _instead(self, stopped: GaveUp | OutOfReach) -> Fitted:
+    def _instead(self, stopped: OutOfReach) -> Fitted:
         """The same columns with the next best backend, for calls that this one does not answer; made once."""
         if select.named_backend(self.request.backend) != "auto":
             raise stopped
@@ -311,7 +311,7 @@ class Fitted:
         n, d = points.shape
         requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())
         extent = rounded(float(radii(points).max()))
-        asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=extent, light=0.0, worth=None)
+        asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=extent, light=0.0)
         return loaded(self.request, bandwidth, asked, "auto", centre, Columns(points, log_weights), names)
 
     def _packed_for(self, reduction: Reduction) -> Reducer:

@@ -12,7 +12,6 @@ The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 ``weighted``    whether the weights differ
 ``rows``        how many query rows were expected when the backend was chosen
 ``extent``      of the columns, in bandwidths
-``worth``       seconds beyond which another backend is to answer, or null: ``Problem.worth``
 ``backend``     what was chosen
 ``origin``      array library and device of the samples, and whether that is the host; NumPy where they cannot be had
 ==============  ===================================================================================================
@@ -75,7 +74,6 @@ def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
         "weighted": "weights" in problem.requires,
         "rows": problem.m,
         "extent": problem.extent,
-        "worth": problem.worth,
         "backend": backend,
     }
     arrays = {"points": columns.points, "log_weights": columns.log_weights, "centre": centre}
@@ -120,14 +118,13 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     if not abs(np.exp(log_weights).sum() - 1.0) < 1e-6 or not (weighted or (log_weights == log_weights[0]).all()):
         raise ValueError("its weights cannot be right")
     dtype, extent = _checked(content, "dtype", str), _checked(content, "extent", float)
-    worth = None if content.get("worth") is None else _checked(content, "worth", float)
     distances = radii(points)
     farthest = float(distances[~np.isnan(distances)].max(initial=0.0))
     extent = max(extent, farthest)  # no backend is to look beyond it
     if dtype not in ("float32", "float64") or rows < 1 or not extent < 1e150:
         raise ValueError("its fields cannot be right")
     asked = None if rows == n else rows, n, d, extent, frozenset(["weights"] * weighted), dtype, "cpu"
-    problem = replace(request.problems(*asked)[-1], worth=worth)
+    problem = request.problems(*asked)[-1]
     names = _names(content, d)
     backend = _checked(content, "backend", str)
     state = bandwidth, problem, backend, centre, Columns(points, log_weights), names
