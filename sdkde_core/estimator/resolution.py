@@ -25,9 +25,10 @@ Array = NDArray[np.float64]
 
 EPS = 2.0**-52
 
-#: Bandwidths from the centre within which nothing is refused. At ``"float64"`` that is beyond √(a b / 2) / ε, 1e4: rows
-#: farther than 2e4, and 5 to 1000 bandwidths from the nearest sample, may miss the tolerances up to four times.
-REACH = {"fast": 1e10, "high": 1e9, "float64": 1e5}
+#: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less. At
+#: ``"float64"`` that is 1e4, by the worst rounding. Twice as far is where some rows begin to miss the tolerances: those
+#: that lie some 45 bandwidths from their nearest sample.
+REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
 
 #: Bandwidths: a sample at √(r² + SIGHT²) adds nothing to a row that has one at r, whatever the weights.
 SIGHT = 64.0
@@ -102,10 +103,10 @@ def check_resolution(
     i, j, distance = found
     far = float(np.linalg.vector_norm(far_rows[i]))
     others = [p for p in PRECISIONS if REACH[p] > max(far, reach)]
-    hint = f"pass precision={others[-1]!r}, which holds up to {REACH[others[-1]]:.0e}, " if others else "pass "
+    hint = f"pass precision={others[-1]!r}, which holds up to {REACH[others[-1]]:.2g}, " if others else "pass "
     row = f"row {first + here[i]} of {'train' if rows is None else 'query'}"
     raise ValueError(
-        f"precision={problem.precision!r} holds up to {reach:.0e} bandwidths from the median of train, but {row} is "
+        f"precision={problem.precision!r} holds up to {reach:.2g} bandwidths from the median of train, but {row} is "
         f"{far:.1e} away, and {distance:.2g} from row {there[j]} of train: rounding to float64 blurs that by "
         f"{far * EPS:.0e}; {hint}a larger bandwidth, or groups of points that are so far apart one by one"
     )
