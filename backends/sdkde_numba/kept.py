@@ -34,8 +34,8 @@ def keep(dispatcher: Any) -> None:
 
 
 @functools.cache
-def _with_digests(kind: type) -> type:
-    class Checked(kind):  # type: ignore[misc, valid-type]
+def _with_digests(kind: Any) -> type:
+    class Checked(kind):
         """An index and files of code; Numba takes an OSError for a file that is missing, and compiles."""
 
         def _dump(self, obj: Any) -> bytes:
