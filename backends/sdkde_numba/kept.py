@@ -28,7 +28,8 @@ def keep(dispatcher: Any) -> None:
     dispatcher.enable_caching()
     try:
         files = dispatcher._cache._cache_file  # an IndexDataCacheFile, of Numba or of numba-cuda
-        files.__class__ = _with_digests(type(files))
+        kind: Any = type(files)
+        files.__class__ = _with_digests(kind)
     except AttributeError as error:  # another version of Numba
         _logger.info("numba: compiled code is kept without a digest: %s", error)
 
