@@ -1,5 +1,6 @@
 """The Hopper backend without a card: its kernels compile as they must, and its plan and its pieces are right."""
 
+import hashlib
 import io
 import math
 import os
@@ -395,7 +396,8 @@ def test_compiled_code_is_kept_and_compiled_anew_where_it_is_another(tmp_path):
     (kept,) = folder.iterdir()
     whole = kept.read_bytes()
     flipped = whole[:-3] + bytes([whole[-3] ^ 8]) + whole[-2:]
-    for damaged in (b"", whole[:-1], b"\x7fELF of others", flipped, bytes(len(whole))):
+    others = hashlib.sha256(b"other" + whole[32:]).digest() + whole[32:]
+    for damaged in (b"", whole[:-1], b"\x7fELF of others", others, flipped, bytes(len(whole))):
         kept.write_bytes(damaged)
         assert _compiles(tmp_path) == (True, [])
         assert kept.read_bytes() == whole

@@ -283,6 +283,28 @@ def test_a_damaged_file_of_compiled_code_is_replaced(tmp_path, monkeypatch, kind
         assert hits() == 1
 
 
+def test_code_that_was_kept_for_other_types_is_not_taken(tmp_path, monkeypatch):
+    """Processes that begin at once give the same name to what they compile for different types."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    (tmp_path / "halved.py").write_text("def halved(x): return x / 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "halved", raising=False)
+    import halved
+
+    def compiled_for(kind):
+        made = numba.njit(halved.halved)
+        keep(made)
+        made.compile((kind,))
+        return made(3.0 if kind is numba.float64 else 3)
+
+    assert compiled_for(numba.float64) == compiled_for(numba.int64) == 1.5
+    one, other = sorted((tmp_path / "kept").rglob("*.nbc"))
+    code = one.read_bytes(), other.read_bytes()
+    one.write_bytes(code[1])
+    other.write_bytes(code[0])
+    assert compiled_for(numba.float64) == compiled_for(numba.int64) == 1.5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 def test_a_bit_that_has_changed_in_what_numba_keeps_changes_nothing(tmp_path, kind):

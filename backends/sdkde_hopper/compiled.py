@@ -160,21 +160,26 @@ def _folder() -> Path | None:
         return None
 
 
+def _digest(name: str, code: bytes) -> bytes:
+    """Of compiled code and the file that it is for: no other file's code is taken for it."""
+    return hashlib.sha256(name.encode() + code).digest()
+
+
 def _code(module: str) -> bytes:
-    """A module's compiled code: from disk, where it follows its SHA-256, or compiled."""
+    """A module's compiled code: from disk, where it follows its digest, or compiled."""
     key = hashlib.sha256("\n".join([source(module), nvrtc_version(), ARCHITECTURE]).encode()).hexdigest()
     folder = _folder()
     path = None if folder is None else folder / f"{module}-{key[:32]}"
     if path is not None:
         with suppress(OSError):
             found = path.read_bytes()
-            if hashlib.sha256(found[32:]).digest() == found[:32]:
+            if found[:32] == _digest(path.name, found[32:]):
                 return found[32:]
     code = compile_module(module)
     if path is not None:
         try:
             with write_atomically(path) as new:
-                new.write_bytes(hashlib.sha256(code).digest() + code)
+                new.write_bytes(_digest(path.name, code) + code)
         except OSError as error:
             _logger.info("hopper: compiled code is not kept: %s", error)
     return code
