@@ -523,6 +523,8 @@ def _first(number):
         *(_set(f"arrays/{name}", lambda x: x[:1]) for name in ("points", "log_weights", "centre", "factor", "high")),
         *(_set(f"arrays/{name}", lambda x: x.astype("f4")) for name in ("points", "factor", "matrix")),
         *(_set(f"arrays/{name}", lambda x: x[None]) for name in ("points", "centre", "factor")),
+        *(_set("arrays/factor", change) for change in (lambda x: 1.01 * x, lambda x: x + 0.01)),
+        *(_set(f"arrays/{name}", lambda x: 2.0 * x) for name in ("matrix", "scale", "high")),
         *(_set("arrays/factor", _first(value)) for value in (0.0, -1.0, np.nan)),
         *(_set("arrays/log_weights", _first(value)) for value in (1.0, np.nan, -1.0)),
         *(_set("arrays/points", _first(value)) for value in (np.inf, 1e200)),
@@ -546,6 +548,24 @@ def test_crafted_fields_are_refused(change):
     change(content, arrays)
     archive.write("a", "Prepared", content, arrays)
     with pytest.raises(ValueError, match=r"^'a' cannot be loaded: "):
+        sdkde_core.load("a")
+
+
+@pytest.mark.parametrize("d", [2, 40])
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-5])
+def test_a_matrix_of_nearly_dependent_columns_is_kept(d, spread):
+    rng = np.random.default_rng(d)
+    x = rng.normal(size=(90, 1)) + spread * rng.normal(size=(90, d))
+    ready = saved(x * 10.0 ** rng.uniform(-3, 3, d), bandwidth="scott", method="kde", precision="float64")
+    again = sdkde_core.load("a.sdkde")
+    assert np.array_equal(again.bandwidth.matrix, ready.bandwidth.matrix)
+
+
+@pytest.mark.parametrize("change", [lambda x: x[::-1].copy(), lambda x: -x, lambda x: x[:, None]])
+def test_crafted_selections_are_refused(change):
+    content, arrays = sdkde_core.prepare(X, bandwidth="auto").to_saved()
+    archive.write("a", "Prepared", content, arrays | {"selection.multiples": change(arrays["selection.multiples"])})
+    with pytest.raises(ValueError, match=r"^'a' cannot be loaded: its selection"):
         sdkde_core.load("a")
 
 

@@ -175,10 +175,11 @@ def _selection(content: Any, arrays: Mapping[str, Array], d: int) -> Selection |
         return None
     curves = {name.removeprefix("selection."): x for name, x in arrays.items() if name.startswith("selection.")}
     found: dict[str, Any] = {**content, **curves} if isinstance(content, dict) else {}
-    k, shape = len(curves.get("multiples", ())), found.pop("shape", None)
-    fits = {name: type(x) for name, x in found.items() if name not in _CURVES} == _SELECTED
+    k, shape = len(curves.get("multiples", ())), curves.get("shape")
+    fits = found.pop("shape", None) is shape
+    fits &= {name: type(x) for name, x in found.items() if name not in _CURVES} == _SELECTED
     fits &= all(x.shape == ((d, d) if name == "shape" else (k,)) and x.dtype == float for name, x in curves.items())
-    if not fits or not set(_CURVES) <= set(curves) or not (shape is None or isinstance(shape, np.ndarray)):
+    if not fits or not set(_CURVES) <= set(curves) or not (np.diff(curves["multiples"], prepend=0.0) > 0.0).all():
         raise ValueError("its selection of the bandwidth cannot be right")
     return Selection(**found, shape=shape)
 
