@@ -1,24 +1,14 @@
-r"""Files of ours that hold a header and arrays: no pickle, nothing in them is executed, and damage is found.
+r"""Files of arrays and what belongs to them: NumPy's archives, with a digest, and nothing in them is executed.
 
-Format version 1, numbers little-endian, nothing compressed:
+Format version 1 is what :func:`numpy.savez` writes, a zip of ``.npy`` members that are not compressed. The member
+``sdkde`` holds JSON in UTF-8, as an array of bytes: ``format``, the version; ``kind``, what was saved; ``library``, the
+version of sdkde-core that did; ``content``, an object that is the kind's own. The others are arrays of float64, float32
+or int64. The zip's comment is ``sdkde sha256 `` and the SHA-256, in hexadecimal digits, of all bytes before the
+comment's length.
 
-===========  ==================================================================================================
-8 bytes      ``\x89sdkde\r\n``: what it is; what copies it as text spoils it
-4 bytes      the format version, an unsigned integer
-4 bytes      H, the length of the header, an unsigned integer
-8 bytes      the length of the whole file, an unsigned integer
-H bytes      the header: JSON in UTF-8
-…            the arrays' numbers, one after another in the header's order, each in C order
-32 bytes     SHA-256 of all that stands before
-===========  ==================================================================================================
-
-The header is an object: ``kind``, what was saved, a string; ``library``, the version of sdkde-core that did, a string;
-``arrays``, a list of ``[name, dtype, shape]``, the dtype ``"float64"``, ``"float32"`` or ``"int64"``; ``content``, an
-object that is the kind's own. Later versions of the library read version 1 too.
-
-Reading checks every length against the file's own before anything is allocated, so a file takes no more memory than its
-size, and its header some twenty times its own, which is bounded. SHA-256 finds damage; it is no signature, and does not
-say who wrote the file.
+Reading checks the digest first, and the length that each array declares against that of its member before memory is
+taken, so a file takes no more than its size. The digest finds damage; it is no signature, and does not say who wrote
+the file.
 """
 
 from __future__ import annotations
@@ -29,7 +19,7 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +31,11 @@ __all__ = ["Saved", "plain", "read", "write"]
 
 Array = NDArray[Any]
 
-MAGIC, VERSION = b"\x89sdkde\r\n", 1
+#: The format's version; the member that has JSON; what a zip begins with, and what the comment does.
+VERSION, HEADER, ZIP, MARK = 1, "sdkde", b"PK\x03\x04", b"sdkde sha256 "
 
-_HEAD = struct.Struct("<8sIIQ")
-
-#: Bytes of the fingerprint, and of a header at most.
-_DIGEST, _LONGEST = 32, 1 << 22
+#: Bytes of the comment, of JSON at most, and of the text at the head of an array at most: eight axes take 200.
+_COMMENT, _LONGEST, _HEAD = len(MARK) + 64, 1 << 22, 1000
 
 #: What arrays may be of, by name.
 _DTYPES: dict[str, Any] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
@@ -58,10 +47,6 @@ class Saved(NamedTuple):
     kind: str
     content: dict[str, Any]  # what JSON has
     arrays: dict[str, Array]
-
-
-class _Wrong(ValueError):
-    """What is wrong with a file, to follow its name."""
 
 
 def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,30 +89,25 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
     TypeError
         The path is none.
     OSError
-        It cannot be written.
+        It cannot be written, or is a pipe.
     ValueError
         The content is longer than 4 MiB.
     """
     from . import __version__
 
     _check_path(path)
-    kept = {name: np.asarray(x, dtype=_DTYPES[x.dtype.name], order="C") for name, x in arrays.items()}
-    listed = [[name, x.dtype.name, list(x.shape)] for name, x in kept.items()]
-    header = json.dumps(
-        {"kind": kind, "library": __version__, "arrays": listed, "content": dict(content)}, allow_nan=False
-    ).encode()
+    members: dict[str, Any] = {
+        name: np.asarray(x, dtype=_DTYPES[x.dtype.name], order="C") for name, x in arrays.items()
+    }
+    about = {"format": VERSION, "kind": kind, "library": __version__, "content": dict(content)}
+    header = json.dumps(about, allow_nan=False).encode()
     if len(header) > _LONGEST:
         raise ValueError(f"what is to be saved beside the arrays takes {len(header)} bytes, and {_LONGEST} at most")
-    total = _HEAD.size + len(header) + sum(x.nbytes for x in kept.values()) + _DIGEST
-    pieces: list[Any] = [_HEAD.pack(MAGIC, VERSION, len(header), total), header, *map(_bytes_of, kept.values())]
-    import hashlib  # a millisecond, and most processes write and read no file
-
-    digest = hashlib.sha256()
-    with write_atomically(path) as temporary, temporary.open("wb") as file:
-        for piece in pieces:
-            digest.update(piece)
-            file.write(piece)
-        file.write(digest.digest())
+    members[HEADER] = np.frombuffer(header, np.uint8)
+    with write_atomically(path) as temporary, temporary.open("w+b") as file:
+        np.savez(file, **members)
+        file.seek(-2, os.SEEK_END)  # the length of the comment, which is none yet
+        file.write(_comment(file, file.tell()))
 
 
 def read(path: Path | str) -> Saved:
@@ -140,14 +120,15 @@ def read(path: Path | str) -> Saved:
     OSError
         It cannot be read.
     ValueError
-        It is something else, cut off, altered, or of a newer format; the message names it.
+        It is something else, cut off, altered, or of another format; the message names it.
     """
     _check_path(path)
     with open(path, "rb") as file:
         try:
-            return _read(file)
-        except _Wrong as error:
-            raise ValueError(f"{os.fspath(path)!r} {error}") from None
+            _check_digest(file)
+            return _parsed(file)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)!r} {error}") from error.__cause__
 
 
 def _check_path(path: Any) -> None:
@@ -155,69 +136,71 @@ def _check_path(path: Any) -> None:
         raise TypeError(f"path is {brief(path)}; pass a string or a Path")
 
 
-def _read(file: BinaryIO) -> Saved:
-    size, head = os.fstat(file.fileno()).st_size, file.read(_HEAD.size)
-    if head[: len(MAGIC)] != MAGIC[: len(head)]:
-        raise _Wrong("is no file that sdkde has saved; pass one that save() has written")
-    if len(head) < _HEAD.size:
-        raise _Wrong(f"is cut off after {len(head)} bytes; save it anew")
-    _, version, length, total = _HEAD.unpack(head)
-    if version > VERSION:
+def _comment(file: IO[bytes], length: int) -> bytes:
+    """The length of the comment and the comment, about the first bytes of a file; the file stands behind them."""
+    import hashlib  # a millisecond, and most processes write and read no file
+
+    digest, left = hashlib.sha256(), length
+    file.seek(0)
+    while left and (piece := file.read(min(left, 1 << 20))):
+        digest.update(piece)
+        left -= len(piece)
+    return struct.pack("<H", _COMMENT) + MARK + digest.hexdigest().encode()
+
+
+def _check_digest(file: IO[bytes]) -> None:
+    if (begins := file.read(len(ZIP))) != ZIP[: len(begins)]:
+        raise ValueError("is no file that sdkde has saved; pass one that save() has written")
+    whole = file.seek(0, os.SEEK_END) - 2 - _COMMENT
+    if whole < 0 or _comment(file, whole) != file.read():
+        raise ValueError("is cut off, altered or damaged, or another program wrote it; save it anew")
+
+
+def _parsed(file: IO[bytes]) -> Saved:
+    try:
+        arrays = _members(file)
+        about = json.loads(arrays.pop(HEADER).tobytes().decode(), parse_constant=_no_number)
+        version, kind, content = about["format"], about["kind"], about["content"]
+        if not (type(version) is int and isinstance(kind, str) and isinstance(content, dict)):
+            raise ValueError(f"its member {HEADER!r} is incomplete")
+    except Exception as error:  # of a forged file the libraries raise nearly everything
+        raise ValueError(f"is altered or damaged: {error!r:.200}; save it anew") from error
+    if version != VERSION:
         from . import __version__
 
-        raise _Wrong(
-            f"is of format version {version}, and sdkde-core {__version__} reads up to {VERSION}; "
-            "pip install -U sdkde-core"
-        )
-    if size < total:
-        raise _Wrong(f"is cut off: it has {size} of {total} bytes; save it anew")
-    space = total - _HEAD.size - length - _DIGEST
-    if version < 1 or size > total or length > _LONGEST or space < 0:
-        raise _damaged("the lengths that it begins with do not fit it")
-    import hashlib
-
-    raw, digest = file.read(length), hashlib.sha256(head)
-    digest.update(raw)
-    kind, content, arrays = _parsed(raw, space)
-    for x in arrays.values():
-        buffer = _bytes_of(x)
-        if file.readinto(buffer) != len(buffer):  # type: ignore[attr-defined]
-            raise _Wrong("was cut off while it was read; leave it alone meanwhile")
-        digest.update(buffer)
-    if file.read() != digest.digest():
-        raise _damaged("its fingerprint is another")
-    return Saved(kind, content, {name: x.astype(x.dtype.newbyteorder("="), copy=False) for name, x in arrays.items()})
+        remedy = "pip install -U sdkde-core" if version > VERSION else "save it anew"
+        raise ValueError(f"is of format version {version}, and sdkde-core {__version__} reads {VERSION}; {remedy}")
+    return Saved(kind, content, arrays)
 
 
-def _parsed(raw: bytes, space: int) -> tuple[str, dict[str, Any], dict[str, Array]]:
-    """The kind, the content, and arrays to be filled, which fit the space in bytes."""
-    try:
-        header = json.loads(raw.decode(), parse_constant=_no_number)
-        kind, content, listed = header["kind"], header["content"], header["arrays"]
-        fits = isinstance(kind, str) and isinstance(content, dict)
-        laid_out = {str(name): (_DTYPES[dtype], _shape(shape, space)) for name, dtype, shape in listed}
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise _damaged("its header cannot be read") from None
-    taken = sum(dtype.itemsize * math.prod(shape) for dtype, shape in laid_out.values())
-    if not fits or len(laid_out) != len(listed) or taken != space:
-        raise _damaged("its header does not fit it")
-    return kind, content, {name: np.empty(shape, dtype) for name, (dtype, shape) in laid_out.items()}
+def _members(file: IO[bytes]) -> dict[str, Array]:
+    """The arrays of a zip by their names; together they take no more memory than the file has bytes."""
+    import zipfile
+
+    with zipfile.ZipFile(file) as archive:
+        infos, size = archive.infolist(), os.fstat(file.fileno()).st_size
+        found = {info.filename.removesuffix(".npy"): info for info in infos}
+        whole = all(info.compress_type == zipfile.ZIP_STORED and info.header_offset >= 0 for info in infos)
+        if not whole or len(found) < len(infos) or sum(info.file_size for info in infos) > size:
+            raise ValueError("its members do not fit it")
+        if HEADER in found and found[HEADER].file_size > _LONGEST + _HEAD:
+            raise ValueError(f"its member {HEADER!r} is too long")
+        return {name: _array(archive, info) for name, info in found.items()}
 
 
-def _shape(shape: Any, space: int) -> tuple[int, ...]:
-    if not (isinstance(shape, list) and len(shape) <= 8 and all(type(k) is int and 0 <= k <= space for k in shape)):
-        raise ValueError
-    return tuple(shape)
+def _array(archive: Any, info: Any) -> Array:
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(member, max_header_size=_HEAD)
+        taken = math.prod(shape) * dtype.itemsize
+        known = version == (1, 0) and dtype in (*_DTYPES.values(), np.uint8) and not by_columns
+        if not known or min(shape, default=0) < 0 or len(shape) > 8 or member.tell() + taken != info.file_size:
+            raise ValueError(f"{info.filename} does not have the {dtype} numbers of the shape {shape}")
+        x = np.empty(shape, dtype)
+        if member.readinto(x.reshape(-1).view(np.uint8)) != taken:
+            raise ValueError(f"{info.filename} is cut off")
+    return x.astype(dtype.newbyteorder("="), copy=False)
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(text)
-
-
-def _damaged(what: str) -> _Wrong:
-    return _Wrong(f"is altered or damaged: {what}; save it anew")
-
-
-def _bytes_of(x: Array) -> Any:
-    """The bytes of an array in C order, not a copy."""
-    return x.reshape(-1).view(np.uint8).data
+    raise ValueError(f"{text} is no number of JSON")

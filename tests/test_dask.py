@@ -143,6 +143,76 @@ def test_what_cannot_be_is_refused():
         bits(sdkde_core.estimate(da.ma.masked_less(x, 0), **HOW))
 
 
+def declared_wrongly(x, make):
+    """A Dask array of x, whose blocks are others than it declares."""
+    return chunked(x, 400).map_blocks(make, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype))
+
+
+OTHERS = {
+    "fewer rows": lambda block: block[: len(block) // 2],
+    "more rows": lambda block: np.concatenate([block, block]),
+    "fewer columns": lambda block: block[:, :1] if block.ndim > 1 else block[:, None],
+    "no rows": lambda block: block[:0],
+    "no columns": lambda block: block.sum(),
+    "complex": lambda block: block + 1j,
+    "narrower": lambda block: block.astype("f4"),
+    "integers": lambda block: block.astype(int),
+    "objects": lambda block: block.astype(object),
+    "a list": lambda block: block.tolist(),
+    "none": lambda block: None,
+}
+
+
+@pytest.mark.parametrize("argument", ["train", "query", "weights"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_blocks_that_are_others_than_declared_are_refused(argument, other):
+    """Fewer rows gave half the density, one column was broadcast, imaginary parts were dropped."""
+    given = {"train": X[:900], "query": Y[:900], "weights": W[:900]}
+    given[argument] = declared_wrongly(given[argument], OTHERS[other])
+    p = sdkde_core.estimate(**given, method="kde", **HOW)
+    shape = r"\(400,\)" if argument == "weights" else r"\(400, 2\)"
+    found = (
+        rf"block \(.*\) of {argument} is declared as float64 of shape ({shape}|.100.*), and is .*; declare what it is"
+    )
+    with pytest.raises(ValueError, match=found):
+        bits(p)
+
+
+def test_one_block_that_is_another_is_named():
+    def one(block, block_info=None):
+        return block[:7] if block_info[0]["chunk-location"] == (1, 0) else block
+
+    x = chunked(X[:900], 400).map_blocks(one, dtype=float, meta=np.empty((0, 0)))
+    wrong = r"block \(1, 0\) of train is declared as float64 of shape \(400, 2\), and is float64 of shape \(7, 2\)"
+    for lazy in (sdkde_core.estimate(x, Y, **HOW), sdkde_core.debias(x, **HOW)):
+        with pytest.raises(ValueError, match=wrong):
+            bits(lazy)
+
+
+def test_what_is_dasks_and_no_array_is_refused():
+    bag = pytest.importorskip("dask.bag").from_sequence([1.0, 2.0])
+    one, some = dask.delayed(X), [dask.delayed(X), dask.delayed(X)]
+    lists = "is a (list|tuple) of Dask objects; pass one Dask array"
+    for value, pass_ in (
+        (one, r"is a Dask Delayed; pass \w+.compute\(\), or dask.array.from_delayed\(\w+, shape"),
+        (one[0], r"is a Dask \w+; pass \w+.compute\(\), or dask.array.from_delayed\(\w+, shape"),
+        (bag, r"is a Dask Bag; pass numpy.asarray\(\w+.compute\(\)\), or a Dask array"),
+        *((made, lists) for made in (some, tuple(some), [chunked(X, 900), chunked(X, 900)])),
+    ):
+        for train in (X, chunked(X, 900)):
+            with pytest.raises(TypeError, match=f"query {pass_}"):
+                sdkde_core.estimate(train, value, **HOW)
+            with pytest.raises(TypeError, match=f"weights {pass_}"):
+                sdkde_core.estimate(train, weights=value, **HOW)
+        for function in (sdkde_core.estimate, sdkde_core.debias, sdkde_core.prepare, sdkde_core.grad_log_density):
+            with pytest.raises(TypeError, match=f"train {pass_}"):
+                function(value, bandwidth=0.5)
+        with pytest.raises(TypeError, match=f"dataset {pass_}"):
+            sdkde_core.gaussian_kde(value)
+    with pytest.raises(TypeError, match=r"bandwidth is a Dask Delayed; pass bandwidth\.compute"):
+        sdkde_core.estimate(X, bandwidth=dask.delayed(0.5))
+
+
 def ends(block):
     """What a worker does not survive."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,11 @@
 """The Hopper backend without a card: its kernels compile as they must, and its plan and its pieces are right."""
 
+import hashlib
 import io
 import math
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -366,21 +369,62 @@ def test_kernels_are_launched_with_what_they_take(reduction, d, weighted, monkey
         assert other.shift.shape == (columns[1] - columns[0], d)
 
 
-def test_compiled_code_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
+CODE = """
+import logging, sys
+from sdkde_hopper import compiled
+logging.basicConfig(level="INFO", stream=sys.stdout)
+compiled.compile_module = lambda module: print("compiles") or b"\\x7fELF of " + module.encode()
+print(compiled._code("pack"))
+"""
+
+
+def _compiles(folder, printed=b"\x7fELF of pack", **environment):
+    """Whether a process compiles, NVRTC replaced; what else it says."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder), **environment}
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=True)
+    *said, last = done.stdout.splitlines()
+    assert last == repr(printed), done.stdout
+    return "compiles" in said, [line for line in said if line != "compiles"]
+
+
+def test_compiled_code_is_kept_and_compiled_anew_where_it_is_another(tmp_path):
+    """Of code that has changed a card knows nothing: it runs it."""
+    assert _compiles(tmp_path) == (True, [])
+    assert _compiles(tmp_path) == (False, [])
+    folder = tmp_path / "sdkde" / "hopper"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (kept,) = folder.iterdir()
+    whole = kept.read_bytes()
+    flipped = whole[:-3] + bytes([whole[-3] ^ 8]) + whole[-2:]
+    others = hashlib.sha256(b"other" + whole[32:]).digest() + whole[32:]
+    for damaged in (b"", whole[:-1], b"\x7fELF of others", others, flipped, bytes(len(whole))):
+        kept.write_bytes(damaged)
+        assert _compiles(tmp_path) == (True, [])
+        assert kept.read_bytes() == whole
+    folder.chmod(0o777)
+    assert _compiles(tmp_path) == (False, [])
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_another_compilers_code_is_another_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = []
-    monkeypatch.setattr(
-        compiled, "compile_module", lambda module: made.append(module) or b"\x7fELF of " + module.encode()
-    )
-    assert compiled._code("pack") == compiled._code("pack") == b"\x7fELF of pack"
-    assert made == ["pack"]
-    (kept,) = (tmp_path / "hopper").iterdir()
-    kept.write_bytes(b"cut short")
-    assert compiled._code("pack") == b"\x7fELF of pack"
-    assert made == ["pack"] * 2
-    monkeypatch.setattr(compiled, "nvrtc_version", lambda: "99.0")
-    compiled._code("pack")
-    assert len(made) == 3  # another compiler's is another file
+    monkeypatch.setattr(compiled, "compile_module", lambda module: made.append(module) or b"\x7fELF")
+    for version in ("13.0", "13.0", "99.0"):
+        monkeypatch.setattr(compiled, "nvrtc_version", lambda version=version: version)
+        compiled._code("pack")
+    assert len(made) == 2 == len(list((tmp_path / "sdkde" / "hopper").iterdir()))
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_that_is_another_users_is_not_trusted(tmp_path):
+    assert _compiles(tmp_path) == (True, [])
+    folder = tmp_path / "sdkde" / "hopper"
+    (kept,) = folder.iterdir()
+    os.chown(folder, 1, 1)
+    compiles, (said,) = _compiles(tmp_path)
+    assert compiles and f"{folder} is another user's; set XDG_CACHE_HOME" in said
+    assert list(folder.iterdir()) == [kept]
 
 
 def test_parts_of_the_columns_fill_the_card():

@@ -86,27 +86,54 @@ def test_what_users_set_keops_to_say_stays_as_they_set_it():
         pykeops.set_verbose(before)
 
 
-def test_a_cache_that_another_process_is_writing_is_read_again(monkeypatch):
-    """KeOps writes its caches as a process ends, and reads them as it is imported."""
-    real, calls = library.locked, []
+@pytest.mark.parametrize("damage", [lambda raw: b"", lambda raw: raw[:-2], lambda raw: b"c" + raw])
+def test_what_keops_keeps_of_formulas_is_made_anew_where_it_cannot_be_read(tmp_path, damage):
+    """KeOps writes it as a process ends, which may be killed then, and reads it as it is imported."""
+    code = "from sdkde_keops import library; library.PAUSE = 0.01; print(library.load().__version__)"
+    first = _python(code, KEOPS_CACHE_FOLDER=str(tmp_path))
+    assert first.returncode == 0, first.stderr
+    kept = list(tmp_path.rglob("*_cache.pkl"))
+    assert len(kept) == 2
+    for path in kept:
+        path.write_bytes(damage(path.read_bytes()))
+    again = _python(code, KEOPS_CACHE_FOLDER=str(tmp_path))
+    assert (again.returncode, again.stdout) == (0, first.stdout)
 
-    def half_written(name):
-        calls.append(name)
-        if len(calls) < 3:
-            raise EOFError("Ran out of input")
-        return real(name)
 
-    kept = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in ("pykeops", "keopscore")}
-    monkeypatch.setattr(library, "locked", half_written)
-    monkeypatch.setattr(library, "PAUSE", 0.0)
-    try:
-        pykeops = library.import_keops()
-        assert pykeops.__version__
-        assert len(calls) == 3
-    finally:
-        for name in [n for n in sys.modules if n.partition(".")[0] in ("pykeops", "keopscore")]:
-            del sys.modules[name]
-        sys.modules.update(kept)
+def _altered(path, how):
+    raw = path.read_bytes()
+    middle = len(raw) // 2
+    path.write_bytes(
+        {
+            "empty": b"",
+            "short": raw[:middle],
+            "a bit": raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :],
+            "other": b"exit()",
+        }[how]
+    )
+
+
+@compiles
+@pytest.mark.slow  # compiles six times
+def test_what_is_damaged_of_a_build_is_built_again(tmp_path):
+    """A process that is killed as it builds leaves a short library: an error for ever, or the end of the process."""
+    where = {"KEOPS_CACHE_FOLDER": str(tmp_path / "keops"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    first = _python(f"print({KDE}.tolist())", **where)
+    assert first.returncode == 0, first.stderr
+    (library,), (about,) = ((tmp_path / "keops").rglob(pattern) for pattern in ("pykeops_cpp_*.so", "*.nfo"))
+    other = library.with_name("pykeops_cpp_of_others.so")
+    other.write_bytes(b"short")
+    for path, how in [(library, "empty"), (library, "short"), (library, "a bit"), (about, "empty"), (about, "other")]:
+        _altered(path, how)
+        before = path.read_bytes()
+        for _ in range(2):
+            done = _python(f"print({KDE}.tolist())", **where)
+            assert (done.returncode, done.stdout, done.stderr) == (0, first.stdout, ""), how
+        assert path.read_bytes() != before
+    for kept in (tmp_path / "keops").rglob("*.pkl"):
+        _altered(kept, "short")
+    assert _python(f"print({KDE}.tolist())", **where).stdout == first.stdout
+    assert other.read_bytes() == b"short"
 
 
 # --- the trial ------------------------------------------------------------------------------------------------------

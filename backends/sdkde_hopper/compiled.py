@@ -7,6 +7,7 @@ import functools
 import hashlib
 import io
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
@@ -143,29 +144,42 @@ def compile_module(module: str, log: io.StringIO | None = None) -> bytes:
         program.close()
 
 
-def _kept(module: str) -> Path | None:
-    """The file of a module's compiled code; None without a place for one."""
-    key = hashlib.sha256("\n".join([source(module), nvrtc_version(), ARCHITECTURE]).encode()).hexdigest()
+def _folder() -> Path | None:
+    """Where compiled code is kept, which nobody but the user can change; None without such a folder."""
     try:
-        return cache_folder() / "hopper" / f"{module}-{key[:32]}.cubin"
-    except FileNotFoundError:
+        folder = cache_folder() / "hopper"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid != os.getuid():
+            raise PermissionError(f"{folder} is another user's; set XDG_CACHE_HOME to a folder of your own")
+        if found.st_mode & 0o777 != 0o700:
+            folder.chmod(0o700)
+        return folder
+    except OSError as error:
+        _logger.info("hopper: compiled code is not kept: %s", error)
         return None
 
 
+def _digest(name: str, code: bytes) -> bytes:
+    """Of compiled code and the file that it is for: no other file's code is taken for it."""
+    return hashlib.sha256(name.encode() + code).digest()
+
+
 def _code(module: str) -> bytes:
-    """A module's compiled code, from disk where it is there."""
-    path = _kept(module)
+    """A module's compiled code: from disk, where it follows its digest, or compiled."""
+    key = hashlib.sha256("\n".join([source(module), nvrtc_version(), ARCHITECTURE]).encode()).hexdigest()
+    folder = _folder()
+    path = None if folder is None else folder / f"{module}-{key[:32]}"
     if path is not None:
         with suppress(OSError):
             found = path.read_bytes()
-            if found.startswith(b"\x7fELF"):
-                return found
+            if found[:32] == _digest(path.name, found[32:]):
+                return found[32:]
     code = compile_module(module)
     if path is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with write_atomically(path) as new:
-                new.write_bytes(code)
+                new.write_bytes(_digest(path.name, code) + code)
         except OSError as error:
             _logger.info("hopper: compiled code is not kept: %s", error)
     return code

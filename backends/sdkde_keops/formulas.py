@@ -24,7 +24,7 @@ from torch import Tensor
 from sdkde_core.plugin import cpu_threads, map_threads, without_grad
 from sdkde_core.protocol import BackendUnavailable, Reduction
 
-from . import library
+from . import built, library
 
 __all__ = ["Formula", "evaluate", "symbolic", "trial"]
 
@@ -94,8 +94,7 @@ def _compile(formula: Formula, arguments: list[Tensor], scheme: str) -> None:
     """Call a formula for the first time: KeOps compiles it, or finds it in its cache, and loads it."""
     start = time.perf_counter()
     try:
-        with library.locked(_lock_name(formula, arguments[0], scheme)):
-            _call(formula, arguments, scheme)
+        _load(formula, arguments, scheme)
     except (ImportError, OSError, ValueError) as error:  # no library where the compiler should have left one
         raise BackendUnavailable(
             f"KeOps could not compile a formula with {library.compiler()}: {type(error).__name__}: {error}; "
@@ -132,8 +131,7 @@ def trial(device: str) -> None:
         version = library.import_keops().__version__
         scheme, x = "CPU" if device == "cpu" else "GPU_2D", torch.tensor([[0.0], [3.0]], dtype=torch.float64)
         formula, x = Formula(Reduction.LOG_SUM, 1), x.to(device)
-        with library.locked(_lock_name(formula, x, scheme)):
-            got = _call(formula, [x, x], scheme).cpu()
+        got = _load(formula, [x, x], scheme).cpu()
         want = torch.tensor([[0.0, 1.0 + math.exp(-4.5)]] * 2, dtype=torch.float64)
         if not torch.allclose(got, want, rtol=1e-12, atol=0.0):
             raise ValueError(f"KeOps {version} computes {got.tolist()}, not {want.tolist()}")
@@ -142,5 +140,8 @@ def trial(device: str) -> None:
         raise SystemExit(1) from None
 
 
-def _lock_name(formula: Formula, x: Tensor, scheme: str) -> str:
-    return hashlib.sha256(repr((formula, x.dtype, scheme)).encode()).hexdigest()[:16]
+def _load(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
+    """Call a formula whose library may have to be built: by one process at a time."""
+    key = repr((formula, arguments[0].dtype, scheme))
+    with library.locked(hashlib.sha256(key.encode()).hexdigest()[:16]):
+        return built.loading(lambda: _call(formula, arguments, scheme), library.keops_folder())

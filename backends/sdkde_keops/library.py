@@ -6,12 +6,12 @@ import contextlib
 import functools
 import importlib.metadata
 import os
-import pickle
 import platform
 import shutil
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +21,8 @@ import filelock
 import torch
 
 from sdkde_core.plugin import cache_folder, in_child, new_lock
+
+from . import built
 
 __all__ = ["compiler", "exclusive", "folder", "forked", "import_keops", "keops_folder", "load", "locked", "no_compiler"]
 
@@ -108,14 +110,24 @@ def import_keops() -> Any:
                 warnings.simplefilter("ignore")
                 import pykeops.torch
 
+                built.forget()
                 return pykeops
-        except (EOFError, pickle.UnpicklingError):
-            if attempt == ATTEMPTS - 1:
+        except Exception as error:
+            if attempt == ATTEMPTS - 1 or not _unreadable(error):
                 raise
             for name in [n for n in sys.modules if n.partition(".")[0] in ("pykeops", "keopscore")]:
                 del sys.modules[name]
             time.sleep(PAUSE)
+            if attempt == ATTEMPTS - 2:  # nobody is writing them: a process that was killed has
+                for path in keops_folder().glob("*/*_cache.pkl"):
+                    path.unlink(missing_ok=True)
     raise AssertionError("unreachable")
+
+
+def _unreadable(error: BaseException) -> bool:
+    """Whether an error comes of reading what KeOps keeps of formulas in pickles."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.endswith(os.path.join("utils", "Cache.py")) for frame in frames)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from numba import config, njit, types
+from numba import config, types
 
 from sdkde_core.plugin import Unforkable, claim_memory, new_lock
 
 from .cpu_kernels import CODES, reduce_kernel_tiles, reduce_tiles
-from .kept import reload_damaged
+from .kept import keep
 from .leaf_kernels import add_leaves, choose_leaves, list_leaves
 
 __all__ = ["LeafKernels", "kernel", "leaf_kernels"]
@@ -36,7 +36,7 @@ _announced = False
 try:
     if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
         for function in (reduce_tiles, reduce_kernel_tiles, list_leaves, add_leaves, choose_leaves):
-            function.enable_caching()
+            keep(function)
 except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
     _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
 
@@ -80,7 +80,7 @@ def _compile(function: Any, signature: tuple[Any, ...]) -> None:
     with contextlib.suppress(RuntimeError):  # where no thread can be started it is said afterwards
         timer.start()
     try:
-        reload_damaged(lambda: function.compile(signature), lambda: njit(cache=True)(function.py_func))
+        function.compile(signature)
     finally:
         timer.cancel()
         if timer.is_alive():

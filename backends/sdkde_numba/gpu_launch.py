@@ -22,7 +22,7 @@ from sdkde_core.tuning import Query, Tuned, tuned
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, FAR, FLOOR, SIMULATED, Shape, reduction, signature
 from .gpu_space import CHUNK, CHUNK64, CONFIG_VERSION, LaunchConfig, default, depth_of, fits, fitted, listed
-from .kept import reload_damaged
+from .kept import keep
 
 __all__ = [
     "Card",
@@ -386,14 +386,14 @@ def _compile(shape: Shape, device: torch.device) -> tuple[Any, int]:
     options: dict[str, Any] = {"max_registers": shape.registers} if shape.registers else {}
     types = signature(shape)
     with cuda.gpus[device.index]:
+        kernel = cuda.jit(**options)(function)
         try:
-            kernel = reload_damaged(
-                lambda: cuda.jit(types, cache=True, **options)(function),
-                lambda: cuda.jit(cache=True, **options)(function),
-            )
+            keep(kernel)
         except RuntimeError as error:  # nowhere to write
             _logger.info("numba-cuda: compiled code cannot be kept for the next process: %s", error)
-            kernel = cuda.jit(types, **options)(function)
+        kernel.compile(types)
+        kernel._specialized = True  # as of a kernel that is made with its types: calls do not look at their arguments'
+        kernel.disable_compile()
         registers = kernel.get_regs_per_thread(types)
     card = Card.of(device)
     by_registers = card.registers // (shape.threads * (-(-registers // 8) * 8))

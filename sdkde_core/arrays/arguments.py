@@ -65,14 +65,30 @@ def is_dask(value: Any) -> bool:
     return type(value).__module__.startswith("dask.array.") and hasattr(value, "chunks")
 
 
+#: What to pass in place of what is Dask's, by the module that it comes from.
+_INSTEAD = {
+    "dask.delayed": "{0}.compute(), or dask.array.from_delayed({0}, shape=..., dtype=...)",
+    "dask.bag": "numpy.asarray({0}.compute()), or a Dask array",
+    "distributed.client": "{0}.result()",
+}
+
+
 def refuse_dask(name: str, value: Any) -> None:
     """Raise TypeError for what is Dask's, which says what to pass instead: in silence it would all be computed here."""
     if is_dask(value):
         raise TypeError(
             f"{name} is a Dask array, and only estimate and debias are lazy; pass {name}.compute(), if memory holds it"
         )
-    if type(value).__module__.startswith(("dask.", "dask_expr.")):
-        raise TypeError(f"{name} is a Dask {type(value).__name__}; pass {name}.to_dask_array(lengths=True)")
+    module, kind = type(value).__module__, type(value).__name__.removesuffix("Leaf")
+    if module.startswith(("dask.", "dask_expr.", "distributed.")):
+        place = ".".join(module.split(".")[:2])
+        raise TypeError(
+            f"{name} is a Dask {kind}; pass {_INSTEAD.get(place, '{0}.to_dask_array(lengths=True)').format(name)}"
+        )
+    if isinstance(value, list | tuple) and value and type(value[0]).__module__.startswith("dask."):
+        raise TypeError(
+            f"{name} is a {kind} of Dask objects; pass one Dask array, such as dask.array.concatenate({name}) of arrays"
+        )
 
 
 class _Refused(Exception):
@@ -96,6 +112,7 @@ class Argument(NamedTuple):
     @classmethod
     def of(cls, name: str, value: Any) -> Argument:
         """Recognise ``value``; TypeError or ValueError for what cannot be an array of real numbers."""
+        refuse_dask(name, value)
         if getattr(value, "requires_grad", False):
             if grad_enabled() or not is_attached(value):  # who differentiates has detached what comes here
                 raise TypeError(
@@ -105,7 +122,6 @@ class Argument(NamedTuple):
             value = detached(value)
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
-        refuse_dask(name, value)
         if hasattr(value, "toarray"):  # SciPy's and CuPy's matrices and arrays
             raise TypeError(f"{name} is a sparse {type(value).__name__}; pass {name}.toarray()")
         try:

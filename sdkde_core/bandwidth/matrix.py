@@ -128,6 +128,8 @@ class Bandwidth:
         if not (d and right and (np.diagonal(factor) if full else factor).min() > 0.0):
             raise ValueError("its bandwidth cannot be right")
         inverse = Inverse(known["scale"], known["high"], known.get("low")) if full else None
+        if inverse is not None and not _agree(factor, inverse, known.get("matrix", factor @ factor.T)):
+            raise ValueError("its bandwidth, the factor and the inverse do not fit one another")
         return cls(d, factor, rule, selection, known.get("matrix"), inverse)
 
     @property
@@ -224,6 +226,14 @@ def _division(h: Any, centre: Any) -> Callable[[Any], Any]:
         return scaled
 
     return whiten
+
+
+def _agree(factor: Array, inverse: Inverse, matrix: Array) -> bool:
+    """Whether they are of one bandwidth, but for rounding: of as many digits as nearly dependent columns leave."""
+    rows = np.linalg.vector_norm(factor, axis=1)
+    near = abs(inverse.factor - factor) <= 1e-6 * rows[:, None]
+    near &= abs(factor @ factor.T - matrix) <= 1e-6 * np.multiply.outer(rows, rows)
+    return bool(near.all() and not np.triu(factor, 1).any())
 
 
 def _span(h: Array) -> str:

@@ -4,7 +4,7 @@ The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 
 ==============  ===================================================================================================
 ``request``     the options of :func:`sdkde_core.estimate` by name, but for ``bandwidth`` and ``weights``; those that
-                are not there have their defaults, so that older files load, and unknown ones are refused
+                are not there have their defaults, and unknown ones are refused
 ``names``       of the columns of the data; empty without
 ``rule``        where the bandwidth came from
 ``selection``   how it was chosen from the data, the numbers and strings of a :class:`.Selection`; or null
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -108,10 +108,10 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     where = {key: options.pop(key, None) for key in _WHERE}
     named = {key: value for key, value in where.items() if value not in (None, "auto")}
     request = Request(Goal.DENSITY, bandwidth="silverman", **_options(options))
-    selection = _selection(content.get("selection"), arrays)
-    bandwidth = Bandwidth.from_arrays(arrays, _checked(content, "rule", str), selection)
     points, log_weights, centre = (_array(arrays, key, ndim) for key, ndim in _COLUMNS.items())
     n, d = points.shape
+    selection = _selection(content.get("selection"), arrays, d)
+    bandwidth = Bandwidth.from_arrays(arrays, _checked(content, "rule", str), selection)
     if bandwidth.d != d or len(log_weights) != n or len(centre) != d or not n:
         raise ValueError("its arrays do not fit one another")
     weighted, rows = _checked(content, "weighted", bool), _checked(content, "rows", int)
@@ -119,9 +119,11 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         raise ValueError("its weights cannot be right")
     dtype, extent = _checked(content, "dtype", str), _checked(content, "extent", float)
     distances = radii(points)
+    if request.check_finite and (np.isnan(distances).any() or not np.isfinite(centre).all()):
+        raise ValueError("its samples are not finite")
     farthest = float(distances[~np.isnan(distances)].max(initial=0.0))
     extent = max(extent, farthest)  # no backend is to look beyond it
-    if dtype not in ("float32", "float64") or rows < 1 or not extent < 1e150:
+    if dtype not in ("float32", "float64") or not 0 < rows < 1 << 63 or not extent < 1e150:
         raise ValueError("its fields cannot be right")
     asked = None if rows == n else rows, n, d, extent, frozenset(["weights"] * weighted), dtype, "cpu"
     problem = request.problems(*asked)[-1]
@@ -149,6 +151,10 @@ def origin_of(content: Mapping[str, Any]) -> Origin:
 
 _COLUMNS = {"points": 2, "log_weights": 1, "centre": 1}
 
+#: A selection's fields: its curves, and the types of the others but for ``shape``.
+_CURVES = ("multiples", "least_squares", "likelihood")
+_SELECTED = {"method": str, "rule": str, "multiple": float, "reason": str, "used": int}
+
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that say what is estimated, of the types of their defaults."""
@@ -161,16 +167,18 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _selection(content: Any, arrays: Mapping[str, Array]) -> Selection | None:
+def _selection(content: Any, arrays: Mapping[str, Array], d: int) -> Selection | None:
     if content is None:
         return None
     curves = {name.removeprefix("selection."): x for name, x in arrays.items() if name.startswith("selection.")}
     found: dict[str, Any] = {**content, **curves} if isinstance(content, dict) else {}
-    required = {f.name for f in fields(Selection) if f.default is MISSING and f.default_factory is MISSING}
-    known = all(isinstance(x, str | int | float | np.ndarray | None) for x in found.values())
-    if not (known and required <= set(found) <= {f.name for f in fields(Selection)}):
+    k, shape = len(curves.get("multiples", ())), curves.get("shape")
+    fits = found.pop("shape", None) is shape
+    fits &= {name: type(x) for name, x in found.items() if name not in _CURVES} == _SELECTED
+    fits &= all(x.shape == ((d, d) if name == "shape" else (k,)) and x.dtype == float for name, x in curves.items())
+    if not fits or not set(_CURVES) <= set(curves) or not (np.diff(curves["multiples"], prepend=0.0) > 0.0).all():
         raise ValueError("its selection of the bandwidth cannot be right")
-    return Selection(**found)
+    return Selection(**found, shape=shape)
 
 
 def _names(content: Mapping[str, Any], d: int) -> tuple[str, ...]:

@@ -228,8 +228,12 @@ class KernelDensity(neighbors.KernelDensity):
             raise ValueError(f"its {error.args[0]} is missing") from None
         made._validate_params()
         made.bandwidth_, made.n_features_in_ = _plain(made.density_.bandwidth), made.density_.n_dimensions
-        if "feature_names" in content:
-            made.feature_names_in_ = np.array(content["feature_names"], dtype=object)
+        if made.density_.method != made.method:
+            raise ValueError("its density and its parameters do not fit each other")
+        if names := content.get("feature_names", []):
+            if len(names) != made.n_features_in_ or not all(isinstance(name, str) for name in names):
+                raise ValueError("its feature_names cannot be right")
+            made.feature_names_in_ = np.array(names, dtype=object)
         return made
 
 

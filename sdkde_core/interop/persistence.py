@@ -23,6 +23,9 @@ KINDS = {
     "gaussian_kde": "sdkde_core.interop.gaussian_kde",
 }
 
+#: What fields raise that no density has: wrong types and values, numbers beyond all bounds, what is missing.
+FORGED = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+
 
 @public
 def load(path: Path | str) -> Any:
@@ -46,7 +49,7 @@ def load(path: Path | str) -> Any:
     OSError
         It cannot be read.
     ValueError
-        It is another file, cut off, altered, or of a newer version of sdkde-core; the message names it.
+        It is another file, cut off, altered, or of another version of sdkde-core; the message names it.
     BackendUnavailable
         No backend that is here can take it.
 
@@ -64,5 +67,5 @@ def load(path: Path | str) -> Any:
         raise ValueError(f"{name!r} holds a {kind!r:.60}, which this version does not know; pip install -U sdkde-core")
     try:
         return getattr(importlib.import_module(KINDS[kind]), kind).from_saved(content, arrays, name)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name!r} cannot be loaded: {error}") from error
+    except FORGED as error:
+        raise ValueError(f"{name!r} cannot be loaded: {error}; save it anew") from error

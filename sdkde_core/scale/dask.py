@@ -109,19 +109,29 @@ def _argument(name: str, value: Any) -> Argument:
 def _blocks(a: Argument, ends: list[tuple[int, int]]) -> da.Array:
     """The argument in blocks of these rows, each with all columns, on the host."""
     x, sizes = a.array, tuple(stop - start for start, stop in ends)
+    none = np.empty((0,) * x.ndim, x.dtype)
+    if is_dask(x):
+        x = x.map_blocks(_as_declared, name=None, argument=a.name, declared=x.dtype, dtype=x.dtype, meta=none)
     if a.name != "weights" and x.ndim == 1:
         x = x[:, None]
     chunks = (sizes, *((k,) for k in x.shape[1:]))
-    if not is_dask(x):
-        return da.from_array(x, chunks=chunks)
-    none = np.empty((0,) * x.ndim, x.dtype)
-    return x.rechunk(chunks).map_blocks(_on_host, a.name, dtype=x.dtype, meta=none)
+    return x.rechunk(chunks) if is_dask(x) else da.from_array(x, chunks=chunks)
 
 
-def _on_host(block: Any, name: str) -> Array:
+def _as_declared(block: Any, argument: str, declared: np.dtype[Any], block_info: Any = None) -> Array:
+    """A block on the host; an error where it is another than the array declares, which would give wrong numbers."""
     if isinstance(block, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
-    return to_host(block)
+        raise TypeError(f"{argument} is a masked array; pass a plain array of the rows that count")
+    here = block_info[0]
+    shape = tuple(stop - start for start, stop in here["array-location"])
+    found = to_host(block) if hasattr(block, "shape") else block
+    if isinstance(found, np.ndarray) and found.shape == shape and found.dtype == declared:
+        return found
+    what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
+    raise ValueError(
+        f"block {here['chunk-location']} of {argument} is declared as {declared} of shape {shape}, and is {what}; "
+        f"declare what it is, as by dtype= and chunks= of map_blocks, or make it what is declared"
+    )
 
 
 def rows_of_a_task(m: int, n: int, d: int, device: Any) -> int:
