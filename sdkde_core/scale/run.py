@@ -23,7 +23,7 @@ from ..messages import brief
 from ..protocol import Columns, Partial
 from .blocks import answered, asked_of
 from .checkpoint import Checkpoint, Parts, Scratch
-from .files import Source, source, writing
+from .files import Source, Write, check_apart, source, writing
 from .planner import Frozen, Shape, freeze
 from .survey import Question
 
@@ -220,11 +220,17 @@ class Job:
             kept[k] = columns
         return columns
 
-    def blocks(self) -> Iterator[Array]:
-        """Yield the results, block by block: densities, or moved samples in data units."""
+    def deliver(self, write: Write) -> int:
+        """Write the results, block by block: densities, or moved samples in data units.
+
+        Returns how many rows have no log, as the Laplace estimate is negative there.
+        """
+        negative, gaps = 0, has_gaps(self.frozen.request, self.log)
         for start, stop in self.frozen.blocks(len(self.frozen.problems) - 1):
             block = self.results.read(start, stop)
-            yield self.frozen.unwhitened(block) if self.frozen.request.goal is Goal.DEBIASED else block
+            write(self.frozen.unwhitened(block) if self.frozen.request.goal is Goal.DEBIASED else block)
+            negative += undefined(block) if gaps else 0
+        return negative
 
 
 def _resident(frozen: Frozen, allowed: int) -> int:
@@ -248,25 +254,36 @@ def _resident_bytes() -> int:
         return 0
 
 
-def _write(job: Job, out: Any, name: str) -> Any:
-    """Bring the results to ``out``, by blocks, and return it."""
+def _sink(kept: ExitStack, job: Job, out: Any, name: str) -> tuple[Any, Write]:
+    """What takes the results, and the function that brings it the next block of them."""
     width = (job.frozen.shape.d,) if job.frozen.request.goal is Goal.DEBIASED else ()
-    m, dtype = job.frozen.problems[-1].m, job.frozen.shape.dtype
+    shape, dtype, done = (job.frozen.problems[-1].m, *width), job.frozen.shape.dtype, 0
     if isinstance(out, str | os.PathLike):
-        with writing(os.fspath(out), (m, *width), dtype, name) as write:
-            for block in job.blocks():
-                write(block)
-        return out
-    out, done = np.empty((m, *width), dtype) if out is None else out, 0
-    if tuple(out.shape) != (m, *width):
-        raise ValueError(f"out has shape {tuple(out.shape)}; pass one of shape {(m, *width)}")
-    negative = 0
-    for block in job.blocks():
-        out[done : done + len(block)] = block
+        return out, kept.enter_context(writing(os.fspath(out), shape, dtype, name))
+    array = np.empty(shape, dtype) if out is None else out
+    if tuple(array.shape) != shape:
+        raise ValueError(f"out has shape {tuple(array.shape)}; pass one of shape {shape}")
+
+    def write(block: Array) -> None:
+        nonlocal done
+        array[done : done + len(block)] = block
         done += len(block)
-        negative += undefined(block) if has_gaps(job.frozen.request, job.log) else 0
-    warn_of_negative(negative, m)
-    return out
+
+    return array, write
+
+
+def _run(
+    request: Request, train: Any, query: Any, out: Any, name: str, progress: Any, checkpoint: Any, **how: Any
+) -> Any:
+    """Estimate to ``out``, or to a new array, and return it; ``how``: as for :meth:`Job.of`."""
+    check_apart(out, checkpoint, train=train, query=query, weights=request.weights)
+    with ExitStack() as kept:
+        job = Job.of(kept, request, train, query, checkpoint=checkpoint, **how)
+        result, write = _sink(kept, job, out, name)
+        with watched(progress, job.rows) as advance:
+            job.run(advance)
+        warn_of_negative(job.deliver(write), job.frozen.problems[-1].m)
+    return result
 
 
 @public
@@ -296,12 +313,14 @@ def estimate(
     log : bool
         Return log p̂.
     out : path or array, optional
-        Takes the result, block by block. Default: an array of NumPy's.
+        Takes the result, block by block. Default: an array of NumPy's. A file is replaced; a folder only if it is a
+        zarr array that sdkde wrote.
     memory : int or str, optional
         Bytes, or such as ``"1.5 GB"``, that this process may take, what it has already included. Default: 1 GB beyond
         that. Shards for which there is room stay in memory.
     checkpoint : path, optional
-        A folder that keeps what is done; needs zarr.
+        A folder that keeps what is done, for one process at a time; needs zarr. What is damaged there is computed
+        again, with an :class:`sdkde_core.SdkdeWarning` that names the file.
     resume : bool
         Go on with what is there. It has the same bits as in one go.
     progress : bool or callable
@@ -316,17 +335,17 @@ def estimate(
     Raises
     ------
     TypeError, ValueError
-        As :func:`sdkde_core.estimate`; too little memory; a checkpoint that is there already, or is of another
-        estimate; ``bandwidth="isj"`` and ``negative="renormalise"``, which need all samples together.
+        As :func:`sdkde_core.estimate`; too little memory; ``out`` is an input, contains one or lies in one; a
+        checkpoint that is there already, is of another estimate, or is in use; ``resume`` without a checkpoint;
+        ``bandwidth="isj"`` and ``negative="renormalise"``, which need all samples together.
+    OSError
+        ``out`` is a folder that sdkde did not write.
     ImportError
         zarr or pyarrow is needed, and not installed.
     """
     request = Request.of(Goal.DENSITY, options, "query", "log", "out", "memory", "checkpoint", "resume", "progress")
-    with ExitStack() as kept:
-        job = Job.of(kept, request, train, query, log=log, memory=memory, checkpoint=checkpoint, resume=resume)
-        with watched(progress, job.rows) as advance:
-            job.run(advance)
-        return _write(job, out, "log_density" if log else "density")
+    name, how = "log_density" if log else "density", {"log": log, "memory": memory, "resume": resume}
+    return _run(request, train, query, out, name, progress, checkpoint, **how)
 
 
 @public
@@ -346,8 +365,4 @@ def debias(
     Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).
     """
     request = Request.of(Goal.DEBIASED, options, "out", "memory", "checkpoint", "resume", "progress")
-    with ExitStack() as kept:
-        job = Job.of(kept, request, train, memory=memory, checkpoint=checkpoint, resume=resume)
-        with watched(progress, job.rows) as advance:
-            job.run(advance)
-        return _write(job, out, "debiased")
+    return _run(request, train, None, out, "debiased", progress, checkpoint, memory=memory, resume=resume)
