@@ -129,6 +129,8 @@ class Job:
         resume: bool = False,
     ) -> Job:
         """Read the data as often as it takes to decide everything; see :func:`estimate`. ``kept`` closes files."""
+        if resume and checkpoint is None:
+            raise ValueError("resume=True (--resume) goes with a checkpoint; pass its folder")
         bytes_allowed = BEYOND + _resident_bytes() if memory is None else parse_size(memory)
         x = _source("train", train, kept)
         y = None if query is None else _source("query", query, kept)
@@ -142,6 +144,7 @@ class Job:
         if w is not None and (w.rows, w.columns) != (x.rows, 1):
             raise ValueError(f"weights has shape {(w.rows, w.columns)}, but train has {x.rows} points; pass as many")
         narrow = all(s.dtype.kind == "f" and s.dtype.itemsize <= 4 for s in (x, y) if s is not None)
+        held = None if checkpoint is None else kept.enter_context(Checkpoint(checkpoint, resume))
         shape = Shape(
             x.rows, x.columns, None if y is None else y.rows, "float32" if narrow else "float64", w is not None
         )
@@ -160,11 +163,11 @@ class Job:
         )
         moved: Parts | None = None
         results: Parts
-        if checkpoint is None:
+        if held is None:
             moved = kept.enter_context(Scratch((n, d), "float64")) if last else None
             results = kept.enter_context(Scratch(*size))
         else:
-            held = Checkpoint(checkpoint, {**ready.identity(), "goal": request.goal.value, "log": bool(log)}, resume)
+            held.belongs_to({**ready.identity(), "goal": request.goal.value, "log": bool(log)})
             moved = held.parts("moved", (n, d), "float64", ready.rows) if last else None
             results = held.parts("results", *size, ready.rows)
         return cls(ready, x, y, w, log, moved, results, resident)
