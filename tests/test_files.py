@@ -2,6 +2,8 @@
 
 import io
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -168,6 +170,18 @@ def test_an_output_that_may_not_be_written_is_refused_before_anything_is_compute
     assert not any(progress)
 
 
+def test_a_folder_that_came_meanwhile_is_not_replaced_and_the_result_is_kept(zarr):
+    def put(done, rows):
+        Path("p.zarr").mkdir(exist_ok=True)
+        Path("p.zarr/notes.txt").write_text("precious")
+
+    with pytest.raises(FileExistsError, match=r"no array that sdkde wrote.* the new one is ") as found:
+        scale.estimate(X[:50], out="p.zarr", progress=put, **HOW)
+    assert Path("p.zarr/notes.txt").read_text() == "precious"
+    kept = found.value.strerror.partition("the new one is ")[2]
+    assert np.array_equal(zarr.open_array(kept)[:], scale.estimate(X[:50], **HOW))
+
+
 def test_after_an_error_the_old_array_is_there(zarr):
     scale.estimate(X[:50], out="p.zarr", **HOW)
     before = contents()
@@ -250,6 +264,12 @@ def test_a_damaged_chunk_of_zarr_is_named(zarr, checked):
     assert refused("x.zarr", "-o", "p.npy").startswith("Error: x.zarr: ")
 
 
+def test_a_shape_of_zarrs_that_nobody_can_have(zarr):
+    """Chunks that are not there are zeros, by zarr's rule."""
+    zarr.create_array("x.zarr", shape=(1 << 62, 3), chunks=(500, 3), dtype="f8")
+    assert refused("x.zarr", "-o", "p.npy").startswith("Error: x.zarr: its metadata say shape (4611686018427387904, 3)")
+
+
 def test_a_group_of_zarrs_is_no_array(zarr):
     zarr.create_group("group.zarr")
     assert refused("group.zarr", "-o", "p.npy").startswith("Error: group.zarr: ")
@@ -262,3 +282,13 @@ def test_commas_in_the_quotes_of_a_csv_header():
         assert np.array_equal(scale.estimate("x.csv", **HOW), scale.estimate(X[:50, :2], **HOW))
     Path("x.csv").write_text("\n".join(['"a,b', *lines]))
     assert refused("x.csv", "-o", "p.npy").startswith("Error: x.csv: line 2 has 2 values")
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(2500, marks=pytest.mark.slow)])
+def test_forged_files(zarr, count):
+    """benchmarks/fuzz_files.py: no crash, no traceback, and no damage accepted where a checksum exists."""
+    pytest.importorskip("pyarrow")
+    script = Path(__file__).parent.parent / "benchmarks" / "fuzz_files.py"
+    words = [sys.executable, str(script), "--files", str(count)]
+    result = subprocess.run(words, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

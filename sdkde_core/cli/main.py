@@ -20,7 +20,8 @@ from ..choice import hardware, registry
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
-from ..scale.files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
+from ..scale.files import EXTENSIONS, FileError, Source, about, check_order, source, writing
+from ..scale.places import check_apart
 from ..scale.run import Job
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections

@@ -139,7 +139,7 @@ def _locked(folder: Path) -> sqlite3.Connection:
             held.close()
             raise
     except sqlite3.Error as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
             raise ValueError(
                 f"checkpoint {folder} is in use by another estimate; wait until that ends, or pass another folder"
             ) from None
@@ -169,7 +169,7 @@ class _Chunks:
         file = self._file(start)
         file.unlink(missing_ok=True)  # damaged, or it would be done
         self._array[start : start + len(block)] = block
-        sync(file)
+        sync(file)  # zarr has renamed it already: if the power fails before this, the checksum is wrong
 
     def read(self, start: int, stop: int) -> Array:
         first = start // self._rows * self._rows

@@ -23,7 +23,8 @@ from ..messages import brief
 from ..protocol import Columns, Partial
 from .blocks import answered, asked_of
 from .checkpoint import Checkpoint, Parts, Scratch
-from .files import Source, Write, check_apart, source, writing
+from .files import Source, Write, source, writing
+from .places import check_apart
 from .planner import Frozen, Shape, freeze
 from .survey import Question
 
