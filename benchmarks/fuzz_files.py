@@ -118,8 +118,8 @@ def forge(name: str, rng: np.random.Generator) -> tuple[str, bool]:
     return f"{path}: {what}", covered and new != data
 
 
-def attempt(arguments: list[str], call: Any) -> tuple[list[str], list[Any]]:
-    """Run the command and Python's function; return what went against the promise, and the results that came."""
+def by_command(arguments: list[str]) -> tuple[list[str], list[Any]]:
+    """Run the command; return what went against the promise, and its result, if there is one."""
     wrong, found = [], []
     result = CliRunner().invoke(command, ["estimate", *arguments, "-o", "out.npy", *OPTIONS])
     if not isinstance(result.exception, SystemExit | None):
@@ -136,6 +136,12 @@ def attempt(arguments: list[str], call: Any) -> tuple[list[str], list[Any]]:
     else:
         found.append(np.load("out.npy"))
         Path("out.npy").unlink()
+    return wrong, found
+
+
+def by_python(call: Any) -> tuple[list[str], list[Any]]:
+    """The same of Python's function."""
+    wrong, found = [], []
     try:
         found.append(call())
     except PROMISED as error:
@@ -143,8 +149,7 @@ def attempt(arguments: list[str], call: Any) -> tuple[list[str], list[Any]]:
             wrong.append(f"no file is named: {error!r}")
     except Exception as error:
         wrong.append(f"scale.estimate raised {error!r}")
-    wrong += [f"{path} is left" for path in Path().glob(".*")]
-    return wrong, found
+    return wrong + [f"{path} is left" for path in Path().glob(".*")], found
 
 
 def run(seed: int, index: int) -> tuple[str, str, list[str]]:
@@ -164,20 +169,20 @@ def run(seed: int, index: int) -> tuple[str, str, list[str]]:
     def call() -> Any:
         return scale.estimate(*given, **kept, **HOW)
 
-    wrong, whole = attempt(arguments, call)
+    whole = by_command(arguments)[1] + by_python(call)[1]
     if len(whole) < 2 and given[0] != "few.npy":  # which has three columns, and a file may have one
-        raise RuntimeError(f"{arguments}: a whole file is not read: {wrong}")
+        raise RuntimeError(f"{arguments}: a whole file is not read")
     what, covered = forge(name, rng)
     Path("now").write_text(f"{index}: {' '.join(arguments)}: {what}")
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     if kind == "checkpoint":  # the first to read it mends it
         shutil.copytree(name, "copy")
-    wrong, found = attempt(arguments, call)
+    wrong, found = by_command(arguments)
     if kind == "checkpoint":
         shutil.rmtree(name)
         shutil.move("copy", name)
-        again, more = attempt(["train.npy"], call)  # Python alone sees the damage
-        wrong, found = wrong + again, found + more
+    more, also = by_python(call)
+    wrong, found = wrong + more, found + also
     faulthandler.cancel_dump_traceback_later()
     same = all(any(np.array_equal(one, x) for x in whole) for one in found)
     if covered and not same:
