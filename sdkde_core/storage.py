@@ -1,18 +1,20 @@
-"""Files of ours: where they are kept, and how one is replaced in a single step."""
+"""Files of ours: where they are kept, and how a file or a folder is replaced in a single step."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["cache_folder", "remove_temporaries", "write_atomically"]
+__all__ = ["cache_folder", "remove_temporaries", "sync", "write_atomically", "write_folder"]
 
 #: Names of what this process has open: written to, even where that is a regular file.
 _OPEN = re.compile(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
@@ -40,9 +42,9 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     """Yield the path of a new, empty file that replaces ``path`` at the end; after an error nothing has changed.
 
     The new file lies in the same folder, under a name that nobody can foresee, and ends as ``path`` does. It gets the
-    owner and the mode of the file that it replaces. A symbolic link stays one: what it points to is replaced, as
-    editors do. What is there and no regular file, such as ``/dev/stdout`` or a pipe, cannot be replaced: its own path
-    is yielded.
+    owner and the mode of the file that it replaces, and is on disk before it takes that file's place, so a power cut
+    leaves the old one or the new one. A symbolic link stays one: what it points to is replaced, as editors do. What is
+    there and no regular file, such as ``/dev/stdout`` or a pipe, cannot be replaced: its own path is yielded.
 
     Where the folder takes no new file, or the owner cannot be kept, the new file lies in a temporary folder, and its
     bytes are written into the old one at the end.
@@ -58,7 +60,7 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
         It cannot be written. Names ``path``.
     """
     final = Path(os.path.realpath(path))
-    beside = final.with_name(f".{final.name[:40]}.{os.urandom(8).hex()}{final.suffix}")
+    beside = _beside(final)
     _temporaries.add(beside)
     try:
         before = _found(path)
@@ -83,14 +85,120 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
         _temporaries.discard(beside)
 
 
-#: Files that are being written.
+@contextmanager
+def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[Path]:
+    """Yield the path of a new, empty folder that replaces ``path`` at the end; after an error nothing has changed.
+
+    The new folder lies in the same folder. It is brought to disk, and then takes its place in one step: where there is
+    nothing, it is renamed; where there is an older folder, the kernel exchanges the two names, and the older one is
+    removed under the new one's name. A process that is killed leaves the old folder or the new one, whole, at ``path``.
+
+    Parameters
+    ----------
+    path : path
+        In a folder that exists.
+    check : callable
+        ``check(folder)`` raises an OSError if the folder at ``path`` may not be replaced, and accepts one that is not
+        there. It is called before the new folder is made, and again before it takes its place.
+
+    Raises
+    ------
+    OSError
+        It cannot be written. Where there is a folder, and the system cannot exchange two folders in one step (Windows,
+        NFS), that is before anything is written. If what is there changed meanwhile so that it may not be replaced, the
+        new folder is kept, and the error says where.
+    """
+    final = Path(os.path.realpath(path))
+    beside = _beside(final)
+    check(final)
+    try:
+        beside.mkdir()
+        _temporaries.add(beside)
+        if final.exists():
+            _check_exchange(beside, path)
+        yield beside
+        for folder, _, names in os.walk(beside, topdown=False):
+            for name in names:
+                sync(Path(folder, name))
+            sync(Path(folder))
+        try:
+            check(final)
+            _exchange(beside, final) if final.exists() else beside.rename(final)
+        except OSError as error:
+            _temporaries.discard(beside)
+            raise OSError(error.errno, f"{error.strerror}; the new one is {beside}", str(path)) from error
+        _sync_names(final.parent)
+    finally:
+        if beside in _temporaries:
+            shutil.rmtree(beside, ignore_errors=True)
+            _temporaries.discard(beside)
+
+
+def _beside(final: Path) -> Path:
+    return final.with_name(f".{final.name[:40]}.{os.urandom(8).hex()}{final.suffix}")
+
+
+def _check_exchange(beside: Path, path: Path | str) -> None:
+    """Refuse now to replace a folder, if two folders cannot be exchanged here."""
+    probes = beside / "a", beside / "b"
+    for probe in probes:
+        probe.mkdir()
+    try:
+        _exchange(*probes)
+    except OSError as error:
+        cause = f"a folder cannot be replaced in one step here ({error.strerror}); remove it first, or name another"
+        raise OSError(error.errno, cause, str(path)) from error
+    for probe in probes:
+        probe.rmdir()
+
+
+def _exchange(a: Path, b: Path) -> None:
+    """Exchange the names of two folders in one step: Linux's RENAME_EXCHANGE, and macOS's RENAME_SWAP."""
+    at_working_folder, exchange = -100, 2
+    names = os.fsencode(a), os.fsencode(b)
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            failed = library.renamex_np(*names, exchange)
+        else:
+            failed = library.renameat2(at_working_folder, names[0], at_working_folder, names[1], exchange)
+        code = ctypes.get_errno() if failed else 0
+    except (AttributeError, TypeError):  # Windows, or a C library without it
+        code = errno.ENOSYS
+    if code:
+        raise OSError(code, os.strerror(code), str(b))
+
+
+def sync(path: Path) -> None:
+    """Wait until a file is on disk, or the names in a folder are, where the system does that."""
+    if os.name == "nt" and path.is_dir():
+        return
+    number = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+            raise
+    finally:
+        os.close(number)
+
+
+def _sync_names(folder: Path) -> None:
+    with suppress(OSError):  # a folder that may be written to but not read; the new file is in place all the same
+        sync(folder)
+
+
+#: Files and folders that are being written.
 _temporaries: set[Path] = set()
 
 
 def remove_temporaries() -> None:
-    """Remove the files that are being written, for a process that ends without further ado."""
+    """Remove the files and folders that are being written, for a process that ends without further ado."""
     for path in list(_temporaries):
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _found(path: Path | str) -> os.stat_result | None:
@@ -118,6 +226,7 @@ def _made(beside: Path, final: Path, before: os.stat_result | None) -> bool:
 
 
 def _replace(final: Path, new: Path, before: os.stat_result | None) -> None:
+    sync(new)
     if before is not None:
         new.chmod(before.st_mode & 0o777)
     try:
@@ -126,6 +235,7 @@ def _replace(final: Path, new: Path, before: os.stat_result | None) -> None:
         if error.errno != errno.EBUSY:  # a file that is mounted, as into a container
             raise
         _overwrite(final, new)
+    _sync_names(final.parent)
 
 
 def _overwrite(final: Path, new: Path) -> None:

@@ -494,7 +494,7 @@ def test_errors_are_one_line():
         ((train, "-o", "o.txt"), "o.txt: unknown extension '.txt'"),
         ((train, "-o", "none/o.npy"), "none/o.npy: there is no folder "),
         ((train, "-o", "folder.npy"), "folder.npy: Is a directory"),
-        ((train, "-o", "x.npy"), "x.npy: OUT and x.npy are one file"),
+        ((train, "-o", "x.npy"), "x.npy: out and train are one file"),
         (
             (train, "-o", "o.cvs"),
             "o.cvs: unknown extension '.cvs'; pass one of .npy, .npz, .csv, .parquet, .zarr; did you mean",

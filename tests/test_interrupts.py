@@ -133,11 +133,11 @@ def samples(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _begun():
+def _begun(out="out.npy"):
     """Start an estimate, and wait for it to write."""
     how = ["--backend", "numpy", "--bandwidth", "0.5"]
-    process = subprocess.Popen([*SDKDE, "estimate", "x.npy", "-o", "out.npy", *how])
-    while process.poll() is None and not list(Path().glob(".out.npy.*")):
+    process = subprocess.Popen([*SDKDE, "estimate", "x.npy", "-o", out, *how])
+    while process.poll() is None and not list(Path().glob(f".{out}.*")):
         time.sleep(0.02)
     return process
 
@@ -190,6 +190,14 @@ def test_a_command_ends_though_the_exception_is_lost(tmp_path, monkeypatch, agai
         process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     assert not list(Path().iterdir())
+
+
+def test_a_signal_leaves_no_part_of_a_folder(samples):
+    pytest.importorskip("zarr")
+    process = _begun("out.zarr")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not list(Path().glob("*out.zarr*"))
 
 
 def test_a_signal_that_is_ignored_stays_so(samples):

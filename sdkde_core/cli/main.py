@@ -17,11 +17,11 @@ import numpy as np
 from .. import __version__, api
 from ..bandwidth.rules import RULES
 from ..choice import hardware, registry
-from ..estimator.density import has_gaps, undefined
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
-from ..scale.files import EXTENSIONS, FileError, Source, about, check_order, same_file, source, writing
+from ..scale.files import EXTENSIONS, FileError, Source, about, check_order, source, writing
+from ..scale.places import check_apart
 from ..scale.run import Job
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
@@ -88,7 +88,8 @@ def main(ctx: click.Context) -> None:
     "--output",
     metavar="OUT",
     required=True,
-    help="Where to write one density per row; the format follows from the extension. Overwritten if it exists.",
+    help="Where to write one density per row; the format follows from the extension. A file is replaced; a "
+    "folder only if it is a zarr array that sdkde wrote.",
 )
 @_estimator
 @click.option("--log", is_flag=True, help="Write log densities.")
@@ -118,15 +119,11 @@ def estimate(
     Queries are read, and results written, in batches: neither need fit in memory. With --memory or --checkpoint, and of
     a zarr array, TRAIN need not either.
     """
-    if resume and checkpoint is None:
-        raise ValueError("--resume goes with --checkpoint; pass the folder")
     start = time.perf_counter()
     files = _files(train, query, bandwidth, weights)
-    for name in filter(None, files.values()):
-        if same_file(name, output):
-            raise FileError(f"{output}: OUT and {name} are one file; pass another OUT")
+    check_apart(output, checkpoint, **files)
     given = source(train), source(query) if query else None
-    if memory or checkpoint or train.lower().endswith(".zarr"):
+    if memory or checkpoint or resume or train.lower().endswith(".zarr"):
         options |= {"bandwidth": _bandwidth(bandwidth), "weights": source(weights) if weights else None}
         how = {"memory": memory, "checkpoint": checkpoint, "resume": resume}
         with about(**files):
@@ -156,17 +153,14 @@ def _by_shards(
     train: Source, query: Source | None, output: str, how: dict[str, Any], quiet: bool, options: dict[str, Any]
 ) -> str:
     """Estimate from samples that are read shard by shard; return how many rows that were, and where."""
-    log, negative = options.pop("log"), 0
+    log = options.pop("log")
     with ExitStack() as kept:
         job = Job.of(kept, Request(Goal.DENSITY, **options, calls=1), train, query, log=log, **how)
         frozen, rows = job.frozen, job.frozen.problems[-1].m
         write = kept.enter_context(writing(output, (rows,), frozen.shape.dtype, "log_density" if log else "density"))
         with _progress(job.rows, 1.0, hidden=quiet) as advance:
             job.run(advance)
-        for block in job.blocks():
-            write(block)
-            negative += undefined(block) if has_gaps(frozen.request, log) else 0
-        _warn_of_negative(negative, rows)
+        _warn_of_negative(job.deliver(write), rows)
         return f"{rows} rows, {frozen.backend} on {', '.join(frozen.devices) or frozen.device}"
 
 

@@ -1,13 +1,17 @@
 """What is done of a long estimate, kept in a folder: a zarr array a pass, a chunk a block of rows.
 
-A chunk is written under another name and then renamed, so one that is there is whole: a process may end at any moment,
-and a disk may be full. ``checkpoint.json`` says what the bits follow from. To go on with anything else is refused.
+A chunk has a checksum, and is written under another name and then renamed: a process may end at any moment, a disk may
+be full, and the power may fail. A chunk whose checksum is wrong is computed again. ``checkpoint.json`` says what the
+bits follow from. To go on with anything else is refused. One process at a time has the folder.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import sqlite3
 import tempfile
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,8 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..storage import write_atomically
-from .files import zarr_module
+from ..messages import SdkdeWarning, brief, caller_level
+from ..storage import sync, write_atomically
+from .files import FileError, zarr_module
 
 __all__ = ["Checkpoint", "Parts", "Scratch"]
 
@@ -37,84 +42,153 @@ class Parts(Protocol):
         """Return rows that are done."""
 
 
-class Checkpoint:
-    """A folder for one estimate.
+class Checkpoint(AbstractContextManager["Checkpoint"]):
+    """A folder for one estimate, which no other process can use until the context ends.
 
     Parameters
     ----------
     folder : path
         Made where it is not there.
-    identity : mapping
-        What the bits follow from, of what JSON has.
     resume : bool
         Go on with what is there.
 
     Raises
     ------
     ValueError
-        There is a checkpoint already, or one of another estimate.
+        There is a checkpoint already, or another estimate is using it.
     """
 
-    def __init__(self, folder: Path | str, identity: Mapping[str, Any], resume: bool) -> None:
+    def __init__(self, folder: Path | str, resume: bool) -> None:
         self._folder = Path(folder)
         zarr_module()
         self._folder.mkdir(parents=True, exist_ok=True)
-        note = self._folder / "checkpoint.json"
-        if not note.exists():
-            if any(self._folder.glob("*.zarr")):
-                raise ValueError(f"checkpoint {self._folder} has arrays and no checkpoint.json; pass another folder")
-            with write_atomically(note) as temporary:
-                temporary.write_text(json.dumps(dict(identity), indent=1), encoding="utf-8")
-            return
-        if not resume:
-            raise ValueError(
-                f"checkpoint {self._folder} is there already; pass resume=True (--resume) to go on, or another folder"
-            )
+        self._note = self._folder / "checkpoint.json"
+        self._lock = _locked(self._folder)
         try:
-            kept = json.loads(note.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"checkpoint {note} cannot be read ({error}); pass another folder") from error
+            if self._note.exists():
+                if not resume:
+                    raise ValueError(
+                        f"checkpoint {folder} is there already; pass resume=True (--resume) to go on, or another folder"
+                    )
+            elif any(self._folder.glob("*.zarr")):
+                raise ValueError(f"checkpoint {folder} has arrays and no checkpoint.json; pass another folder")
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.close()
+
+    def belongs_to(self, identity: Mapping[str, Any]) -> None:
+        """Note what the bits follow from, of what JSON has; ValueError if the checkpoint is of something else."""
         wanted = json.loads(json.dumps(dict(identity)))
+        if not self._note.exists():
+            with write_atomically(self._note) as temporary:
+                temporary.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+            return
+        kept = _read_json(self._note)
         for name in wanted:
-            if not isinstance(kept, dict) or kept.get(name) != wanted[name]:
-                was = kept.get(name) if isinstance(kept, dict) else None
+            if kept.get(name) != wanted[name]:
                 raise ValueError(
-                    f"checkpoint {self._folder} is of another estimate: {name} was {was}, and is {wanted[name]}; "
-                    "pass what it was made with, or another folder"
+                    f"checkpoint {self._folder} is of another estimate: {name} was {brief(kept.get(name))}, and is "
+                    f"{wanted[name]}; pass what it was made with, or another folder"
                 )
 
     def parts(self, name: str, shape: tuple[int, ...], dtype: str, rows: int) -> Parts:
-        """Return the array of a pass, with a chunk for every so many rows."""
+        """Return the array of a pass, with a chunk for every so many rows; FileError if what is there is another."""
         zarr, path = zarr_module(), self._folder / f"{name}.zarr"
-        if (path / "zarr.json").exists():
-            return _Chunks(path, zarr.open_array(path, mode="r+"))
-        made = zarr.create_array(
-            path,
-            shape=shape,
-            chunks=(rows, *shape[1:]),
-            dtype=dtype,
-            compressors=None,
-            filters=None,
-            config={"write_empty_chunks": True},  # a chunk of zeros is done too
-        )
-        return _Chunks(path, made)
+        draft: dict[str, Any] = {}  # in memory
+        checked = {"filters": None, "compressors": zarr.codecs.Crc32cCodec()}
+        zarr.create_array(draft, shape=shape, chunks=(rows, *shape[1:]), dtype=dtype, **checked)
+        metadata, note = draft["zarr.json"].to_bytes(), path / "zarr.json"
+        if not note.exists():
+            path.mkdir(exist_ok=True)
+            with write_atomically(note) as temporary:
+                temporary.write_bytes(metadata)
+        kept, wanted = _read_json(note), json.loads(metadata)
+        for field in wanted | kept:
+            if kept.get(field) != wanted.get(field):
+                raise FileError(
+                    f"{note}: {field} is {brief(kept.get(field))}, and should be {wanted.get(field)}; "
+                    f"remove {path}, which is then computed again, or pass another checkpoint"
+                )
+        return _Chunks(path, zarr.open_array(path, mode="r+", zarr_format=3))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{file}: cannot be read ({error}); pass another checkpoint") from error
+    return found
+
+
+def _locked(folder: Path) -> sqlite3.Connection:
+    """Return a lock on a folder, which ends with :meth:`close`, or with the process, however that ends.
+
+    It is SQLite's lock of a file without contents, as that is one on every system.
+    """
+    file = folder / "lock"
+    try:
+        held = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            held.execute("BEGIN EXCLUSIVE")
+        except BaseException:
+            held.close()
+            raise
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            raise ValueError(
+                f"checkpoint {folder} is in use by another estimate; wait until that ends, or pass another folder"
+            ) from None
+        raise FileError(f"{file}: cannot be locked ({error}); pass another checkpoint") from error
+    return held
 
 
 class _Chunks:
+    """An array of zarr's whose chunks are blocks of rows, each with a checksum."""
+
     def __init__(self, path: Path, array: Any) -> None:
-        self._path, self._array = path, array.with_config({"write_empty_chunks": True})
-        self._size = int(np.prod(array.chunks)) * array.dtype.itemsize
+        self._path, self._rows = path, array.chunks[0]
+        self._array = array.with_config({"write_empty_chunks": True})  # a chunk of zeros is done too
 
     def has(self, start: int) -> bool:
-        key = (start // self._array.chunks[0],) + (0,) * (self._array.ndim - 1)
-        file = self._path / self._array.metadata.encode_chunk_key(key)
-        return file.is_file() and file.stat().st_size == self._size
+        """See :class:`Parts`; warns of a damaged chunk, which is not done."""
+        try:
+            self._read(start, start + 1)
+        except FileNotFoundError:
+            return False
+        except FileError as error:
+            warnings.warn(f"{error}; it is computed again", SdkdeWarning, stacklevel=caller_level())
+            return False
+        return True
 
     def write(self, start: int, block: Array) -> None:
+        file = self._file(start)
+        file.unlink(missing_ok=True)  # damaged, or it would be done
         self._array[start : start + len(block)] = block
+        sync(file)  # zarr has renamed it already: if the power fails before this, the checksum is wrong
 
     def read(self, start: int, stop: int) -> Array:
-        return np.asarray(self._array[start:stop])
+        first = start // self._rows * self._rows
+        ends = ((max(start, k), min(stop, k + self._rows)) for k in range(first, stop, self._rows))
+        return np.concatenate([self._read(*each) for each in ends])
+
+    def _read(self, start: int, stop: int) -> Array:
+        """Read rows of one chunk; zarr compares the checksum."""
+        file = self._file(start)
+        if not file.is_file():  # zarr would take it for zeros
+            raise FileNotFoundError(errno.ENOENT, "the chunk is gone; go on with resume=True (--resume)", str(file))
+        try:
+            return np.asarray(self._array[start:stop])
+        except Exception as error:  # a codec's own
+            raise FileError(f"{file}: the chunk is damaged ({error})") from error
+
+    def _file(self, start: int) -> Path:
+        key = (start // self._rows,) + (0,) * (self._array.ndim - 1)
+        return self._path / str(self._array.metadata.encode_chunk_key(key))
 
 
 class Scratch(AbstractContextManager["Scratch"]):

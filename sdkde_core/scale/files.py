@@ -7,19 +7,19 @@ here: a one-dimensional one is a column.
 
 from __future__ import annotations
 
+import csv
 import errno
 import importlib
 import io
 import itertools
+import json
 import math
 import os
 import re
-import shutil
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,22 +29,28 @@ from numpy.typing import NDArray
 from ..arrays import check_names
 from ..estimator.batches import NUMBERS, ROWS
 from ..messages import did_you_mean
-from ..storage import write_atomically
+from ..storage import write_atomically, write_folder
 
 __all__ = [
     "EXTENSIONS",
     "FileError",
     "Source",
+    "Write",
     "about",
     "check_order",
     "no_folder",
-    "same_file",
     "source",
+    "without_key",
     "writing",
     "zarr_module",
 ]
 
 Array = NDArray[Any]
+
+#: Numbers of an array at most: 128 TiB of float64.
+MOST = 1 << 44
+
+#: Takes the next rows.
 Write = Callable[[Array], Any]
 
 
@@ -137,8 +143,9 @@ class Source:
 
     def read(self) -> Array:
         """Return the whole array, (rows, columns)."""
-        result = np.empty((self.rows, self.columns), self.dtype)
         done = 0
+        with _naming(self.name):
+            result = np.empty((self.rows, self.columns), self.dtype)
         for batch in self.batches(max(1, min(ROWS, NUMBERS // max(1, self.columns)))):
             result[done : done + len(batch)] = batch
             done += len(batch)
@@ -162,7 +169,14 @@ def source(text: str) -> Source:
         code = errno.EISDIR if path.is_dir() else errno.ENOENT
         raise OSError(code, os.strerror(code), str(path))
     with _naming(text):
-        return _READERS[extension](text, path, key)
+        found = _READERS[extension](text, path, key)
+        if found.dtype.kind not in "iufbc":
+            raise ValueError(f"the array is of dtype {found.dtype}; pass numbers")
+        if not found.columns:
+            raise ValueError("the array has no columns; pass (points, dimensions)")
+        if found.rows * found.columns > MOST:  # zarr has no chunks of what is all fill value
+            raise ValueError(f"its metadata say shape {(found.rows, found.columns)}, more than anything here can sum")
+    return found if found.at is None else replace(found, at=_naming(text)(found.at))
 
 
 def check_order(*sources: Source) -> None:
@@ -171,16 +185,16 @@ def check_order(*sources: Source) -> None:
         check_names(sources[0].names, sources[1].names)
 
 
-def same_file(a: str, b: str) -> bool:
-    """Whether two names, with or without a key, are of the same existing file."""
-    first, second = _parse_place(a)[0], _parse_place(b)[0]
-    return first.exists() and second.exists() and first.samefile(second)
+def without_key(text: str) -> tuple[str, str]:
+    """Path, and the key of an array in an archive ("" without)."""
+    keyed = re.fullmatch(r"(.*\.npz):([^/\\]+)", text, re.IGNORECASE)
+    return (keyed[1], keyed[2]) if keyed else (text, "")
 
 
 def _parse_place(text: str) -> tuple[Path, str, str]:
     """Path, extension in lower case, and key ("" without)."""
-    keyed = re.fullmatch(r"(.*\.npz):([^/\\]+)", text, re.IGNORECASE)
-    path, key = (Path(keyed[1]), keyed[2]) if keyed else (Path(text), "")
+    name, key = without_key(text)
+    path = Path(name)
     extension = path.suffix.lower()
     if extension not in EXTENSIONS:
         hint = did_you_mean(extension, EXTENSIONS)
@@ -199,7 +213,11 @@ def _naming(name: str) -> Iterator[None]:
     """Put the file's name before the message of an error in reading it."""
     try:
         yield
-    except (ValueError, EOFError, KeyError, NotImplementedError, OSError, zipfile.BadZipFile, zlib.error) as error:
+    except (FileError, ImportError):
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"{name}: {error}") from error
+    except Exception as error:  # what a library raises for a damaged file is its own affair
         if isinstance(error, OSError) and error.filename:
             raise  # it has the name
         raise FileError(f"{name}: {error}") from error
@@ -209,6 +227,7 @@ def _read_npy(name: str, path: Path, key: str) -> Source:
     with path.open("rb") as file:
         shape, fortran, dtype = _npy_header(file)
         first = file.tell()
+    _check_length(shape, dtype, path.stat().st_size - first)
     if fortran and len(shape) > 1:
         return Source.of(name, np.load(path, mmap_mode="r"))
     row = math.prod(shape[1:])
@@ -217,10 +236,7 @@ def _read_npy(name: str, path: Path, key: str) -> Source:
         count = (stop - start) * row
         return np.fromfile(path, dtype, count, offset=first + start * row * dtype.itemsize).reshape(-1, *shape[1:])
 
-    found = Source.reading(name, shape, dtype, at)
-    if path.stat().st_size < first + shape[0] * row * dtype.itemsize:
-        raise ValueError(f"is cut off: its header says shape {shape}")
-    return found
+    return Source.reading(name, shape, dtype, at)
 
 
 def _read_zarr(name: str, path: Path, key: str) -> Source:
@@ -246,9 +262,10 @@ def _read_npz(name: str, path: Path, key: str) -> Source:
             raise ValueError(f"holds no {key!r}, only {', '.join(arrays)}")
         with archive.open(f"{key}.npy") as member:
             shape, fortran, dtype = _npy_header(member)
-    if fortran and len(shape) > 1:  # rows do not follow one another
-        with np.load(path) as archive:
-            return Source.of(name, archive[key])
+            first = member.tell()
+            _check_length(shape, dtype, archive.getinfo(f"{key}.npy").file_size - first)
+            if fortran and len(shape) > 1:  # rows do not follow one another; read to the end, the checksum is compared
+                return Source.of(name, np.frombuffer(member.read(), dtype).reshape(shape, order="F"))
     width = _columns(np.empty((0, *shape[1:]) if shape else ())).shape[1]
 
     def batches(rows: int) -> Iterator[Array]:
@@ -258,6 +275,7 @@ def _read_npz(name: str, path: Path, key: str) -> Source:
                 count = min(rows, shape[0] - start)
                 data = member.read(count * width * dtype.itemsize)
                 yield np.frombuffer(data, dtype).reshape(count, width)
+            member.read(1)  # at the end the checksum is compared
 
     return Source(name, shape[0], width, dtype, batches)
 
@@ -271,7 +289,17 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
         header = np.lib.format.read_array_header_2_0(file)
     if header[2].hasobject:
         raise ValueError("the array is of Python objects; pass numbers")
+    if min(header[0], default=0) < 0:
+        raise ValueError(f"its header says shape {header[0]}, which is negative")
     return header
+
+
+def _check_length(shape: tuple[int, ...], dtype: Any, length: int) -> None:
+    """Refuse an array with another number of bytes than its header says."""
+    wanted = math.prod(shape) * dtype.itemsize
+    if length != wanted:
+        what = "is cut off" if length < wanted else "has more bytes than its array"
+        raise ValueError(f"{what}: its header says shape {shape}, {wanted} bytes, and there are {length}")
 
 
 def _read_csv(name: str, path: Path, key: str) -> Source:
@@ -306,7 +334,8 @@ def _read_csv(name: str, path: Path, key: str) -> Source:
 
 
 def _fields(line: str) -> list[str]:
-    return [field.strip().strip('"') for field in line.split(",")]
+    """The values of a line, in quotes or not."""
+    return [field.strip() for field in next(csv.reader([line], skipinitialspace=True))] or [""]
 
 
 def _is_number(text: str) -> bool:
@@ -355,7 +384,7 @@ def _read_parquet(name: str, path: Path, key: str) -> Source:
     dtype = np.dtype(np.float32 if narrow else np.float64)
 
     def batches(rows: int) -> Iterator[Array]:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(batch_size=rows):
                 x = np.empty((batch.num_rows, len(kept)), dtype)
                 for j, i in enumerate(kept):
@@ -382,12 +411,13 @@ def _pyarrow() -> tuple[Any, Any]:
 def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterator[Write]:
     """Open a file for an array, and yield the function that appends a batch of its rows.
 
-    The file takes its place at the end; after an error an older one is as it was.
+    The file takes its place at the end; after an error an older one is as it was. A folder is replaced only if it is a
+    zarr array that sdkde wrote.
 
     Parameters
     ----------
     text : str
-        The path, or ``path.npz:key``; an existing file is overwritten.
+        The path, or ``path.npz:key``; an existing file is replaced.
     shape : (rows,) or (rows, columns)
     dtype : {"float32", "float64"}
     name : str
@@ -399,7 +429,8 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
     if not Path(os.path.realpath(path)).parent.is_dir():
         raise no_folder(path)
     if extension == ".zarr":
-        yield from _write_zarr(path, shape, np.dtype(dtype))
+        with _write_zarr(path, shape, np.dtype(dtype)) as write:
+            yield write
         return
     with (
         write_atomically(path) as temporary,
@@ -409,12 +440,12 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
         yield write
 
 
+@contextmanager
 def _write_zarr(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Write]:
-    """A folder, which takes its place at the end."""
-    beside, done = path.with_name(f".{path.name}.{os.urandom(8).hex()}"), 0
-    try:
-        rows = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:])))
-        x = zarr_module().create_array(beside, shape=shape, chunks=(rows, *shape[1:]), dtype=dtype)
+    with write_folder(path, _check_ours) as folder:
+        rows, done = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), 0
+        chunks = (rows, *shape[1:])
+        x = zarr_module().create_array(folder, shape=shape, chunks=chunks, dtype=dtype, attributes=_OURS)
 
         def write(batch: Array) -> None:
             nonlocal done
@@ -422,13 +453,25 @@ def _write_zarr(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Writ
             done += len(batch)
 
         yield write
-        if path.exists():
-            if not (path / "zarr.json").is_file():
-                raise FileExistsError(errno.EEXIST, "is no zarr array; name another", str(path))
-            shutil.rmtree(path)
-        beside.replace(path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+
+
+#: Attributes by which an array is known as one that sdkde wrote, and may replace.
+_OURS = {"written_by": "sdkde"}
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse to replace anything but an array of zarr's that sdkde wrote, with nothing else in its folder."""
+    if not folder.exists():
+        return
+    try:
+        metadata = json.loads((folder / "zarr.json").read_bytes())
+        ours = metadata["node_type"] == "array" and metadata["attributes"] == _OURS
+        ours = ours and {path.name for path in folder.iterdir()} <= {"zarr.json", "c"}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        ours = False
+    if not ours:
+        cause = "is there, and is no array that sdkde wrote; name another, or remove it first"
+        raise FileExistsError(errno.EEXIST, cause, str(folder))
 
 
 def no_folder(path: Path) -> FileNotFoundError:
@@ -497,7 +540,7 @@ def _write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str
         columns = [np.ascontiguousarray(column) for column in batch.reshape(len(batch), -1).T]
         writer.write_batch(arrow.record_batch([arrow.array(column) for column in columns], schema=schema))
 
-    with parquet.ParquetWriter(file, schema) as writer:
+    with parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer:
         yield write
 
 

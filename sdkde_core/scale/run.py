@@ -23,7 +23,8 @@ from ..messages import brief
 from ..protocol import Columns, Partial
 from .blocks import answered, asked_of
 from .checkpoint import Checkpoint, Parts, Scratch
-from .files import Source, source, writing
+from .files import Source, Write, source, writing
+from .places import check_apart
 from .planner import Frozen, Shape, freeze
 from .survey import Question
 
@@ -129,6 +130,8 @@ class Job:
         resume: bool = False,
     ) -> Job:
         """Read the data as often as it takes to decide everything; see :func:`estimate`. ``kept`` closes files."""
+        if resume and checkpoint is None:
+            raise ValueError("resume=True (--resume) goes with a checkpoint; pass its folder")
         bytes_allowed = BEYOND + _resident_bytes() if memory is None else parse_size(memory)
         x = _source("train", train, kept)
         y = None if query is None else _source("query", query, kept)
@@ -142,6 +145,7 @@ class Job:
         if w is not None and (w.rows, w.columns) != (x.rows, 1):
             raise ValueError(f"weights has shape {(w.rows, w.columns)}, but train has {x.rows} points; pass as many")
         narrow = all(s.dtype.kind == "f" and s.dtype.itemsize <= 4 for s in (x, y) if s is not None)
+        held = None if checkpoint is None else kept.enter_context(Checkpoint(checkpoint, resume))
         shape = Shape(
             x.rows, x.columns, None if y is None else y.rows, "float32" if narrow else "float64", w is not None
         )
@@ -160,11 +164,11 @@ class Job:
         )
         moved: Parts | None = None
         results: Parts
-        if checkpoint is None:
+        if held is None:
             moved = kept.enter_context(Scratch((n, d), "float64")) if last else None
             results = kept.enter_context(Scratch(*size))
         else:
-            held = Checkpoint(checkpoint, {**ready.identity(), "goal": request.goal.value, "log": bool(log)}, resume)
+            held.belongs_to({**ready.identity(), "goal": request.goal.value, "log": bool(log)})
             moved = held.parts("moved", (n, d), "float64", ready.rows) if last else None
             results = held.parts("results", *size, ready.rows)
         return cls(ready, x, y, w, log, moved, results, resident)
@@ -220,11 +224,17 @@ class Job:
             kept[k] = columns
         return columns
 
-    def blocks(self) -> Iterator[Array]:
-        """Yield the results, block by block: densities, or moved samples in data units."""
+    def deliver(self, write: Write) -> int:
+        """Write the results, block by block: densities, or moved samples in data units.
+
+        Returns how many rows have no log, as the Laplace estimate is negative there.
+        """
+        negative, gaps = 0, has_gaps(self.frozen.request, self.log)
         for start, stop in self.frozen.blocks(len(self.frozen.problems) - 1):
             block = self.results.read(start, stop)
-            yield self.frozen.unwhitened(block) if self.frozen.request.goal is Goal.DEBIASED else block
+            write(self.frozen.unwhitened(block) if self.frozen.request.goal is Goal.DEBIASED else block)
+            negative += undefined(block) if gaps else 0
+        return negative
 
 
 def _resident(frozen: Frozen, allowed: int) -> int:
@@ -248,25 +258,36 @@ def _resident_bytes() -> int:
         return 0
 
 
-def _write(job: Job, out: Any, name: str) -> Any:
-    """Bring the results to ``out``, by blocks, and return it."""
+def _sink(kept: ExitStack, job: Job, out: Any, name: str) -> tuple[Any, Write]:
+    """What takes the results, and the function that brings it the next block of them."""
     width = (job.frozen.shape.d,) if job.frozen.request.goal is Goal.DEBIASED else ()
-    m, dtype = job.frozen.problems[-1].m, job.frozen.shape.dtype
+    shape, dtype, done = (job.frozen.problems[-1].m, *width), job.frozen.shape.dtype, 0
     if isinstance(out, str | os.PathLike):
-        with writing(os.fspath(out), (m, *width), dtype, name) as write:
-            for block in job.blocks():
-                write(block)
-        return out
-    out, done = np.empty((m, *width), dtype) if out is None else out, 0
-    if tuple(out.shape) != (m, *width):
-        raise ValueError(f"out has shape {tuple(out.shape)}; pass one of shape {(m, *width)}")
-    negative = 0
-    for block in job.blocks():
-        out[done : done + len(block)] = block
+        return out, kept.enter_context(writing(os.fspath(out), shape, dtype, name))
+    array = np.empty(shape, dtype) if out is None else out
+    if tuple(array.shape) != shape:
+        raise ValueError(f"out has shape {tuple(array.shape)}; pass one of shape {shape}")
+
+    def write(block: Array) -> None:
+        nonlocal done
+        array[done : done + len(block)] = block
         done += len(block)
-        negative += undefined(block) if has_gaps(job.frozen.request, job.log) else 0
-    warn_of_negative(negative, m)
-    return out
+
+    return array, write
+
+
+def _run(
+    request: Request, train: Any, query: Any, out: Any, name: str, progress: Any, checkpoint: Any, **how: Any
+) -> Any:
+    """Estimate to ``out``, or to a new array, and return it; ``how``: as for :meth:`Job.of`."""
+    check_apart(out, checkpoint, train=train, query=query, weights=request.weights)
+    with ExitStack() as kept:
+        job = Job.of(kept, request, train, query, checkpoint=checkpoint, **how)
+        result, write = _sink(kept, job, out, name)
+        with watched(progress, job.rows) as advance:
+            job.run(advance)
+        warn_of_negative(job.deliver(write), job.frozen.problems[-1].m)
+    return result
 
 
 @public
@@ -296,12 +317,14 @@ def estimate(
     log : bool
         Return log p̂.
     out : path or array, optional
-        Takes the result, block by block. Default: an array of NumPy's.
+        Takes the result, block by block. Default: an array of NumPy's. A file is replaced; a folder only if it is a
+        zarr array that sdkde wrote.
     memory : int or str, optional
         Bytes, or such as ``"1.5 GB"``, that this process may take, what it has already included. Default: 1 GB beyond
         that. Shards for which there is room stay in memory.
     checkpoint : path, optional
-        A folder that keeps what is done; needs zarr.
+        A folder that keeps what is done, for one process at a time; needs zarr. What is damaged there is computed
+        again, with an :class:`sdkde_core.SdkdeWarning` that names the file.
     resume : bool
         Go on with what is there. It has the same bits as in one go.
     progress : bool or callable
@@ -316,17 +339,17 @@ def estimate(
     Raises
     ------
     TypeError, ValueError
-        As :func:`sdkde_core.estimate`; too little memory; a checkpoint that is there already, or is of another
-        estimate; ``bandwidth="isj"`` and ``negative="renormalise"``, which need all samples together.
+        As :func:`sdkde_core.estimate`; too little memory; ``out`` is an input, contains one or lies in one; a
+        checkpoint that is there already, is of another estimate, or is in use; ``resume`` without a checkpoint;
+        ``bandwidth="isj"`` and ``negative="renormalise"``, which need all samples together.
+    OSError
+        ``out`` is a folder that sdkde did not write.
     ImportError
         zarr or pyarrow is needed, and not installed.
     """
     request = Request.of(Goal.DENSITY, options, "query", "log", "out", "memory", "checkpoint", "resume", "progress")
-    with ExitStack() as kept:
-        job = Job.of(kept, request, train, query, log=log, memory=memory, checkpoint=checkpoint, resume=resume)
-        with watched(progress, job.rows) as advance:
-            job.run(advance)
-        return _write(job, out, "log_density" if log else "density")
+    name, how = "log_density" if log else "density", {"log": log, "memory": memory, "resume": resume}
+    return _run(request, train, query, out, name, progress, checkpoint, **how)
 
 
 @public
@@ -346,8 +369,4 @@ def debias(
     Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).
     """
     request = Request.of(Goal.DEBIASED, options, "out", "memory", "checkpoint", "resume", "progress")
-    with ExitStack() as kept:
-        job = Job.of(kept, request, train, memory=memory, checkpoint=checkpoint, resume=resume)
-        with watched(progress, job.rows) as advance:
-            job.run(advance)
-        return _write(job, out, "debiased")
+    return _run(request, train, None, out, "debiased", progress, checkpoint, memory=memory, resume=resume)

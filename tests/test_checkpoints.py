@@ -1,0 +1,172 @@
+"""Checkpoints: what is damaged is computed again or refused, and one process at a time has one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import sdkde_core
+from sdkde_core import scale
+from sdkde_core.cli.main import main
+from sdkde_core.protocol import QUANTUM
+
+X = np.random.default_rng(0).normal(size=(2 * QUANTUM + 300, 3))
+HOW = {"bandwidth": 0.5, "backend": "numpy"}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def zarr():
+    return pytest.importorskip("zarr")
+
+
+def command(*arguments):
+    return CliRunner().invoke(main, ["estimate", *arguments, "--bandwidth", "0.5", "--backend", "numpy", "-q"])
+
+
+def refused(*arguments):
+    """Run a command that must fail in one line; return that."""
+    result = command(*arguments)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, (result.output, result.exception)
+    return result.stderr
+
+
+def zeroed(data):
+    return bytes(len(data))
+
+
+def flipped(data):
+    return data[:1000] + bytes([data[1000] ^ 16]) + data[1001:]
+
+
+def undefined(data):
+    return np.full(len(data) // 4, np.nan, "f4").tobytes() + data[len(data) // 4 * 4 :]
+
+
+def cut(data):
+    return data[: len(data) // 2]
+
+
+def grown(data):
+    return data + data[:8]
+
+
+def emptied(data):
+    return b""
+
+
+@pytest.mark.parametrize("damage", [zeroed, flipped, undefined, cut, grown, emptied])
+@pytest.mark.parametrize("name", ["moved", "results"])
+def test_a_damaged_block_is_computed_again(zarr, damage, name):
+    once = scale.estimate(X, checkpoint="kept", **HOW)
+    if name == "moved":
+        shutil.rmtree("kept/results.zarr")
+    for chunk in [path for path in Path(f"kept/{name}.zarr/c").rglob("*") if path.is_file()]:
+        chunk.write_bytes(damage(chunk.read_bytes()))
+        with pytest.warns(sdkde_core.SdkdeWarning, match=f"{chunk}: the chunk is damaged .*; it is computed again"):
+            assert np.array_equal(scale.estimate(X, checkpoint="kept", resume=True, **HOW), once)
+        if name == "moved":
+            shutil.rmtree("kept/results.zarr")
+    assert np.array_equal(scale.estimate(X, checkpoint="kept", resume=True, **HOW), once)
+
+
+def test_the_command_warns_of_a_damaged_block(zarr):
+    np.save("x.npy", X)
+    assert command("x.npy", "-o", "p.npy", "--checkpoint", "kept").exit_code == 0
+    once = np.load("p.npy")
+    chunk = next(path for path in Path("kept/results.zarr/c").rglob("*") if path.is_file())
+    chunk.write_bytes(flipped(chunk.read_bytes()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        result = command("x.npy", "-o", "p.npy", "--checkpoint", "kept", "--resume")
+    assert result.exit_code == 0 and f"Warning: {chunk}: the chunk is damaged" in result.stderr
+    assert np.array_equal(np.load("p.npy"), once)
+
+
+@pytest.mark.parametrize("name", ["moved", "results"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data_type", "float32"),
+        ("shape", [len(X) + 1]),
+        ("chunk_grid", {"name": "regular", "configuration": {"chunk_shape": [512]}}),
+        ("codecs", [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}]),
+        ("codecs", [{"name": "bytes", "configuration": {"endian": "little"}}]),
+        ("node_type", "group"),
+        ("fill_value", 1.0),
+    ],
+)
+def test_metadata_other_than_what_is_asked_is_refused(zarr, name, field, value):
+    scale.estimate(X[:300], checkpoint="kept", **HOW)
+    file = Path(f"kept/{name}.zarr/zarr.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with pytest.raises(ValueError, match=f"^{file}: {field} is .*, and should be .*; remove kept/{name}.zarr"):
+        scale.estimate(X[:300], checkpoint="kept", resume=True, **HOW)
+    shutil.rmtree(f"kept/{name}.zarr")
+    assert np.array_equal(
+        scale.estimate(X[:300], checkpoint="kept", resume=True, **HOW), scale.estimate(X[:300], **HOW)
+    )
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"null", b"[1]", b"\xff\xfe\x00", b"[" * 10**5, b'{"shape": NaN}'])
+@pytest.mark.parametrize("name", ["checkpoint.json", "moved.zarr/zarr.json", "results.zarr/zarr.json"])
+def test_garbage_in_a_checkpoint_names_the_file(zarr, garbage, name):
+    scale.estimate(X[:300], checkpoint="kept", **HOW)
+    Path("kept", name).write_bytes(garbage)
+    with pytest.raises(ValueError, match=rf"kept/{name}: |checkpoint kept is of another estimate"):
+        scale.estimate(X[:300], checkpoint="kept", resume=True, **HOW)
+
+
+def test_resuming_goes_with_a_checkpoint():
+    np.save("x.npy", X[:50])
+    for call in (scale.estimate, scale.debias):
+        with pytest.raises(ValueError, match="goes with a checkpoint"):
+            call("x.npy", resume=True, **HOW)
+    assert "goes with a checkpoint" in refused("x.npy", "-o", "p.npy", "--resume")
+
+
+HOLDER = """
+import sys, time, numpy as np
+from sdkde_core import scale
+def wait(done, rows):
+    print("begun", flush=True)
+    time.sleep(600)
+scale.estimate(np.load("x.npy"), checkpoint="kept", progress=wait, bandwidth=0.5, backend="numpy")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+@pytest.mark.parametrize("resume", [False, True])
+def test_one_process_at_a_time_has_a_checkpoint_and_a_killed_one_leaves_it(zarr, resume):
+    np.save("x.npy", X)
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout.readline() == b"begun\n"
+            with pytest.raises(ValueError, match="checkpoint kept is in use by another estimate"):
+                scale.estimate(X, checkpoint="kept", resume=resume, **HOW)
+        finally:
+            holder.kill()
+    assert np.array_equal(scale.estimate(X, checkpoint="kept", resume=True, **HOW), scale.estimate(X, **HOW))
+
+
+def test_a_checkpoint_is_free_after_an_error(zarr):
+    def stop(done, rows):
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        scale.estimate(X, checkpoint="kept", progress=stop, **HOW)
+    assert np.array_equal(scale.estimate(X, checkpoint="kept", resume=True, **HOW), scale.estimate(X, **HOW))
+    Path("kept/lock").write_bytes(b"no lock " * 100)
+    with pytest.raises(ValueError, match=r"kept/lock: cannot be locked"):
+        scale.estimate(X, checkpoint="kept", resume=True, **HOW)
