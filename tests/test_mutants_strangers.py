@@ -556,7 +556,7 @@ MUTANTS = {
     ),
     "ranges: rows past 2048": (
         hooked(after=lambda self, p, q, got: rows_past(2048)(got) if a_range(p, q) else got),
-        {"row_range[fast-log_sum]"},
+        {"row_range[float64-log_sum-long]"},
     ),
     "rows past 4288": (hooked(after=lambda self, p, q, got: rows_past(4288)(got)), {MANY_ROWS}),
     "rows past 65535": (hooked(after=lambda self, p, q, got: rows_past(65535)(got)), {MANY_ROWS}),

@@ -217,7 +217,7 @@ CHECKS: Mapping[str, Check] = {
         Check(featured.multi_scale, _each),
         Check(featured.grad, _featured("grad")),
         Check(other_kernels.kernel, other_kernels.parameters),
-        Check(ranges.row_range, _featured("range")),
+        Check(ranges.row_range, ranges.range_parameters),
         Check(ranges.range_bits, ranges.bits_parameters),
         Check(ranges.pairs, ranges.pairs_parameters),
         Check(planned.planned, planned.planned_parameters),

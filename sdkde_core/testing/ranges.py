@@ -19,7 +19,7 @@ from .accuracy import COLUMNS, about_tiles, boundaries, some
 from .problems import Case, Truth
 from .target import MIXED, Profile, Target, take, weighted, within_each
 
-__all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "row_range"]
+__all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "range_parameters", "row_range"]
 
 #: Ranges of the points: across the edges of tiles, both ends, one row; and one that is longer than several quanta.
 RANGES = ((0, 40), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
@@ -41,6 +41,16 @@ def bits_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
         for precision in info.precisions:
             for reduction in Reduction if profile.includes is not None else (Reduction.MEAN,):
                 yield f"{precision}-{reduction}"
+
+
+def range_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """Every precision and reduction, and a long range. That not where a backend is slow."""
+    if "range" in info.features:
+        for precision, reduction in itertools.product(info.precisions, Reduction):
+            yield f"{precision}-{reduction}"
+        if profile.pairs >= MANY:
+            for reduction in Reduction:
+                yield f"{info.precisions[-1]}-{reduction}-long"
 
 
 def pairs_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
@@ -97,18 +107,18 @@ def _problem(
 def row_range(target: Target, parameter: str) -> None:
     """Some of the points as rows are within the tolerance, their own columns left out where that is asked."""
     for features, strays in itertools.product(_mixes(target.info), (False, True)):
-        for n, asked in ((COLUMNS, RANGES), (LONG, (LONG_RANGE,)))[: 1 if strays else 2]:
-            every = tuple(sorted({i for start, stop in asked for i in _picked(start, stop)}))
-            case, scales, truths = _asked(n, features, every, strays)
-            problem = _problem(target, parameter, case, features, scales)
-            state = target.prepare(problem, case)
-            for start, stop in asked:
-                part = replace(problem, m=stop - start)
-                got = target.reduce(part, None, state, start)
-                here = [k for k, i in enumerate(every) if start <= i < stop]
-                rows = np.array([every[k] - start for k in here])
-                about = f"{case.name}, the points from {start} to {stop}"
-                within_each(part, got, [take(truth, here) for truth in truths], about, rows)
+        n, asked = (LONG, (LONG_RANGE,)) if parameter.endswith("long") else (COLUMNS, RANGES)
+        every = tuple(sorted({i for start, stop in asked for i in _picked(start, stop)}))
+        case, scales, truths = _asked(n, features, every, strays)
+        problem = _problem(target, parameter, case, features, scales)
+        state = target.prepare(problem, case)
+        for start, stop in asked:
+            part = replace(problem, m=stop - start)
+            got = target.reduce(part, None, state, start)
+            here = [k for k, i in enumerate(every) if start <= i < stop]
+            rows = np.array([every[k] - start for k in here])
+            about = f"{case.name}, the points from {start} to {stop}"
+            within_each(part, got, [take(truth, here) for truth in truths], about, rows)
 
 
 def range_bits(target: Target, parameter: str) -> None:
