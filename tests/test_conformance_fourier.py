@@ -35,6 +35,7 @@ class TestFourierAlways(BackendConformance):
     draws = 8
     slow = (
         *("sizes", "result_format", "expected_rows", "multi_scale", "exclude_self", "threads"),
+        *("surroundings", "thread_counts", "leaks", "new_contents", "many_alive"),
         *(
             "column_chunks",
             "state_reuse",

@@ -16,7 +16,10 @@ class TestFourierTorchAlways(BackendConformance):
     options: ClassVar = {"always": True}
     dimensions = (2,)
     draws = 8
-    slow = ("sizes", "multi_scale", "exclude_self", "threads", "planned")
+    slow = (
+        *("sizes", "multi_scale", "exclude_self", "threads", "planned"),
+        *("leaks", "repeat_many", "surroundings", "new_contents", "many_alive"),
+    )
 
     @pytest.mark.covering(2)
     def test_tolerance(self, parameter):

@@ -92,7 +92,11 @@ def test_the_cores_rooms_import_each_other_one_way():
 
 def test_what_the_core_imports():
     allowed = {"numpy", "array_api_compat", "sdkde_core", *sys.stdlib_module_names}
-    own = {"cli": {"click", "sklearn", "matplotlib"}, "testing": {"pytest"}, "storage.py": {"platformdirs"}}
+    own = {
+        "cli": {"click", "sklearn", "matplotlib"},
+        "testing": {"pytest", "threadpoolctl"},
+        "storage.py": {"platformdirs"},
+    }
     own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "interop": {"matplotlib", "sklearn"}}
     own |= {"estimator": {"scipy", "tqdm"}, "distributed.py": {"torch"}, "scale": {"dask"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):

@@ -17,6 +17,7 @@ from .problems import Array, Case, Truth
 from .target import MIXED, NotDeclared, Target, make, take, weighted, within, within_each
 
 __all__ = [
+    "BETWEEN",
     "DISTANCES",
     "HEAPS_AWAY",
     "HEAP_ROWS",
@@ -25,10 +26,12 @@ __all__ = [
     "boundaries",
     "far_below",
     "heap",
+    "limits",
     "not_a_number",
     "sizes",
     "some",
     "tolerance",
+    "wide",
 ]
 
 DTYPES = ("float64", "float32")
@@ -40,6 +43,7 @@ COLUMNS, ROWS = 211, 67
 SIZES = (
     *((1, 1), (1, 5), (2, 1), (3, 129), (129, 1), (257, 255), (1025, 33), (64, 64), (128, 65), (65, 128), (256, 192)),
     *((512, 31), (1024, 16), (33, 512), (9, 1025), (9, 2049), (8, 4160), (2112, 9), (4097, 9), (8256, 7)),
+    *((5, 66_001), (66_001, 5)),
 )
 
 
@@ -50,7 +54,7 @@ def some(m: int, k: int) -> Array:
 
 def boundaries(n: int) -> list[int]:
     """Indices below n about which a tile may end: powers of two and what precedes them, the first and the last."""
-    near = {2**k + j for k in range(14) for j in (-1, 0)} | {0, n - 1}
+    near = {2**k + j for k in range(18) for j in (-1, 0)} | {0, n - 1}
     return sorted(i for i in near if 0 <= i < n)
 
 
@@ -120,6 +124,49 @@ def _features_of_few(target: Target, reduction: Reduction, precision: str, case:
         rows = asked.points if same else asked.queries
         truths = [reference.near_sums(rows, asked.points, asked.log_weights, excluding, s) for s in scales or (1.0,)]
         within_each(problem, target.answer(problem, asked), truths, asked.name)
+
+
+#: Extents between those of the check ``tolerance``, beside which each formula of a backend may have its limit.
+BETWEEN = (14.0, 20.0, 28.0, 40.0, 56.0, 80.0)
+
+
+def limits(target: Target, parameter: str) -> None:
+    """Two clusters are right at every extent between those of ``tolerance``, and just within ``extent_limit``.
+
+    All coordinates are as large as the extent, so what a formula loses there shows.
+    """
+    precision, name, dimension = parameter.split("-")
+    d, reduction = int(dimension[1:]), Reduction(name)
+    apart = np.full(d, 1.0 / math.sqrt(d))
+    limit = float(
+        target.info.extent_limit(Problem(reduction, ROWS, COLUMNS, d, precision=precision, device=target.device))
+    )
+    for extent in (*BETWEEN, *([limit * (1.0 - 1e-9)] if 14.0 <= limit <= 1e5 else [])):
+        case = make("mixture", COLUMNS, ROWS, d, 3.0)
+        points, queries = (
+            x * (0.5, 2.0)[d == 1] + np.where(np.arange(len(x)) % 2, 1.0, -1.0)[:, None] * (extent - 4.0) * apart
+            for x in (case.points, case.queries)
+        )
+        factor = extent / max(np.linalg.norm(x, axis=1).max() for x in (points, queries))
+        case = replace(case, name=f"two clusters within {extent:.6g}", points=points * factor, queries=queries * factor)
+        try:
+            problem = target.problem(case, reduction, precision)
+        except NotDeclared:
+            continue
+        truth = reference.near_sums(case.queries, case.points, case.log_weights)
+        within(problem, target.answer(problem, case), truth, case.name)
+
+
+def wide(target: Target, parameter: str) -> None:
+    """Many dimensions, up to the 1024 that the core takes."""
+    precision, name, dimension = parameter.split("-")
+    case = make("mixture", 37, 11, int(dimension[1:]), 10.0)
+    for same in (False, True):
+        rows = case.points if same else case.queries
+        problem = target.problem(case, Reduction(name), precision, same=same)
+        within(
+            problem, target.answer(problem, case), reference.near_sums(rows, case.points, case.log_weights), case.name
+        )
 
 
 #: Bandwidths from every point at which rows are checked: from where float32 ends to what stands for missing values.

@@ -14,7 +14,7 @@ import numpy as np
 
 from sdkde_core.arrays import to_host
 from sdkde_core.plugin import each, merge
-from sdkde_core.protocol import Partial, Problem, Reduction
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from . import problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles
@@ -25,6 +25,8 @@ from .target import MIXED, Target, make, take, weighted, within, within_each
 __all__ = [
     "column_chunks",
     "expected_rows",
+    "many_alive",
+    "new_contents",
     "no_rows",
     "query_chunks",
     "results_are_the_callers",
@@ -86,6 +88,8 @@ def expected_rows(target: Target, parameter: str) -> None:
             within(part, target.reduce(part, case.queries[:rows], state), take(_near(case), slice(rows)), told)
         whole = replace(problem, m=130, same=True)
         within(whole, target.reduce(whole, None, state), _near(case, same=True), told)
+    state = target.prepare(replace(problem, extent=50.0), case)
+    within(problem, target.reduce(problem, case.queries, state), _near(case), f"{case.name}, prepared for more extent")
 
 
 def query_chunks(target: Target, parameter: str) -> None:
@@ -133,6 +137,57 @@ def results_are_the_callers(target: Target, parameter: str) -> None:
     told = f"{case.name}, after earlier results were written to"
     within(problem, target.reduce(problem, case.queries, state), truth, told)
     within(whole, target.reduce(whole, None, state), _near(case, same=True), told)
+
+
+def many_alive(target: Target, parameter: str) -> None:
+    """Twenty states and forty results serve side by side: none is in a place that a later one takes."""
+    cases = [about_tiles(37, 9, 3, 10.0, seed) for seed in range(20)]
+    problem = _problem(target, max(cases, key=lambda case: _extent(case)), parameter)
+    states = [target.prepare(problem, case) for case in cases]
+    results = [
+        (case, target.backend.reduce(problem, target.give(case.queries), state))
+        for _ in range(2)
+        for case, state in zip(cases, states, strict=True)
+    ]
+    for k, (case, result) in enumerate(results):
+        within(problem, each(result, to_host), _near(case), f"result {k} of {len(results)}, each of one of 20 states")
+
+
+def _extent(case: Case) -> float:
+    return case.problem(Reduction.LOG_SUM, "high").extent
+
+
+def new_contents(target: Target, parameter: str) -> None:
+    """Points, weights or queries that come in the memory of earlier ones are new: their addresses are no names.
+
+    The first and the last row and the sum of all rows are as before, so neither are those.
+    """
+    case = about_tiles(COLUMNS, ROWS, 3, 10.0)
+    case = weighted(case) if "weights" in target.info.features else case
+    moved = {name: _mixed(getattr(case, name)) for name in ("points", "queries")}
+    moved |= {"log_weights": _mixed(case.log_weights)} if "weights" in target.info.features else {}
+    problem = _problem(target, case, parameter)
+    problem = replace(problem, extent=max(_extent(replace(case, **{k: v})) for k, v in moved.items()))
+    given = {name: target.give(getattr(case, name).copy()) for name in ("points", "log_weights", "queries")}
+
+    def ask(state: Any, about: str) -> Any:
+        """Check the answer of a state, or of a new one."""
+        state = state or target.backend.prepare(problem, Columns(given["points"], given["log_weights"]))
+        within(problem, each(target.backend.reduce(problem, given["queries"], state), to_host), _near(case), about)
+        return state
+
+    for name, new in moved.items():
+        state = ask(None, case.name)
+        case = replace(case, **{name: new})
+        state = state if name == "queries" else None  # while a state lives, its columns stay as they are
+        given[name][...] = target.give(new)
+        ask(state, f"{case.name}, after new {name} in the memory of the old")
+
+
+def _mixed(x: Any) -> Any:
+    """Return rows of the same first and last one and the same sum: those between are turned about their middle."""
+    between = x[1:-1]
+    return np.concatenate([x[:1], 2.0 * between.mean(axis=0) - between, x[-1:]])
 
 
 def _unchanged(result: Partial, kept: Partial, message: str) -> None:

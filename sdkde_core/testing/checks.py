@@ -8,6 +8,8 @@ parameters that suit a backend's declarations; names and parameters are stable w
 :mod:`~sdkde_core.testing.formalities`              what is declared, the form of results
 :mod:`~sdkde_core.testing.accuracy`                 tolerances by kind of data, extent, dimension and size
 :mod:`~sdkde_core.testing.calls`                    one call after another, several at once, whose memory is whose
+:mod:`~sdkde_core.testing.surroundings`             what a call leaves as it was, and numbers of threads
+:mod:`~sdkde_core.testing.costs`                    memory, what a call leaves behind, the price
 :mod:`~sdkde_core.testing.broken_off`               calls that are interrupted, and those of a forked child
 :mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``multi_scale``, ``grad``
 :mod:`~sdkde_core.testing.other_kernels`            ``kernel``
@@ -25,7 +27,19 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import BackendInfo, Reduction
 
-from . import accuracy, broken_off, calls, drawn, featured, formalities, other_kernels, planned, ranges
+from . import (
+    accuracy,
+    broken_off,
+    calls,
+    costs,
+    drawn,
+    featured,
+    formalities,
+    other_kernels,
+    planned,
+    ranges,
+    surroundings,
+)
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -49,6 +63,9 @@ PROFILES: Mapping[str, Profile] = {
     ),
 }
 
+#: Dimensions of the check ``wide``.
+WIDE = (100, 257, 1024)
+
 #: The check without which the others prove nothing.
 FIRST = "answers_something"
 
@@ -56,7 +73,7 @@ FIRST = "answers_something"
 def _tolerance(info: BackendInfo, profile: Profile) -> Iterator[str]:
     kinds = ["mixture", "tails", "clusters", "outlier", "duplicates"]
     if "weights" in info.features:
-        kinds += ["weights", "zero_tile", "muted_outlier"]
+        kinds += ["weights", "zero_tile", "muted_outlier", "light"]
     for precision in info.precisions:
         for d in profile.dimensions:
             for kind in kinds:
@@ -111,6 +128,46 @@ def _deterministic(info: BackendInfo, profile: Profile) -> Iterator[str]:
         yield from _each(info, profile)
 
 
+def _repeat_many(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """Few rows in MEAN; in full in every reduction, and all points as rows, once. Not where a backend is slow."""
+    if info.deterministic and profile.pairs >= costs.MANY:
+        for precision in info.precisions:
+            for reduction in Reduction if profile.includes is not None else (Reduction.MEAN,):
+                yield f"{precision}-{reduction}-n20000-m20"
+        if profile.includes is not None:
+            yield f"{info.precisions[0]}-{Reduction.MEAN}-n20000-m20000"
+
+
+def _limits(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """Three dimensions at most of those that the profile has."""
+    for parameter in _each(info, profile):
+        for d in profile.dimensions[:3]:
+            yield f"{parameter}-d{d}"
+
+
+def _wide(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """Dimensions between those of the profile and beyond, where it has hundreds: nothing compiles for each."""
+    if max(profile.dimensions) >= 784:
+        for parameter in _each(info, profile):
+            for d in WIDE:
+                yield f"{parameter}-d{d}"
+
+
+def _first(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """The first precision declared, in every reduction."""
+    for reduction in Reduction:
+        yield f"{info.precisions[0]}-{reduction}"
+
+
+def _mean(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """The first precision declared, in MEAN, which has most fields."""
+    yield f"{info.precisions[0]}-{Reduction.MEAN}"
+
+
+def _reductions(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    yield from Reduction
+
+
 def _once(info: BackendInfo, profile: Profile) -> Iterator[str]:
     yield "backend"
 
@@ -132,7 +189,10 @@ CHECKS: Mapping[str, Check] = {
         Check(formalities.result_format, _each),
         Check(formalities.inputs_untouched, _each),
         Check(formalities.repeat, _deterministic),
+        Check(formalities.repeat_many, _repeat_many),
         Check(accuracy.sizes, _sizes),
+        Check(accuracy.limits, _limits),
+        Check(accuracy.wide, _wide),
         Check(accuracy.far_below, _far),
         Check(accuracy.heap, _heap),
         Check(accuracy.not_a_number, _each),
@@ -143,14 +203,21 @@ CHECKS: Mapping[str, Check] = {
         Check(calls.query_chunks, _each),
         Check(calls.column_chunks, _each),
         Check(calls.results_are_the_callers, _each),
+        Check(calls.new_contents, _first),
+        Check(calls.many_alive, _mean),
         Check(calls.threads, _each),
+        Check(surroundings.surroundings, _reductions),
+        Check(surroundings.thread_counts, _reductions),
+        Check(costs.memory, costs.memory_parameters),
+        Check(costs.leaks, costs.once_where_fast),
+        Check(costs.price, costs.price_parameters),
         Check(broken_off.interrupts, _once),
         Check(broken_off.forked_child, _once),
         Check(featured.exclude_self, _featured("exclude_self")),
         Check(featured.multi_scale, _each),
         Check(featured.grad, _featured("grad")),
         Check(other_kernels.kernel, other_kernels.parameters),
-        Check(ranges.row_range, _featured("range")),
+        Check(ranges.row_range, ranges.range_parameters),
         Check(ranges.range_bits, ranges.bits_parameters),
         Check(ranges.pairs, ranges.pairs_parameters),
         Check(planned.planned, planned.planned_parameters),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -36,6 +37,9 @@ FEATURES = tuple(frozenset(chosen) for k in range(4) for chosen in itertools.com
 
 #: Rows times columns times dimensions that the truth about a problem may cost; a few rows are always checked.
 WORK, FEWEST = 1_000_000, 24
+
+#: For every so many problems there is one whose seed is drawn when it is asked.
+UNSEEN = 8
 
 
 @dataclass(frozen=True)
@@ -145,14 +149,28 @@ def parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
     for seed in range(profile.draws):
         d = _deal(profile.drawn_dimensions or profile.dimensions, seed, 0)
         yield f"{seed}-d{d}-p{profile.pairs}"
+    for k in range(profile.draws // UNSEEN):
+        d = _deal(profile.drawn_dimensions or profile.dimensions, k, 8)
+        yield f"unseen{k}-d{d}-p{profile.pairs}"
 
 
 def drawn(target: Target, parameter: str) -> None:
     """A random problem, which its name says, at every precision and in every reduction.
 
     The backend is asked itself where it takes the problem whole, and then also for the rows in two batches; otherwise
-    it is asked by way of the core.
+    it is asked by way of the core. An ``unseen`` problem's seed is drawn when the check runs, so that nobody can know
+    what it asks; its message names the problem, which :data:`~sdkde_core.testing.checks.CHECKS` runs again.
     """
+    name, _, sizes = parameter.partition("-")
+    if name.startswith("unseen"):
+        told = f"{secrets.randbelow(10**9)}-{sizes}"
+        try:
+            drawn(target, told)
+        except NotDeclared:
+            raise
+        except Exception as error:
+            raise AssertionError(f"drawn[{told}]: {type(error).__name__}: {error}") from error
+        return
     seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
     asked, rows, truths = _answered(seed, d, pairs, target.info.features & MIXED)
     answered, declined = False, ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import secrets
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,7 +16,16 @@ from sdkde_core.protocol import FEATURES, PRECISIONS, PROTOCOL, Columns, Partial
 
 from .target import NotDeclared, Target, make
 
-__all__ = ["answers_something", "declaration", "inputs_untouched", "options", "reasons", "repeat", "result_format"]
+__all__ = [
+    "answers_something",
+    "declaration",
+    "inputs_untouched",
+    "options",
+    "reasons",
+    "repeat",
+    "repeat_many",
+    "result_format",
+]
 
 
 def declaration(target: Target, parameter: str) -> None:
@@ -77,15 +88,20 @@ def reasons(target: Target, parameter: str) -> None:
                 if info.work is not None and support.ok:
                     work = info.work(problem, None)
                     assert isinstance(work, Work), f"work returned {work!r}, not a Work"
+                    numbers = [
+                        x for x in (*vars(work).values(), *work.matrix_flops.values()) if isinstance(x, int | float)
+                    ]
+                    assert all(0 <= x < math.inf for x in numbers), f"work returned {work!r} for {problem}"
 
 
 def options(target: Target, parameter: str) -> None:
-    """An option that the backend does not have is refused, not ignored."""
+    """An option that the backend does not have is refused, not ignored, whatever its name: it is another every time."""
+    name = f"option_{secrets.token_hex(4)}"
     try:
-        target.info.load({"no_such_option_of_any_backend": 1})
+        target.info.load({name: 1})
     except (TypeError, ValueError):
         return
-    raise AssertionError("takes the option no_such_option_of_any_backend in silence")
+    raise AssertionError(f"takes the option {name} in silence")
 
 
 #: n, m, d, and scales, where several are taken at once: an axis of length one stays, whichever it is.
@@ -140,6 +156,28 @@ def repeat(target: Target, parameter: str) -> None:
     for field in fields(Partial):
         a, b = getattr(first, field.name), getattr(again, field.name)
         assert a is None or np.array_equal(a, b), f"{field.name} differs from one call to the next"
+
+
+def repeat_many(target: Target, parameter: str) -> None:
+    """A pass over 20,000 columns has the same bits again, in whatever order its threads come to run.
+
+    The interpreter changes threads as often as it can, so what is joined as it is ready is joined in several orders.
+    """
+    precision, reduction, *numbers = parameter.split("-")
+    n, m = (int(x[1:]) for x in numbers)
+    case, before = make("mixture", n, 20, 3, 10.0), sys.getswitchinterval()
+    problem = target.whole_problem(case, Reduction(reduction), precision, same=m == n)
+    queries, state = None if m == n else case.queries, target.prepare(problem, case)
+    first = target.reduce(problem, queries, state)
+    sys.setswitchinterval(1e-6)
+    try:
+        for k in range(2 if m == n else 5):
+            again = target.reduce(problem, queries, state if k % 2 else target.prepare(problem, case))
+            for field in fields(Partial):
+                a, b = getattr(first, field.name), getattr(again, field.name)
+                assert a is None or np.array_equal(a, b), f"{field.name} differs from one call to the next"
+    finally:
+        sys.setswitchinterval(before)
 
 
 def inputs_untouched(target: Target, parameter: str) -> None:

@@ -150,6 +150,18 @@ def _muted_outlier(rng: np.random.Generator, n: int, m: int, d: int, extent: flo
     return replace(case, name="muted_outlier", log_weights=_normalised(log_w))
 
 
+def _light(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
+    """Two spots apart from the rest, with weights 1e-42 and 1e-390 of theirs: all that matters to the rows there."""
+    case = _mixture(rng, n, m, d, min(extent, 6.0))
+    log_w, towards = rng.normal(size=n), rng.normal(size=d)
+    towards /= np.linalg.norm(towards)
+    for k, (distance, log_weight) in enumerate(((22.0, -97.0), (-48.0, -900.0))):
+        for x in (case.points, case.queries):
+            x[k::4] = 0.3 * x[k::4] + distance * towards
+        log_w[k::4] += log_weight
+    return replace(case, name="light", log_weights=_normalised(log_w))
+
+
 #: Kinds of case: ``kind(rng, n, m, d, extent) -> Case``.
 CASES: dict[str, Callable[[np.random.Generator, int, int, int, float], Case]] = {
     "mixture": _mixture,
@@ -160,6 +172,7 @@ CASES: dict[str, Callable[[np.random.Generator, int, int, int, float], Case]] = 
     "duplicates": _duplicates,
     "zero_tile": _zero_tile,
     "muted_outlier": _muted_outlier,
+    "light": _light,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import cast
@@ -14,14 +15,18 @@ from sdkde_core.plugin import concatenate, each, merge
 from sdkde_core.protocol import QUANTUM, BackendInfo, PairsBackend, Partial, Problem, Reduction
 
 from . import reference
-from .accuracy import COLUMNS, about_tiles
+from .accuracy import COLUMNS, about_tiles, boundaries, some
 from .problems import Case, Truth
 from .target import MIXED, Profile, Target, take, weighted, within_each
 
-__all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "row_range"]
+__all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "range_parameters", "row_range"]
 
-#: Ranges of the points: across the edges of tiles, both ends, one row.
+#: Ranges of the points: across the edges of tiles, both ends, one row; and one that is longer than several quanta.
 RANGES = ((0, 40), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
+LONG, LONG_RANGE = 3 * QUANTUM + 5, (QUANTUM, 3 * QUANTUM + 2)
+
+#: Rows of many that are compared with the truth, at most.
+PICKED = 60
 
 #: Points beyond whole quanta: in a range of one row arrays have other shapes.
 BEYOND = 1
@@ -38,11 +43,23 @@ def bits_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
                 yield f"{precision}-{reduction}"
 
 
+def range_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
+    """Every precision and reduction, and a long range. That not where a backend is slow."""
+    if "range" in info.features:
+        for precision, reduction in itertools.product(info.precisions, Reduction):
+            yield f"{precision}-{reduction}"
+        if profile.pairs >= MANY:
+            for reduction in Reduction:
+                yield f"{info.precisions[-1]}-{reduction}-long"
+
+
 def pairs_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """Every precision, in MEAN."""
+    """Every precision, in MEAN: blocks of up to two quanta and of one row; in full also two of three quanta."""
     if "pairs" in info.features:
         for precision in info.precisions:
             yield f"{precision}-{Reduction.MEAN}"
+            if profile is not None and profile.includes is not None:
+                yield f"{precision}-{Reduction.MEAN}-long"
 
 
 def _mixes(info: BackendInfo) -> list[frozenset[str]]:
@@ -51,41 +68,64 @@ def _mixes(info: BackendInfo) -> list[frozenset[str]]:
 
 
 @functools.lru_cache(maxsize=32)
-def _asked(n: int, features: frozenset[str], first: int = 0) -> tuple[Case, tuple[float, ...], list[Truth]]:
-    """Return n points, the scales, and the truth about the points from the ``first`` on, at every scale."""
+def _asked(
+    n: int, features: frozenset[str], rows: tuple[int, ...], strays: bool = False
+) -> tuple[Case, tuple[float, ...], list[Truth]]:
+    """Return n points, the scales, and the truth about the points ``rows``, at every scale.
+
+    ``strays``: the first point, the last, and some between are 57 bandwidths from all others. Their own terms left out,
+    or their weights 1e-390 of the others', what is left has a log sum near −1650, which no float64 holds the sum of.
+    """
     case, scales = about_tiles(n, 1, 3, 10.0), (0.7, 1.6) if "multi_scale" in features else ()
     case = weighted(case) if "weights" in features else case
-    own = np.arange(first, n) if "exclude_self" in features else False
-    rows, log_weights = case.points[first:], case.log_weights
-    return case, scales, [reference.near_sums(rows, case.points, log_weights, own, s) for s in scales or (1.0,)]
+    if strays:
+        points, log_weights, far = 0.3 * case.points, case.log_weights.copy(), [0, 64, n // 2, n - 1]
+        points[far] = 57.0 * np.eye(4, 3) - 57.0 * (np.arange(4) == 3)[:, None] * np.eye(4, 3)[0]
+        if "weights" in features:
+            log_weights[far] = -900.0
+        case = replace(case, name="some points far from all", points=points, log_weights=log_weights)
+    own, picked = np.array(rows) if "exclude_self" in features else False, case.points[list(rows)]
+    sums = [reference.near_sums(picked, case.points, case.log_weights, own, s) for s in scales or (1.0,)]
+    return case, scales, sums
+
+
+def _picked(start: int, stop: int) -> tuple[int, ...]:
+    """The points of a range that are compared with the truth: those about boundaries, and others."""
+    return tuple(
+        sorted({*(start + i for i in boundaries(stop - start)), *(start + some(stop - start, PICKED)).tolist()})
+    )
 
 
 def _problem(
     target: Target, parameter: str, case: Case, features: frozenset[str], scales: tuple[float, ...]
 ) -> Problem:
-    precision, reduction = parameter.split("-")
+    precision, reduction = parameter.split("-")[:2]
     options = {"same": True, "requires": features, "scales": scales}
     return target.whole_problem(case, Reduction(reduction), precision, **options)
 
 
 def row_range(target: Target, parameter: str) -> None:
     """Some of the points as rows are within the tolerance, their own columns left out where that is asked."""
-    for features in _mixes(target.info):
-        case, scales, truths = _asked(COLUMNS, features)
+    for features, strays in itertools.product(_mixes(target.info), (False, True)):
+        n, asked = (LONG, (LONG_RANGE,)) if parameter.endswith("long") else (COLUMNS, RANGES)
+        every = tuple(sorted({i for start, stop in asked for i in _picked(start, stop)}))
+        case, scales, truths = _asked(n, features, every, strays)
         problem = _problem(target, parameter, case, features, scales)
         state = target.prepare(problem, case)
-        for start, stop in RANGES:
+        for start, stop in asked:
             part = replace(problem, m=stop - start)
             got = target.reduce(part, None, state, start)
+            here = [k for k, i in enumerate(every) if start <= i < stop]
+            rows = np.array([every[k] - start for k in here])
             about = f"{case.name}, the points from {start} to {stop}"
-            within_each(part, got, [take(truth, slice(start, stop)) for truth in truths], about)
+            within_each(part, got, [take(truth, here) for truth in truths], about, rows)
 
 
 def range_bits(target: Target, parameter: str) -> None:
     """A row has the same bits in every range of whole quanta, and in one that ends with the points; of queries too."""
     start, n = 2 * QUANTUM, 2 * QUANTUM + BEYOND
     features = target.info.features & {"exclude_self"}
-    case, scales, truths = _asked(n, features, start)
+    case, scales, truths = _asked(n, features, tuple(range(start, n)))
     problem = _problem(target, parameter, case, features, scales)
     state = target.prepare(problem, case)
     for queries, what in ((None, "range"), (case.points, "share of the queries")):
@@ -103,18 +143,24 @@ def range_bits(target: Target, parameter: str) -> None:
 
 
 def pairs(target: Target, parameter: str) -> None:
-    """The sums of all blocks of pairs merge to the whole, whichever side comes first; a block again is the same."""
-    backend, n = cast(PairsBackend, target.backend), QUANTUM + BEYOND
-    parts = [(0, QUANTUM), (QUANTUM, n)]
-    for features in _mixes(target.info):
-        case, scales, truths = _asked(n, features)
+    """The sums of all blocks of pairs merge to the whole, whichever side comes first; a block again is the same.
+
+    One block is longer than a quantum, and some points are far from all others.
+    """
+    cut = (3 if parameter.endswith("long") else 2) * QUANTUM
+    backend, n = cast(PairsBackend, target.backend), 2 * cut if parameter.endswith("long") else cut + BEYOND
+    parts, rows = [(0, cut), (cut, n)], _picked(0, n)
+    for features, strays in itertools.product(_mixes(target.info), (False, True)):
+        if strays and not features:
+            continue  # a point's own term is its largest, and blocks of others may count for nothing
+        case, scales, truths = _asked(n, features, rows, strays)
         problem = _problem(target, parameter, case, features, scales)
         state, found = target.prepare(problem, case), {}
         for i, j in ((0, 0), (1, 0) if features else (0, 1), (1, 1)):
             block = backend.reduce_pairs(problem, state, parts[i], parts[j])
             found[i, j], found[j, i] = (each(side, lambda x: np.array(to_host(x))) for side in block)
         got = concatenate([merge([found[i, j] for j in (0, 1)]) for i in (0, 1)])
-        within_each(problem, got, truths, f"{case.name}, pairs in blocks that meet at {QUANTUM}")
+        within_each(problem, got, truths, f"{case.name}, pairs in blocks that meet at {cut}", np.array(rows))
         again = backend.reduce_pairs(problem, state, parts[1], parts[1])[1]
         same = np.array_equal(to_host(again.shift), found[1, 1].shift)
         assert same or not target.info.deterministic, "a block's other side, or the block again, has other bits"
