@@ -384,14 +384,6 @@ def fifo(path):
     os.mkfifo(path)
 
 
-def without_shm(path):
-    wal = Path(f"{path}-wal")
-    with Store(path) as store:
-        store.calibrate("here", "triton", {"clock": 1.0})
-        kept = wal.read_bytes()
-    wal.write_bytes(kept)
-
-
 BAD = {
     "random": corrupt,
     "text": text,
@@ -405,7 +397,6 @@ BAD = {
     "no column": edit("ALTER TABLE trial DROP COLUMN phases"),
     "directory": directory,
     "fifo": fifo,
-    "-wal without -shm": without_shm,
 }
 
 
@@ -425,6 +416,42 @@ def test_a_bad_file_counts_as_empty_and_is_reported_once(path, recwarn, spoil):
     assert "sdkde-autotune" in warning
     assert "\n" not in warning
     assert sorted(path.parent.iterdir()) == before
+
+
+def test_a_wal_without_its_shm_is_read_as_of_a_copy(path, tmp_path, monkeypatch, recwarn):
+    with Store(path) as store:
+        store.calibrate("here", "triton", {"startup": 1.0})
+        for suffix in "", "-wal":
+            (tmp_path / f"copy{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+    monkeypatch.setenv("SDKDE_DB", str(tmp_path / "copy"))
+    assert lookup.calibration("triton", "here") == {"startup": 1.0}
+    assert sorted(each.name for each in tmp_path.glob("copy*")) == ["copy", "copy-wal"]
+    assert not warnings(recwarn)
+
+
+def test_a_reader_sees_nothing_or_all_of_what_another_creates(path, monkeypatch, recwarn):
+    """Between any two of its statements."""
+    edit("PRAGMA journal_mode = WAL")(path)
+    connect, done = sqlite3.connect, []
+
+    def creating(*arguments, **options):
+        connection = connect(*arguments, **options)
+
+        def trace(statement):
+            if "user_version" in statement and not done:
+                done.append(statement)
+                fill(path, ("x", {}, "measured", {}))
+
+        connection.set_trace_callback(trace)
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", creating)
+        assert ask() in (None, ("x", "exact"))
+    assert done
+    lookup.forget()
+    assert ask() == ("x", "exact")
+    assert not warnings(recwarn)
 
 
 @pytest.mark.parametrize("spoil", [text, truncated, edit("PRAGMA user_version = 99")])
@@ -527,7 +554,7 @@ sys.stdin.read()
     ("statements", "readable"),
     [
         (["BEGIN EXCLUSIVE", "DELETE FROM trial"], True),  # readers of a WAL do not wait
-        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "DELETE FROM trial"], False),
+        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "BEGIN", "DELETE FROM trial"], True),
         (["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
     ],
 )

@@ -532,7 +532,7 @@ def test_of_a_database_that_is_cut_off_the_rest_is_imported(path, tmp_path, size
     assert bool(found) == (size > 5000)  # the rows begin behind the roots of the tables
 
 
-def test_what_a_killed_tuner_left_in_a_wal_is_imported_from_a_copy_without_its_shm(path, tmp_path, python, recwarn):
+def test_what_a_killed_tuner_left_in_a_wal_is_imported_from_a_copy_without_its_shm(path, tmp_path, python):
     filled(path)
     process = python(LEFT)
     assert process.stdout.readline() == "ready\n"

@@ -27,7 +27,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -284,10 +284,10 @@ def _shipped(memory: _Memory) -> dict[tuple[object, ...], list[Row]]:
 def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
     """Return ``work(connection)`` in a read-only transaction; None if there is no database, or it is empty.
 
-    No file is created, not even the -wal and -shm that SQLite makes for a reader in WAL mode. While a writer's -wal
-    exists, its -shm does too, and is used. Without a -wal no writer is active, and the database is opened as immutable;
-    if it changes all the same, or the writer removes its -wal meanwhile, it is read again. Only SQLite opens the file:
-    closing a handle of our own would drop the locks of other connections in this process.
+    No file is created, not even the -wal and -shm that SQLite makes for a reader in WAL mode. While there is a -wal,
+    SQLite uses it and its -shm. Without a -wal no writer is active, and the database is opened as immutable; if it
+    changes all the same, it is read again. Only SQLite opens the file: closing a handle of our own would drop the locks
+    of other connections in this process.
 
     Raises
     ------
@@ -299,35 +299,54 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
         before = stamp(path)
         if before is None:
             return None
-        uri = f"{path.as_uri()}?mode=ro&{'immutable' if before.at_rest else 'readonly_shm'}=1"
+        # A writer begins or ends just now; or was killed as it ended, or this is a copy.
+        without_shm = before.sizes[0] > 0 and not os.path.exists(f"{path}-shm")
         try:
-            with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_SECONDS, isolation_level=None)) as connection:
-                connection.text_factory = text
-                connection.execute("BEGIN")
-                found = work(connection) if begun(connection) else None
-            if not before.at_rest or stamp(path) == before:
-                return found
-        except (sqlite3.Error, Refused) as error:
-            # Without a -shm, a writer has not made or filled it yet, or has just removed it.
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            begins = not before.at_rest and code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-            if time.monotonic() > until or not (begins or stamp(path) != before):
+            if not without_shm or time.monotonic() > until:
+                uri = f"{path.as_uri()}?{'immutable=1' if before.at_rest else 'mode=ro'}"
+                found = _read_copy(path, work) if without_shm else _read_once(uri, work)
+                if not (without_shm or before.at_rest) or stamp(path) == before:
+                    return found
+        except (sqlite3.Error, Refused):
+            if time.monotonic() > until or stamp(path) == before:
                 raise
         if time.monotonic() > until + PATIENCE_SECONDS:
             raise Refused("it is changed all the time; try again when nothing writes to it")
         time.sleep(0.002)
 
 
+def _read_once(uri: str, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
+    with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_SECONDS, isolation_level=None)) as connection:
+        connection.text_factory = text
+        connection.execute("BEGIN")
+        return work(connection) if begun(connection) else None
+
+
+def _read_copy(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
+    """Read a database whose -wal has no -shm: it is a copy, or its writer was killed while it closed it.
+
+    SQLite would make the -shm beside it.
+    """
+    import shutil
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix in "", "-wal":
+            shutil.copyfile(f"{path}{suffix}", f"{folder}/copy{suffix}")
+        return _read_once(Path(f"{folder}/copy").as_uri(), work)
+
+
 class Stamp(NamedTuple):
     """What tells whether a database has changed."""
 
     file: tuple[int, ...]  # the file's device, inode, size and times
-    beside: tuple[int, ...]  # the sizes and times of its -wal and its -journal
+    sizes: tuple[int, int]  # of its -wal and its -journal
+    times: tuple[int, int]
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing is written, nor was left unwritten by a process that was killed."""
-        return not any(self.beside[::2])
+        return not any(self.sizes)
 
 
 def stamp(path: Path) -> Stamp | None:
@@ -346,15 +365,17 @@ def stamp(path: Path) -> Stamp | None:
     if not stat.S_ISREG(found.st_mode):
         kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
         raise Refused(f"it is {kind}; name another with --db or SDKDE_DB")
-    beside = []
-    for suffix in "-wal", "-journal":
-        size, when = 0, 0
-        with suppress(OSError):
-            other = os.stat(f"{real}{suffix}")
-            size, when = other.st_size, other.st_mtime_ns
-        beside += [size, when]
+    wal, journal = (_size_and_time(f"{real}{suffix}") for suffix in ("-wal", "-journal"))
     file = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    return Stamp(file, tuple(beside)) if found.st_size else None
+    return Stamp(file, (wal[0], journal[0]), (wal[1], journal[1])) if found.st_size else None
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _warn(path: str, reason: str) -> None:

@@ -234,7 +234,7 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
     except StoreError as error:
-        if _ours(path) and _code(error.__cause__) in (*_CORRUPT, sqlite3.SQLITE_CANTOPEN):
+        if _ours(path) and _code(error.__cause__) in _CORRUPT:
             return _salvaged(path, error.__cause__)
         if _code(error.__cause__) != sqlite3.SQLITE_NOTADB:
             raise
@@ -389,8 +389,11 @@ def _in_wal_mode(connection: sqlite3.Connection) -> None:
     """Let readers and a writer not wait for each other.
 
     SQLite waits for other processes that read or write, but not for those that change the mode, as all do that begin a
-    new file at once.
+    new file at once. The change writes one page, which needs no -journal on disk; left by a process that was killed,
+    that would keep readers out.
     """
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        connection.execute("PRAGMA journal_mode = MEMORY")
     until = time.monotonic() + BUSY_SECONDS
     while True:
         try:
