@@ -11,6 +11,7 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -421,6 +422,34 @@ def test_winners_alone_come_back_whole(path, tmp_path, monkeypatch):
         monkeypatch.setenv("SDKDE_DB", str(file))
         problem = Problem("mean", 2**12, 2**15, 13, "float32", "fast", "cuda:0")
         assert lookup.lookup(KEY.query, problem) == (B, "provenance")
+
+
+@pytest.mark.filterwarnings("ignore::sdkde_core.SdkdeWarning")
+@pytest.mark.parametrize("what", ["database", "export"])
+def test_whatever_is_damaged_is_read_or_refused_and_left_as_it_is(path, tmp_path, what):
+    """Bits that are flipped, parts that are missing, zeroed or doubled."""
+    file, draw = tmp_path / "box" / "x", Random(0)
+    file.parent.mkdir()
+    with Store(file) as s:
+        for i in range(20):
+            s.add(KEY, {"n": i}, ok(1.0 + i), "measured", VERSIONS)
+        whole = json.dumps(s.dump()).encode() if what == "export" else None
+    whole = whole or file.read_bytes()
+    for number in range(40):
+        at, length = draw.randrange(len(whole)), draw.choice([1, 100, 4096])
+        flipped = bytes(byte ^ 1 << draw.randrange(8) for byte in whole[at : at + length])
+        file.write_bytes(whole[:at] + draw.choice([flipped, b"", bytes(length), flipped * 2]) + whole[at + length :])
+        before = file.read_bytes()
+        with Store(tmp_path / f"{number}") as s:
+            with contextlib.suppress(StoreError):
+                s.load(file)
+            s.all_trials()
+        with contextlib.suppress(StoreError), Store(file, write=False) as s:
+            s.best()
+        lookup.forget()
+        lookup.candidates(KEY.query, Problem("mean", 2**12, 2**15, 13, "float32", "fast", "cuda:0"), file)
+        assert file.read_bytes() == before
+        assert list(file.parent.iterdir()) == [file]
 
 
 def test_files_that_cannot_be_imported(path, tmp_path):
