@@ -187,6 +187,29 @@ def test_errors_are_one_line(arguments, told):
     assert re.search(told, refused(*arguments))
 
 
+def test_a_loop_of_symbolic_links_is_no_absent_file(compiled, tmp_path):
+    (tmp_path / "tuning.sqlite").symlink_to(tmp_path / "tuning.sqlite")
+    for words in ("show",), ("export", "x.json"), ("plot",), ("import", "tuning.sqlite"), ("--gpu", "a6000", *ONE):
+        assert "Too many levels of symbolic links" in refused(*words)
+    assert [each.name for each in tmp_path.iterdir()] == ["tuning.sqlite"]
+
+
+@pytest.mark.filterwarnings("default::sdkde_core.SdkdeWarning")
+def test_of_a_corrupt_database_what_is_left_is_imported(worker, monkeypatch, tmp_path, untold):
+    listed_cards(monkeypatch, "NVIDIA RTX A6000")
+    run(*ONE, "--trials", "30")
+    path = tmp_path / "tuning.sqlite"
+    path.write_bytes(path.read_bytes()[:4096] + b"\xa5" * 4096 + path.read_bytes()[8192:])  # the root of the trials
+    before = path.read_bytes()
+    for words in ("show",), ("export", "x.json"), ("plot",), ("import", "tuning.sqlite"), (*ONE, "--trials", "40"):
+        told = re.search("`sdkde-autotune (.*?)` keeps what can be read", refused(*words))[1]
+    result = run(*told.split())
+    assert "30 new rows" in result.stdout
+    assert "trial: 30 rows" in result.stderr
+    assert len(json.loads(run("show", "--trials", "--json", "--db", told.split()[-1]).stdout)) == 30
+    assert path.read_bytes() == before
+
+
 def test_a_file_that_is_not_ours_is_refused_in_one_line(compiled, tmp_path):
     (tmp_path / "tuning.sqlite").mkdir()
     assert "directory" in refused("--gpu", "a6000", *ONE)
@@ -545,7 +568,6 @@ def test_a_file_that_is_not_ours_is_neither_moved_nor_changed(make, told, tmp_pa
 
 def test_reading_writes_nothing(tuned, tmp_path, monkeypatch):
     db = tmp_path / "tuning.sqlite"
-    Path(f"{db}.lock").unlink()
     db.chmod(0o444)
     before = db.read_bytes()
     for words in ("show",), ("show", "--trials"), ("export", "-"), ("export", "--winners", "-"), ("simulate", db):

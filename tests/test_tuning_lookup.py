@@ -1,6 +1,7 @@
 """The look-up of tuned configurations: the ladder, bad files, and what it costs."""
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlite_utils")
-pytest.importorskip("filelock")
 
 from sdkde_autotune import lookup, provenance, records, schema
 from sdkde_autotune.key import FAMILY, Key
@@ -60,9 +60,6 @@ def _trial(**changes):
     config = {"name": f"{key.n_octave} {key.m_octave} {key.dimension}"}
     outcome = Outcome("ok", (1.0, 1.0, 1.0))
     return records.row_of(records.Trial(key, config, outcome, "measured", NOW, records.now()))
-
-
-ASKED = " AND ".join(f"{name} = ?" for name in Key._fields[:6])
 
 
 def ask(accept=None, query=QUERY, problem=PROBLEM):
@@ -387,14 +384,6 @@ def fifo(path):
     os.mkfifo(path)
 
 
-def without_shm(path):
-    wal = Path(f"{path}-wal")
-    with Store(path) as store:
-        store.calibrate("here", "triton", {"clock": 1.0})
-        kept = wal.read_bytes()
-    wal.write_bytes(kept)
-
-
 BAD = {
     "random": corrupt,
     "text": text,
@@ -403,12 +392,11 @@ BAD = {
     "rotten": rotten,
     "foreign": foreign,
     "foreign id": edit("PRAGMA application_id = 1"),
-    "newer": edit(f"PRAGMA user_version = {len(schema.MIGRATIONS) + 1}"),
+    "newer": edit(f"PRAGMA user_version = {schema.VERSION + 1}"),
     "no table": edit("DROP TABLE trial"),
     "no column": edit("ALTER TABLE trial DROP COLUMN phases"),
     "directory": directory,
     "fifo": fifo,
-    "-wal without -shm": without_shm,
 }
 
 
@@ -428,6 +416,83 @@ def test_a_bad_file_counts_as_empty_and_is_reported_once(path, recwarn, spoil):
     assert "sdkde-autotune" in warning
     assert "\n" not in warning
     assert sorted(path.parent.iterdir()) == before
+
+
+def test_a_wal_without_its_shm_is_read_as_of_a_copy(path, tmp_path, monkeypatch, recwarn):
+    with Store(path) as store:
+        store.calibrate("here", "triton", {"startup": 1.0})
+        for suffix in "", "-wal":
+            (tmp_path / f"copy{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+    monkeypatch.setenv("SDKDE_DB", str(tmp_path / "copy"))
+    assert lookup.calibration("triton", "here") == {"startup": 1.0}
+    assert sorted(each.name for each in tmp_path.glob("copy*")) == ["copy", "copy-wal"]
+    assert not warnings(recwarn)
+
+
+def test_a_reader_sees_nothing_or_all_of_what_another_creates(path, monkeypatch, recwarn):
+    """Between any two of its statements."""
+    edit("PRAGMA journal_mode = WAL")(path)
+    connect, done = sqlite3.connect, []
+
+    def creating(*arguments, **options):
+        connection = connect(*arguments, **options)
+
+        def trace(statement):
+            if "user_version" in statement and not done:
+                done.append(statement)
+                fill(path, ("x", {}, "measured", {}))
+
+        connection.set_trace_callback(trace)
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", creating)
+        assert ask() in (None, ("x", "exact"))
+    assert done
+    lookup.forget()
+    assert ask() == ("x", "exact")
+    assert not warnings(recwarn)
+
+
+@pytest.mark.parametrize("spoil", [text, truncated, edit("PRAGMA user_version = 99")])
+def test_a_file_that_was_bad_is_used_once_it_is_mended(path, recwarn, spoil):
+    fill(path, ("x", {}, "measured", {}))
+    with Store(path) as store:
+        store.calibrate("here", "triton", {"startup": 1.0})
+    good = path.read_bytes()
+    spoil(path)
+    lookup.forget()
+    for _ in range(2):
+        assert ask() is None
+        assert lookup.calibration("triton", "here") == {}
+    path.write_bytes(good)
+    for _ in range(2):
+        assert ask() == ("x", "exact")
+        assert lookup.calibration("triton", "here") == {"startup": 1.0}
+    path.with_name("new").write_bytes(good)
+    assert len(warnings(recwarn)) == 1
+
+
+def test_a_bad_file_is_read_once_while_it_is_as_it_was(path, opened, recwarn):
+    text(path)
+    for m in range(4):
+        assert ask(problem=replace(PROBLEM, m=2**m)) is None
+    assert len(opened) == 1
+    os.utime(path, (1, 1))
+    assert ask() is None
+    assert len(opened) == 2
+
+
+def test_a_loop_of_symbolic_links_is_told(path, recwarn):
+    path.symlink_to(path)
+    for _ in range(2):
+        assert ask() is None
+    (warning,) = warnings(recwarn)
+    assert f"{path} is not used: " in warning
+    assert os.strerror(errno.ELOOP) in warning
+    path.unlink()
+    fill(path, ("x", {}, "measured", {}))
+    assert ask() == ("x", "exact")
 
 
 @pytest.mark.parametrize("absent", ["nothing", "no folder", "empty file", "a file for a folder"])
@@ -489,7 +554,7 @@ sys.stdin.read()
     ("statements", "readable"),
     [
         (["BEGIN EXCLUSIVE", "DELETE FROM trial"], True),  # readers of a WAL do not wait
-        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "DELETE FROM trial"], False),
+        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "BEGIN", "DELETE FROM trial"], True),
         (["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
     ],
 )
@@ -674,7 +739,7 @@ def test_without_what_only_the_tuner_needs(path, monkeypatch):
 import sys
 class Absent:
     def find_spec(self, name, *_):
-        if name.partition(".")[0] in ("sqlite_utils", "optuna", "filelock", "click", "click_default_group", "tqdm"):
+        if name.partition(".")[0] in ("sqlite_utils", "optuna", "click", "click_default_group", "tqdm"):
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
 from sdkde_autotune.lookup import lookup
@@ -699,18 +764,40 @@ def test_a_file_is_read_once(path, opened):
         assert len(opened) == 1
 
 
-def test_a_cold_look_up_reads_what_is_near_only(path, monkeypatch):
-    """Of a thousand winners: the primary key finds their rows, and few are parsed."""
+def test_what_is_far_makes_a_look_up_no_dearer(path, monkeypatch):
+    """In instructions that SQLite executes: rows of one family for other sizes, dimensions and architectures."""
+    near = [_trial(n_octave=n, m_octave=m) for n, m in itertools.product(range(12, 19), range(9, 16))]
+    far = [
+        _trial(n_octave=n, m_octave=m, dimension=d, d=d, architecture=architecture)
+        for n, m, d, architecture in itertools.product((3, 15, 40), (2, 12, 30), range(100, 150), ("sm_80", "sm_86"))
+    ]
+    connect, steps = sqlite3.connect, []
+
+    def counted(*arguments, **options):
+        connection = connect(*arguments, **options)
+        connection.set_progress_handler(lambda: steps.append(1), 1)
+        return connection
+
+    counts = []
+    for rows in near, [*near, *far]:
+        with Store(path) as store:
+            store.load({"format": "sdkde-tuning", "schema": 1, "trial": rows})
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite3, "connect", counted)
+            steps.clear()
+            assert ask() == ("15 12 16", "exact")
+            counts.append(len(steps))
+    assert counts[0] > 1000
+    assert counts[1] < counts[0] + 100
+
+
+def test_a_look_up_parses_few_rows(path, monkeypatch):
+    sizes = itertools.product(range(12, 19), range(9, 16), range(12, 22))
+    rows = [_trial(n_octave=n, m_octave=m, dimension=d, d=d) for n, m, d in sizes]
     with Store(path) as store:
-        for n, m, d in itertools.product(range(6, 16), range(3, 13), range(7, 17)):
-            store._insert("trial", [_trial(n_octave=n, m_octave=m, dimension=d, d=d)])
-        plan = store._db.execute("EXPLAIN QUERY PLAN " + schema.winning(2, ASKED), tuple(KEY[:6])).fetchall()
-    found = [row[-1] for row in plan if "SEARCH trial" in row[-1]]
-    assert "INDEX sqlite_autoindex_trial_1 (backend=? AND kernel=? AND config_version=? AND reduction=?" in found[0]
-    parsed = []
-    monkeypatch.setattr(lookup, "trial_of", lambda row: parsed.append(row) or records.trial_of(row))
+        store.load({"format": "sdkde-tuning", "schema": 1, "trial": rows})
     assert ask() == ("15 12 16", "exact")
-    assert len(parsed) == lookup.NEAREST
+    assert len(lookup.candidates(QUERY, PROBLEM)) == lookup.NEAREST
 
 
 # --- provenance ---------------------------------------------------------------------------------------------------

@@ -3,21 +3,22 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 
 import pytest
 
 pytest.importorskip("sqlite_utils")
-pytest.importorskip("filelock")
 
 from sdkde_autotune import lookup, schema, store
 from sdkde_autotune.key import Key
-from sdkde_autotune.records import KEY as KINDS
 from sdkde_autotune.runner import Outcome
 from sdkde_autotune.store import Store, StoreError
 
@@ -110,7 +111,7 @@ def test_the_columns_are_readable(path):
         assert {name: row[name] for name in Key._fields} == KEY._asdict()
         assert row["config"] == '{"a": "x", "z": 1}'
         assert connection.execute("PRAGMA application_id").fetchone()[0] == 0x53444B45
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(schema.MIGRATIONS)
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == schema.VERSION
         assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 
@@ -275,15 +276,26 @@ def test_of_two_imports_the_later_measured_counts(path):
             assert [t.outcome.median for t in s.trials(KEY)] == [2.0]
 
 
-def test_a_time_that_is_yet_to_come_does_not_win_for_ever(path, tmp_path):
-    """As earlier versions imported it."""
-    filled(tmp_path / "there")
+def test_rows_of_a_clock_that_was_ahead_are_imported_as_the_oldest(path, tmp_path, recwarn, untold):
+    ahead = (datetime.now(UTC) + timedelta(days=400)).isoformat()
+    there = tmp_path / "there"
+    filled(there)
+    edit(f"UPDATE trial SET created = '{ahead}', q80 = 9, q50 = 8")(there)
+    edit(f"UPDATE calibration SET created = '{ahead}'")(there)
+    with Store(there) as s:
+        as_json(tmp_path / "ahead", s.dump())
+    filled(tmp_path / "honest")
     with Store() as s:
-        s.load(tmp_path / "there")
-    edit("UPDATE trial SET created = '9999-12-31T00:00:00.000000+00:00', q80 = 9, q50 = 8")(path)
-    with Store() as s:
-        assert s.load(tmp_path / "there") == 4
+        assert s.load(tmp_path / "ahead.json") == 5
+        assert s.load(tmp_path / "ahead.json") == s.load(there) == 0
+        assert [best.ms for best in s.best()] == [8.0, 8.0]
+        assert s.load(tmp_path / "honest") == 5
+        assert s.load(there) == 0
         assert [best.ms for best in s.best()] == [1.0, 2.0]
+    with Store(there) as s:  # where the clock was ahead, what comes later wins too
+        assert s.load(tmp_path / "honest") == 4
+    told = str(recwarn[0].message)
+    assert "ahead.json: the time of 5 rows is yet to come; they count as older than any other" in told
 
 
 def test_damaged_rows_are_passed_over_and_told(path, recwarn, untold):
@@ -324,7 +336,7 @@ def _row(**changes):
 
 def _calibrated(**changes):
     there = {"machine": "m", "backend": "numpy", "name": "startup", "value": 1.0, "created": "2026-01-01"}
-    return {"format": "sdkde-tuning", "schema": 2, "trial": _row()["trial"], "calibration": [{**there, **changes}]}
+    return {"format": "sdkde-tuning", "schema": 1, "trial": _row()["trial"], "calibration": [{**there, **changes}]}
 
 
 @pytest.mark.parametrize(
@@ -333,8 +345,8 @@ def _calibrated(**changes):
         ("{ not", "neither a database nor JSON"),
         ("[1, 2, 3]", "no export of the tuner"),
         ('{"best": []}', "no export of the tuner"),
-        ({"format": "sdkde-tuning", "schema": 99}, "newer sdkde .schema 99.; update sdkde"),
-        ({"format": "sdkde-tuning", "schema": "1"}, "newer sdkde .schema '1'"),
+        ({"format": "sdkde-tuning", "schema": 99}, "another version of sdkde .schema 99, this one reads 1."),
+        ({"format": "sdkde-tuning", "schema": "1"}, "another version of sdkde .schema '1'"),
         ({"format": "sdkde-tuning", "trial": [{"backend": "triton"}]}, "row 1 of 'trial', .* it lacks kernel, "),
         ({"format": "sdkde-tuning", "trial": 3}, "no list of rows as 'trial'"),
         ({"format": "sdkde-tuning", "trial": [[1]]}, "not values by name"),
@@ -358,7 +370,6 @@ def _calibrated(**changes):
         *[(_row(q20=ms, q50=ms, q80=ms), "times are") for ms in (-1, 1e-300, 1e300, float("inf"), float("nan"))],
         (_row(created="yesterday"), "created is 'yesterday', which is no time"),
         (_row(created=3), "created is 3, which is no time"),
-        (_row(created="9999-12-31T23:59:59"), "yet to come"),
         (_row(created="9999-12-31T23:59:59-23:59"), "which is no time"),
         (_calibrated(value="many"), "'startup' of numpy: it is no finite number"),
         (_calibrated(value=-1e9), "'startup' of numpy: it is -1e.09, and a measurement gives 0 to 3600"),
@@ -367,7 +378,6 @@ def _calibrated(**changes):
         (_calibrated(name="new", value=10**400), "'new' of numpy: it is no finite number"),
         (_row(q80=10**400), "times are"),
         (_calibrated(machine=3), "are names"),
-        (_calibrated(created="9999-01-01"), "row 1 of 'calibration', .* created is 9999.* yet to come"),
         ('{"format": "sdkde-tuning", "trial": ' + "[" * 100_000, "neither a database nor JSON"),
         (json.dumps(_row(config={})).replace("{}", "{" + '"a": {' * 500 + "}" * 501, 1), "config"),
         ('{"format": "sdkde-tuning", "trial": [' + "9" * 5000 + "]}", "neither a database nor JSON"),
@@ -414,105 +424,61 @@ def test_winners_alone_come_back_whole(path, tmp_path, monkeypatch):
         assert lookup.lookup(KEY.query, problem) == (B, "provenance")
 
 
+@pytest.mark.filterwarnings("ignore::sdkde_core.SdkdeWarning")
+@pytest.mark.parametrize("what", ["database", "export"])
+def test_whatever_is_damaged_is_read_or_refused_and_left_as_it_is(path, tmp_path, what):
+    """Bits that are flipped, parts that are missing, zeroed or doubled."""
+    file, draw = tmp_path / "box" / "x", Random(0)
+    file.parent.mkdir()
+    with Store(file) as s:
+        for i in range(20):
+            s.add(KEY, {"n": i}, ok(1.0 + i), "measured", VERSIONS)
+        whole = json.dumps(s.dump()).encode() if what == "export" else None
+    whole = whole or file.read_bytes()
+    for number in range(40):
+        at, length = draw.randrange(len(whole)), draw.choice([1, 100, 4096])
+        flipped = bytes(byte ^ 1 << draw.randrange(8) for byte in whole[at : at + length])
+        file.write_bytes(whole[:at] + draw.choice([flipped, b"", bytes(length), flipped * 2]) + whole[at + length :])
+        before = file.read_bytes()
+        with Store(tmp_path / f"{number}") as s:
+            with contextlib.suppress(StoreError):
+                s.load(file)
+            s.all_trials()
+        with contextlib.suppress(StoreError), Store(file, write=False) as s:
+            s.best()
+        lookup.forget()
+        lookup.candidates(KEY.query, Problem("mean", 2**12, 2**15, 13, "float32", "fast", "cuda:0"), file)
+        assert file.read_bytes() == before
+        assert list(file.parent.iterdir()) == [file]
+
+
 def test_files_that_cannot_be_imported(path, tmp_path):
-    foreign, broken = tmp_path / "foreign", tmp_path / "broken"
+    foreign, torn = tmp_path / "foreign", tmp_path / "torn"
     with contextlib.closing(sqlite3.connect(foreign)) as connection:
         connection.execute("CREATE TABLE bookmarks (url)")
-    filled(broken)
-    broken.write_bytes(broken.read_bytes()[:5000])
+    filled(torn)
+    torn.write_bytes(torn.read_bytes()[50:])
     with Store() as s:
         for file, message in (
             (tmp_path / "absent", "No such file"),
             (tmp_path, "directory"),
             (foreign, "another program's"),
-            (broken, "malformed"),
+            (torn, "neither a database nor JSON"),
         ):
             with pytest.raises(StoreError, match=message):
                 s.load(file)
 
 
-# --- migrations ---------------------------------------------------------------------------------------------------
-
-
-def first(path):
-    """A database of schema 1, where winners were a table."""
-    key = ", ".join(f"{name} {'INTEGER' if kind is int else 'TEXT'}" for name, kind in KINDS.items() if name != "d")
-    names = ", ".join(name for name in KINDS if name != "d")
-    row = [value for name, value in KEY._asdict().items() if name != "d"]
-    path.parent.mkdir(exist_ok=True)
-    edit(
-        f"""CREATE TABLE trial ({key}, config TEXT, status TEXT, error TEXT, q20 REAL, q50 REAL, q80 REAL, phases TEXT,
-            source TEXT, provenance TEXT, created TEXT, PRIMARY KEY ({names}, config, source))""",
-        f"CREATE TABLE best ({key}, config TEXT, ms REAL, default_config TEXT, PRIMARY KEY ({names}))",
-        """CREATE TABLE calibration (machine TEXT, backend TEXT, name TEXT, value REAL, created TEXT,
-            PRIMARY KEY (machine, backend, name))""",
-        f"PRAGMA application_id = {schema.APPLICATION_ID}",
-        "PRAGMA user_version = 1",
-    )(path)
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        for config, ms in (A, 2.0), (B, 1.0):
-            row_of = (*row, json.dumps(config), "ok", "", ms, ms, ms, "{}", "measured", json.dumps(VERSIONS))
-            connection.execute(f"INSERT INTO trial VALUES ({', '.join('?' * 23)})", (*row_of, "2026-01-01T00:00:00"))
-        best = (*row, json.dumps(B), 1.0, json.dumps(A))
-        connection.execute(f"INSERT INTO best VALUES ({', '.join('?' * len(best))})", best)
-        connection.commit()
-
-
-@pytest.mark.parametrize("how", ["opened", "read", "imported"])
-def test_an_older_file_is_migrated(path, tmp_path, how):
-    there = path if how == "opened" else tmp_path / "there"
-    first(there)
-    before = there.read_bytes()
-    if how == "read":
-        there.chmod(0o444)
-    with Store(there, write=how == "opened") if how != "imported" else Store() as s:
-        if how == "imported":
-            assert s.load(there) == 2
-        (best,) = s.best()
-        assert best.key == KEY._replace(d=KEY.dimension)
-        assert (best.config, best.ms, best.default_config, best.default_ms) == (B, 1.0, A, 2.0)
-        assert [trial.is_default for trial in s.trials(best.key)] == [True, False]
-        if how == "opened":
-            s.add(KEY, C, ok(0.1), "measured", {})
-            assert [b.config for b in s.best()] == [C, B]  # the dimension as asked is part of the key
-    if how != "opened":
-        assert there.read_bytes() == before
-
-
-def test_the_lookup_reads_an_older_file_as_it_is(path):
-    first(path)
-    before = path.read_bytes()
-    problem = Problem("mean", 2**12, 2**15, 13, "float32", "fast", "cuda:0")
-    assert lookup.lookup(KEY.query, problem) == (B, "provenance")
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize("view", ["CREATE VIEW best AS SELECT * FROM trial", FOREVER])
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_view_named_best_is_nobodys_trouble(path, view, version):
-    (first if version == 1 else filled)(path)
-    edit("DROP TABLE IF EXISTS best", view)(path)
+def test_a_users_view_is_nobodys_trouble(path, view):
+    filled(path)
+    edit(view, "CREATE TABLE notes (text)", "ALTER TABLE trial ADD COLUMN note TEXT")(path)
     lookup.forget()
     problem = Problem("mean", 2**12, 2**15, 13, "float32", "fast", "cuda:0")
     assert lookup.lookup(KEY.query, problem) == (B, "provenance")
     for write in False, True, False:
         with Store(write=write) as s:
             assert s.best()[0].config == B
-
-
-def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
-    filled(path)
-
-    def fails(db):
-        db.conn.execute("DROP TABLE trial")
-        raise sqlite3.OperationalError("no")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, fails))
-        with pytest.raises(StoreError, match="no"):
-            Store()
-    with Store() as s:
-        assert len(s.all_trials()) == 4
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -532,37 +498,81 @@ def header_only(path):
 
 def rotten(path):
     data = bytearray(path.read_bytes())
-    data[8192:12288] = b"\xa5" * 4096
+    data[4096:8192] = b"\xa5" * 4096
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize("spoil", [truncated, header_only, rotten])
-def test_a_corrupt_file_is_moved_aside(path, recwarn, spoil):
+def test_a_corrupt_file_is_left_as_it_is_and_what_salvages_it_is_named(path, spoil):
     filled(path)
     spoil(path)
     spoilt = path.read_bytes()
-    with Store() as s:
-        assert s.all_trials() == []
-        s.add(KEY, A, ok(1.0), "measured", {})
-    with Store() as s:
-        assert len(s.all_trials()) == 1
-    (warning,) = [str(each.message) for each in recwarn]
-    (aside,) = path.parent.glob("tuning.sqlite.corrupt-*")
-    assert aside.read_bytes() == spoilt
-    assert str(path) in warning
-    assert str(aside) in warning
-    assert "\n" not in warning
+    for write in True, False:
+        with pytest.raises(StoreError, match=r"is corrupt .* and is left as it is") as caught, Store(write=write) as s:
+            s.all_trials()
+        assert f"`sdkde-autotune import {path} --db {path}.new` keeps what can be read" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == spoilt
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_all_that_belongs_to_a_file_goes_with_it(path):
-    path.parent.mkdir()
-    for suffix in "", "-wal", "-shm":
-        Path(f"{path}{suffix}").write_text(suffix)
-    link = path.with_name("link")
-    link.symlink_to(path)
-    aside = store._move_aside(link)
-    assert [Path(f"{aside}{suffix}").read_text() for suffix in ("", "-wal", "-shm")] == ["", "-wal", "-shm"]
-    assert sorted(p.name for p in path.parent.iterdir() if "corrupt" not in p.name) == ["link"]
+def crowded(path):
+    """Many rows, one of which does not fit on a page."""
+    with Store(path) as s:
+        for i in range(150):
+            crash = Outcome("crash", error="x" * 40 * i) if i % 50 == 49 else ok(1.0 + i)
+            s.add(KEY._replace(n_octave=i % 20), {"n": i}, crash, "measured", VERSIONS)
+        s.calibrate("host", "triton", {"launch": 1e-5})
+        return s.all_trials()
+
+
+def test_of_a_database_with_a_bad_page_every_other_row_is_imported(path, tmp_path, recwarn, untold):
+    """Whichever page it is, but the first, which says whose the file is."""
+    there = tmp_path / "there.sqlite"
+    whole = {(t.config["n"], t.outcome.ms) for t in crowded(there)}
+    data = there.read_bytes()
+    lost = []
+    for page in range(1, len(data) // 4096):
+        there.write_bytes(data[: 4096 * page] + b"\xa5" * 4096 + data[4096 * (page + 1) :])
+        bad = there.read_bytes()
+        with Store(tmp_path / f"{page}.sqlite") as s:
+            new = s.load(there)
+            found = {(t.config["n"], t.outcome.ms) for t in s.all_trials()}
+            assert new == len(found) + len(s.dump()["calibration"])
+        assert found <= whole
+        lost.append(len(whole) - len(found))
+        assert there.read_bytes() == bad
+    assert len(lost) > 15
+    assert max(lost) < 25  # what is on one page
+    assert sum(lost) < len(whole) + 3  # and a long row is on several
+    assert f"{there} cannot be read as a whole (database disk image is malformed)" in str(recwarn[0].message)
+    assert re.search(r"; read of it: trial: 1\d\d rows, calibration: 1 rows$", str(recwarn[0].message))
+
+
+@pytest.mark.parametrize("size", [5000, 50_000])
+def test_of_a_database_that_is_cut_off_the_rest_is_imported(path, tmp_path, size, recwarn, untold):
+    there = tmp_path / "there.sqlite"
+    whole = {(t.config["n"], t.outcome.ms) for t in crowded(there)}
+    there.write_bytes(there.read_bytes()[:size])
+    with Store() as s:
+        s.load(there)
+        found = {(t.config["n"], t.outcome.ms) for t in s.all_trials()}
+    assert found <= whole
+    assert bool(found) == (size > 5000)  # the rows begin behind the roots of the tables
+
+
+def test_what_a_killed_tuner_left_in_a_wal_is_imported_from_a_copy_without_its_shm(path, tmp_path, python):
+    filled(path)
+    process = python(LEFT)
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    process.communicate()
+    for suffix in "", "-wal":
+        (tmp_path / f"copy{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+    with Store(tmp_path / "new") as s:
+        assert s.load(tmp_path / "copy") == 6
+        assert {row["name"] for row in s.dump()["calibration"]} == {"launch", "startup"}
+    assert sorted(each.name for each in tmp_path.glob("copy*")) == ["copy", "copy-wal"]
 
 
 def test_an_empty_file_is_begun(path):
@@ -586,9 +596,11 @@ def directory(path):
     [
         (foreign, "another program's SQLite file; name another with --db or SDKDE_DB"),
         (edit("PRAGMA application_id = 7"), "another program's"),
-        (edit("DROP TABLE trial"), "lacks table trial; move it away"),
-        (edit("ALTER TABLE trial RENAME TO x", "CREATE VIEW trial AS SELECT * FROM x"), "lacks table trial"),
-        (edit("PRAGMA user_version = 99"), r"a newer sdkde wrote it \(schema 99, this one knows 2\); update sdkde"),
+        (edit("DROP TABLE trial"), "its table trial lacks backend, "),
+        (edit("ALTER TABLE trial DROP COLUMN phases"), "its table trial lacks phases; name another"),
+        (edit("ALTER TABLE trial RENAME TO x", "CREATE VIEW trial AS SELECT * FROM x"), "its table trial lacks"),
+        (edit("DROP TABLE trial", FOREVER.replace("best", "trial")), "its table trial lacks"),
+        (edit("PRAGMA user_version = 2"), r"another version of sdkde wrote it \(schema 2, this one reads 1\); name"),
         (random, "is no database of the tuner, and is left alone; name another"),
         (lambda path: path.write_text("a letter\n" * 100), "is no database of the tuner"),
         (directory, "it is a directory; name another"),
@@ -596,7 +608,6 @@ def directory(path):
 )
 def test_what_is_refused_is_left_alone(path, spoil, message):
     filled(path)
-    Path(f"{path}.lock").unlink()
     spoil(path)
     content = path.is_file() and path.read_bytes()
     with pytest.raises(StoreError, match=message) as caught:
@@ -608,14 +619,10 @@ def test_what_is_refused_is_left_alone(path, spoil, message):
 
 
 HOLD = """
-import sqlite3, sys, filelock
-if sys.argv[2] == "lock":
-    lock = filelock.FileLock(sys.argv[1] + ".lock")
-    lock.acquire()
-else:
-    connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-    for statement in sys.argv[2:]:
-        connection.execute(statement).fetchall()
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in sys.argv[2:]:
+    connection.execute(statement).fetchall()
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -624,7 +631,6 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     "statements",
     [
-        ["lock"],
         ["BEGIN IMMEDIATE"],
         ["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "DELETE FROM calibration"],
         ["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM calibration"],
@@ -680,8 +686,6 @@ for name in "file/x", "folder/x", "folder/y", "folder/z/x":
             (top / folder).mkdir()
             (top / folder / "x").write_bytes(path.read_bytes())
             (top / folder / "x").chmod(0o444)
-            (top / folder / "x.lock").touch()
-            (top / folder / "x.lock").chmod(0o666)
         (top / "file").chmod(0o777)
         (top / "folder").chmod(0o555)
         top.chmod(0o755)
@@ -705,7 +709,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("beside", ["nothing", "a WAL", "a WAL alone"])
+@pytest.mark.parametrize("beside", ["nothing", "a WAL"])
 def test_what_may_only_be_read_is_read(path, beside, python):
     """By another user, in a folder where nothing can be made; also what a killed tuner has left in its WAL."""
     import tempfile
@@ -727,7 +731,7 @@ with Store(sys.argv[1], write=False) as s:
 """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for suffix in ("", "-wal", "-shm") if beside == "a WAL" else ("", "-wal"):
+        for suffix in ("", "-wal", "-shm"):
             part = Path(f"{path}{suffix}")
             if part.exists():
                 (folder / f"x{suffix}").write_bytes(part.read_bytes())
@@ -755,7 +759,7 @@ def test_damage_while_it_is_open_is_said(path):
             file.seek(4096)
             file.write(b"\xa5" * 30000)
         s._db.conn.execute("PRAGMA shrink_memory")
-        with pytest.raises(StoreError, match=r"is corrupt .*run the tuner again, which moves it aside"):
+        with pytest.raises(StoreError, match=r"is corrupt .*`sdkde-autotune import "):
             s.all_trials()
 
 
@@ -786,11 +790,7 @@ print(sum(os.waitpid(child, 0)[1] != 0 for child in children))
 """
 
 
-@pytest.mark.parametrize("beginning", ["absent", "corrupt"])
-def test_sixteen_that_start_cold_lose_nothing(path, beginning, python):
-    if beginning == "corrupt":
-        filled(path)
-        header_only(path)
+def test_sixteen_that_start_cold_lose_nothing(path, python):
     process = python(CROWD, tuple(KEY))
     assert process.communicate()[0] == "0\n"
     with Store() as s:
@@ -799,24 +799,7 @@ def test_sixteen_that_start_cold_lose_nothing(path, beginning, python):
         assert len(calibration(s, "host", "triton")) == 16
         fastest = {str(i): min(t.outcome.median for t in found if t.key.kernel == str(i)) for i in range(5)}
         assert {b.key.kernel: b.ms for b in s.best()} == fastest
-    assert len(list(path.parent.glob("*corrupt*"))) == (beginning == "corrupt")
-
-
-def test_a_corrupt_file_that_another_process_replaces_is_not_taken_for_a_strangers(path, monkeypatch):
-    filled(path)
-    header_only(path)
-    read = store.lookup.read
-
-    def slow(path, work):
-        try:
-            return read(path, work)
-        except sqlite3.DatabaseError:
-            path.unlink(missing_ok=True)  # as another process does, just before it makes a new one
-            raise
-
-    monkeypatch.setattr(store.lookup, "read", slow)
-    with Store() as s:
-        assert s.all_trials() == []
+    assert list(path.parent.iterdir()) == [path]
 
 
 KILLED = """
@@ -876,7 +859,7 @@ while end:
 print(left)
 """
     count = int(python(code).communicate()[0])
-    assert 20 < count < 200
+    assert 10 < count < 200
     for number in range(count):
         filled(path.with_name(f"{path.name}{number}"))
 
@@ -895,7 +878,7 @@ def test_an_interrupt_leaves_all_or_nothing(path, monkeypatch):
             with pytest.raises(KeyboardInterrupt):
                 s.add(KEY, B, ok(1.0), "measured", {})
         s.add(KEY, C, ok(1.0), "measured", {})
-        assert [t.config for t in s.trials(KEY)] in ([A, C], [A, B, C])  # the latter with sqlite-utils 3
+        assert [t.config for t in s.trials(KEY)] == [A, C]
 
 
 def test_two_in_one_process(path):

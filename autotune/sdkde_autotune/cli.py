@@ -266,7 +266,7 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     from . import report
 
     where = db or lookup.database()
-    if not where.exists():
+    if options.absent(where):
         click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
         return
     with _store(where, write=False) as store:
@@ -331,8 +331,8 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
 @click.argument("file", cls=Argument, help="A file that export wrote, or another database of the tuner.")
 @options.db_option
 def import_(file: str, db: Path | None) -> None:
-    """Add results of another machine to the database."""
-    if not Path(file).is_file():
+    """Add results of another machine to the database, or what is left in one that is corrupt."""
+    if options.absent(file):
         raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or another database")
     with _store(db) as store:
         click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")

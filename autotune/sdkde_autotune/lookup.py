@@ -27,7 +27,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,9 +39,9 @@ from sdkde_core.tuning import Config, Query
 from .key import FAMILY, Key, octave
 from .provenance import same
 from .records import Best, Row, Trial, trial_of, winners
-from .schema import Refused, begun, winning
+from .schema import Refused, begun, text, winning
 
-__all__ = ["RUNGS", "Found", "calibration", "candidates", "database", "forget", "lookup", "read", "stamp"]
+__all__ = ["RUNGS", "Found", "Stamp", "calibration", "candidates", "database", "forget", "lookup", "read", "stamp"]
 
 #: From the most to the least trusted; see the module's docstring.
 RUNGS = ("exact", "provenance", "shipped", "sizes", "near", "architecture", "predicted")
@@ -58,8 +58,8 @@ TABLES = Path(__file__).parent / "tables"
 #: How long a look-up waits for a locked database.
 TIMEOUT_SECONDS = 0.2
 
-#: How often a database is read that changes while it is read.
-ATTEMPTS = 6
+#: For how long a database that changes while it is read is read again.
+PATIENCE_SECONDS = 1.0
 
 _T = TypeVar("_T")
 
@@ -79,8 +79,18 @@ class _Memory:
     def __init__(self) -> None:
         self.answers: dict[tuple[Any, ...], list[Found]] = {}
         self.shipped: dict[tuple[object, ...], list[Row]] | None = None  # by family
-        self.calibration: dict[str | None, dict[tuple[str, str], dict[str, float]]] = {}  # by SDKDE_DB
-        self.unread: set[str | None] = set()  # values of SDKDE_DB whose file cannot be read
+        self.calibration: dict[tuple[Any, ...], dict[tuple[str, str], dict[str, float]]] = {}
+        self.refused: dict[str | None, object] = {}  # by SDKDE_DB, if its file cannot be read: the file's state then
+
+    def current(self) -> tuple[str | None, object]:
+        """Return SDKDE_DB and, if its file was refused, the state of the file now. Answers are kept by both."""
+        named = os.environ.get("SDKDE_DB")
+        return named, _state() if named in self.refused else None
+
+    def known(self) -> tuple[str | None, object]:
+        """Return SDKDE_DB and, if its file was refused, the state of the file when it was."""
+        named = os.environ.get("SDKDE_DB")
+        return named, self.refused.get(named)
 
 
 _memory = _Memory()
@@ -102,10 +112,11 @@ def lookup(
     try:
         # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
         kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.deterministic, problem.d
-        asked = query, *kind, octave(problem.n), octave(problem.m), os.environ.get("SDKDE_DB")
-        answers = memory.answers.get(asked)
+        asked = query, *kind, octave(problem.n), octave(problem.m)
+        answers = memory.answers.get((*asked, *memory.current()))
         if answers is None:
-            answers = memory.answers[asked] = _ranked(memory, Key.of(query, problem))
+            answers = _ranked(memory, Key.of(query, problem))
+            memory.answers[(*asked, *memory.known())] = answers
     except Exception as error:  # an estimate must not fail because of its tuning
         _warn(f"the tuning of {query.kernel}", repr(error))
         return None
@@ -125,17 +136,18 @@ def candidates(query: Query, problem: Problem, path: Path | None = None) -> list
 
 def calibration(backend: str, machine: str) -> Mapping[str, float]:
     """Return what ``sdkde-autotune calibrate`` stored of a backend on a machine, by name; the database is read once."""
-    memory, named = _memory, os.environ.get("SDKDE_DB")
-    if named not in memory.calibration:
-        found: dict[tuple[str, str], dict[str, float]] = {}
+    memory = _memory
+    found = memory.calibration.get(memory.current())
+    if found is None:
+        found = {}
         for of_machine, of_backend, name, value in _stored(memory, _select_calibration):
             reason = implausible(name, value)
             if reason:
                 _warn(f"{name!r} in the calibration of {of_backend}", reason)
             else:
                 found.setdefault((of_machine, of_backend), {})[name] = float(value)
-        memory.calibration[named] = found
-    return memory.calibration[named].get((machine, backend), {})
+        memory.calibration[memory.known()] = found
+    return found.get((machine, backend), {})
 
 
 def _ranked(memory: _Memory, key: Key, path: Path | None = None) -> list[Found]:
@@ -207,39 +219,52 @@ def database() -> Path:
 
 
 def _stored(memory: _Memory, select: Callable[[sqlite3.Connection], list[_T]], path: Path | None = None) -> list[_T]:
-    """Return rows of a database, by default the user's; none, and a warning, if it cannot be read."""
-    named = os.environ.get("SDKDE_DB")
-    if named in memory.unread:
+    """Return rows of a database, by default the user's; none, and a warning, if it cannot be read.
+
+    One that could not be read is not read again while its file is as it was.
+    """
+    named, before = os.environ.get("SDKDE_DB"), _state(path)
+    if named in memory.refused and memory.refused[named] == before:
         return []
     try:
         try:
             path = path or database()
         except FileNotFoundError:  # without a home nobody has kept anything
             return []
-        return read(path, select) or []
+        found = read(path, select) or []
     except Exception as error:
-        memory.unread.add(named)
+        memory.refused[named] = before
         _warn(str(path or "the tuner's database"), str(error))
         return []
+    memory.refused.pop(named, None)
+    return found
+
+
+def _state(path: Path | None = None) -> object:
+    """Return the stamp of a database, by default the user's, or why it has none."""
+    try:
+        return stamp(path or database())
+    except Exception as error:
+        return str(error)
 
 
 def _select(connection: sqlite3.Connection, key: Key) -> list[Row]:
     """Return the winners that may serve a problem, and their defaults: at most NEAREST rows."""
     where = " AND ".join(f"{name} = ?" for name in (*FAMILY, "architecture"))
-    where += " AND n_octave BETWEEN ? AND ? AND m_octave BETWEEN ? AND ? AND dimension BETWEEN ? AND ?"
-    n, m = ((size - OCTAVES, size + OCTAVES) for size in (key.n_octave, key.m_octave))
+    n, m = (tuple(range(size - OCTAVES, size + OCTAVES + 1)) for size in (key.n_octave, key.m_octave))
+    # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
+    where += f" AND n_octave IN {n} AND m_octave IN {m} AND dimension BETWEEN ? AND ?"
     dimensions = math.ceil(key.dimension / DIMENSIONS), math.floor(key.dimension * DIMENSIONS)
-    apart = ("requires", "d", "dimension", "n_octave", "m_octave", "gpu")
-    query = f"""{winning(begun(connection), where, apart)}
+    query = f"""{winning(where)}
         ORDER BY source = 'predicted', gpu <> ?, requires <> ?, abs(dimension - ?),
             abs(n_octave - ?) + abs(m_octave - ?), rowid LIMIT {NEAREST}"""
+    fixed = *key.family, key.architecture, *dimensions
     near = key.gpu, key.requires, key.dimension, key.n_octave, key.m_octave
     connection.row_factory = sqlite3.Row
-    return list(map(dict, connection.execute(query, (*key.family, key.architecture, *n, *m, *dimensions, *near))))
+    return list(map(dict, connection.execute(query, (*fixed, *fixed, *near))))
 
 
 def _select_calibration(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    connection.text_factory = lambda text: text.decode(errors="replace")  # a bad name spoils itself only
     return connection.execute("SELECT machine, backend, name, value FROM calibration").fetchall()
 
 
@@ -257,54 +282,100 @@ def _shipped(memory: _Memory) -> dict[tuple[object, ...], list[Row]]:
 
 
 def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
-    """Return ``work(connection)`` on a read-only connection; None if there is no database, or it is empty.
+    """Return ``work(connection)`` in a read-only transaction; None if there is no database, or it is empty.
 
-    No file is created, not even the -wal and -shm that SQLite makes for a reader in WAL mode. While a writer's -wal
-    exists, its -shm does too, and is used. Without a -wal no writer is active, and the database is opened as immutable;
-    if it changes all the same, or the writer removes its -wal meanwhile, it is read again. Only SQLite opens the file:
-    closing a handle of our own would drop the locks of other connections in this process.
+    No file is created, not even the -wal and -shm that SQLite makes for a reader in WAL mode. While there is a -wal,
+    SQLite uses it and its -shm. Without a -wal no writer is active, and the database is opened as immutable; if it
+    changes all the same, it is read again. Only SQLite opens the file: closing a handle of our own would drop the locks
+    of other connections in this process.
 
     Raises
     ------
     OSError, sqlite3.Error, Refused
         It cannot be read, or is not a database of the tuner.
     """
-    path = Path(os.path.realpath(path))
-    found = None
-    for attempt in range(1, ATTEMPTS + 1):
+    path, until = Path(os.path.realpath(path)), time.monotonic() + PATIENCE_SECONDS
+    while True:
         before = stamp(path)
         if before is None:
             return None
-        at_rest = not any(before[2:])
-        uri = f"{path.as_uri()}?mode=ro&{'immutable' if at_rest else 'readonly_shm'}=1"
+        # A writer begins or ends just now; or was killed as it ended, or this is a copy.
+        without_shm = before.sizes[0] > 0 and not os.path.exists(f"{path}-shm")
         try:
-            with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_SECONDS)) as connection:
-                found = work(connection) if begun(connection) else None
-            if not at_rest or stamp(path) == before:
-                break
-        except sqlite3.Error as error:
-            # The writer has not made or filled its -shm yet, or has just removed it.
-            passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-            if attempt == ATTEMPTS or not (passing or stamp(path) != before):
+            if not without_shm or time.monotonic() > until:
+                uri = f"{path.as_uri()}?{'immutable=1' if before.at_rest else 'mode=ro'}"
+                found = _read_copy(path, work) if without_shm else _read_once(uri, work)
+                if not (without_shm or before.at_rest) or stamp(path) == before:
+                    return found
+        except (sqlite3.Error, Refused):
+            if time.monotonic() > until or stamp(path) == before:
                 raise
-        time.sleep(0.002 * attempt)
-    return found
+        if time.monotonic() > until + PATIENCE_SECONDS:
+            raise Refused("it is changed all the time; try again when nothing writes to it")
+        time.sleep(0.002)
 
 
-def stamp(path: Path) -> tuple[int, ...] | None:
-    """Return a database's time and size, and the sizes of its -wal and -journal; None if it is absent or empty."""
+def _read_once(uri: str, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
+    with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_SECONDS, isolation_level=None)) as connection:
+        connection.text_factory = text
+        connection.execute("BEGIN")
+        return work(connection) if begun(connection) else None
+
+
+def _read_copy(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
+    """Read a database whose -wal has no -shm: it is a copy, or its writer was killed while it closed it.
+
+    SQLite would make the -shm beside it.
+    """
+    import shutil
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix in "", "-wal":
+            shutil.copyfile(f"{path}{suffix}", f"{folder}/copy{suffix}")
+        return _read_once(Path(f"{folder}/copy").as_uri(), work)
+
+
+class Stamp(NamedTuple):
+    """What tells whether a database has changed."""
+
+    file: tuple[int, ...]  # the file's device, inode, size and times
+    sizes: tuple[int, int]  # of its -wal and its -journal
+    times: tuple[int, int]
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is written, nor was left unwritten by a process that was killed."""
+        return not any(self.sizes)
+
+
+def stamp(path: Path) -> Stamp | None:
+    """Return a database's stamp; None if it is absent or empty.
+
+    Raises
+    ------
+    OSError, Refused
+        It is in a loop of symbolic links, below a file or hidden by permissions; it is no regular file.
+    """
+    real = os.path.realpath(path)
     try:
-        found = path.stat()
+        found = os.stat(real)
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
         kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
         raise Refused(f"it is {kind}; name another with --db or SDKDE_DB")
-    unwritten = []
-    for suffix in "-wal", "-journal":
-        with suppress(OSError):
-            unwritten.append(os.stat(f"{path}{suffix}").st_size)
-    return (found.st_mtime_ns, found.st_size, *unwritten) if found.st_size else None
+    wal, journal = (_size_and_time(f"{real}{suffix}") for suffix in ("-wal", "-journal"))
+    file = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return Stamp(file, (wal[0], journal[0]), (wal[1], journal[1])) if found.st_size else None
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _warn(path: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from .runner import SOURCES
 __all__ = [
     "POSITIVE",
     "Duration",
+    "absent",
     "another_file",
     "card_here",
     "columns",
@@ -194,10 +196,19 @@ def another_file(argument: str, output: Path | str, database: Path) -> None:
         raise ValueError(f"{argument} and the database are one file, {output}; pass another {argument}")
 
 
+def absent(path: Path | str) -> bool:
+    """Return whether there is no file of that name; OSError for a loop of symbolic links, and what is hidden."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def there(db: Path | None) -> Path:
     """Return the path of the database, which must exist."""
     where = db or lookup.database()
-    if not where.exists():
+    if absent(where):
         raise ValueError(
             f"nothing is tuned yet: there is no {where}; run sdkde-autotune --gpu auto, or name another --db"
         )

@@ -113,7 +113,6 @@ def trial_of(row: Row) -> Trial:
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"it is {_short(row)}, not values by name")
-    row = {"d": row.get("dimension"), "is_default": 0, **row}  # without these: before schema 2
     missing = [name for name in (*Key._fields, "config", "status", "source", "created") if name not in row]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
@@ -134,7 +133,8 @@ def trial_of(row: Row) -> Trial:
         raise ValueError("config is empty")
     outcome = Outcome(status, _times(row) if status == "ok" else None, error, _values(row, "phases"))
     key = Key._make(row[name] for name in Key._fields)
-    return Trial(key, config, outcome, source, _values(row, "provenance"), utc(row["created"]), bool(row["is_default"]))
+    is_default = bool(row.get("is_default"))
+    return Trial(key, config, outcome, source, _values(row, "provenance"), utc(row["created"]), is_default)
 
 
 def _values(row: Row, name: str) -> dict[str, Any]:

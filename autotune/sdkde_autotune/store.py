@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
+import shlex
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import filelock
 from sqlite_utils import Database
 
 from sdkde_core import __version__
@@ -21,7 +19,7 @@ from sdkde_core.choice.calibration import implausible
 from sdkde_core.plugin import warn_once
 from sdkde_core.tuning import Config
 
-from . import lookup, schema
+from . import lookup, salvage, schema
 from .key import Key
 from .records import KEY, Best, StoreError, Trial, now, row_of, trial_of, utc, values_of, winners
 from .runner import SOURCES, STATUSES, Outcome
@@ -30,6 +28,9 @@ __all__ = ["Best", "Store", "StoreError", "Trial"]
 
 #: How long to wait for other processes that write or open the database.
 BUSY_SECONDS = 30.0
+
+#: The time of a row whose clock was ahead: older than any other.
+UNKNOWN = "1970-01-01T00:00:00.000000+00:00"
 
 _FORMAT = "sdkde-tuning"
 _ANOTHER = "name another file with --db or SDKDE_DB"
@@ -40,7 +41,7 @@ _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM
 class Store:
     """One SQLite database. Several processes may have it open; every write is committed at once.
 
-    A corrupt one that is to be written is moved aside, with a warning, and a new one is made.
+    Nothing is ever moved or deleted: a corrupt one is an error, which names the command that reads what is left.
 
     Parameters
     ----------
@@ -52,14 +53,16 @@ class Store:
     Raises
     ------
     StoreError
-        It is no database of the tuner, a newer sdkde wrote it, it is locked, or it cannot be read or written. All
-        methods raise so.
+        It is no database of the tuner, another version of sdkde wrote it, it is corrupt or locked, or it cannot be read
+        or written. All methods raise so.
     """
 
     def __init__(self, path: Path | str | None = None, *, write: bool = True) -> None:
         self.path = Path(path) if path is not None else lookup.database()
         with _explained(self.path, "written" if write else "read"):
-            self._db = _open(self.path) if write else _copy(self.path)
+            connection = _open(self.path) if write else _copy(self.path)
+        connection.text_factory = schema.text
+        self._db = Database(connection)
 
     def __enter__(self) -> Store:
         return self
@@ -127,7 +130,7 @@ class Store:
         calibration = self._rows("calibration", {}) if whole else []
         return {
             "format": _FORMAT,
-            "schema": len(schema.MIGRATIONS),
+            "schema": schema.VERSION,
             "sdkde": __version__,
             "created": now(),
             "trial": list(map(values_of, trials)),
@@ -138,7 +141,8 @@ class Store:
         """Add what :meth:`dump` returned, a JSON file has, or another database; return how many rows are new.
 
         The source of trials becomes ``"imported"``, unless they were predicted. Of two for a configuration the later
-        one is kept.
+        one is kept. A row whose time is yet to come, as its machine's clock was ahead, counts as older than any other.
+        Of a corrupt database the rows that can be read are added, and a warning says how many there are.
         """
         given = dump if isinstance(dump, Mapping) else _read(Path(dump))
         trials, calibration = _checked(given, "the import" if isinstance(dump, Mapping) else str(dump))
@@ -154,8 +158,8 @@ class Store:
                 # Equal times: it was exported from here.
                 if row["created"] not in known.values() and row["created"] > known.get(row["source"], ""):
                     fresh[_named(row, *KEY, "config", "source")] = row
-            mine = {_named(row, *_CALIBRATED): row["created"] for row in self._rows("calibration", {})}
-            later = [row for row in calibration if row["created"] > mine.get(_named(row, *_CALIBRATED), "")]
+            mine = {_named(row, *schema.CALIBRATION): row["created"] for row in self._rows("calibration", {})}
+            later = [row for row in calibration if row["created"] > mine.get(_named(row, *schema.CALIBRATION), "")]
             self._insert("trial", list(fresh.values()))
             self._insert("calibration", later)
         return len(fresh) + len(later)
@@ -171,7 +175,7 @@ class Store:
         """Return of each key the trials among which the winner is."""
         where, values = self._where("trial", filters)
         with _explained(self.path, "read"):
-            return self._sound(self._db.query(schema.winning(len(schema.MIGRATIONS), where or "1"), values))
+            return self._sound(self._db.query(schema.winning(where or "1"), [*values, *values]))
 
     def _where(self, table: str, filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
         """Return the condition that columns have the values in ``filters``, or one of several, and its arguments."""
@@ -196,15 +200,8 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Commit all or nothing. The write lock is taken first: SQLite does not wait for it once we have read."""
-        connection = self._db.conn
-        with _explained(self.path, "written"):
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                yield
-                connection.commit()
-            except BaseException:
-                connection.rollback()
-                raise
+        with _explained(self.path, "written"), _writing(self._db.conn):
+            yield
         lookup.forget()
 
     def _insert(self, table: str, found: list[dict[str, Any]]) -> None:
@@ -237,6 +234,8 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
     except StoreError as error:
+        if _ours(path) and _code(error.__cause__) in _CORRUPT:
+            return _salvaged(path, error.__cause__)
         if _code(error.__cause__) != sqlite3.SQLITE_NOTADB:
             raise
     try:
@@ -245,50 +244,74 @@ def _read(path: Path) -> Any:
         raise StoreError(f"{path} is neither a database nor JSON ({error})") from error
 
 
+def _salvaged(path: Path, reason: object) -> dict[str, Any]:
+    """Return the dump of the rows that can be read in a damaged database, and say how many these are."""
+    found: dict[str, dict[Any, dict[str, Any]]] = {table: {} for table in schema.TABLES}
+    for values in salvage.rows(path):
+        for table, (columns, primary) in schema.TABLES.items():
+            if len(values) == len(columns):
+                with suppress(ValueError):
+                    row = _CHECKS[table](dict(zip(columns, values)))
+                    other = found[table].setdefault(_named(row, *primary), row)
+                    found[table][_named(row, *primary)] = max(row, other, key=lambda row: row["created"])
+    counts = ", ".join(f"{table}: {len(rows)} rows" for table, rows in found.items())
+    warn_once(f"{path} cannot be read as a whole ({reason}); read of it: {counts}")
+    return {"format": _FORMAT, "schema": schema.VERSION, **{table: [*rows.values()] for table, rows in found.items()}}
+
+
 def _checked(given: Any, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return a dump's trials and calibration as rows.
 
     Raises
     ------
     StoreError
-        It is not a dump, or one of a newer sdkde, or a row holds what cannot be.
+        It is not a dump, or one of another version of sdkde, or a row holds what cannot be.
     """
     if not isinstance(given, Mapping) or given.get("format") != _FORMAT:
         raise StoreError(f"{name} is no export of the tuner; pass what `sdkde-autotune export` wrote, or a database")
-    version = given.get("schema", 1)
-    if not isinstance(version, int) or version > len(schema.MIGRATIONS):
-        raise StoreError(f"{name} was written by a newer sdkde (schema {version!r:.20}); update sdkde")
+    version = given.get("schema", schema.VERSION)
+    if version != schema.VERSION:
+        raise StoreError(
+            f"{name} was written by another version of sdkde (schema {version!r:.20}, this one reads {schema.VERSION})"
+        )
     found: dict[str, list[dict[str, Any]]] = {}
-    for table, check in ("trial", lambda row: row_of(trial_of(row))), ("calibration", _calibration):
+    ahead = 0
+    for table, check in _CHECKS.items():
         rows, found[table] = given.get(table, []), []
         if not isinstance(rows, list):
             raise StoreError(f"{name} has no list of rows as {table!r}; pass what `sdkde-autotune export` wrote")
         for number, row in enumerate(rows, 1):
             try:
                 checked = check(row)
-                checked["created"] = utc(checked["created"])
-                if checked["created"] > _latest():
-                    raise ValueError(f"created is {checked['created']}, which is yet to come")
             except ValueError as error:
                 raise StoreError(
                     f"{name}, row {number} of {table!r}, is not imported, nor is the rest: {error}"
                 ) from error
+            if checked["created"] > _latest():
+                checked["created"] = UNKNOWN
+                ahead += 1
             found[table].append(checked)
+    if ahead:
+        warn_once(f"{name}: the time of {ahead} rows is yet to come; they count as older than any other")
     return found["trial"], found["calibration"]
 
 
-_CALIBRATED = ("machine", "backend", "name")
-
-
 def _calibration(row: Any) -> dict[str, Any]:
-    names = (*_CALIBRATED, "value", "created")
+    names = (*schema.CALIBRATION, "value", "created")
     if not isinstance(row, Mapping) or not all(name in row for name in names):
         raise ValueError(f"a row has {', '.join(names)}")
-    if not all(isinstance(row[name], str) and row[name].isprintable() for name in _CALIBRATED):
-        raise ValueError(f"{', '.join(_CALIBRATED)} are names")
+    if not all(isinstance(row[name], str) and row[name].isprintable() for name in schema.CALIBRATION):
+        raise ValueError(f"{', '.join(schema.CALIBRATION)} are names")
     if reason := implausible(row["name"], row["value"]):
         raise ValueError(f"{row['name']!r} of {row['backend']}: {reason}")
-    return {**{name: row[name] for name in names}, "value": float(row["value"])}
+    return {**{name: row[name] for name in names}, "value": float(row["value"]), "created": utc(row["created"])}
+
+
+#: What makes a row of each table from values of an import; ValueError for what cannot be.
+_CHECKS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "trial": lambda row: row_of(trial_of(row)),
+    "calibration": _calibration,
+}
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -301,7 +324,7 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:  # a bug
         raise
-    except (filelock.Timeout, sqlite3.Error, OSError, schema.Refused) as error:
+    except (sqlite3.Error, OSError, schema.Refused) as error:
         raise StoreError(_why(path, error, what)) from error
 
 
@@ -309,12 +332,14 @@ def _why(path: Path, error: Exception, what: str) -> str:
     code = _code(error)
     if isinstance(error, schema.Refused):
         return f"{path} is not used: {error}"
-    if isinstance(error, filelock.Timeout) or code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"{path} is locked by another process; wait for it or end it, or {_ANOTHER}"
     if code in _CORRUPT and not _ours(path):
         return f"{path} is no database of the tuner, and is left alone; {_ANOTHER}"
     if code in _CORRUPT:
-        return f"{path} is corrupt ({error}); run the tuner again, which moves it aside, or {_ANOTHER}"
+        new = shlex.quote(f"{path}.new")
+        salvage = f"sdkde-autotune import {shlex.quote(str(path))} --db {new}"
+        return f"{path} is corrupt ({error}) and is left as it is; `{salvage}` keeps what can be read of it"
     if isinstance(error, OSError) or code in _DENIED:
         return f"{path} cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {_ANOTHER}"
     return f"{path} cannot be used ({error}); {_ANOTHER}"
@@ -332,77 +357,71 @@ def _ours(path: Path) -> bool:
     return False
 
 
-def _copy(path: Path) -> Database:
-    """Copy a database into memory, and migrate it there; it is not there: an empty one."""
-    memory = sqlite3.connect(":memory:")
-    try:
-        lookup.read(path, lambda connection: connection.backup(memory))
-    except sqlite3.OperationalError:
-        if not Path(f"{path}-wal").exists() or Path(f"{path}-shm").exists():
-            raise
-        with TemporaryDirectory() as folder:  # to read a -wal SQLite makes a -shm beside it
-            for suffix in "", "-wal":
-                shutil.copyfile(f"{path}{suffix}", f"{folder}/x{suffix}")
-            with closing(sqlite3.connect(f"{folder}/x")) as connection:
-                schema.begun(connection)
-                connection.backup(memory)
-    db = Database(memory)
-    schema.migrate(db)
-    return db
+def _copy(path: Path) -> sqlite3.Connection:
+    """Copy a database into memory; an empty one if it is not there."""
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    lookup.read(path, lambda connection: connection.backup(memory))
+    _begin(memory)
+    return memory
 
 
-def _open(path: Path) -> Database:
-    """Open, create or migrate, in one process at a time: others would find the file locked, or half made."""
-    while True:
-        before = lookup.stamp(path)
-        try:
-            lookup.read(path, lambda connection: None)
-        except (sqlite3.Error, OSError) as error:
-            if _code(error) in _CORRUPT and not _ours(path):
-                if lookup.stamp(path) == before:
-                    raise  # not even a lock is put beside a file that is not ours
-                continue  # another process put a new one in its place, between SQLite's look at it and ours
-        break
+def _open(path: Path) -> sqlite3.Connection:
+    """Open or create a database for writing; any number of processes may at once."""
+    with suppress(sqlite3.OperationalError):  # such as a lock, for which the connection below waits
+        lookup.read(path, lambda connection: None)  # not even a -wal is put beside a file that is not ours
     path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(f"{path}.lock", timeout=BUSY_SECONDS):
-        try:
-            return _connect(path)
-        except sqlite3.DatabaseError as error:
-            if _code(error) not in _CORRUPT or not _ours(path):
-                raise
-            aside = _move_aside(path)
-            warn_once(f"{path} is corrupt ({error}): it was moved to {aside}, and a new one made")
-            return _connect(path)
-
-
-def _connect(path: Path) -> Database:
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
-        if schema.begun(connection):
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                error = sqlite3.DatabaseError(found.splitlines()[-1])
-                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-                raise error
-        # In WAL mode readers and a writer do not wait for each other. Commits survive the process; for them to survive
-        # a crash of the machine would take an fsync per row.
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        db = Database(connection)
-        schema.migrate(db)
-        connection.execute("DELETE FROM calibration WHERE 0")  # fails if the file is read-only; BEGIN would not
-        connection.commit()
-        return db
+        _in_wal_mode(connection)
+        _begin(connection)
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            error = sqlite3.DatabaseError(found.splitlines()[-1])
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error
     except BaseException:
         connection.close()
         raise
+    return connection
 
 
-def _move_aside(path: Path) -> Path:
-    real = Path(os.path.realpath(path))
-    aside = real.with_name(f"{real.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}")
-    for suffix in ("-wal", "-shm", ""):
-        part = Path(f"{real}{suffix}")
-        if part.exists():
-            part.rename(f"{aside}{suffix}")
-    return aside
+def _in_wal_mode(connection: sqlite3.Connection) -> None:
+    """Let readers and a writer not wait for each other.
+
+    SQLite waits for other processes that read or write, but not for those that change the mode, as all do that begin a
+    new file at once. The change writes one page, which needs no -journal on disk; left by a process that was killed,
+    that would keep readers out.
+    """
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        connection.execute("PRAGMA journal_mode = MEMORY")
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(0.005)
+    # Commits survive the process; for them to survive a crash of the machine would take an fsync per row.
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """Make the tables if the database is empty."""
+    with _writing(connection):
+        if not schema.begun(connection):
+            schema.create(connection)
+        connection.execute("DELETE FROM calibration WHERE 0")  # fails if the file is read-only; BEGIN does not
+
+
+@contextmanager
+def _writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit all or nothing. The write lock is taken first: SQLite does not wait for it once we have read."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.rollback()
+        raise
