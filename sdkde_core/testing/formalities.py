@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import sys
 from dataclasses import fields, replace
 from typing import Any
@@ -95,8 +94,8 @@ def reasons(target: Target, parameter: str) -> None:
 
 
 def options(target: Target, parameter: str) -> None:
-    """An option that the backend does not have is refused, not ignored, whatever its name: it is another every time."""
-    name = f"option_{secrets.token_hex(4)}"
+    """An option that the backend does not have is refused, not ignored, whatever its name: it follows from the source."""
+    name = f"option_{target.fingerprint('options') % 2**32:08x}"
     try:
         target.info.load({name: 1})
     except (TypeError, ValueError):

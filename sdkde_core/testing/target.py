@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -62,6 +65,12 @@ class Target:
     info: BackendInfo
     backend: Backend
     device: str
+
+    def fingerprint(self, about: str) -> int:
+        """Return a number that follows from the backend's source: its author cannot know it, and it stays the same."""
+        with contextlib.suppress(TypeError, OSError):  # not written in Python, or without its source
+            about += inspect.getsource(type(self.backend))
+        return int.from_bytes(hashlib.sha256(about.encode()).digest()[:8], "big")
 
     def problem(self, case: Case, reduction: Reduction, precision: str, **options: Any) -> Problem:
         """Describe a reduction of a case on this device; :class:`NotDeclared` where the backend declines it.
