@@ -351,8 +351,8 @@ def test_every_sample_with_weight_is_far(method, limited):
 
 
 def test_clusters_that_only_a_slower_formula_holds():
-    x = np.concatenate([X / SCALE, X / SCALE + 2e4])
-    y = np.concatenate([Y / SCALE, Y / SCALE + 2e4])
+    x = np.concatenate([X / SCALE, X / SCALE + 3e3])
+    y = np.concatenate([Y / SCALE, Y / SCALE + 3e3])
     for precision in ("fast", "float64"):
         got = sdkde_core.prepare(x, bandwidth=0.4, precision=precision).estimate(y)
         want = reference.estimate(x, y, bandwidth=0.4)

@@ -414,10 +414,11 @@ def _checked(largest: float, bandwidth: Bandwidth, precision: str) -> float:
         )
     extent = rounded(largest)
     if extent > REACH[precision]:
+        other = next((f"pass precision={p!r}, " for p in ("high", "fast") if extent <= REACH[p]), "")
         raise ValueError(
             f"a point of train or query is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
-            f"precision={precision!r} holds up to {REACH[precision]:.0e} where data are not all in memory; drop it, or "
-            "pass a larger bandwidth"
+            f"precision={precision!r} holds up to {REACH[precision]:.2g} where data are not all in memory; {other}"
+            "drop it, or pass a larger bandwidth"
         )
     return extent
 

@@ -94,7 +94,7 @@ def reasons(target: Target, parameter: str) -> None:
 
 
 def options(target: Target, parameter: str) -> None:
-    """An option that the backend does not have is refused, not ignored, whatever its name: it follows from the source."""
+    """An option that the backend does not have is refused, not ignored; its name follows from the source."""
     name = f"option_{target.fingerprint('options') % 2**32:08x}"
     try:
         target.info.load({name: 1})
