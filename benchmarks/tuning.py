@@ -4,7 +4,7 @@
     python benchmarks/tuning.py record --db space.sqlite # on a GPU: whole spaces, what is pruned included
     python benchmarks/tuning.py judge space.json         # anywhere: of such a record, after `sdkde-autotune export`
     python benchmarks/tuning.py predict benchmarks/recorded/h200.json  # anywhere: predictions against what was measured
-    python benchmarks/tuning.py samplers benchmarks/recorded/h200.json # anywhere: the rows of docs/search.md
+    python benchmarks/tuning.py samplers benchmarks/recorded/h200.json # anywhere: the rows of notes/tuning.md
 
 ``compare`` checks every configuration against float64 before it is timed; times are in turns, 25 rounds, CUDA graphs,
 caches flushed, with the 20 % and 80 % quantiles. ``judge --write FILE`` keeps what ``simulate`` needs: the
@@ -316,7 +316,7 @@ def predict(files: list[Path]) -> None:
 
 
 def samplers(files: list[Path]) -> None:
-    """Print a row of docs/search.md for each recorded space: the mean and the worst loss of each sampler."""
+    """Print a row of notes/tuning.md for each recorded space: the mean and the worst loss of each sampler."""
     for key, records, task, space in (found for file in files for found in recorded(file)):
         cells = []
         for trials, sampler in itertools.product(TRIALS, SAMPLERS):

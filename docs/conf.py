@@ -13,7 +13,7 @@ version = release = sdkde_core.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "benchmarks/README.md", "benchmarks/recorded/**.md", "*.md"]
+include_patterns = ["docs/**.md", "benchmarks/README.md", "benchmarks/notes/**.md", "benchmarks/recorded/**.md", "*.md"]
 exclude_patterns = ["build", "dist", ".*", "**/node_modules", "**/*.egg-info"]
 
 html_theme = "furo"

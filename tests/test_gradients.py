@@ -461,7 +461,7 @@ def test_a_compiled_caller():
 def test_the_pages_example_runs(capsys):
     """What gradients are for: the held-out likelihood chooses the bandwidth."""
     page = (Path(__file__).parent.parent / "docs" / "gradients.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    example = re.findall(r"```python\n(.*?)```", page, re.S)[0]
     names = {}
     exec(compile(example, "gradients.md", "exec"), names)
     assert "tensor(" in capsys.readouterr().out

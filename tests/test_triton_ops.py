@@ -224,11 +224,11 @@ def test_estimates_in_a_compiled_function_leave_it(prepared, device):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_documentations_example_runs(device, capsys):
-    text = (Path(__file__).parent.parent / "docs" / "triton.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    text = (Path(__file__).parent.parent / "docs" / "gradients.md").read_text()
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "sdkde_triton" in block)
     names = {}
     with torch.compiler.set_stance("force_eager" if device == "cpu" else "default"):
-        exec(compile(example.replace("cuda", device), "triton.md", "exec"), names)
+        exec(compile(example.replace("cuda", device), "gradients.md", "exec"), names)
         got = names["score"](names["x"], names["y"], 0.5)
     assert capsys.readouterr().out
     want = sdkde_core.grad_log_density(names["x"], names["y"], method="kde", bandwidth=0.5, precision="float64")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MARGIN", "Compilers", "predict", "space_for"]
 
-#: The default is kept unless another is predicted to be faster by more than this fraction: see docs/search.md.
+#: The default is kept unless another is predicted to be faster by more than this fraction: benchmarks/notes/tuning.md.
 MARGIN = 0.05
 
 

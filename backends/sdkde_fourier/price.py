@@ -63,7 +63,7 @@ ROWS, COLUMNS, BITS, LEADERS = 32, 256, 30, 2
 PAIRS, JUDGED, TOGETHER = 1 << 22, 1 << 22, 1 << 9
 
 #: By dimensions, how much farther tiles reach than two cubes of their volumes would, and the width of a cell of the
-#: curve over the extent, as tiles are never smaller. Both fitted to counts of tiles; see docs/what-was-tried.md.
+#: curve over the extent, as tiles are never smaller. Both fitted to counts of tiles; see benchmarks/notes/fourier.md.
 WIDER, CELL = {1: 2.6, 2: 2.5, 3: 1.9}, 0.45
 
 

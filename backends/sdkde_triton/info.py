@@ -38,7 +38,7 @@ LAUNCHES = 80
 
 #: Time of kernels on Tensor Cores over that of their products at the peak rate, and over that of their exponentials, by
 #: precision and whether they sum shifts: units wait for each other. STORED: where φ goes through memory. Measured on an
-#: H100 and an H200 with 32,768 points in 3 to 384 dimensions (docs/what-was-tried.md).
+#: H100 and an H200 with 32,768 points in 3 to 384 dimensions (benchmarks/notes/choice.md).
 WAITS = {
     ("fast", True): (1.5, 2.1),
     ("fast", False): (1.8, 2.2),
@@ -48,7 +48,7 @@ WAITS = {
 STORED = 2.6
 
 #: Seconds that a core takes to compile a kernel with matrix products, and another one. Of the first, 152 configurations
-#: took two cores 46 s (docs/what-was-tried.md); the others took about half as long beside them.
+#: took two cores 46 s (benchmarks/notes/tuning.md); the others took about half as long beside them.
 PRODUCTS_SECONDS, OTHERS_SECONDS = 0.6, 0.3
 
 #: What Triton's interpreter costs on a CPU, in operations for one.

@@ -13,7 +13,7 @@ __all__ = ["normal_reference", "widest"]
 def normal_reference(method: str, d: int, n: float) -> float:
     """The best bandwidth for n normal samples of standard deviation 1 in each of d independent columns.
 
-    To leading order in the bandwidth; docs/bandwidths.md derives the constants.
+    To leading order in the bandwidth; docs/mathematics.md derives the constants.
     """
     if method == "kde":
         power, rate = 4 / (d + 2), d + 4

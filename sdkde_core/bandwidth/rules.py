@@ -52,7 +52,7 @@ def _silverman_full(s: Sample) -> Array:
 def _normal_reference(s: Sample) -> Array:
     """h_j = σ₁_j c n_eff^(−1/(d+4)), or n_eff^(−1/(d+8)) of debiased estimates: the best h for normal samples.
 
-    To leading order in h, of independent columns; docs/bandwidths.md derives the constants.
+    To leading order in h, of independent columns; docs/mathematics.md derives the constants.
     """
     return s.spread() * normal_reference(s.method, s.d, s.n_eff)
 
