@@ -113,13 +113,14 @@ def _moved_settings() -> Iterator[None]:
         stack.callback(random.setstate, states)
         stack.callback(np.random.set_state, numpys)
         stack.enter_context(np.errstate(all="warn", under="ignore"))
+        if torch is not None:  # before the limits: PyTorch tells OpenMP's number for its own
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.enter_context(threadpool_limits(3))
         for get, put, other in _MOVED:
             stack.callback(put, get())
             put(other)
         if torch is not None:
             stack.callback(torch.set_rng_state, torch.get_rng_state())
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(3)
             torch.rand(1)
         random.random()
