@@ -47,7 +47,6 @@ import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.failures import BackendFailed
-from sdkde_core.engine.merge import each
 from sdkde_core.estimator.request import METHODS
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
 from sdkde_core.testing.checks import NotDeclared, Target
@@ -88,7 +87,6 @@ class Drawn:
     log: bool = True  # of methods: log p̂, or p̂
     repeats: int = 0  # of methods: more calls, which must give the same bits
     features: frozenset[str] = frozenset()  # of reductions
-    scales: tuple[float, ...] = ()
 
     @property
     def queries(self) -> Array:
@@ -144,9 +142,7 @@ def draw(
         more["repeats"] = int(rng.choice((0, 0, 1, 10 if kind == "cuda" else 1)))
         text += "" if more["log"] else ", p itself"
     else:
-        optional = sorted(info.features & {"exclude_self", "multi_scale"})
-        features = {f for f in optional if rng.random() < 0.3}
-        more["scales"] = tuple(10 ** rng.uniform(-0.5, 0.5, rng.integers(1, 4))) if "multi_scale" in features else ()
+        features = {f for f in sorted(info.features & {"exclude_self"}) if rng.random() < 0.3}
         more["features"] = frozenset(features)
         text += "".join(f", {f}" for f in sorted(features))
     return Drawn(index, task, precision, text, train, query, weights, bandwidth, **more)
@@ -381,27 +377,24 @@ def check_reduction(drawn: Drawn, target: Target) -> Found:
         exclude_self=excludes,
         dtype=drawn.train.dtype.name,
         requires=drawn.features,
-        scales=drawn.scales,
     )
     start = time.perf_counter()
     got = target.answer(problem, case)
     seconds = time.perf_counter() - start
 
-    rows, points, both = given(v, target.device), given(u, target.device), np.zeros((2, len(v)))
+    rows, points = given(v, target.device), given(u, target.device)
     if excludes:
         rows = rows._replace(own=torch.arange(len(v), device=target.device))
     log_w = torch.as_tensor(case.log_weights, device=target.device)
-    for s, scale in enumerate(drawn.scales or (1.0,)):
-        found = sums(rows, points, log_w, scale, precise=drawn.task == "MEAN")
-        mine, want = each(got, lambda a, s=s: a[:, s] if drawn.scales else a), found.truth
-        error = strict = errors(problem, mine, want)
-        if mine.shift is not None:
-            off = mine.shift - want.shift
-            size = np.sqrt((off**2).sum(1))
-            kept = forgive(size, np.zeros(()), host(found.shift_slack)) / np.where(size > 0, size, 1.0)
-            error = errors(problem, replace(mine, shift=want.shift + kept[:, None] * off), want)
-        both = np.maximum(both, [error, strict])
-    return Found(*both, want.log_sum, seconds)
+    found = sums(rows, points, log_w, precise=drawn.task == "MEAN")
+    want = found.truth
+    error = strict = errors(problem, got, want)
+    if got.shift is not None:
+        off = got.shift - want.shift
+        size = np.sqrt((off**2).sum(1))
+        kept = forgive(size, np.zeros(()), host(found.shift_slack)) / np.where(size > 0, size, 1.0)
+        error = errors(problem, replace(got, shift=want.shift + kept[:, None] * off), want)
+    return Found(error, strict, want.log_sum, seconds)
 
 
 # --- the run --------------------------------------------------------------------------------------------------------

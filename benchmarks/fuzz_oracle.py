@@ -57,7 +57,6 @@ def sums(
     rows: Points,
     points: Points,
     log_weights: Tensor,
-    scale: float = 1.0,
     precise: bool = False,
 ) -> Sums:
     """Every reduction by direct differences, a block of rows at a time.
@@ -66,7 +65,7 @@ def sums(
     """
     n, d = points.x.shape
     height = max(1, BLOCK[points.x.device.type] // (n * d))
-    columns = points, log_weights, scale
+    columns = points, log_weights
     blocks = []
     for start in range(0, len(rows.x), height):
         some = rows.at(slice(start, start + height))
@@ -79,11 +78,11 @@ def sums(
     return Sums(*(torch.cat(parts) for parts in zip(*blocks)))
 
 
-def _block(rows: Points, points: Points, log_w: Tensor, scale: float, precise: bool = False) -> Sums:
+def _block(rows: Points, points: Points, log_w: Tensor, precise: bool = False) -> Sums:
     n, d = points.x.shape
     apart = _apart(rows, points)
     r2 = (apart * apart).sum(-1)  # (b, n)
-    terms = log_w - 0.5 / scale**2 * r2
+    terms = log_w - 0.5 * r2
     if rows.own is not None:
         terms.masked_fill_(rows.own[:, None] == torch.arange(n, device=terms.device), -math.inf)
     # Far from every point exponents are huge, and only their differences count: with k the largest term,
@@ -95,7 +94,7 @@ def _block(rows: Points, points: Points, log_w: Tensor, scale: float, precise: b
         relative = _farther(rows.x, points.x[nearest], points.x)
     else:
         relative = (delta * torch.add(delta, away[:, None], alpha=2.0)).sum(-1)
-    relative = relative * (-0.5 / scale**2) + (log_w - log_w[nearest, None])
+    relative = relative * -0.5 + (log_w - log_w[nearest, None])
     relative.masked_fill_(terms == -math.inf, -math.inf)
     most = relative.amax(1)  # 0, but for the rounding of huge exponents
     empty = most == -math.inf
@@ -104,14 +103,14 @@ def _block(rows: Points, points: Points, log_w: Tensor, scale: float, precise: b
     top, total = at_nearest + most, phi.sum(1)
     share = phi / total.masked_fill(empty, 1.0)[:, None]
     mean = torch.einsum("bn,bnd->bd", share, delta)
-    half, exponent = 1.0 + 0.5 * d, -0.5 / scale**2 * r2
+    half, exponent = 1.0 + 0.5 * d, -0.5 * r2
     plus = phi * (half - exponent)
     all_plus = plus.sum(1)
     signed = (phi * (half + exponent)).sum(1)
     # What float64 leaves open, to first order; see the top of the file.
     unsure = torch.zeros_like(r2) if rows.unsure is None else rows.unsure[:, None] + points.unsure
-    moves = r2.sqrt() * unsure / scale**2  # of the exponents
-    rounding = (2 + 0.25 * math.sqrt(d)) * UNIT["float64"] * 0.5 / scale**2 * away.square().sum(1, keepdim=True)
+    moves = r2.sqrt() * unsure  # of the exponents
+    rounding = (2 + 0.25 * math.sqrt(d)) * UNIT["float64"] * 0.5 * away.square().sum(1, keepdim=True)
     spread = torch.linalg.vector_norm(delta - mean[:, None], dim=-1)  # ‖u_j − ū‖
     # Midway between far clusters rounding decides which one counts: a column's share is any up to what it may be.
     opened = moves + rounding

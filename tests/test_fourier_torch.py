@@ -34,36 +34,34 @@ def _numpy(partial, rows=slice(None)):
 @pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reduction", list(Reduction))
 def test_products_are_the_sums(d, reduction):
-    """Cosines and sines in blocks, and in one dimension of two factors: to rounding, at two scales."""
+    """Cosines and sines in blocks, and in one dimension of two factors: to rounding."""
     rng = np.random.default_rng(d)
     points, rows = 3.0 * rng.normal(size=(5000, d)), 3.0 * rng.normal(size=(40, d))
     weights = rng.uniform(size=5000)
     weights /= weights.sum()
-    scales = (1.0, 2.5)
-    problem = Problem(reduction, 40, 5000, d, requires=frozenset({"multi_scale"}), scales=scales)
+    problem = Problem(reduction, 40, 5000, d)
     ends = points.min(axis=0), points.max(axis=0)
     box, *_ = modes.choose_box(problem, ends, points, 1e-13, lambda shape, share, *outside: math.inf if share else 0.0)
     basis = separable.Basis(box, torch.device("cpu"), 1 << 20)
     found = separable.to_modes(basis, torch.tensor(points), torch.tensor(weights))
-    for scale in scales:
-        slope = scale**2 if reduction is Reduction.MEAN else 0.0
-        coefficients = separable.fields(problem, basis, found, scale)
-        got = separable.to_points(basis, torch.tensor(rows), coefficients, slope).numpy()
-        step = points[None] - rows[:, None]
-        r2 = (step**2).sum(-1) / scale**2
-        phi = weights * np.exp(-0.5 * r2)
-        want = [phi.sum(1)]
-        if reduction is Reduction.MEAN:
-            want += list((phi[..., None] * step).sum(1).T)
-        if reduction is Reduction.LAPLACE:
-            want.append((phi * (1.0 + 0.5 * d - 0.5 * r2)).sum(1))
-        assert np.abs(got - np.array(want)).max() < 2e-13
+    slope = 1.0 if reduction is Reduction.MEAN else 0.0
+    coefficients = separable.fields(problem, basis, found)
+    got = separable.to_points(basis, torch.tensor(rows), coefficients, slope).numpy()
+    step = points[None] - rows[:, None]
+    r2 = (step**2).sum(-1)
+    phi = weights * np.exp(-0.5 * r2)
+    want = [phi.sum(1)]
+    if reduction is Reduction.MEAN:
+        want += list((phi[..., None] * step).sum(1).T)
+    if reduction is Reduction.LAPLACE:
+        want.append((phi * (1.0 + 0.5 * d - 0.5 * r2)).sum(1))
+    assert np.abs(got - np.array(want)).max() < 2e-13
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("extent", [1.0, pytest.param(100.0, marks=pytest.mark.slow), 1e4])
+@pytest.mark.parametrize("extent", [0.2, 1.0, 10.0, pytest.param(100.0, marks=pytest.mark.slow), 1e4, 1e5])
 def test_tiles_are_the_sums(d, extent):
-    """Weights of all sizes, rows far away, own columns left out, several scales."""
+    """Weights of all sizes, rows far away, own columns left out."""
     rng = np.random.default_rng(d)
     points = extent * rng.normal(size=(1000, d))
     rows = np.concatenate([points[:40], 300.0 * rng.normal(size=(60, d)), 1e6 * rng.normal(size=(3, d))])
@@ -71,20 +69,17 @@ def test_tiles_are_the_sums(d, extent):
     log_weights -= np.log(np.exp(log_weights).sum())
     tiles = Tiles(torch.tensor(points), torch.tensor(log_weights))
     own = torch.tensor([*range(40), *[-5] * 63])
-    for scale in (0.1, 1.0, 5.0):
-        want = reference.sums(rows, points, log_weights=log_weights, scale=scale)
-        ones = {}
-        for i in (0, 17, 39):
-            rest = np.arange(1000) != i
-            ones[i] = reference.sums(rows[i : i + 1], points[rest], log_weights=log_weights[rest], scale=scale)
-        for reduction in Reduction:
-            problem = Problem(reduction, len(rows), 1000, d)
-            got = _numpy(tiles.reduce(problem, torch.tensor(rows), None, scale))
-            assert errors(problem, got, want).max() <= 1e-3
-            got = _numpy(tiles.reduce(problem, torch.tensor(rows), own, scale))
-            for i, one in ones.items():
-                mine = Partial(*(None if a is None else a[i : i + 1] for a in vars(got).values()))
-                assert errors(problem, mine, one).max() <= 1e-3
+    want, ones = reference.sums(rows, points, log_weights=log_weights), {}
+    for i in (0, 17, 39):
+        rest = np.arange(1000) != i
+        ones[i] = reference.sums(rows[i : i + 1], points[rest], log_weights=log_weights[rest])
+    for reduction in Reduction:
+        problem = Problem(reduction, len(rows), 1000, d)
+        assert errors(problem, _numpy(tiles.reduce(problem, torch.tensor(rows), None)), want).max() <= 1e-3
+        got = _numpy(tiles.reduce(problem, torch.tensor(rows), own))
+        for i, one in ones.items():
+            mine = Partial(*(None if a is None else a[i : i + 1] for a in vars(got).values()))
+            assert errors(problem, mine, one).max() <= 1e-3
 
 
 @pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3))])
@@ -179,7 +174,7 @@ def test_thin_boxes_take_blocks_that_fit():
     found = [separable.to_modes(basis, torch.tensor(points), weights) for basis in (small, large)]
     torch.testing.assert_close(*found, rtol=0, atol=1e-14)
     values = [
-        separable.to_points(b, torch.tensor(points), separable.fields(problem, b, found[0], 1.0), 1.0)
+        separable.to_points(b, torch.tensor(points), separable.fields(problem, b, found[0]), 1.0)
         for b in (small, large)
     ]
     torch.testing.assert_close(*values, rtol=0, atol=1e-14)
@@ -210,7 +205,7 @@ def test_columns_met_are_those_of_the_tiles(d, m, h, far):
     log_weights = torch.full((n,), -math.log(n), dtype=torch.float64)
     found = around(problem, rows[:: m // 4000].numpy(), points[::4].numpy(), log_weights[::4].numpy(), False)
     predicted = price.columns_met(problem, m, float(found.neighbours.mean()), n)
-    counts = Tiles(points, log_weights)._lists(problem, _tiled(rows, price.ROWS), None, 1.0, -math.inf)[1]
+    counts = Tiles(points, log_weights)._lists(problem, _tiled(rows, price.ROWS), None, -math.inf)[1]
     assert 0.4 < predicted / (price.COLUMNS * float(counts.double().mean())) < 2.5
 
 

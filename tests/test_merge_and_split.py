@@ -14,7 +14,7 @@ from sdkde_numpy.info import INFO
 
 import sdkde_core
 from sdkde_core.engine.exact import reduce_exact
-from sdkde_core.engine.merge import each, merge
+from sdkde_core.engine.merge import merge
 from sdkde_core.engine.scales import pack
 from sdkde_core.engine.spread import Spread
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
@@ -125,33 +125,26 @@ def _spoil(case, rng, zeros):
     return case
 
 
-@pytest.mark.parametrize("scales", [(), (0.7, 2.0)])
 @pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("reduction", Reduction)
 @pytest.mark.parametrize(("n", "m", "d"), [(120, 90, 3), (90, 120, 1), (60, 40, 17)])
-def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_self, scales):
+def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_self):
     """By the backend where it takes their extent, else exactly."""
     rng = np.random.default_rng(5)
     case = _spoil(make("mixture", n, m, d), rng, zeros)
-    requires = {"multi_scale"} if scales else set()
-    problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self, requires=requires, scales=scales)
+    problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
     queries = None if same else case.queries
     columns = Columns(case.points, case.log_weights)
     far_columns, far_rows = {50} if zeros else {3, 50}, {0, 20}
     off = 2 if same else len(far_columns) + len(far_rows)
-    wants = [truth(case, same=same, exclude_self=exclude_self, scale=s) for s in scales or (1.0,)]
+    want = truth(case, same=same, exclude_self=exclude_self)
     *noting, asked = _noting(30.0, problem.extent)
-    info, backend = _limited(30.0)
-    strict = info, backend
-    one_by_one = replace(info, features=info.features - {"multi_scale"}), backend  # the core goes scale by scale
-    for info, backend in (one_by_one, strict, noting):
+    for info, backend in (_limited(30.0), noting):
         got, taken_off = pack(backend, info, problem, columns).reduce(queries)
-        assert taken_off == off or "multi_scale" not in info.features
-        for s, want in enumerate(wants):
-            one = each(got, lambda x, s=s: x[:, s]) if scales else got
-            assert errors(problem, one, want).max() <= 1.0
+        assert taken_off == off
+        assert errors(problem, got, want).max() <= 1.0
     assert [p.extent for p in asked][:: len(asked) - 1] == [30.0, problem.extent]
 
 
@@ -390,7 +383,7 @@ def test_running_out_of_memory_halves_the_points_as_ranges_of_them(features):
     assert errors(problem, got, reference.near_sums(case.points, case.points, case.log_weights)).max() <= 1.0
 
 
-@pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range", "multi_scale"}])
+@pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range"}])
 @pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("kind", ["mixture", "outliers", "no weight"])
 @pytest.mark.parametrize("reduction", Reduction)
@@ -399,8 +392,7 @@ def test_some_of_the_points_are_rows(reduction, kind, exclude_self, features):
     case, asked = make("mixture", 120, 1, 3), []
     if kind != "mixture":
         case = _spoil(make("mixture", 120, 90, 3), np.random.default_rng(5), zeros=kind == "no weight")
-    options = {"requires": {"multi_scale"}, "scales": (0.7, 2.0)} if kind == "outliers" else {}
-    problem = case.problem(reduction, "float64", same=True, exclude_self=exclude_self, **options)
+    problem = case.problem(reduction, "float64", same=True, exclude_self=exclude_self)
 
     class Asked(NumpyBackend):
         def reduce(self, problem, queries, state, own_offset=0):
@@ -414,10 +406,8 @@ def test_some_of_the_points_are_rows(reduction, kind, exclude_self, features):
     packed = pack(Asked(), info, problem, Columns(case.points, case.log_weights))
     for start, stop in ((0, 60), (10, 40), (40, 120), (50, 51)):
         got, _ = packed.reduce(some=(start, stop))
-        for s, scale in enumerate(problem.scales or (1.0,)):
-            one = each(got, lambda x, s=s: x[:, s]) if problem.scales else got
-            want = truth(case, same=True, exclude_self=exclude_self, scale=scale, rows=np.arange(start, stop))
-            assert errors(problem, one, want).max() <= 1.0
+        want = truth(case, same=True, exclude_self=exclude_self, rows=np.arange(start, stop))
+        assert errors(problem, got, want).max() <= 1.0
     if "range" in features and kind == "mixture":
         assert asked == [(60, 0), (30, 10), (80, 40), (1, 50)]
     elif "range" in features and kind == "outliers" and not exclude_self:  # the points 3 and 50

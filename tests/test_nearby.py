@@ -73,37 +73,33 @@ KINDS = ("normal", "tail", "clusters", "duplicates", "weights", "ladder")
 
 
 def _left_out(problem, y, x, log_w, own=None, together=0):
-    """What leaving out tiles does to results, over the share of the tolerance, (scales, m), and the share listed."""
+    """What leaving out tiles does to results, over the share of the tolerance, (m,), and the share listed."""
     columns = index(x, log_w, SIZE)
     found = lists(problem, columns, y, HEIGHT, together)
     x, log_w = x[columns.order], log_w[columns.order]
-    worst = []
-    for scale in problem.scales or (1.0,):
-        change = np.zeros(len(y))
-        for i, row in enumerate(y):
-            kept = np.zeros(len(found.ends), bool)
-            tiles = found.tiles[found.ends[i // HEIGHT] : found.ends[i // HEIGHT + 1]]
-            kept = np.isin(np.arange(len(x)) // SIZE, tiles)
-            step = (x - row) / scale
-            half = 0.5 * (step**2).sum(axis=1)
-            logs = log_w - half
-            if own is not None:
-                logs = np.where(columns.order == own[i], -math.inf, logs)
-            top = logs.max()
-            if top == -math.inf:
-                continue
-            term = np.exp(logs - top)
-            a = 1.0 + 0.5 * problem.d
-            if problem.reduction is Reduction.MEAN:
-                mean = term @ step / term.sum()
-                change[i] = np.linalg.norm(term[~kept] @ (mean - step[~kept])) / term[kept].sum()
-            elif problem.reduction is Reduction.LAPLACE:
-                change[i] = (term * (a + half))[~kept].sum() / (term * (a + half)).sum()
-            else:
-                change[i] = term[~kept].sum() / term.sum()
-        worst.append(change)
+    change = np.zeros(len(y))
+    for i, row in enumerate(y):
+        tiles = found.tiles[found.ends[i // HEIGHT] : found.ends[i // HEIGHT + 1]]
+        kept = np.isin(np.arange(len(x)) // SIZE, tiles)
+        step = x - row
+        half = 0.5 * (step**2).sum(axis=1)
+        logs = log_w - half
+        if own is not None:
+            logs = np.where(columns.order == own[i], -math.inf, logs)
+        top = logs.max()
+        if top == -math.inf:
+            continue
+        term = np.exp(logs - top)
+        a = 1.0 + 0.5 * problem.d
+        if problem.reduction is Reduction.MEAN:
+            mean = term @ step / term.sum()
+            change[i] = np.linalg.norm(term[~kept] @ (mean - step[~kept])) / term[kept].sum()
+        elif problem.reduction is Reduction.LAPLACE:
+            change[i] = (term * (a + half))[~kept].sum() / (term * (a + half)).sum()
+        else:
+            change[i] = term[~kept].sum() / term.sum()
     allowed = SHARE * TOLERANCES[problem.precision][problem.reduction].absolute
-    return np.array(worst) / allowed, len(found.tiles) / (len(columns.fine.square) * (len(found.ends) - 1))
+    return change / allowed, len(found.tiles) / (len(columns.fine.square) * (len(found.ends) - 1))
 
 
 @functools.cache
@@ -133,14 +129,6 @@ def test_in_groups_of_rows(reduction):
         problem = Problem(reduction, len(y), len(x), 3)
         worst, listed = _left_out(problem, y, x, log_w, together=3 * HEIGHT)
         assert worst.max() <= 1.0 and listed < 0.95
-
-
-@pytest.mark.parametrize("reduction", Reduction)
-def test_at_several_scales(reduction):
-    y, x, log_w = _case("normal", 2)
-    problem = Problem(reduction, 64, len(x), 2, requires=frozenset({"multi_scale"}), scales=(0.3, 1.0, 4.0))
-    worst, listed = _left_out(problem, y, x, log_w)
-    assert worst.max() <= 1.0 and listed < 1.0
 
 
 @pytest.mark.parametrize("reduction", Reduction)
@@ -184,7 +172,7 @@ def test_a_single_column_that_is_left_out():
     problem = Problem(Reduction.MEAN, 1, 1, 2, requires=frozenset({"exclude_self"}))
     with np.errstate(all="ignore"):
         found = lists(problem, index(np.zeros((1, 2)), np.zeros(1), SIZE), np.zeros((1, 2)), HEIGHT)
-    assert found.floors[0, 0] == -math.inf and list(found.tiles) == [0]
+    assert found.floors[0] == -math.inf and list(found.tiles) == [0]
 
 
 # --- mutants --------------------------------------------------------------------------------------------------------
@@ -236,7 +224,7 @@ def test_terms_below_the_cut_come_to_their_share(reduction, floor):
     columns, d = index(x, log_w, SIZE), 3
     for precision in TOLERANCES:
         problem = Problem(reduction, 8, len(x), d, precision=precision)
-        cut = lists_module._cuts(np, problem, columns, np.array([[floor]]))[0, 0]
+        cut = lists_module._cuts(np, problem, columns, np.array([floor]))[0]
         for below in (0.0, 0.5, 5.0, 50.0):
             term = cut - below
             number = SIZE * nearby.PARTS * math.exp(0.9 * below)  # each counts exp(−0.9 below)
@@ -315,7 +303,7 @@ def test_forecasts_of_odd_points():
     x = np.zeros((4000, 2))
     for points in (x, x + 1e4 * (np.arange(4000)[:, None] % 3), x + 1e150 * np.arange(4000)[:, None]):
         for reduction in Reduction:
-            problem = Problem(reduction, 10**6, 10**6, 2, requires={"multi_scale"}, scales=(0.5, 3.0))
+            problem = Problem(reduction, 10**6, 10**6, 2)
             sample = Sample(points, points, np.full(4000, -math.log(1e6)), points.min(axis=0), points.max(axis=0))
             with np.errstate(over="ignore", invalid="ignore"):
                 assert 0.0 <= nearby.share(problem, sample, 128, 32) <= 1.0

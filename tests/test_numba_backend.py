@@ -92,23 +92,15 @@ def test_tiles_too_far_to_matter_are_left_out_and_no_others(precision):
         assert errors(problem, answer(INFO, NumbaBackend(), problem, case), truth(case)).max() <= 0.5
 
 
-def test_scales_with_weights_and_without_their_own_column():
+def test_weights_without_their_own_column():
     case = make("weights", 300, 40, 3)
     kept = np.isfinite(case.log_weights)
     case = replace(case, points=case.points[kept], log_weights=case.log_weights[kept])
-    scales = (0.3, 1.0, 40.0)
+    want = truth(case, same=True, exclude_self=True)
     for precision in ("fast", "float64"):
         for reduction in Reduction:
-            problem = case.problem(
-                reduction, precision, same=True, exclude_self=True, requires={"multi_scale"}, scales=scales
-            )
-            got = answer(INFO, NumbaBackend(), problem, case)
-            for s, scale in enumerate(scales):
-                part = Partial(
-                    *(None if x is None else x[:, s] for x in (got.log_sum, got.shift, got.sign, got.log_magnitude))
-                )
-                want = truth(case, same=True, exclude_self=True, scale=scale)
-                assert errors(replace(problem, scales=(), requires=frozenset()), part, want).max() <= 0.5
+            problem = case.problem(reduction, precision, same=True, exclude_self=True)
+            assert errors(problem, answer(INFO, NumbaBackend(), problem, case), want).max() <= 0.5
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------
@@ -142,19 +134,8 @@ def test_forms_follow_the_extent():
     assert choose(replace(problem, reduction=Reduction.MEAN)).dtype == "float64"
 
 
-@pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
-def test_limits_shrink_with_the_smallest_scale(reduction, precision):
-    """At scale s an exponent is off by 1/s² as much, and a shift may be by s: so a limit is one of R / s."""
-    problem = Problem(reduction, 10, 10, 5, precision=precision)
-    scaled = replace(problem, requires=frozenset({"multi_scale"}), scales=(0.25, 3.0))
-    assert extent_limit(scaled) == pytest.approx(0.25 * extent_limit(problem))
-
-
 def test_what_float64_cannot_hold_is_declined():
     assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 10, 1, extent=1e145)).ok
-    requires = frozenset({"multi_scale"})
-    assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 10, 1, requires=requires, scales=(1e-9,))).ok
 
 
 # --- threads --------------------------------------------------------------------------------------------------------
@@ -456,19 +437,14 @@ def test_tiles_are_left_out_where_they_cannot_matter(reduction, precision):
 
 @pytest.mark.parametrize("reduction", Reduction)
 def test_tiles_are_left_out_without_a_rows_own_column(reduction):
-    """By rows and by columns that came in another order, from an offset, at several scales."""
+    """By rows and by columns that came in another order, from an offset."""
     case = _clustered(6000, 40, 2)
-    features = {"exclude_self", "multi_scale"}
-    problem = case.problem(reduction, "high", exclude_self=True, requires=features, scales=(0.5, 2.0))
+    problem = case.problem(reduction, "high", exclude_self=True)
     backend = NumbaBackend(skip=True)
     state, rows = backend.prepare(problem, Columns(case.points, case.log_weights)), case.points[700:740]
     got = backend.reduce(problem, rows, state, 700)
-    for s, scale in enumerate(problem.scales):
-        want = truth(
-            replace(case, queries=case.points), same=True, exclude_self=True, scale=scale, rows=range(700, 740)
-        )
-        part = each(got, lambda x, s=s: x[:, s])
-        assert errors(replace(problem, scales=(), requires=frozenset()), part, want, scale).max() <= 0.6
+    want = truth(replace(case, queries=case.points), same=True, exclude_self=True, rows=range(700, 740))
+    assert errors(problem, got, want).max() <= 0.6
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fast", 0.13), ("high", 0.1)])

@@ -27,7 +27,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import sdkde_core
 from sdkde_core.choice import cost, hardware
 from sdkde_core.engine import products
-from sdkde_core.engine.merge import each
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, Problem, Reduction
 from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error
 
@@ -89,12 +88,10 @@ def test_one_point_that_leaves_itself_out_is_an_empty_sum(reduction):
         assert got.sign[0] == 0
 
 
-@pytest.mark.parametrize("scales", [(), (0.5, 1.0)])
 @pytest.mark.parametrize("reduction", Reduction)
-def test_no_query_rows(reduction, scales):
+def test_no_query_rows(reduction):
     case = make("mixture", 10, 0, 3)
-    requires = {"multi_scale"} if scales else ()
-    problem = case.problem(reduction, "high", requires=requires, scales=scales)
+    problem = case.problem(reduction, "high")
     got = answer(INFO, NumpyBackend(), problem, case)
     some = answer(INFO, NumpyBackend(), replace(problem, m=4), make("mixture", 10, 4, 3))
     for name in ("log_sum", "shift", "sign", "log_magnitude"):
@@ -102,38 +99,6 @@ def test_no_query_rows(reduction, scales):
         assert (empty is None) == (full is None)
         if full is not None:
             assert empty.shape == (0, *full.shape[1:])
-
-
-@pytest.mark.parametrize("exclude_self", [False, True])
-@pytest.mark.parametrize("kind", ["mixture", "weights", "clusters"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_several_scales(kind, precision, exclude_self):
-    case = make(kind, 120, 40, 3, extent=40.0)
-    scales = (0.5, 1.0, 3.0)
-    for reduction in Reduction:
-        problem = case.problem(reduction, precision, exclude_self=exclude_self, requires={"multi_scale"}, scales=scales)
-        got = answer(INFO, NumpyBackend(), problem, case)
-        for s, scale in enumerate(scales):
-            want = truth(case, exclude_self=exclude_self, scale=scale)
-            one = each(got, lambda x, s=s: x[:, s])
-            assert errors(problem, one, want).max() <= 1.0
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_small_scales_keep_their_tolerance_up_to_the_limit(precision):
-    scales = (0.125, 2.0)
-    for reduction in Reduction:
-        problem = Problem(reduction, 40, 120, 3, precision=precision)
-        limit = extent_limit(replace(problem, requires=frozenset({"multi_scale"}), scales=scales))
-        assert limit == pytest.approx(scales[0] * extent_limit(problem))
-        case = make("mixture", 120, 40, 3, extent=0.99 * limit)
-        problem = case.problem(reduction, precision, requires={"multi_scale"}, scales=scales)
-        got = answer(INFO, NumpyBackend(), problem, case)
-        for s, scale in enumerate(scales):
-            one, want = each(got, lambda x, s=s: x[:, s]), truth(case, scale=scale)
-            if reduction is Reduction.MEAN:  # whose tolerance is in bandwidths of this scale
-                one, want = replace(one, shift=one.shift / scale), want._replace(shift=want.shift / scale)
-            assert errors(problem, one, want).max() <= 1.0
 
 
 @pytest.mark.parametrize("reduction", Reduction)

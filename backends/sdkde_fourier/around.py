@@ -64,8 +64,7 @@ def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, me
     standing = np.where(each[taken] > 1.0, len(single) / max(1, len(single[thin // 2 :: thin])), 1.0)
     found, each, weights, share = found[taken], standing * each[taken], standing * weights[taken], share * thin
 
-    sharpness = 0.5 / max(problem.scales, default=1.0) ** 2
-    reach = (nats(problem, problem.n) + math.log(2.0) + min(CLASS, math.log(spread))) / sharpness
+    reach = 2.0 * (nats(problem, problem.n) + math.log(2.0) + min(CLASS, math.log(spread)))
     neighbours, sums = np.empty(k), np.empty(k)
     coordinates, step = np.ascontiguousarray(found.T), max(1, CACHED // len(found))
     for start in range(0, k, step):
@@ -78,10 +77,10 @@ def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, me
             np.zeros((len(r2), 1)) if problem.same else r2.min(axis=1, keepdims=True) * share ** (-2.0 / problem.d)
         )
         near = r2 <= reach + nearest
-        terms = np.exp(-sharpness * r2, where=near, out=np.zeros_like(r2))
+        terms = np.exp(-0.5 * r2, where=near, out=np.zeros_like(r2))
         # Not as products: OpenBLAS would share these out over threads of its own.
         neighbours[here] = np.maximum(np.einsum("ij,j->i", near, each), 1.0)
-        sums[here] = np.maximum(np.einsum("ij,j->i", terms, weights), own * np.exp(-sharpness * nearest[:, 0]))
+        sums[here] = np.maximum(np.einsum("ij,j->i", terms, weights), own * np.exp(-0.5 * nearest[:, 0]))
     return Around(float(ends[-1]), float(each.sum()), some, neighbours, sums)
 
 

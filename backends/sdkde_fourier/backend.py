@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, empty, reduce_exact, stack
+from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, empty, reduce_exact
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
@@ -34,7 +34,7 @@ class _Series:
     box: Box
     modes: Array
     epsilon: float
-    errors: tuple[float, ...]  # bound on a sum's error, per scale
+    error: float  # bound on a sum's
     inside: Array | None = None  # (n,) which columns; None: all
     outside: Outside | None = None  # the others
     beyond: Any = None  # (d,) whether any of the others is outside in that dimension
@@ -100,20 +100,20 @@ class FourierBackend:
         inside = box.holds(points, np.zeros(problem.d))
         whole = bool(inside.all())
         mine, w = (points, weights) if whole else (points[inside], weights[inside])
-        largest = [density_bound(box, mine, w, s) for s in problem.scales or (1.0,)]
-        if not min(largest) > bounds.SMALLEST:
+        largest = density_bound(box, mine, w)
+        if not largest > bounds.SMALLEST:
             return None
-        epsilon = bounds.tolerance(problem, floor, max(largest))
+        epsilon = bounds.tolerance(problem, floor, largest)
         epsilon = max(epsilon, usual)  # the box was made for that
         modes = to_modes(box.angles(mine), w, box.shape, epsilon, self._threads())
-        errors = tuple(bounds.error(epsilon, top, float(box.period.max())) for top in largest)
+        error = bounds.error(epsilon, largest, float(box.period.max()))
         if whole:
-            return _Series(box, modes, epsilon, errors)
+            return _Series(box, modes, epsilon, error)
         members = np.flatnonzero(~inside)
         others = points[members]
         beyond = ((others < box.low) | (others > box.high)).any(axis=0)
         outside = Outside(columns, members, self._threads())
-        return _Series(box, modes, epsilon, errors, inside, outside, beyond, float(weights[members].sum()))
+        return _Series(box, modes, epsilon, error, inside, outside, beyond, float(weights[members].sum()))
 
     def _pays(self, problem: Problem, columns: Columns, seconds: float) -> bool:
         """Whether modes at that price are faster than direct sums over neighbours."""
@@ -137,61 +137,50 @@ class FourierBackend:
                 own = None
                 if "exclude_self" in problem.requires:
                     own = np.arange(len(block)) + own_offset + start
-                scales = enumerate(problem.scales or (1.0,))
-                answers = [self._at_scale(problem, block, own, state, *scale) for scale in scales]
-                blocks.append(stack(answers) if problem.scales else answers[0])
+                blocks.append(self._block(problem, block, own, state))
         return concatenate(blocks)
 
-    def _at_scale(
-        self,
-        problem: Problem,
-        rows: Array,
-        own: Array | None,
-        state: _State,
-        index: int,
-        scale: float,
-    ) -> Partial:
+    def _block(self, problem: Problem, rows: Array, own: Array | None, state: _State) -> Partial:
         series, redo, found = state.series, np.ones(len(rows), bool), None
         if series is not None:
-            held = series.box.holds(rows, -np.minimum(series.box.margin, bounds.cutoff(series.epsilon) * scale))
+            held = series.box.holds(rows, -np.minimum(series.box.margin, bounds.cutoff(series.epsilon)))
             if held.all():
-                found, good = self._by_modes(problem, rows, own, state, series, index, scale)
+                found, good = self._by_modes(problem, rows, own, state, series)
                 redo = ~good
             elif held.any():
                 mine = None if own is None else own[held]
-                some, good = self._by_modes(problem, rows[held], mine, state, series, index, scale)
+                some, good = self._by_modes(problem, rows[held], mine, state, series)
                 found = put(each(some, lambda x: np.empty((len(rows), *x.shape[1:]))), held, some)
                 redo[held] = ~good
         if found is None:
-            return state.neighbourhoods.reduce(problem, rows, own, scale)
+            return state.neighbourhoods.reduce(problem, rows, own)
         if redo.any():
             mine = None if own is None else own[redo]
-            put(found, redo, state.neighbourhoods.reduce(problem, rows[redo], mine, scale))
+            put(found, redo, state.neighbourhoods.reduce(problem, rows[redo], mine))
         return found
 
     def _by_modes(
-        self, problem: Problem, rows: Array, own: Array | None, state: _State, series: _Series, index: int, scale: float
+        self, problem: Problem, rows: Array, own: Array | None, state: _State, series: _Series
     ) -> tuple[Partial, Array]:
-        """The answers for rows in the box at one scale, and which of them are good."""
-        box, error = series.box, series.errors[index]
-        last = bounds.cutoff(series.epsilon) / scale
-        waves = fields(problem, box, series.modes, scale, last)
+        """The answers for rows in the box, and which of them are good."""
+        box, error = series.box, series.error
+        waves = fields(problem, box, series.modes, bounds.cutoff(series.epsilon))
         packed = to_points(box.angles(rows), waves, series.epsilon, self._threads())
         real = [part for field in packed for part in (field.real, field.imag)]
         total = real[0]
         wanted = {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
         others = real[1 : 1 + wanted]
         if own is not None:
-            total, others = _without_own(problem, rows, own, state, series, scale, total, others)
+            total, others = _without_own(problem, rows, own, state, series, total, others)
         if series.outside is not None and series.weight:  # farther away they are below the error
             nats = max(0.0, math.log(10.0 * series.weight) - math.log(error))
-            reach = scale * math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
+            reach = math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
             near = np.flatnonzero(~box.holds(rows, np.where(series.beyond, reach, -np.inf)))
-            more = series.outside.sums(problem, rows[near], None if own is None else own[near], reach, scale)
+            more = series.outside.sums(problem, rows[near], None if own is None else own[near], reach)
             total, others = total.copy(), [x.copy() for x in others]
             for whole, part in zip([total, *others], more):
                 whole[near] += part
-        return finish(problem, total, others, error, scale)
+        return finish(problem, total, others, error)
 
 
 def _without_own(
@@ -200,7 +189,6 @@ def _without_own(
     own: Array,
     state: _State,
     series: _Series,
-    scale: float,
     total: Array,
     others: list[Array],
 ) -> tuple[Array, list[Array]]:
@@ -211,7 +199,7 @@ def _without_own(
     if series.inside is not None:
         has &= series.inside[which]
     step = points[which] - rows
-    r2 = np.vecdot(step, step) / scale**2
+    r2 = np.vecdot(step, step)
     term = np.where(has, np.exp(state.columns.log_weights[which] - 0.5 * r2), 0.0)
     total = total - term
     if problem.reduction is Reduction.MEAN:

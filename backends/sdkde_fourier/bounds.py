@@ -75,7 +75,7 @@ def relative_budget(problem: Problem, shift: float = 0.0) -> float:
     ----------
     problem : Problem
     shift : float
-        Length of the shift, in bandwidths of the scale: MEAN's error is that of two sums, (δS′ + shift · δS) / S.
+        Length of the shift, in bandwidths: MEAN's error is that of two sums, (δS′ + shift · δS) / S.
 
     Notes
     -----

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import PerStream, concatenate, empty, in_child, memory_errors, stack, without_grad
+from sdkde_core.plugin import PerStream, concatenate, empty, in_child, memory_errors, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price, separable
@@ -40,7 +40,7 @@ class _Series:
     basis: separable.Basis
     modes: Tensor
     epsilon: float
-    errors: tuple[Tensor, ...]  # bound on a sum's error, per scale
+    error: Tensor  # bound on a sum's
     inside: Tensor | None = None  # (n,) which columns; None: all
     outside: Tiles | None = None  # the others
 
@@ -126,13 +126,13 @@ class TorchFourierBackend:
         members = None if len(points) == 0 or _whole(box, ends) else torch.nonzero(~inside)[:, 0]
         held = points if members is None else torch.where(inside[:, None], points, low)
         modes = separable.to_modes(basis, held, weights)
-        largest = [_density_bound(box, held, weights, s) for s in problem.scales or (1.0,)]
-        if not min(float(top) for top in largest) > bounds.SMALLEST:
+        largest = _density_bound(box, held, weights)
+        if not float(largest) > bounds.SMALLEST:
             return None
-        errors = tuple(bounds.error(epsilon, 1.0, float(box.period.max())) * top for top in largest)
+        error = bounds.error(epsilon, 1.0, float(box.period.max())) * largest
         if members is None or not len(members):
-            return _Series(basis, modes, epsilon, errors)
-        return _Series(basis, modes, epsilon, errors, inside, Tiles(points[members], log_weights[members], members))
+            return _Series(basis, modes, epsilon, error)
+        return _Series(basis, modes, epsilon, error, inside, Tiles(points[members], log_weights[members], members))
 
     @without_grad
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
@@ -146,59 +146,42 @@ class TorchFourierBackend:
                 block, own = rows[start : start + ROWS], None
                 if "exclude_self" in problem.requires:
                     own = torch.arange(len(block), device=block.device) + own_offset + start
-                scales = enumerate(problem.scales or (1.0,))
-                answers = [self._at_scale(problem, block, own, state, *scale) for scale in scales]
-                blocks.append(stack(answers) if problem.scales else answers[0])
+                blocks.append(self._block(problem, block, own, state))
         return concatenate(blocks)
 
-    def _at_scale(
-        self,
-        problem: Problem,
-        rows: Tensor,
-        own: Tensor | None,
-        state: _State,
-        index: int,
-        scale: float,
-    ) -> Partial:
+    def _block(self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State) -> Partial:
         if state.series is None:
-            return state.neighbourhoods().reduce(problem, rows, own, scale)
-        found, good = self._by_modes(problem, rows, own, state, state.series, index, scale)
+            return state.neighbourhoods().reduce(problem, rows, own)
+        found, good = self._by_modes(problem, rows, own, state, state.series)
         some = torch.nonzero(~good)[:, 0]
         if not len(some):
             return found
         mine = None if own is None else own[some]
-        return put(found, some, state.neighbourhoods().reduce(problem, rows[some], mine, scale))
+        return put(found, some, state.neighbourhoods().reduce(problem, rows[some], mine))
 
     def _by_modes(
-        self,
-        problem: Problem,
-        rows: Tensor,
-        own: Tensor | None,
-        state: _State,
-        series: _Series,
-        index: int,
-        scale: float,
+        self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State, series: _Series
     ) -> tuple[Partial, Tensor]:
-        """The answers at one scale, and which of them hold."""
-        box, error = series.basis.box, series.errors[index]
+        """The answers, and which of them hold."""
+        box, error = series.basis.box, series.error
         low, high = (torch.as_tensor(x, device=rows.device) for x in (box.low, box.high))
-        margin = torch.as_tensor(box.margin, device=rows.device).clamp(max=bounds.cutoff(series.epsilon) * scale)
+        margin = torch.as_tensor(box.margin, device=rows.device).clamp(max=bounds.cutoff(series.epsilon))
         held = ((rows >= low - margin) & (rows <= high + margin)).all(1)
-        coefficients = separable.fields(problem, series.basis, series.modes, scale)
-        slope = scale**2 if problem.reduction is Reduction.MEAN else 0.0
+        coefficients = separable.fields(problem, series.basis, series.modes)
+        slope = 1.0 if problem.reduction is Reduction.MEAN else 0.0
         mine = torch.where(held[:, None], rows, low)
         total, *others = separable.to_points(series.basis, mine, coefficients, slope)
         if own is not None:
-            _take_off_own(problem, rows, own, state, series, scale, total, others)
+            _take_off_own(problem, rows, own, state, series, total, others)
         if series.outside is not None:
             least = math.log(0.1 * float(error))  # log of what is small against the error,
             least -= math.log(2.0 - least)  # also when multiplied by 1 + r²/2
-            near = torch.nonzero(held & _reaches(box, rows, series.outside, scale, least))[:, 0]
+            near = torch.nonzero(held & _reaches(box, rows, series.outside, least))[:, 0]
             if len(near):
                 left_out = None if own is None else own[near]
-                more = series.outside.reduce(problem, rows[near], left_out, scale, least)
+                more = series.outside.reduce(problem, rows[near], left_out, least)
                 _add(problem, more, near, total, others)
-        answer, good = finish(problem, total, others, error, scale)
+        answer, good = finish(problem, total, others, error)
         return answer, held & good
 
 
@@ -207,8 +190,8 @@ def _whole(box: Box, ends: tuple[Any, Any]) -> bool:
     return bool((box.low <= ends[0]).all() and (box.high >= ends[1]).all())
 
 
-def _density_bound(box: Box, points: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Bound Σ_j w_j exp(−½‖y − u_j‖²/s²) at every y; see :func:`sdkde_fourier.modes.density_bound`.
+def _density_bound(box: Box, points: Tensor, weights: Tensor) -> Tensor:
+    """Bound Σ_j w_j exp(−½‖y − u_j‖²) at every y; see :func:`sdkde_fourier.modes.density_bound`.
 
     Weights are added as integers, whose sum does not depend on the order: a device adds in any.
     """
@@ -222,13 +205,13 @@ def _density_bound(box: Box, points: Tensor, weights: Tensor, scale: float) -> T
     units = (weights * 2.0**52).ceil().long()  # they sum to at most 1
     cells = torch.zeros(math.prod(counts), dtype=torch.int64, device=points.device).index_add_(0, index, units)
     heaviest = cells.max().double() * 2.0**-52
-    return torch.minimum(weights.sum(), heaviest * bounds.around_a_cell(side / scale, points.shape[1]))
+    return torch.minimum(weights.sum(), heaviest * bounds.around_a_cell(side, points.shape[1]))
 
 
-def _reaches(box: Box, rows: Tensor, outside: Tiles, scale: float, least: float) -> Tensor:
+def _reaches(box: Box, rows: Tensor, outside: Tiles, least: float) -> Tensor:
     """Return which rows are so near a face of the box, and a tile of columns outside it, that these may count."""
     weight = float(outside.log_weights.logsumexp((0, 1)))
-    reach = scale * math.sqrt(2.0 * max(0.0, weight - least))
+    reach = math.sqrt(2.0 * max(0.0, weight - least))
     inner = [torch.as_tensor(x, device=rows.device) for x in (box.low + reach, box.high - reach)]
     found = ~((rows >= inner[0]) & (rows <= inner[1])).all(1)
     low, high, step = outside.columns.low, outside.columns.high, max(1, (1 << 22) // len(outside.columns.low))
@@ -245,7 +228,6 @@ def _take_off_own(
     own: Tensor,
     state: _State,
     series: _Series,
-    scale: float,
     total: Tensor,
     others: list[Tensor],
 ) -> None:
@@ -256,7 +238,7 @@ def _take_off_own(
     if series.inside is not None:
         has &= series.inside[which]
     step = points[which] - rows
-    r2 = step.square().sum(1) / scale**2
+    r2 = step.square().sum(1)
     term = torch.where(has, (state.columns.log_weights[which] - 0.5 * r2).exp(), 0.0)
     total -= term
     if problem.reduction is Reduction.MEAN:

@@ -15,7 +15,7 @@ from .bounds import BUDGET
 __all__ = ["finish", "put"]
 
 
-def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: float) -> tuple[Partial, Any]:
+def finish(problem: Problem, total: Any, others: list[Any], error: Any) -> tuple[Partial, Any]:
     """Return the answer, and which rows keep the tolerance.
 
     Parameters
@@ -27,7 +27,6 @@ def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: f
         MEAN: Σ w φ (u_j − y), by dimension. LAPLACE: L.
     error : float
         Bound on the error of S.
-    scale : float
     """
     xp = array_namespace(total)
     log_sum = xp.log(total)
@@ -37,9 +36,9 @@ def finish(problem: Problem, total: Any, others: list[Any], error: Any, scale: f
         return Partial(log_sum), good
     if problem.reduction is Reduction.MEAN:
         parts = [x / total for x in others]
-        moved = math.sqrt(problem.d) * scale + xp.sqrt(sum(x * x for x in parts))
+        moved = math.sqrt(problem.d) + xp.sqrt(sum(x * x for x in parts))
         shift = xp.stack(parts, axis=1)
-        good &= error * moved <= BUDGET * tolerance[Reduction.MEAN].absolute * scale * total
+        good &= error * moved <= BUDGET * tolerance[Reduction.MEAN].absolute * total
         return Partial(log_sum, shift=shift), good
     signed = others[0]
     plus = (2.0 + problem.d) * total - signed

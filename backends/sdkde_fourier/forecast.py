@@ -104,14 +104,11 @@ def _from_sample(problem: Problem, sample: Sample, ways: Ways) -> tuple[str, Wor
     box, _, arguments = found
     inside = box.holds(columns, np.zeros(problem.d))
     weights = np.exp(log_weights[inside]) * (problem.n / len(columns))
-    share = np.zeros(len(here.some))
-    for scale in problem.scales or (1.0,):
-        largest = density_bound(box, columns[inside], weights, scale)
-        epsilon = max(usual, bounds.tolerance(problem, float(np.exp(log_weights.mean())), largest))
-        error = bounds.error(epsilon, largest, float(box.period.max()))
-        held = box.holds(here.some, -np.minimum(box.margin, cutoff(epsilon) * scale))
-        share += ~held | ~(error <= bounds.relative_budget(problem, 2.0) * here.sums)
-    share /= max(1, len(problem.scales))
+    largest = density_bound(box, columns[inside], weights)
+    epsilon = max(usual, bounds.tolerance(problem, float(np.exp(log_weights.mean())), largest))
+    error = bounds.error(epsilon, largest, float(box.period.max()))
+    held = box.holds(here.some, -np.minimum(box.margin, cutoff(epsilon)))
+    share = 1.0 * (~held | ~(error <= bounds.relative_budget(problem, 2.0) * here.sums))
     redone = float(share.mean())
     neighbours = float(share @ here.neighbours) / max(float(share.sum()), 1e-300)
     by_box = box_work(ways, problem, usual, *arguments)
@@ -179,7 +176,7 @@ def _usual_extent(problem: Problem) -> float:
 
 def _usual_neighbours(problem: Problem, extent: float) -> float:
     """The columns that matter to a row, were they normal with that extent: four to five standard deviations."""
-    reach = math.sqrt(2.0 * math.log(1e6 * problem.n)) * max(problem.scales, default=1.0)
+    reach = math.sqrt(2.0 * math.log(1e6 * problem.n))
     ball = {1: 2.0, 2: math.pi, 3: 4.2}[problem.d]
     return min(problem.n, 1.0 + problem.n * ball * (reach / max(0.75 * extent, 1e-3)) ** problem.d)
 
@@ -197,7 +194,7 @@ def _isolated(problem: Problem) -> float:
 
 def _usual_modes(problem: Problem, extent: float) -> float:
     """Modes of a box with that extent."""
-    cut, finest, widest = cutoff(USUAL), min(problem.scales, default=1.0), max(problem.scales, default=1.0)
+    cut = cutoff(USUAL)
     width = 2.0 * extent * problem.d**-0.25  # between a cube's around the ball and one's inside
-    period = width + 1.5 * cut * widest
-    return min(period * cut / finest / math.pi, 1e10) ** problem.d
+    period = width + 1.5 * cut
+    return min(period * cut / math.pi, 1e10) ** problem.d

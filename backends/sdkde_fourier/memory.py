@@ -34,7 +34,7 @@ SPREAD, MODES_EACH = 1 << 17, 16
 
 
 def fields_of(problem: Problem) -> int:
-    """How many transforms to points a pass takes, at each scale: each gives two real fields."""
+    """How many transforms to points a pass takes: each gives two real fields."""
     return {1: 1, 2: 2, 3: 2}[problem.d] if problem.reduction is Reduction.MEAN else 1
 
 
@@ -132,5 +132,5 @@ def peak(
     second = modes + found + rows * d * REAL + blocks * interpolation(-(-rows // blocks), waves, epsilon)
     # MEAN: the shift twice, its length, squares. LAPLACE: L and M, their logs and signs.
     third = modes + found + rows * REAL * (2 * d + 5 if mean else 8 if laplace else 2)
-    results = problem.m * REAL * (1 + d if mean else 3 if laplace else 1) * max(1, len(problem.scales))
+    results = problem.m * REAL * (1 + d if mean else 3 if laplace else 1)
     return max(first, second, third) + results * (1 if problem.m <= ROWS else 2)  # joined at the end

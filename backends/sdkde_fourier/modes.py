@@ -97,7 +97,7 @@ def choose_box(
     box = _box(problem, *ends, epsilon, True)
     whole = box.shape, 0.0, 0.0, 0.0
     best: tuple[Box, float, tuple[Any, ...]] = box, price(*whole), whole
-    n, reach = problem.n, cutoff(epsilon) * max(problem.scales, default=1.0)
+    n, reach = problem.n, cutoff(epsilon)
     ordered = np.sort(sample, axis=0)
     for trim in TRIMS:
         skip = math.ceil(trim * len(sample))
@@ -128,13 +128,12 @@ def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool)
 
     Few rows lie outside of such a box, so its margin is small; but where the box is narrow a wide margin costs nothing.
     """
-    widest, finest = max(problem.scales, default=1.0), min(problem.scales, default=1.0)
     cut, width = cutoff(epsilon), high - low
-    margin = np.full(problem.d, cut * widest)
+    margin = np.full(problem.d, cut)
     if whole:
-        margin = np.minimum(cut, 2.0 + 100.0 * widest / np.maximum(width, widest)) * widest
-    period = np.maximum(width + margin + cut * widest, width + 2.0 * margin)  # at both ends angles are within ±π
-    return Box(low, high, margin, period, tuple(_highest(cut / finest, p) for p in period))
+        margin = np.minimum(cut, 2.0 + 100.0 / np.maximum(width, 1.0))
+    period = np.maximum(width + margin + cut, width + 2.0 * margin)  # at both ends angles are within ±π
+    return Box(low, high, margin, period, tuple(_highest(cut, p) for p in period))
 
 
 def _highest(last: float, period: float) -> int:
@@ -143,8 +142,8 @@ def _highest(last: float, period: float) -> int:
     return math.ceil(mode) if mode < 1e10 else 10**10
 
 
-def density_bound(box: Box, points: Array, weights: Array, scale: float) -> float:
-    """Bound Σ_j w_j exp(−½‖y − u_j‖²/s²) at every y, from the heaviest cell of a grid."""
+def density_bound(box: Box, points: Array, weights: Array) -> float:
+    """Bound Σ_j w_j exp(−½‖y − u_j‖²) at every y, from the heaviest cell of a grid."""
     d, side = points.shape[1], SIDE
     while math.prod(math.floor(w / side) + 1 for w in box.high - box.low) > max(1 << 16, 4 * len(points)):
         side *= 2.0
@@ -154,26 +153,24 @@ def density_bound(box: Box, points: Array, weights: Array, scale: float) -> floa
         index *= count
         index += np.minimum(((points[:, a] - box.low[a]) / side).astype(np.int64), count - 1)
     heaviest = float(np.bincount(index, weights).max())
-    return min(float(weights.sum()), heaviest * around_a_cell(side / scale, d))
+    return min(float(weights.sum()), heaviest * around_a_cell(side, d))
 
 
-def fields(problem: Problem, box: Box, modes: Array, scale: float, last: float) -> list[Array]:
+def fields(problem: Problem, box: Box, modes: Array, last: float) -> list[Array]:
     """Return the modes of what a reduction needs, two real fields in one: a + i b from modes A + i B.
 
     Parameters
     ----------
     modes : array of the box's shape
         Σ_j w_j exp(−i k·θ_j).
-    scale : float
-        s: the kernel is exp(−½ r² / s²), with the transform Π_a s √(2π) exp(−½ s² κ_a²).
     last : float
-        The last wave number that the kernel needs.
+        The last wave number that the kernel exp(−½ r²) needs, whose transform is Π_a √(2π) exp(−½ κ_a²).
 
     Returns
     -------
     list of arrays
-        LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y) = s² ∇S has the modes i s² κ_a.
-        LAPLACE: S + i L: Σ w φ (1 + d/2 − ½ r²/s²) has those of S times 1 + ½ s² κ².
+        LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y) = ∇S has the modes i κ_a.
+        LAPLACE: S + i L: Σ w φ (1 + d/2 − ½ r²) has those of S times 1 + ½ κ².
     """
     highest, d = box.cropped(last), len(box.highest)
     middle = tuple(slice(k - h, k + h + 1) for k, h in zip(box.highest, highest))
@@ -182,17 +179,17 @@ def fields(problem: Problem, box: Box, modes: Array, scale: float, last: float) 
         shape = [1] * d
         shape[a] = -1
         kappa = (2.0 * math.pi / box.period[a]) * np.arange(-highest[a], highest[a] + 1)
-        gaussian = (scale * math.sqrt(2.0 * math.pi) / box.period[a]) * np.exp(-0.5 * (scale * kappa) ** 2)
+        gaussian = (math.sqrt(2.0 * math.pi) / box.period[a]) * np.exp(-0.5 * kappa**2)
         product *= gaussian.reshape(shape)
-        waves.append((scale * kappa).reshape(shape))
+        waves.append(kappa.reshape(shape))
     if problem.reduction is Reduction.LOG_SUM:
         return [product]
     if problem.reduction is Reduction.LAPLACE:
         half = sum(0.5 * w**2 for w in waves)
         product *= 1.0 + 1j * (1.0 + half)
         return [product]
-    found = [product * (1.0 - scale * waves[0])]  # 1 + i · i s² κ
+    found = [product * (1.0 - waves[0])]  # 1 + i · i κ
     if d > 1:
-        product *= 1j * scale * waves[1] - (scale * waves[2] if d == 3 else 0.0)
+        product *= 1j * waves[1] - (waves[2] if d == 3 else 0.0)
         found.append(product)
     return found

@@ -5,7 +5,7 @@ the box are summed here too.
 
 The neighbours are the columns within a ball. A row's largest term, or one near it, is that of its nearest column. Terms
 smaller than that by a factor of tolerance / n can be left out: their columns have
-r² > r_nearest² + 2 s² log(n / tolerance). Columns are sorted into classes of similar weights, each with a ball of its
+r² > r_nearest² + 2 log(n / tolerance). Columns are sorted into classes of similar weights, each with a ball of its
 own, as one ball for all would be as wide as the span of the weights asks for.
 """
 
@@ -227,8 +227,8 @@ class Neighbourhoods:
         self._made: list[_WeightClass] = []
         self._merged: Neighbourhoods | None = None
 
-    def reduce(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
-        """Answer for some rows at one scale.
+    def reduce(self, problem: Problem, queries: Array, own: Array | None) -> Partial:
+        """Answer for some rows.
 
         Parameters
         ----------
@@ -236,23 +236,21 @@ class Neighbourhoods:
         queries : (b, d) array
         own : (b,) array, optional
             The column that a row leaves out; any number that is no column's leaves out none.
-        scale : float
         """
         far = (np.abs(queries) < FARTHEST).min(axis=1) == 0
         if far.any():  # or not a number: no search takes either
-            found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own, scale)
-            some = self._far(problem, queries[far], scale)
-            return put(found, far, some)
+            found = self.reduce(problem, np.where(far[:, None], self.points[0], queries), own)
+            return put(found, far, self._far(problem, queries[far]))
         if len(queries) <= FEW:  # also once a tree is there, so that the same call gives the same bits
-            return concatenate(self._block(problem, self._classes(few=True), queries, own, scale))
+            return concatenate(self._block(problem, self._classes(few=True), queries, own))
         if own is not None:  # each row leaves out another column
-            return self._in_blocks(problem, queries, own, scale)
+            return self._in_blocks(problem, queries, own)
         with self._lock:
             self._merged = self._merged or self._merge()
         if not many(queries):
-            return self._merged._in_blocks(problem, queries, None, scale)
+            return self._merged._in_blocks(problem, queries, None)
         first, group = distinct(queries)
-        return each(self._merged._in_blocks(problem, queries[first], None, scale), lambda x: x[group])
+        return each(self._merged._in_blocks(problem, queries[first], None), lambda x: x[group])
 
     def _merge(self) -> Neighbourhoods:
         """The columns with equal ones as one, where there are many."""
@@ -262,7 +260,7 @@ class Neighbourhoods:
         weights = merged_weights(self.log_weights, first, group)
         return Neighbourhoods(Columns(self.points[first], weights), self.threads)
 
-    def _in_blocks(self, problem: Problem, queries: Array, own: Array | None, scale: float) -> Partial:
+    def _in_blocks(self, problem: Problem, queries: Array, own: Array | None) -> Partial:
         with self._lock:
             if not self._made:
                 self._made = self._classes()
@@ -270,14 +268,13 @@ class Neighbourhoods:
         for start in range(0, len(queries), ROWS):
             here = slice(start, start + ROWS)
             mine = None if own is None else own[here]
-            blocks += self._block(problem, self._made, queries[here], mine, scale)
+            blocks += self._block(problem, self._made, queries[here], mine)
         return concatenate(blocks)
 
-    def _far(self, problem: Problem, queries: Array, scale: float) -> Partial:
+    def _far(self, problem: Problem, queries: Array) -> Partial:
         """Sum rows whose squared distances overflow; no column is as far out, so none leaves its own out."""
-        plain = replace(problem, requires=problem.requires - {"exclude_self", "multi_scale"}, scales=())
-        found = reduce_exact(plain, queries / scale, Columns(self.points / scale, self.log_weights))
-        return found if found.shift is None else replace(found, shift=found.shift * scale)
+        plain = replace(problem, requires=problem.requires - {"exclude_self"})
+        return reduce_exact(plain, queries, Columns(self.points, self.log_weights))
 
     def _classes(self, few: bool = False) -> list[_WeightClass]:
         top = self.log_weights.max()
@@ -292,10 +289,9 @@ class Neighbourhoods:
         classes: list[_WeightClass],
         queries: Array,
         own: Array | None,
-        scale: float,
     ) -> list[Partial]:
         """Find the neighbours of a block of rows, then sum over :data:`PAIRS` of them at a time."""
-        leader, radii = self._search(problem, classes, queries, own, scale)
+        leader, radii = self._search(problem, classes, queries, own)
         counts = [one.count(queries, radius) for one, radius in zip(classes, radii)]
         ends = np.cumsum(sum(counts))
         cuts = [0]
@@ -312,30 +308,29 @@ class Neighbourhoods:
                     if count[here].any()
                 ]
                 checkpoint()
-                return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs, scale)
+                return self._sum(problem, queries[here], None if own is None else own[here], leader[here], pairs)
 
         tasks = list(itertools.pairwise(cuts))
         with claim_memory("a sum over neighbours", each=PAIR * PAIRS, tasks=min(self.threads, len(tasks))) as together:
             return map_threads(task, tasks, together)
 
     def _search(
-        self, problem: Problem, classes: list[_WeightClass], queries: Array, own: Array | None, scale: float
+        self, problem: Problem, classes: list[_WeightClass], queries: Array, own: Array | None
     ) -> tuple[Array, list[Array]]:
         """Return each row's leading column, of the largest term (−1: none), and its radius in every class."""
         found = [one.nearest(queries, own) for one in classes]
-        sharpness = 0.5 / scale**2
-        terms = np.array([one.least - sharpness * r2 for one, (r2, _) in zip(classes, found)])  # (classes, b)
+        terms = np.array([one.least - 0.5 * r2 for one, (r2, _) in zip(classes, found)])  # (classes, b)
         first, rows = terms.argmax(axis=0), np.arange(len(queries))
         best = terms[first, rows]
         leader = np.where(np.isfinite(best), np.array([index for _, index in found])[first, rows], -1)
         nearest = np.sqrt(np.array([r2 for r2, _ in found])[first, rows])
-        below = nats(problem, len(self.points)) + np.log(2.0 + nearest / scale)  # terms times r, or 1 + r²
+        below = nats(problem, len(self.points)) + np.log(2.0 + nearest)  # terms times r, or 1 + r²
         radii = []
         for one, (r2, _) in zip(classes, found):
             if len(classes) == 1:
-                square = r2 + (below + one.most - one.least) / sharpness
+                square = r2 + 2.0 * (below + one.most - one.least)
             else:
-                square = (one.most - best + below) / sharpness
+                square = 2.0 * (one.most - best + below)
             square = square + SLACK * nearest**2
             radii.append(np.where((leader >= 0) & (square >= 0), np.sqrt(np.abs(square)), -1.0))
         return leader, radii
@@ -347,7 +342,6 @@ class Neighbourhoods:
         own: Array | None,
         leader: Array,
         pairs: list[tuple[Array, Array]],
-        scale: float,
     ) -> Partial:
         """Sum over pairs (row, column), class after class.
 
@@ -357,7 +351,6 @@ class Neighbourhoods:
         b, d = queries.shape
         reference = self.points[leader]
         away = reference - queries  # (b, d)
-        sharpness = 0.5 / scale**2
         most = np.full(b, -np.inf)
         parts = []
         for row, column in pairs:
@@ -365,7 +358,7 @@ class Neighbourhoods:
             delta = []
             for a in range(d):
                 step = self.points[column, a] - reference[row, a]
-                relative -= sharpness * step * ((self.points[column, a] - queries[row, a]) + away[row, a])
+                relative -= 0.5 * step * ((self.points[column, a] - queries[row, a]) + away[row, a])
                 delta.append(step)
             if own is not None:
                 relative[column == own[row]] = -np.inf
@@ -381,11 +374,11 @@ class Neighbourhoods:
                 for a in range(d):
                     shift[some, a] += np.add.reduceat(phi * delta[a], start)
             if problem.reduction is Reduction.LAPLACE:
-                exponent = -sharpness * sum((delta[a] + away[row, a]) ** 2 for a in range(d))
+                exponent = -0.5 * sum((delta[a] + away[row, a]) ** 2 for a in range(d))
                 signed[some] += np.add.reduceat(phi * (half + exponent), start)
                 plus[some] += np.add.reduceat(phi * (half - exponent), start)
         empty = ~(total > 0)
-        top = self.log_weights[leader] - sharpness * np.vecdot(away, away) + most
+        top = self.log_weights[leader] - 0.5 * np.vecdot(away, away) + most
         top[empty] = -np.inf
         if problem.reduction is Reduction.LAPLACE:
             signed[empty] = 0.0
@@ -414,7 +407,7 @@ class Outside:
         self.points, self.log_weights = columns.points, columns.log_weights
         self.members = _WeightClass(columns.points, columns.log_weights, members, threads)
 
-    def sums(self, problem: Problem, queries: Array, own: Array | None, radius: float, scale: float) -> list[Array]:
+    def sums(self, problem: Problem, queries: Array, own: Array | None, radius: float) -> list[Array]:
         """Return S, then MEAN's d sums Σ w φ (u_j − y) or LAPLACE's L, (b,) each, over the columns within ``radius``.
 
         ``own`` is as in :meth:`Neighbourhoods.reduce`.
@@ -433,7 +426,7 @@ class Outside:
             if count[here].any():
                 row, column = self.members.within(queries[here], radii[here], count[here])
                 delta = [self.points[column, a] - queries[here][row, a] for a in range(d)]
-                exponent = sum(x * x for x in delta) * (-0.5 / scale**2)
+                exponent = sum(x * x for x in delta) * -0.5
                 term = np.exp(self.log_weights[column] + exponent)
                 if own is not None:
                     term[column == own[here][row]] = 0.0

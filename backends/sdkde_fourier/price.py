@@ -73,7 +73,7 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     Of few points the way to modes takes one thread. Sorting and double precision are in the figures.
     """
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
-    backs = fields_of(problem) * max(1, len(problem.scales))
+    backs = fields_of(problem)
     stencil = float(width**d)
     grid = modes * bounds.requested(epsilon, d)[0] ** d
     threads = cpu_threads()
@@ -108,10 +108,9 @@ def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: flo
     Rows are shared out over threads, of which more than three wait for the interpreter's lock; one builds the tree.
     """
     columns, threads = problem.n if columns is None else columns, cpu_threads()
-    scales = max(1, len(problem.scales))
     sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
     sort *= speedup(threads) / speedup(min(threads, 2))  # as timed beside one other thread
-    pairs = by_pairs(problem, rows * scales, rows * min(neighbours, columns) * scales)
+    pairs = by_pairs(problem, rows, rows * min(neighbours, columns))
     return plus(pairs, Work(scalar_flops=sort * (rows > 0), launches=100))
 
 
@@ -138,10 +137,9 @@ def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
     """
     d, n, m = problem.d, problem.n, problem.m
     backs = {Reduction.LOG_SUM: 1, Reduction.MEAN: max(2, d), Reduction.LAPLACE: 2}[problem.reduction]
-    backs *= max(1, len(problem.scales))
     sizes = [2.0 * math.sqrt(2.0 * shape[0])] * 2 if d == 1 else list(shape)
     functions, modes = sum(sizes), math.prod(sizes)
-    rows = n + m * (1 if not problem.scales else len(problem.scales))
+    rows = n + m
     between = modes / sizes[-1]  # numbers a point and field between two products
     return Work(
         matrix_flops={"float64": 5.0 * modes * (n + backs * m) + 40.0 * functions * rows},
@@ -162,7 +160,7 @@ def columns_met(problem: Problem, rows: float, neighbours: float, columns: float
     """
     d = problem.d
     reach = neighbours ** (1.0 / d)
-    bandwidth = reach / math.sqrt(2.0 * nats(problem, problem.n)) / max(problem.scales, default=1.0)
+    bandwidth = reach / math.sqrt(2.0 * nats(problem, problem.n))
     cell = min(CELL * problem.extent / 2 ** (BITS // d) * bandwidth, columns)
     among = max(0.0, min(rows, ROWS) - 1.0) * columns / max(rows, 1.0)  # columns among a tile's rows
     width = max(COLUMNS ** (1.0 / d), cell) + max(among ** (1.0 / d), cell)
@@ -175,16 +173,16 @@ def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | 
     Every operation of a pair reads and writes float64 in memory. Points are sorted before, tiles are judged and sorted,
     a block of rows at a time, and every row is compared with the leading tiles.
     """
-    columns, scales = problem.n if columns is None else columns, max(1, len(problem.scales))
+    columns = problem.n if columns is None else columns
     met = columns_met(problem, rows, neighbours, columns) + LEADERS * COLUMNS
-    judged = rows / ROWS * columns / COLUMNS * scales
-    blocks = max(rows / (ROWS * TOGETHER) * scales, judged / JUDGED)
+    judged = rows / ROWS * columns / COLUMNS
+    blocks = max(rows / (ROWS * TOGETHER), judged / JUDGED)
     keyed = 450.0 if problem.d == 1 else 2900.0
     others = Work(
         bytes=(650.0 + 150.0 * problem.d) * judged + keyed * (columns + rows) * (rows > 0),
         launches=int((1400 + 350.0 * blocks) * (rows > 0)),
     )
-    return plus(by_tile_pairs(problem, rows * met * scales), others)
+    return plus(by_tile_pairs(problem, rows * met), others)
 
 
 def by_tile_pairs(problem: Problem, pairs: float) -> Work:

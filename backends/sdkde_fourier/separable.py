@@ -151,27 +151,25 @@ def _along(x: Tensor, a: int, d: int) -> Tensor:
     return x.view([-1 if b == a else 1 for b in range(d)])
 
 
-def fields(problem: Problem, basis: Basis, modes: Tensor, scale: float) -> list[Tensor]:
+def fields(problem: Problem, basis: Basis, modes: Tensor) -> list[Tensor]:
     """Return the coefficients of S; then of MEAN's Σ w φ (u_j − y), by dimension, or of LAPLACE's L.
 
-    As :func:`sdkde_fourier.modes.fields` does for complex modes: the kernel exp(−½ r² / s²) has per dimension the
-    coefficients s √(2π) / P · exp(−½ s² κ²), twice for k > 0; Σ w φ (u_j − y) = s² ∇S. The first of MEAN's d sums is
+    As :func:`sdkde_fourier.modes.fields` does for complex modes: the kernel exp(−½ r²) has per dimension the
+    coefficients √(2π) / P · exp(−½ κ²), twice for k > 0; Σ w φ (u_j − y) = ∇S. The first of MEAN's d sums is
     left to :func:`to_points` where there are two dimensions or more.
     """
     d, product = problem.d, modes
     kappa = [_wave_numbers(basis, a) for a in range(d)]
     for a, k in enumerate(kappa):
-        gaussian = (2.0 * scale * math.sqrt(2.0 * math.pi) / float(basis.box.period[a])) * torch.exp(
-            -0.5 * (scale * k) ** 2
-        )
+        gaussian = (2.0 * math.sqrt(2.0 * math.pi) / float(basis.box.period[a])) * torch.exp(-0.5 * k**2)
         gaussian[0] *= 0.5
         product = product * _along(gaussian, a, d)
     if problem.reduction is Reduction.LOG_SUM:
         return [product]
     if problem.reduction is Reduction.LAPLACE:
-        half = sum(_along(0.5 * (scale * k) ** 2, a, d) for a, k in enumerate(kappa))
+        half = sum(_along(0.5 * k**2, a, d) for a, k in enumerate(kappa))
         return [product, product * (1.0 + half)]
-    return [product] + [_derivative(product, scale**2 * k, a) for a, k in enumerate(kappa) if a or d == 1]
+    return [product] + [_derivative(product, k, a) for a, k in enumerate(kappa) if a or d == 1]
 
 
 def _derivative(coefficients: Tensor, kappa: Tensor, a: int) -> Tensor:

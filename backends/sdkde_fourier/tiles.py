@@ -61,10 +61,9 @@ class Tiles:
         problem: Problem,
         queries: Tensor,
         own: Tensor | None,
-        scale: float,
         least: float = -math.inf,
     ) -> Partial:
-        """Answer for some rows at one scale.
+        """Answer for some rows.
 
         Parameters
         ----------
@@ -72,7 +71,6 @@ class Tiles:
         queries : (b, d) tensor
         own : (b,) tensor, optional
             The column that a row leaves out; any number that is no column's leaves out none.
-        scale : float
         least : float
             Log of an absolute error that is allowed: terms may be left out that sum to less.
         """
@@ -81,7 +79,7 @@ class Tiles:
         step = max(1, min(TOGETHER, JUDGED // len(self.columns.low)))
         for start in range(0, len(rows.low), step):
             some = _Tiled(*(x[start : start + step] for x in rows))
-            lists, counts = self._lists(problem, some, own, scale, least)
+            lists, counts = self._lists(problem, some, own, least)
             order = torch.argsort(counts, descending=True, stable=True)
             numbers = counts[order].tolist()
             first = 0
@@ -90,7 +88,7 @@ class Tiles:
                 most = max(1, PAIRS // (ROWS * COLUMNS * max(1, min(numbers[first], 8))))
                 many = sum(2 * k >= numbers[first] for k in numbers[first : first + most])
                 which = order[first : first + many]
-                sums.append(self._sum(problem, some, which, own, lists[which, : numbers[first]], scale))
+                sums.append(self._sum(problem, some, which, own, lists[which, : numbers[first]]))
                 places.append(some.order[which].flatten())
                 first += many
         place = torch.cat(places)
@@ -98,40 +96,34 @@ class Tiles:
         back = torch.argsort(place[there])
         return each(concatenate(sums), lambda x: x[there][back])
 
-    def _lists(
-        self, problem: Problem, rows: _Tiled, own: Tensor | None, scale: float, least: float
-    ) -> tuple[Tensor, Tensor]:
+    def _lists(self, problem: Problem, rows: _Tiled, own: Tensor | None, least: float) -> tuple[Tensor, Tensor]:
         """Return the tiles of columns for each tile of rows, those that matter first, (r, tiles); how many do, (r,)."""
-        mine, sharpness = self.columns, 0.5 / scale**2
+        mine = self.columns
         low, high = rows.low[:, None], rows.high[:, None]  # (r, 1, d)
         farthest = torch.maximum(mine.high - low, high - mine.low).square().sum(-1)  # (r, tiles)
-        promise = self.heaviest[:, 0 if own is None else 1] - sharpness * farthest
+        promise = self.heaviest[:, 0 if own is None else 1] - 0.5 * farthest
         leaders = torch.argsort(promise, dim=1, descending=True, stable=True)[:, :LEADERS]  # topk has no order of ties
-        floor = self._terms(rows.points, None if own is None else own[rows.order.clamp(min=0)], leaders, scale)[1]
+        floor = self._terms(rows.points, None if own is None else own[rows.order.clamp(min=0)], leaders)[1]
         floor = floor.amax(-1).amin(1, keepdim=True)
         nearest = torch.maximum(mine.low - high, low - mine.high).clamp(min=0.0).square().sum(-1)
         # Terms are multiplied by r, or 1 + r².
-        below = nats(problem, self.n) + (2.0 + farthest.amin(1, keepdim=True).sqrt() / scale).log()
-        term = self.heaviest[:, 0] - sharpness * nearest
+        below = nats(problem, self.n) + (2.0 + farthest.amin(1, keepdim=True).sqrt()).log()
+        term = self.heaviest[:, 0] - 0.5 * nearest
         # Where a row is NaN so is its tile's floor, and all tiles are needed: the others of the tile have them all.
         needed = ~(term < floor - below - 1e-12 * floor.abs()) & ~(term <= least - math.log(self.n))
         return torch.argsort(needed.byte(), dim=1, descending=True, stable=True), needed.sum(1)
 
-    def _terms(
-        self, queries: Tensor, own: Tensor | None, tiles: Tensor, scale: float
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
+    def _terms(self, queries: Tensor, own: Tensor | None, tiles: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         """Differences by dimension, log terms, exponents of rows (r, ROWS, d) over tiles (r, w): (r, ROWS, w · k)."""
         columns, log_weights = self.columns.points[tiles].flatten(1, 2), self.log_weights[tiles].flatten(1)
         delta = [columns[:, None, :, a] - queries[:, :, None, a] for a in range(queries.shape[2])]
-        exponent = sum(x.square() for x in delta) * (-0.5 / scale**2)
+        exponent = sum(x.square() for x in delta) * -0.5
         term = exponent + log_weights[:, None]
         if own is not None:
             term.masked_fill_(self.indices[tiles].flatten(1)[:, None] == own[:, :, None], -math.inf)
         return delta, term, exponent
 
-    def _sum(
-        self, problem: Problem, rows: _Tiled, which: Tensor, own: Tensor | None, lists: Tensor, scale: float
-    ) -> Partial:
+    def _sum(self, problem: Problem, rows: _Tiled, which: Tensor, own: Tensor | None, lists: Tensor) -> Partial:
         """Sum tiles of rows over their lists, some tiles at a time, about a running maximum."""
         queries, d = rows.points[which], problem.d  # (r, ROWS, d)
         mine = None if own is None else own[rows.order[which].clamp(min=0)]
@@ -140,7 +132,7 @@ class Tiles:
         sums = queries.new_zeros(1 + (d if mean else 2 if laplace else 0), *queries.shape[:2])
         width = max(1, PAIRS // (len(which) * ROWS * COLUMNS))
         for start in range(0, lists.shape[1], width):
-            delta, term, exponent = self._terms(queries, mine, lists[:, start : start + width], scale)
+            delta, term, exponent = self._terms(queries, mine, lists[:, start : start + width])
             higher = torch.maximum(top, term.amax(-1))
             phi = (term - higher[..., None]).exp()
             sums *= (top - higher).exp()

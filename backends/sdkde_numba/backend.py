@@ -68,11 +68,11 @@ class _State:
 
 
 class _Sums(NamedTuple):
-    """What the kernel adds up, for every row and scale; see :func:`~sdkde_numba.cpu_kernels.reduce_tiles`."""
+    """What the kernel adds up, for every row; see :func:`~sdkde_numba.cpu_kernels.reduce_tiles`."""
 
-    tops: Array  # (scales, m), log2
-    sums: Array  # (scales, m, d), or (scales, m, 0) but for MEAN
-    moments: Array  # (scales, 2, m)
+    tops: Array  # (m,), log2
+    sums: Array  # (m, d), or (m, 0) but for MEAN
+    moments: Array  # (2, m)
 
 
 class NumbaBackend:
@@ -157,7 +157,7 @@ class NumbaBackend:
         # Blocks of rows may, since a row's sums do not depend on the rows beside it.
         chunk = -(-max(CHUNK, tiles * width * -(-m // ROWS) // TASKS) // width)
         least = TASK // (min(chunk, tiles) * width * (many + 16))
-        most = CALL // (width * (many + 16 * max(1, len(problem.scales))))
+        most = CALL // (width * (many + 16))
         height = ROWS * -(-max(1, least, min(most, -(-m // (4 * threads)))) // ROWS)
 
         def task(where: tuple[int, int]) -> _Sums:
@@ -226,7 +226,7 @@ def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
         parts.append(some)
     for b in np.unique(again // HEIGHT):
         here, tiles = again[again // HEIGHT == b], found.tiles[found.ends[b] : found.ends[b + 1]]
-        sums = _reduce(problem, state, rows[here], own[here], tiles, found.cuts[b])
+        sums = _reduce(problem, state, rows[here], own[here], tiles, float(found.cuts[b]))
         parts.append(_result(problem, state, rows[here], sums))
     where = np.arange(len(rows))
     where[again] = sum(len(part.log_sum) for part in parts) - len(again) + np.arange(len(again))
@@ -239,7 +239,7 @@ def _reduce(
     queries: Array,
     own: Array,
     tiles: Array,
-    cuts: Array | None = None,
+    cut: float | None = None,
 ) -> _Sums:
     """Run the kernel on a block of rows and some tiles.
 
@@ -250,40 +250,38 @@ def _reduce(
     own : (b,) array
         Columns as packed that rows leave out.
     tiles : (k,) array
-    cuts : (scales,) array, optional
-        Logs of terms up to which tiles are left out; None: no tile is.
+    cut : float, optional
+        Log of the terms up to which tiles are left out; None: no tile is.
     """
     real = np.dtype(state.form.dtype)
     b, d = queries.shape
     many, width = state.columns.shape[1:]
-    height, scales = -(-b // ROWS) * ROWS, np.array(problem.scales or (1.0,))
+    height = -(-b // ROWS) * ROWS
     mean = problem.reduction is Reduction.MEAN
     rows = np.zeros((height, many), real)
     rows[:b, :d] = queries
     rows[:, d:] = 1.0  # times −½‖u_j‖²
     mine = np.full(height, NO_COLUMN)
     mine[:b] = own
-    least = np.full((len(scales), height), -NO_CUT)
-    least[:, :b] = NO_CUT if cuts is None else (cuts[:, None] - _scale(problem, state, queries)) / LN2
-    left = np.full((len(scales), height), PARTS)
-    tops = np.full((len(scales), height), FLOOR[real.itemsize == 8])
-    sums = np.zeros((len(scales), height, d if mean else 0))
-    moments = np.zeros((len(scales), 2, height))
-    step = max(1, CALL // (height * width * (many + 16 * len(scales))))
+    least = np.full(height, -NO_CUT)
+    least[:b] = NO_CUT if cut is None else (cut - (_base(state, queries) + state.uniform)) / LN2
+    left, tops = np.full(height, PARTS), np.full(height, FLOOR[real.itemsize == 8])
+    sums, moments = np.zeros((height, d if mean else 0)), np.zeros((2, height))
+    step = max(1, CALL // (height * width * (many + 16)))
     for first in range(0, len(tiles), step):  # the sums go on from one call to the next
         checkpoint()
         over = state.columns, state.log_weights
         if problem.kernel in CODES:
             start, stop = int(tiles[first]), int(tiles[min(first + step, len(tiles)) - 1]) + 1
             kernel("float64", problem.kernel)(
-                *over, start, stop, rows, CODES[problem.kernel], 1.0 / scales**2, int(own[0]), tops, moments
+                *over, start, stop, rows, CODES[problem.kernel], int(own[0]), tops, moments
             )
             continue
         kernel(state.form.dtype)(
-            *(*over, tiles[first : first + step], rows, state.form.direct, 1.0 / scales**2, mine),
+            *(*over, tiles[first : first + step], rows, state.form.direct, mine),
             *(problem.reduction is Reduction.LAPLACE, least, left, tops, sums, moments),
         )
-    return _Sums(tops[:, :b], sums[:, :b], moments[:, :, :b])
+    return _Sums(tops[:b], sums[:b], moments[:, :b])
 
 
 def _join(parts: list[_Sums]) -> _Sums:
@@ -294,8 +292,8 @@ def _join(parts: list[_Sums]) -> _Sums:
     shares = [np.exp2(part.tops - tops) for part in parts]
     return _Sums(
         tops,
-        sum(part.sums * share[:, :, None] for part, share in zip(parts, shares)),
-        sum(part.moments * share[:, None] for part, share in zip(parts, shares)),
+        sum(part.sums * share[:, None] for part, share in zip(parts, shares)),
+        sum(part.moments * share for part, share in zip(parts, shares)),
     )
 
 
@@ -309,36 +307,22 @@ def _base(state: _State, queries: Array) -> Array:
     return np.where(np.isnan(base), base, 0.0) if state.form.direct else base
 
 
-def _scale(problem: Problem, state: _State, queries: Array) -> Array:
-    """What to add to the kernel's exponents, (scales, b), in nats."""
-    return _base(state, queries) / np.array(problem.scales or (1.0,))[:, None] ** 2 + state.uniform
-
-
 def _result(problem: Problem, state: _State, queries: Array, sums: _Sums) -> Partial:
-    """The log-domain results of a block of rows at every scale."""
-    d = problem.d
-    total, moment = sums.moments[:, 0], sums.moments[:, 1]  # (scales, b)
+    """The log-domain results of a block of rows."""
+    total, moment = sums.moments  # (b,)
     base = _base(state, queries)
-    sharpness = 1.0 / np.array(problem.scales or (1.0,))[:, None] ** 2
-    scale = LN2 * sums.tops + _scale(problem, state, queries)
-
-    def arranged(x: Array) -> Array:
-        """(scales, b, …) as the protocol has it."""
-        return np.ascontiguousarray(np.moveaxis(x, 0, 1)) if problem.scales else np.ascontiguousarray(x[0])
-
+    scale = LN2 * sums.tops + (base + state.uniform)  # log of what total is a multiple of
     if problem.reduction is Reduction.LAPLACE:
-        half = (1.0 + 0.5 * d) * total
-        exponent = sharpness * (-0.5 * moment if state.form.direct else moment + base * total)  # Σ φ (−½ r²)
+        half = (1.0 + 0.5 * problem.d) * total
+        exponent = -0.5 * moment if state.form.direct else moment + base * total  # Σ φ (−½ r²)
         signed = half + exponent
-        magnitude = np.log(np.abs(signed)) + scale
         return Partial(
-            arranged(np.log(half - exponent) + scale),
-            sign=arranged(np.sign(signed)),
-            log_magnitude=arranged(magnitude),
+            np.log(half - exponent) + scale,
+            sign=np.sign(signed),
+            log_magnitude=np.log(np.abs(signed)) + scale,
         )
-    safe = np.where(total > 0, total, 1.0)[:, :, None]
-    missing = np.where(np.isnan(base), base, 0.0)[None, :, None]
-    return Partial(
-        arranged(np.log(total) + scale),
-        shift=arranged(sums.sums / safe + missing) if problem.reduction is Reduction.MEAN else None,
-    )
+    shift = None
+    if problem.reduction is Reduction.MEAN:
+        safe = np.where(total > 0, total, 1.0)[:, None]
+        shift = sums.sums / safe + np.where(np.isnan(base), base, 0.0)[:, None]
+    return Partial(np.log(total) + scale, shift=shift)

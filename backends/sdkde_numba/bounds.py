@@ -5,9 +5,6 @@ roundoff), or as a sum of squares of differences (**squares**), which loses ε r
 float32 costs. Sums of d terms with independent roundings are taken to err by four standard deviations,
 4 ε (√d/3 + 1) times the largest partial sum (Higham and Mary, "A new approach to probabilistic rounding error
 analysis", 2019).
-
-At bandwidth factor s exponents and their errors are divided by s², and a shift's tolerance is s times that of scale 1.
-So every limit is s times that of scale 1; the smallest factor decides.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ __all__ = [
     "BLOCK",
     "MOST_EXTENT",
     "MOST_KERNEL_EXTENT",
-    "SCALES",
     "Form",
     "LeafSums",
     "choose",
@@ -53,13 +49,13 @@ BLOCK_SUM = 4.0 * 2.0**-24 * math.sqrt(BLOCK) / 3.0
 #: Dimensions up to which leaves are summed: beyond, the sums of all coordinates are too many for registers.
 MOST_LEAF_DIMENSIONS = 16
 
-#: Bandwidth factors and log weights (nats) that float32 takes: columns left out must stay below all others.
-SINGLE_SCALES, SINGLE_SPAN = (1e-4, 1e4), 1e5
+#: Log weights (nats) that float32 takes: columns left out must stay below all others.
+SINGLE_SPAN = 1e5
 
-#: What float64 takes for the same reason: bandwidth factors, and extents over the smallest of them.
-SCALES, MOST_EXTENT = (1e-7, 1e7), 1e140
+#: The largest extent that float64 takes, for the same reason.
+MOST_EXTENT = 1e140
 
-#: Extents over the smallest factor that other kernels than the Gaussian take: squares of distances are finite.
+#: The largest extent that other kernels than the Gaussian take: squares of distances are finite.
 MOST_KERNEL_EXTENT = 2e149
 
 
@@ -97,7 +93,7 @@ def single_limit(problem: Problem) -> float:
 
 def single_products(problem: Problem) -> float:
     """Return the extent up to which products in float32 keep "fast"."""
-    return _smallest_scale(problem) * math.sqrt(_single_budget(problem) / _of_sums("float32", problem.d))
+    return math.sqrt(_single_budget(problem) / _of_sums("float32", problem.d))
 
 
 def _single_squares(problem: Problem) -> float:
@@ -112,7 +108,7 @@ def _single_squares(problem: Problem) -> float:
     at_vertex = math.sqrt(2.0 * budget * (b - a)) / (2.0 * epsilon) if b > a + epsilon else math.inf
     per_square = 4.0 * epsilon + 2.0 * (a - b)  # the error at 2 R, over R²
     at_end = math.sqrt(budget / per_square) if per_square > 0 else math.inf
-    return _smallest_scale(problem) * min(at_vertex, at_end)
+    return min(at_vertex, at_end)
 
 
 def double_limit(problem: Problem) -> float:
@@ -125,12 +121,12 @@ def double_limit(problem: Problem) -> float:
     absolute = tolerance[Reduction.LOG_SUM].absolute / _paid(problem)
     absolute = min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
     squares = DOUBLE_BUDGET * absolute / _of_sums("float64", problem.d)
-    return _smallest_scale(problem) * (min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares))
+    return min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares)
 
 
 def takes_leaves(problem: Problem) -> bool:
     """Whether rows are first summed in float32, leaf by leaf."""
-    one = not problem.requires & {"exclude_self", "multi_scale"}
+    one = "exclude_self" not in problem.requires
     return one and problem.precision != "float64" and problem.d <= MOST_LEAF_DIMENSIONS
 
 
@@ -214,8 +210,7 @@ def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
 
 def _takes_single(problem: Problem) -> bool:
     """MEAN in float32 would end at a few bandwidths."""
-    fits = all(SINGLE_SCALES[0] <= s <= SINGLE_SCALES[1] for s in problem.scales)
-    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN and fits
+    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN
 
 
 def _of_sums(dtype: str, d: int) -> float:
@@ -231,7 +226,3 @@ def _single_budget(problem: Problem, relative: bool = False) -> float:
 def _paid(problem: Problem) -> float:
     """How often an error of the exponent counts: LAPLACE has it in φ and in its factor, which is at least 1 + d/2."""
     return 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
-
-
-def _smallest_scale(problem: Problem) -> float:
-    return min(problem.scales, default=1.0)

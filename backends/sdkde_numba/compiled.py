@@ -113,9 +113,9 @@ def _kept() -> str:
 def _signature(dtype: str) -> tuple[Any, ...]:
     real = types.float32 if dtype == "float32" else types.float64
     cube, matrix = types.Array(real, 3, "C"), types.Array(real, 2, "C")
-    vector, tops, sums = (types.Array(types.float64, k, "C") for k in (1, 2, 3))
+    vector, sums = (types.Array(types.float64, k, "C") for k in (1, 2))
     places, switch = types.Array(types.intp, 1, "C"), types.boolean
-    return cube, matrix, places, matrix, switch, vector, places, switch, tops, tops, tops, sums, sums
+    return cube, matrix, places, matrix, switch, places, switch, vector, vector, vector, sums, sums
 
 
 @functools.cache
@@ -144,4 +144,4 @@ def _arrays(kind: Any, *axes: int) -> list[Any]:
 @functools.cache
 def _kernel_signature() -> tuple[Any, ...]:
     cube, matrix, vector = (types.Array(types.float64, k, "C") for k in (3, 2, 1))
-    return cube, matrix, types.intp, types.intp, matrix, types.intp, vector, types.intp, matrix, cube
+    return cube, matrix, types.intp, types.intp, matrix, types.intp, types.intp, vector, matrix

@@ -201,11 +201,11 @@ def _add_means(phi, columns, rows, i, c, last, out):
 
 
 @njit(nogil=True)
-def reduce_tiles(columns, log_weights, tiles, rows, direct, sharpness, own, laplace, cuts, left, tops, sums, moments):
+def reduce_tiles(columns, log_weights, tiles, rows, direct, own, laplace, cuts, left, tops, sums, moments):
     """Add columns to the sums of some rows, tile by tile, each row relative to its running maximum.
 
-    Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) / scale² for the
-    squares of differences and log2(e) / scale² for products.
+    Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) for the squares of
+    differences and log2(e) for products.
 
     Parameters
     ----------
@@ -219,25 +219,23 @@ def reduce_tiles(columns, log_weights, tiles, rows, direct, sharpness, own, lapl
         b is a multiple of :data:`ROWS`. For products 1 after the coordinates.
     direct : bool
         Squares of differences, or products.
-    sharpness : (scales,) float64 array
-        1 / scale².
     own : (b,) array of int
         Row i leaves out column own[i], where there is one.
     laplace : bool
         Whether ``moments`` gets Σ φ s.
-    cuts, left : (scales, b) float64 arrays
+    cuts, left : (b,) float64 arrays
         Four rows leave out a tile where no exponent e is above their cut and ``left`` is at least 1; 2^(0.9 (e − cut))
         is taken off from that.
-    tops : (scales, b) float64 array
+    tops : (b,) float64 array
         Running maxima, from FLOOR on.
-    sums : (scales, b, d) float64 array
-        Σ φ (columns − rows); (scales, b, 0) where that is not wanted.
-    moments : (scales, 2, b) float64 array
+    sums : (b, d) float64 array
+        Σ φ (columns − rows); (b, 0) where that is not wanted.
+    moments : (2, b) float64 array
         Σ φ and Σ φ s.
     """
-    width, shifts = columns.shape[2], sums.shape[2]
+    width, shifts = columns.shape[2], sums.shape[1]
     real = columns.dtype.type
-    half_log2e = real(-0.7213475204444817)
+    factor = real(-0.7213475204444817) * (real(1.0) if direct else real(-2.0))
     least = LEAST[0] if columns.itemsize == 4 else LEAST[1]
     own_exponent = real(OWN[0]) if columns.itemsize == 4 else real(OWN[1])
     s, exponents = np.empty((ROWS, width), columns.dtype), np.empty((ROWS, width), columns.dtype)
@@ -249,37 +247,35 @@ def reduce_tiles(columns, log_weights, tiles, rows, direct, sharpness, own, lapl
                 _squares(rows, columns[tile], s, i)
             else:
                 _products(rows, columns[tile], s, i)
-            for q in range(sharpness.shape[0]):
-                factor = half_log2e * real(sharpness[q]) * (real(1.0) if direct else real(-2.0))
-                seen = False
+            seen = False
+            for r in range(ROWS):
+                j = own[i + r] - tile * width
+                if 0 <= j < width:
+                    s[r, j] = own_exponent / factor
+                peaks[r] = _exponents(s, r, weights, factor, exponents)
+                few = peaks[r] <= cuts[i + r] and left[i + r] >= 1.0
+                seen |= not few and peaks[r] > tops[i + r] + least
+            if not seen:
                 for r in range(ROWS):
-                    j = own[i + r] - tile * width
-                    if 0 <= j < width:
-                        s[r, j] = own_exponent / factor
-                    peaks[r] = _exponents(s, r, weights, factor, exponents)
-                    few = peaks[r] <= cuts[q, i + r] and left[q, i + r] >= 1.0
-                    seen |= not few and peaks[r] > tops[q, i + r] + least
-                if not seen:
-                    for r in range(ROWS):
-                        below = 0.9 * (peaks[r] - cuts[q, i + r])
-                        if LEAST[1] < below <= 0.0:
-                            left[q, i + r] -= exp2(below)
-                    continue
-                for r in range(ROWS):
-                    top = max(tops[q, i + r], peaks[r])
-                    if top > tops[q, i + r]:
-                        shrink = 2.0 ** (tops[q, i + r] - top)
-                        moments[q, 0, i + r] *= shrink
-                        moments[q, 1, i + r] *= shrink
-                        for c in range(shifts):
-                            sums[q, i + r, c] *= shrink
-                        tops[q, i + r] = top
-                    moments[q, 0, i + r] += _exponentials(exponents, r, real(top), phi)
-                    if laplace:
-                        moments[q, 1, i + r] += _product(s, phi, r)
-                here = sums[q, i : i + ROWS]
-                for c in range(0, shifts, 2):
-                    _add_means(phi, columns[tile], rows, i, c, shifts - 1, here)
+                    below = 0.9 * (peaks[r] - cuts[i + r])
+                    if LEAST[1] < below <= 0.0:
+                        left[i + r] -= exp2(below)
+                continue
+            for r in range(ROWS):
+                top = max(tops[i + r], peaks[r])
+                if top > tops[i + r]:
+                    shrink = 2.0 ** (tops[i + r] - top)
+                    moments[0, i + r] *= shrink
+                    moments[1, i + r] *= shrink
+                    for c in range(shifts):
+                        sums[i + r, c] *= shrink
+                    tops[i + r] = top
+                moments[0, i + r] += _exponentials(exponents, r, real(top), phi)
+                if laplace:
+                    moments[1, i + r] += _product(s, phi, r)
+            here = sums[i : i + ROWS]
+            for c in range(0, shifts, 2):
+                _add_means(phi, columns[tile], rows, i, c, shifts - 1, here)
 
 
 # --- other kernels than the Gaussian --------------------------------------------------------------------------------
@@ -306,17 +302,17 @@ def _cosine(typing_context, x):
 
 
 @njit(nogil=True, fastmath=_FAST, forceinline=True)
-def _kernel_exponents(s, r, log_weights, sharpness, code, out):
+def _kernel_exponents(s, r, log_weights, code, out):
     """out[r, j] = log_weights − √s · log2(e) of the exponential kernel; of others log_weights within reach."""
     top, absent = s.dtype.type(ABSENT[1]), s.dtype.type(ABSENT[1])
     if code == 0:
         for j in range(s.shape[1]):
-            exponent = log_weights[j] - 1.4426950408889634 * math.sqrt(s[r, j] * sharpness)
+            exponent = log_weights[j] - 1.4426950408889634 * math.sqrt(s[r, j])
             out[r, j] = exponent
             top = _larger(top, exponent)
     else:
         for j in range(s.shape[1]):
-            exponent = log_weights[j] if s[r, j] * sharpness < 1.0 else absent
+            exponent = log_weights[j] if s[r, j] < 1.0 else absent
             out[r, j] = exponent
             top = _larger(top, exponent)
     return top
@@ -331,24 +327,24 @@ def _largest(x, r):
 
 
 @njit(nogil=True, fastmath=_FAST, forceinline=True)
-def _kernel_sum(s, phi, r, sharpness, code):
+def _kernel_sum(s, phi, r, code):
     """Σ_j phi[r, j] K(√s), of a kernel of bounded support; phi is 0 beyond it."""
     total = 0.0
     if code == 2:
         for j in range(s.shape[1]):
-            total += phi[r, j] * _larger(1.0 - s[r, j] * sharpness, 0.0)
+            total += phi[r, j] * _larger(1.0 - s[r, j], 0.0)
     elif code == 3:
         for j in range(s.shape[1]):
-            total += phi[r, j] * _larger(1.0 - math.sqrt(s[r, j] * sharpness), 0.0)
+            total += phi[r, j] * _larger(1.0 - math.sqrt(s[r, j]), 0.0)
     elif code == 4:
         for j in range(s.shape[1]):
-            x = s[r, j] * sharpness
+            x = s[r, j]
             total += phi[r, j] * _larger(_cosine(x if x < 1.0 else 1.0), 0.0)
     return total
 
 
 @njit(nogil=True)
-def reduce_kernel_tiles(columns, log_weights, start, stop, rows, code, sharpness, own, tops, moments):
+def reduce_kernel_tiles(columns, log_weights, start, stop, rows, code, own, tops, moments):
     """Add columns to the sums of some rows, as :func:`reduce_tiles`, of another kernel than the Gaussian.
 
     Compiled when one is first asked for. ``columns`` are coordinates, float64, and ``code`` is one of :data:`CODES`.
@@ -362,21 +358,20 @@ def reduce_kernel_tiles(columns, log_weights, start, stop, rows, code, sharpness
         x, weights = columns[tile], log_weights[tile]
         for i in range(0, rows.shape[0], ROWS):
             _squares(rows, x, s, i)
-            for q in range(sharpness.shape[0]):
-                seen = False
-                for r in range(ROWS):
-                    peaks[r] = _kernel_exponents(s, r, weights, sharpness[q], code, phi)
-                    j = i + r + own - tile * width
-                    if 0 <= j < width:
-                        phi[r, j] = ABSENT[1]
-                        peaks[r] = _largest(phi, r)
-                    seen |= peaks[r] - tops[q, i + r] > LEAST[1]
-                if not seen:
-                    continue
-                for r in range(ROWS):
-                    top = max(tops[q, i + r], peaks[r])
-                    if top > tops[q, i + r]:
-                        moments[q, 0, i + r] *= 2.0 ** (tops[q, i + r] - top)
-                        tops[q, i + r] = top
-                    total = _exponentials(phi, r, top, phi)
-                    moments[q, 0, i + r] += total if code < 2 else _kernel_sum(s, phi, r, sharpness[q], code)
+            seen = False
+            for r in range(ROWS):
+                peaks[r] = _kernel_exponents(s, r, weights, code, phi)
+                j = i + r + own - tile * width
+                if 0 <= j < width:
+                    phi[r, j] = ABSENT[1]
+                    peaks[r] = _largest(phi, r)
+                seen |= peaks[r] - tops[i + r] > LEAST[1]
+            if not seen:
+                continue
+            for r in range(ROWS):
+                top = max(tops[i + r], peaks[r])
+                if top > tops[i + r]:
+                    moments[0, i + r] *= 2.0 ** (tops[i + r] - top)
+                    tops[i + r] = top
+                total = _exponentials(phi, r, top, phi)
+                moments[0, i + r] += total if code < 2 else _kernel_sum(s, phi, r, code)

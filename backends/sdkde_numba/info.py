@@ -7,7 +7,7 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Support, Work
 
-from .bounds import MOST_EXTENT, MOST_KERNEL_EXTENT, SCALES, choose, extent_limit, takes_leaves
+from .bounds import MOST_EXTENT, MOST_KERNEL_EXTENT, choose, extent_limit, takes_leaves
 from .price import work
 
 __all__ = ["INFO"]
@@ -15,10 +15,8 @@ __all__ = ["INFO"]
 
 def _supports(problem: Problem) -> Support:
     most = MOST_KERNEL_EXTENT if "kernel" in problem.requires else MOST_EXTENT
-    if problem.extent / min(problem.scales, default=1.0) > most:
+    if problem.extent > most:
         return Support(False, f"has sums up to {most:g} bandwidths from the origin, not {problem.extent:g}")
-    if not all(SCALES[0] <= scale <= SCALES[1] for scale in problem.scales):
-        return Support(False, f"takes bandwidth factors from {SCALES[0]:g} to {SCALES[1]:g}")
     found = work(problem)[1]
     if found is None:
         return Support(True, f"compiled, {choose(problem)}")
@@ -36,7 +34,7 @@ INFO = BackendInfo(
     implementation="sdkde_numba.backend:NumbaBackend",
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self", "multi_scale", "kernel"}),
+    features=frozenset({"weights", "exclude_self", "kernel"}),
     deterministic=True,
     requires_modules=("numba",),
     install="pip install 'sdkde-core[numba]'",

@@ -159,7 +159,7 @@ def sum_leaves(
     """
     (m, d), room = rows.shape, _Room(problem, near, int(np.max(np.diff(found.ends), initial=1)))
     parts = []
-    for b, floor in enumerate(found.floors[:, 0] / LN2 - near.peak):
+    for b, floor in enumerate(found.floors / LN2 - near.peak):
         checkpoint()
         tiles, some = found.tiles[found.ends[b] : found.ends[b + 1]], rows[b * HEIGHT : (b + 1) * HEIGHT]
         parts.append(room.sum(near, columns, log_weights, tiles, some, floor))

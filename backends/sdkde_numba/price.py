@@ -88,9 +88,7 @@ def forecast(problem: Problem, sample: Sample) -> Forecast | None:
 
 
 def _glance(problem: Problem, sample: Sample) -> float:
-    """About what share of the pairs is left; of several scales nothing is known."""
-    if problem.scales:
-        return 0.0
+    """About what share of the pairs is left."""
     out = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
     return rough_share(problem, sample.rows, sample.columns, sample.log_weights, SIZE, HEIGHT, out, FEW)
 
@@ -129,17 +127,17 @@ def _over_all(problem: Problem) -> Work:
     kernels, by differences, at 0.75 times; double precision costs two singles, and the polynomial exp2 is two to four
     times as fast as NumPy's exp. Packing transposes the columns: a number takes as long as 50 bytes read.
     """
-    pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
+    pairs, d = problem.pairs, problem.d
     dtype = choose(problem).dtype
-    means = scales * d if problem.reduction is Reduction.MEAN else 0
+    means = d if problem.reduction is Reduction.MEAN else 0
     double = 1.0 if dtype == "float32" else 2.0
-    rate, passes = (1.15, 1.5 * scales) if problem.kernel == "gaussian" else (0.75, 3.0 * scales)
+    rate, passes = (1.15, 1.5) if problem.kernel == "gaussian" else (0.75, 3.0)
     if problem.reduction is Reduction.LAPLACE:
-        passes = 2.0 * scales
+        passes = 2.0
     return Work(
         matrix_flops={dtype: 2.0 * ((d + 1) / rate + means / 0.8) * pairs},
         scalar_flops=double * passes * pairs,
-        exps=0.25 * double * scales * pairs,
+        exps=0.25 * double * pairs,
     )
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, on_this_thread, stack
+from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, on_this_thread
 from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS
-from .compact import Compact, reduce_compact
+from .compact import Compact, Totals, reduce_compact
 from .formulas import Formula, choose
 from .info import ROWS, columns_of_a_task, default_threads
-from .kernels import reduce_block
+from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]
 
@@ -88,7 +88,7 @@ class NumpyBackend:
         chunk = columns_of_a_task(as_for, right - left)
         width = min(chunk, max(1, TILE // min(as_for, ROWS)))
 
-        def task(where: tuple[int, int]) -> list[Any]:
+        def task(where: tuple[int, int]) -> Sums | Totals:
             r, c = where
             block, over = rows[r : r + ROWS], (c, min(c + chunk, right))
             # As in the calling thread: sums of exponentials underflow by design.
@@ -104,14 +104,12 @@ class NumpyBackend:
             parts = map_threads(task, tasks, threads)
         with np.errstate(all="ignore"):
             strips = [_join(parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
-            results = [[sums.result(state.uniform) for sums in strip] for strip in strips]
-        return concatenate([stack(strip) if problem.scales else strip[0] for strip in results])
+            return concatenate([sums.result(state.uniform) for sums in strips])
 
 
-def _join(parts: list[list[Any]]) -> list[Any]:
-    """The sums of a block of rows at every scale, over all chunks of columns."""
+def _join(parts: list[Any]) -> Any:
+    """The sums of a block of rows over all chunks of columns."""
     first, *others = parts
     for other in others:
-        for mine, theirs in zip(first, other):
-            mine.join(theirs)
+        first.join(other)
     return first

@@ -5,10 +5,6 @@ error is a sum of roundings of partial sums that grow to R² along the d terms o
 independent roundings of at most half a unit, its standard deviation is at most
 ε R² (√(d/3) / √3 + 1) = ε R² (√d/3 + 1). The bound taken is four times that (Higham and Mary, "A new approach to
 probabilistic rounding error analysis", 2019, justify the square root; the factor makes it hold for every pair).
-
-At bandwidth factor s an exponent and its error are divided by s², and a shift's tolerance, s times that of scale 1, is
-the same in bandwidths of scale s. So in these units a problem at scale s is one of extent R / s, and every limit is s
-times that of scale 1; the smallest factor decides.
 """
 
 from __future__ import annotations
@@ -72,7 +68,7 @@ def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
         budget /= 2.0
     budget -= 4.0 * UNIT_ROUNDOFF["float32"] * log_weight_span
     per_square = exponent_error("float32", problem.d, 1.0)
-    return _smallest_scale(problem) * math.sqrt(budget / per_square) if budget > 0 else -math.inf
+    return math.sqrt(budget / per_square) if budget > 0 else -math.inf
 
 
 def _takes_single(problem: Problem) -> bool:
@@ -87,13 +83,13 @@ def double_limit(problem: Problem) -> float:
     """
     limit = _double_limit(problem.reduction is Reduction.MEAN, problem.precision, problem.d)
     if problem.reduction is Reduction.MEAN:
-        limit = min(limit, _product_shift_limit(problem))
-    return _smallest_scale(problem) * limit
+        limit = min(limit, product_shift_limit(problem))
+    return limit
 
 
 @functools.cache  # asked for ten times in every call
 def _double_limit(mean: bool, precision: str, d: int) -> float:
-    """What exponents allow, at scale 1."""
+    """What exponents allow."""
     ratio = BUDGET * _strictest(mean, precision) / exponent_error("float64", d, 1.0)
     return min(math.sqrt(ratio), ratio ** (1 / 3)) if mean else math.sqrt(ratio)  # δ R ≤ budget
 
@@ -106,7 +102,7 @@ def split_limit(problem: Problem) -> float:
     """
     per_square = 4.0 * UNIT_ROUNDOFF["float64"] * math.sqrt(problem.d) * 2.0**-25
     strictest = _strictest(problem.reduction is Reduction.MEAN, problem.precision)
-    return _smallest_scale(problem) * math.sqrt(BUDGET * strictest / per_square)
+    return math.sqrt(BUDGET * strictest / per_square)
 
 
 def takes_split(problem: Problem) -> bool:
@@ -120,16 +116,16 @@ def product_shift_limit(problem: Problem) -> float:
     Beside a heap of duplicates all additions round alike, each by up to ε of the sum so far: 0.35 ε of the whole sum on
     average, and sums of φ and of φu in opposite directions. There are those of a part, of a tile's parts, and of tiles.
     """
-    return _smallest_scale(problem) * _product_shift_limit(problem)
+    return _product_shift_limit(problem, PART)
 
 
 def terms_at_once(problem: Problem) -> int:
     """Return how many terms of a shift are added one after another: a tile's, where that suffices; parts cost time."""
-    enough = problem.extent <= _smallest_scale(problem) * _product_shift_limit(problem, COLUMNS)
+    enough = problem.extent <= _product_shift_limit(problem, COLUMNS)
     return COLUMNS if enough else PART
 
 
-def _product_shift_limit(problem: Problem, terms: int = PART) -> float:
+def _product_shift_limit(problem: Problem, terms: int) -> float:
     widest = min(problem.n, max(CHUNK, problem.n / TASKS))  # a tile of few rows
     additions = terms + widest / terms + problem.n / COLUMNS
     error = 0.7 * additions * UNIT_ROUNDOFF["float64"]
@@ -140,7 +136,3 @@ def _strictest(mean: bool, precision: str) -> float:
     tolerance = TOLERANCES[precision]
     absolute = tolerance[Reduction.LOG_SUM].absolute
     return min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
-
-
-def _smallest_scale(problem: Problem) -> float:
-    return min(problem.scales, default=1.0)

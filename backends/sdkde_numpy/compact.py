@@ -42,7 +42,7 @@ class Compact:
 
 
 class Totals:
-    """Sums of a block of rows at one scale, level by level."""
+    """Sums of a block of rows, level by level."""
 
     def __init__(self, formula: Compact, rows: int) -> None:
         self.tops = formula.tops
@@ -60,24 +60,20 @@ class Totals:
 
 def reduce_compact(
     problem: Problem, formula: Compact, queries: Array, own_offset: int, columns: tuple[int, int], width: int
-) -> list[Totals]:
+) -> Totals:
     """Reduce a block of query rows over a range of columns; as :func:`.kernels.reduce_block`."""
     b, (start, stop) = len(queries), columns
-    scales = problem.scales or (1.0,)
-    sums = [Totals(formula, b) for _ in scales]
-    buffers = np.empty((2, b * width))
+    sums, buffer = Totals(formula, b), np.empty(b * width)
     for left in range(start, stop, width):
         checkpoint()
         right = min(left + width, stop)
-        r2, values = (x[: b * (right - left)].reshape(b, right - left) for x in buffers)
-        squares(queries, formula.points[left:right], r2)
+        values = buffer[: b * (right - left)].reshape(b, right - left)
+        squares(queries, formula.points[left:right], values)
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
-        for scale, total in zip(scales, sums):
-            np.multiply(r2, 1.0 / scale**2, out=values)
-            _evaluate(problem.kernel, values)
-            if own is not None:
-                values[own] = 0.0
-            total.total += product(values, formula.weights[left:right])
+        _evaluate(problem.kernel, values)
+        if own is not None:
+            values[own] = 0.0
+        sums.total += product(values, formula.weights[left:right])
     return sums
 
 

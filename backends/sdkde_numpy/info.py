@@ -66,23 +66,23 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     singles, exp more where its loop is not vectorised. Each block of rows costs some 250 µs for its buffers, and the
     call for its threads.
     """
-    pairs, d, scales = problem.pairs, problem.d, max(1, len(problem.scales))
+    pairs, d = problem.pairs, problem.d
     mean = problem.reduction is Reduction.MEAN
     formula = _formula(problem)
     # Maximum, subtraction, clamp, sum. LAPLACE keeps exponents beside terms and multiplies them: tiles leave the cache.
-    passes = scales * (15.0 if problem.reduction is Reduction.LAPLACE else 10.0)
-    columns, packing = scales * (d if mean else 0), 32.0  # of all matrix products; read, and written packed, with gaps
+    passes = 15.0 if problem.reduction is Reduction.LAPLACE else 10.0
+    columns, packing = float(d if mean else 0), 32.0  # of all matrix products; read, and written packed, with gaps
     if formula.startswith("expanded"):
         columns += d + 2
     elif formula.startswith("split"):
         passes, columns, packing = passes + 8.0, columns + 3 * d + 4, 128.0  # written thrice, to memory not used before
         if mean and problem.extent > product_shift_limit(problem):
-            passes, columns = passes + scales * 3.0 * d * beyond_cache(d), columns - scales * d
+            passes, columns = passes + 3.0 * d * beyond_cache(d), columns - d
     else:
         passes, columns = passes + (7.0 if mean else 4.0) * d * beyond_cache(d), columns - (d if mean else 0)
-    exps = 1.0  # of a scale
+    exps = 1.0
     if problem.kernel not in ("gaussian", "exponential"):  # a sine costs more; the others have no such thing
-        passes, exps = passes - 5.0 * scales, 1.5 if problem.kernel == "cosine" else 0.0
+        passes, exps = passes - 5.0, 1.5 if problem.kernel == "cosine" else 0.0
     dtype = formula.rpartition(" ")[2]
     double = 1.0 if dtype == "float32" else 2.0
     threads, chunk = cpu_threads(), columns_of_a_task(problem.m, problem.n)
@@ -91,7 +91,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     return Work(
         matrix_flops={dtype: idle * 2.0 * columns * pairs},
         scalar_flops=idle * double * passes * pairs,
-        exps=idle * exps * (1.0 if dtype == "float32" else _double_exp()) * scales * pairs,
+        exps=idle * exps * (1.0 if dtype == "float32" else _double_exp()) * pairs,
         bytes=packing * (problem.m + problem.n) * (d + 2),
         launches=5 + 25 * (-(-problem.m // 256)),
     )
@@ -103,7 +103,7 @@ INFO = BackendInfo(
     implementation="sdkde_numpy.backend:NumpyBackend",
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self", "multi_scale", "kernel", "range", "pairs"}),
+    features=frozenset({"weights", "exclude_self", "kernel", "range", "pairs"}),
     deterministic=True,
     requires_modules=("numpy", "threadpoolctl"),
     install="pip install sdkde-core",

@@ -30,16 +30,15 @@ FLOOR = {np.dtype(np.float32): -1e30, np.dtype(np.float64): -1e300}
 
 
 class Sums:
-    """Streaming sums of a block of rows at one scale.
+    """Streaming sums of a block of rows.
 
-    All are relative to exp(base · sharpness + top), a running maximum in two parts: far from every point exponents are
-    huge, and formulas give them relative to a base, so that their differences keep their digits. Bases are kept
-    unscaled, as the formulas give them: their differences are exact.
+    All are relative to exp(base + top), a running maximum in two parts: far from every point exponents are
+    huge, and formulas give them relative to a base, so that their differences keep their digits. Bases are
+    kept as the formulas give them: their differences are exact.
     """
 
-    def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any], scale: float = 1.0) -> None:
+    def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any]) -> None:
         self.problem = problem
-        self.sharpness = 1.0 / (scale if problem.kernel == "exponential" else scale**2)
         self.base = np.zeros(rows)
         self.top = np.full(rows, FLOOR[dtype])
         self.total = np.zeros(rows)  # Σ w φ
@@ -61,7 +60,7 @@ class Sums:
         Parameters
         ----------
         terms : (b, w) array
-            (−½ r²_ij − base_i) / scale², or −r_ij / scale, −inf for entries left out; overwritten.
+            −½ r²_ij − base_i, or −r_ij, −inf for entries left out; overwritten.
         base : (b,) array
         phi : (b, w) array
             A buffer; may be ``terms`` itself but for LAPLACE, which needs both.
@@ -74,7 +73,7 @@ class Sums:
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
         top = self._raise(base, terms.max(axis=1).astype(np.float64))
-        log_scale = top + (self.base - base) * self.sharpness
+        log_scale = top + (self.base - base)
         np.subtract(terms, log_scale.astype(terms.dtype)[:, None], out=terms)
         np.clip(terms, CLAMP[terms.dtype], 1.0, out=terms)  # none is above 0; two bounds take NumPy's vector path
         np.exp(terms, out=phi)
@@ -83,7 +82,7 @@ class Sums:
         total = np.add.reduce(phi, axis=1)
         self.total += total
         if self.exponent is not None:
-            self.exponent += dots(phi, terms) + (self.base * self.sharpness + top) * total
+            self.exponent += dots(phi, terms) + (self.base + top) * total
             if log_weights is not None:
                 self.exponent -= dots(phi, log_weights)
         if self.shift is not None:
@@ -92,7 +91,7 @@ class Sums:
     def join(self, other: Sums) -> None:
         """Add the sums of the same rows over other columns."""
         self._raise(other.base, other.top)
-        share = np.exp((other.base - self.base) * self.sharpness + (other.top - self.top))
+        share = np.exp((other.base - self.base) + (other.top - self.top))
         for name in ("total", "exponent", "shift"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None:
@@ -100,9 +99,9 @@ class Sums:
 
     def _raise(self, base: Array, top: Array) -> Array:
         """Raise the running maximum to that of base and top where larger, and scale the sums down to it."""
-        larger = (base - self.base) * self.sharpness + (top - self.top) > 0
+        larger = (base - self.base) + (top - self.top) > 0
         new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
-        rescale = np.exp((self.base - new_base) * self.sharpness + (self.top - new_top))
+        rescale = np.exp((self.base - new_base) + (self.top - new_top))
         self.base, self.top = new_base, new_top
         for name in ("total", "exponent", "shift"):
             sums = getattr(self, name)
@@ -115,7 +114,7 @@ class Sums:
 
         A row that every column was left out of has log sum −inf.
         """
-        scale = self.base * self.sharpness + self.top + log_weight
+        scale = self.base + self.top + log_weight
         with np.errstate(divide="ignore"):
             if self.exponent is not None:
                 half = (1.0 + 0.5 * self.problem.d) * self.total
@@ -136,8 +135,8 @@ def reduce_block(
     columns: tuple[int, int],
     log_weights: Array | None,
     width: int,
-) -> list[Sums]:
-    """Reduce a block of query rows over a range of columns, tile by tile; return the sums at every scale.
+) -> Sums:
+    """Reduce a block of query rows over a range of columns, tile by tile.
 
     Parameters
     ----------
@@ -153,27 +152,22 @@ def reduce_block(
     """
     b, (start, stop) = len(queries), columns
     rows = formula.rows(queries)
-    sums = [Sums(problem, b, formula.dtype, scale) for scale in problem.scales or (1.0,)]
-    exponent_buffer = np.empty(b * width, formula.dtype)
-    term_buffer = np.empty(b * width, formula.dtype) if problem.scales else exponent_buffer
+    sums = Sums(problem, b, formula.dtype)
+    term_buffer = np.empty(b * width, formula.dtype)
     phi_buffer = np.empty(b * width, formula.dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
     for left in range(start, stop, width):
         checkpoint()
         right = min(left + width, stop)
         size, shape = b * (right - left), (b, right - left)
-        exponents, terms, phi = (x[:size].reshape(shape) for x in (exponent_buffer, term_buffer, phi_buffer))
+        terms, phi = (x[:size].reshape(shape) for x in (term_buffer, phi_buffer))
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
-        base = formula.exponents(rows, left, right, exponents, own)
+        base = formula.exponents(rows, left, right, terms, own)
         weights = None if log_weights is None else log_weights[left:right]
 
         def displacement(phi: Array, total: Array, left: int = left, right: int = right) -> Array:
             return formula.displacement(rows, phi, total, left, right)
 
-        if not problem.scales:
-            sums[0].add(exponents, base, phi, weights, own, displacement)
-        for total in sums if problem.scales else ():
-            np.multiply(exponents, total.sharpness, out=terms)
-            total.add(terms, base, phi, weights, own, displacement)
+        sums.add(terms, base, phi, weights, own, displacement)
     return sums
 
 

@@ -9,7 +9,7 @@ memory is taken than these lists need: some hundred rows on a CPU, many such gro
 takes less of a sample, and a tenth of the time; :func:`places` says which points to take.
 
 Everything is for arrays of any library with the array API, on any device, and the same points give the same lists. Rows
-and columns have to be finite. Below, distances are over the scale s, and W is the sum of all weights.
+and columns have to be finite. Below, W is the sum of all weights.
 
 What a row's sum is at least
     exp is convex. So by Jensen's inequality the columns of a tile, with weights W_J in all, add at least
@@ -37,8 +37,7 @@ What a tile adds at most
     So a row of tiles may leave out tiles as long as Σ W_J f(m_J) exp(−½ m_J²) ≤ η τ exp(ℓ₀), with the level's tolerance
     τ (its absolute part) and a fixed share η. Tiles of tiles are left out where their part is at most the share of η τ
     that their weight, or their number, comes to. Of the others a threshold is found by bisection: all tiles below
-    together are within η τ. Both shares come to :data:`LEFT_OUT`. With several scales a tile is needed if it is at one
-    of them.
+    together are within η τ. Both shares come to :data:`LEFT_OUT`.
 
 What a backend may leave out besides
     It sees the terms t = w φ themselves. Of :data:`PARTS` tiles, the terms up to a cut t₀ with

@@ -61,20 +61,20 @@ def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
         between = np.abs(rows[:, a, None] - centres[:, a]) - 0.5 * (row_widths[:, a, None] + widths[:, a])
         square += np.maximum(between, 0.0) ** 2
     weights = weights + math.log(n / known)
-    total, needed = float(np.logaddexp.reduce(weights)), np.zeros(square.shape, bool)
-    for scale in problem.scales or (1.0,):
-        found = [
-            _floors(rows, columns, weights, apart, inside, row_widths, scale, least * TOGETHER * size * known / n)
+    total = float(np.logaddexp.reduce(weights))
+    floor = np.maximum(
+        *(
+            _floors(rows, columns, weights, apart, inside, row_widths, least * TOGETHER * size * known / n)
             for inside, least in ((widths, NEAREST), (wide, MANY))
-        ]
-        floor = np.maximum(*found)
-        half = 0.5 / scale**2 * square
-        mass = np.exp(np.minimum(weights - half - floor[:, None], 0.0))
-        if problem.reduction is Reduction.MEAN:
-            mass *= np.maximum(np.sqrt(2.0 * half), 1.0) + np.sqrt(2.0 * np.maximum(total - floor, 0.0))[:, None]
-        if problem.reduction is Reduction.LAPLACE:
-            mass *= 1.0 + half / (1.0 + 0.5 * problem.d)
-        needed |= mass >= threshold(np, mass, FINE * TOLERANCES[problem.precision][problem.reduction].absolute)
+        )
+    )
+    half = 0.5 * square
+    mass = np.exp(np.minimum(weights - half - floor[:, None], 0.0))
+    if problem.reduction is Reduction.MEAN:
+        mass *= np.maximum(np.sqrt(2.0 * half), 1.0) + np.sqrt(2.0 * np.maximum(total - floor, 0.0))[:, None]
+    if problem.reduction is Reduction.LAPLACE:
+        mass *= 1.0 + half / (1.0 + 0.5 * problem.d)
+    needed = mass >= threshold(np, mass, FINE * TOLERANCES[problem.precision][problem.reduction].absolute)
     return float(needed.mean())
 
 
@@ -207,17 +207,17 @@ def boxes(points: Array, expected: float, size: int, most: int = 0) -> tuple[Arr
 
 
 def _floors(
-    rows: Array, columns: Array, weights: Array, apart: Array, widths: Array, beside: Array, scale: float, number: float
+    rows: Array, columns: Array, weights: Array, apart: Array, widths: Array, beside: Array, number: float
 ) -> Array:
     """What :func:`lists` would take for the least log sums of rows' tiles, by the nearest so many columns, (b,)."""
     few = int(min(max(1.0, round(number)), len(columns)))
     near = np.argpartition(apart, few - 1, axis=1)[:, :few]
     spread = (widths * widths).sum(axis=1) / 12.0  # mean squares of distances from the middle of a tile
-    terms = weights[near] - 0.5 / scale**2 * (np.take_along_axis(apart, near, axis=1) + spread[near])
+    terms = weights[near] - 0.5 * (np.take_along_axis(apart, near, axis=1) + spread[near])
     top = terms.max(axis=1, keepdims=True)
     parts = np.exp(terms - top)
     sums = parts.sum(axis=1)
     slope = np.stack([(parts * columns[near, a]).sum(axis=1) / sums for a in range(columns.shape[1])], axis=1) - rows
     steps = beside * beside / 12.0  # mean squares of rows' distances from the middle of their tile
     below = LEAST * np.sqrt((slope * slope * steps).sum(axis=1)) + 0.5 * steps.sum(axis=1)
-    return np.log(sums) + top[:, 0] - below / scale**2
+    return np.log(sums) + top[:, 0] - below

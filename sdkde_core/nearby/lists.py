@@ -45,9 +45,9 @@ class Lists(NamedTuple):
         Tiles of columns, tile of rows by tile of rows, in order.
     ends : (b + 1,) array of int
         Where those of each begin, and the end.
-    floors : (b, scales) array
+    floors : (b,) array
         What the log sums of a tile's rows are at least.
-    cuts : (b, scales) array
+    cuts : (b,) array
         Of its listed tiles, a row may leave out those with no term above exp(cut), if the sum of
         (their largest term / exp(cut))^0.9 is at most :data:`PARTS`.
     """
@@ -64,7 +64,7 @@ def lists(problem: Problem, columns: Index, rows: Any, height: int, together: in
     Parameters
     ----------
     problem : Problem
-        Its reduction, precision, scales and features are used.
+        Its reduction, precision and features are used.
     columns : Index
     rows : (m, d) float64 array
         Rows in an order that keeps neighbours together, finite.
@@ -76,33 +76,26 @@ def lists(problem: Problem, columns: Index, rows: Any, height: int, together: in
         every tile of rows and column tile near its group.
     """
     xp = array_namespace(rows)
-    scales: tuple[float, ...] = problem.scales or (1.0,)
     blocks = by_tile(rows, height)
-    floors = _floors(xp, problem, columns, blocks)  # (b, scales)
+    floors = _floors(xp, problem, columns, blocks)  # (b,)
     tiles = blocks.shape[0]
     number = min(tiles, together // height) if together else tiles  # of tiles in a group
     low, high, least = (by_tile(x, number) for x in (xp.min(blocks, axis=1), xp.max(blocks, axis=1), floors))
     every = Tiles(xp.min(low, axis=1).T, xp.max(high, axis=1).T)  # (d, g)
     some = Tiles(xp.permute_dims(low, (2, 0, 1)), xp.permute_dims(high, (2, 0, 1)))  # (d, g, t)
 
-    kept: Any = None
-    needed: Any = None
     near = _nearest(xp, every, columns.coarse)
     share = xp.exp(columns.coarse.log_weight - columns.log_weight)
     share = xp.maximum(share, xp.full_like(share, 1.0 / share.shape[0]))
-    for s, scale in enumerate(scales):
-        mass = _mass(xp, problem, columns, columns.coarse.log_weight, near, xp.min(least[:, :, s], axis=1), scale)
-        part = mass >= COARSE * _allowed(problem) * share / xp.sum(share)
-        kept = part if kept is None else kept | part
+    mass = _mass(xp, problem, columns, columns.coarse.log_weight, near, xp.min(least, axis=1))
+    kept = mass >= COARSE * _allowed(problem) * share / xp.sum(share)
     where, there = _listed(xp, kept, columns)  # (g, k)
 
     near = _nearest(xp, some, Tiles(columns.fine.low[:, where], columns.fine.high[:, where]))  # (g, t, k)
     log_weights = columns.fine.log_weight[where][:, None, :]
-    for s, scale in enumerate(scales):
-        mass = _mass(xp, problem, columns, log_weights, near, least[:, :, s], scale)
-        mass = xp.where(there[:, None, :], mass, xp.zeros_like(mass))
-        part = mass >= threshold(xp, mass, FINE * _allowed(problem))
-        needed = part if needed is None else needed | part
+    mass = _mass(xp, problem, columns, log_weights, near, least)
+    mass = xp.where(there[:, None, :], mass, xp.zeros_like(mass))
+    needed = mass >= threshold(xp, mass, FINE * _allowed(problem))
     needed = xp.reshape(needed, (-1, needed.shape[2]))[:tiles, :]
     ends = xp.cumulative_sum(xp.sum(xp.astype(needed, xp.int64), axis=1), include_initial=True)
     tile, place = xp.nonzero(needed)
@@ -131,7 +124,7 @@ def _members(xp: Any, coarse: Any) -> Any:
 
 
 def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
-    """What the log sums of a tile's rows are at least, (b, scales): from the nearest tiles, or from coarse ones.
+    """What the log sums of a tile's rows are at least, (b,): from the nearest tiles, or from coarse ones.
 
     The rows of tiles are (b, height, d).
     """
@@ -140,23 +133,21 @@ def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
     rows = xp.reshape(blocks, (b, height // few, few, d))
     middle = xp.mean(blocks, axis=1)  # (b, d)
     coarse, fine = columns.coarse, columns.fine
-    alone, found = "exclude_self" in problem.requires, list[Any]()
+    alone = "exclude_self" in problem.requires
     apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(d))  # (b, k)
-    for scale in problem.scales or (1.0,):
-        order = xp.argsort(0.5 / scale**2 * (apart + coarse.square) - coarse.log_weight, axis=1)
-        which = _members(xp, order[:, :NEAREST])  # (b, k)
-        there = which < fine.log_weight.shape[0]
-        which = xp.where(there, which, xp.zeros_like(which))
-        near = _log_sums(xp, rows, fine, which, there, scale, alone)
-        which = order[:, :MANY]
-        far = _log_sums(xp, rows, coarse, which, which >= 0, scale, alone)
-        found.append(xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1))
-    floors = xp.stack(found, axis=1)
+    order = xp.argsort(0.5 * (apart + coarse.square) - coarse.log_weight, axis=1)
+    which = _members(xp, order[:, :NEAREST])  # (b, k)
+    there = which < fine.log_weight.shape[0]
+    which = xp.where(there, which, xp.zeros_like(which))
+    near = _log_sums(xp, rows, fine, which, there, alone)
+    which = order[:, :MANY]
+    far = _log_sums(xp, rows, coarse, which, which >= 0, alone)
+    floors = xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1)
     # Beyond 1e105 bandwidths squares of squares overflow, to no number: then nothing is left out.
     return xp.where(xp.isnan(floors), xp.full_like(floors, -math.inf), floors)
 
 
-def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any, scale: float, alone: bool) -> Any:
+def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any, alone: bool) -> Any:
     """What log sums of rows (b, p, few, d) over some tiles, (b, k), are at least, (b, p, few); see the package.
 
     ``alone``: a row's own column, which may be any, is left out.
@@ -165,7 +156,7 @@ def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any, scale:
     ratio = xp.exp(xp.where(weight > -math.inf, columns.log_weight - weight, xp.zeros_like(weight)))
     there = there & (weight > -math.inf)[which] & (ratio <= MOST)[which]  # of a tile with one column nothing is left
     weight = xp.where(there, weight[which], xp.full_like(ratio[which], -math.inf))[:, None, :]
-    ratio = xp.where(there, ratio[which], xp.ones_like(ratio[which]))[:, None, :] / scale**2  # (b, 1, k)
+    ratio = xp.where(there, ratio[which], xp.ones_like(ratio[which]))[:, None, :]  # (b, 1, k)
     slip, spread = columns.slip[which][:, None, :], columns.square[which][:, None, :]
     middle = xp.mean(rows, axis=2)  # (b, p, d)
     square: Any = 0.0
@@ -200,9 +191,9 @@ def _nearest(xp: Any, rows: Tiles, columns: Tiles) -> Any:
     return total * (1.0 - SLACK)
 
 
-def _mass(xp: Any, problem: Problem, columns: Index, log_weights: Any, near: Any, floor: Any, scale: float) -> Any:
+def _mass(xp: Any, problem: Problem, columns: Index, log_weights: Any, near: Any, floor: Any) -> Any:
     """What tiles can add to a result, relative to the row's sum, (…, b, k); right where that is less than 1."""
-    exponent = 0.5 / scale**2 * near
+    exponent = 0.5 * near
     logs = (log_weights - floor[..., None]) - exponent
     mass = xp.exp(xp.minimum(logs, xp.zeros_like(logs)))
     if problem.reduction is Reduction.MEAN:
@@ -214,7 +205,7 @@ def _mass(xp: Any, problem: Problem, columns: Index, log_weights: Any, near: Any
 
 
 def _reach(xp: Any, columns: Index, floor: Any) -> Any:
-    """What a shift is at most, over the scale, (b,): that over all columns, of which these may be some."""
+    """What a shift is at most, (b,): that over all columns, of which these may be some."""
     return xp.sqrt(2.0 * xp.maximum(max(columns.log_weight, 0.0) - floor, xp.zeros_like(floor)))
 
 
@@ -231,7 +222,7 @@ def threshold(xp: Any, mass: Any, allowed: float) -> Any:
 
 
 def _cuts(xp: Any, problem: Problem, columns: Index, floors: Any) -> Any:
-    """Logs of the terms that may be left out, (b, scales); see the package."""
+    """Logs of the terms that may be left out, (b,); see the package."""
     cuts = math.log(TERMS * _allowed(problem) / (PARTS * columns.size)) + floors
     depth = xp.maximum(columns.log_weight - cuts, xp.zeros_like(cuts))  # ½ r² of such a term at most
     if problem.reduction is Reduction.MEAN:
