@@ -6,7 +6,7 @@ threads            :func:`cpu_threads` (honours ``SDKDE_NUM_THREADS``), :func:`c
 forked children    :func:`new_lock`, :class:`Unforkable` libraries, :func:`in_child`
 the host's memory  :func:`claim_memory` before a library that ends the process without, :func:`free_memory`,
                    :func:`total_memory`
-partial results    :func:`merge` over columns, :func:`concatenate` over rows, :func:`stack` over scales,
+partial results    :func:`merge` over columns, :func:`concatenate` over rows,
                    :func:`each` array, :func:`empty` for no rows, :func:`safe_log`
 whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
@@ -29,14 +29,14 @@ from .arrays import c_order, look, recording, rounded, to_host
 from .choice.cards import GPU, Processor, card_name
 from .choice.cost import beyond_cache, typical_extent, work_seconds
 from .choice.hardware import busy, cpu_threads, processor, speedup
+from .engine.columns import reduce_pass
 from .engine.devices import PerStream, current_stream, in_slabs, memory_errors, on_device, range_rows, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory, free_memory, total_memory
-from .engine.merge import concatenate, each, empty, merge, safe_log, stack
+from .engine.merge import concatenate, each, empty, merge, safe_log
 from .engine.outliers import radii
 from .engine.products import dots, on_this_thread, product
-from .engine.scales import reduce_pass
 from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python, spawning
 from .messages import did_you_mean, warn_once
@@ -84,7 +84,6 @@ __all__ = [
     "safe_log",
     "spawning",
     "speedup",
-    "stack",
     "to_host",
     "total_memory",
     "typical_extent",

@@ -69,11 +69,10 @@ ARRAYS = ("numpy", "torch", "cupy")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
 #: carries those that the answer depends on: all but the last two, which are of protocol 1.1 and other ways to ask for
-#: the same. Without these the core asks for queries; without ``"multi_scale"`` it reduces scale by scale.
+#: the same. Without these the core asks for queries.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",
-    "multi_scale": "φ_ij = exp(−½ r²_ij / s²) for every s in Problem.scales; results gain an axis after the first",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
     "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
     "range": "some of a pass's rows: of the points, Problem.same with m < n; of the queries, fewer than Problem.m",
@@ -192,13 +191,8 @@ class Problem:
     deterministic : bool
         The same call must give the same bits.
     extent : float
-        Largest distance of any row or column from the origin, in bandwidths (those of scale 1). With ``"grad"`` or
+        Largest distance of any row or column from the origin, in bandwidths. With ``"grad"`` or
         ``"kernel"`` there is no limit to it: nothing is taken off.
-    scales : tuple of float
-        Bandwidth factors, with ``"multi_scale"``; otherwise empty. At scale s, φ_ij = exp(−½ r²_ij / s²) and LAPLACE's
-        factor is 1 + d/2 − ½ r²_ij / s². The shift stays in bandwidths of scale 1; its tolerance at scale s is s times
-        that of scale 1. Points may be rounded once to each scale, as whitening by that bandwidth would. With
-        ``"kernel"`` φ_ij = K(r_ij / s).
     kernel : str
         One of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``.
     light : float
@@ -221,7 +215,6 @@ class Problem:
     requires: frozenset[str] = frozenset()
     deterministic: bool = True
     extent: float = 0.0
-    scales: tuple[float, ...] = ()
     kernel: str = "gaussian"
     light: float = 0.0
     sample: Callable[[], Sample] | None = field(default=None, compare=False, repr=False)
@@ -231,8 +224,6 @@ class Problem:
             object.__setattr__(self, "reduction", Reduction(self.reduction))
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision is {self.precision!r}; pass one of {PRECISIONS}")
-        if bool(self.scales) != ("multi_scale" in self.requires):
-            raise ValueError("scales and requires={'multi_scale'} go together")
         if self.kernel not in KERNELS:
             raise ValueError(f"kernel is {self.kernel!r}; pass one of {tuple(KERNELS)}")
         if (self.kernel != "gaussian") != ("kernel" in self.requires):
@@ -299,7 +290,7 @@ class Partial:
     """The result of a reduction over some of the columns; :func:`sdkde_core.plugin.merge` joins several.
 
     Arrays are float64, in the array library and on the device that the points came in. m is the number of query
-    rows. With ``"multi_scale"`` every array gains an axis of length ``len(problem.scales)`` after the first.
+    rows.
     A row without any column has log sum −inf, shift 0, sign 0.
 
     Parameters

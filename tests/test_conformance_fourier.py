@@ -19,10 +19,6 @@ class TestFourier(BackendConformance):
         super().test_threads(parameter)
 
     @pytest.mark.covering(1)
-    def test_multi_scale(self, parameter):
-        super().test_multi_scale(parameter)
-
-    @pytest.mark.covering(1)
     def test_exclude_self(self, parameter):
         super().test_exclude_self(parameter)
 
@@ -34,7 +30,7 @@ class TestFourierAlways(BackendConformance):
     dimensions = (2,)
     draws = 8
     slow = (
-        *("sizes", "result_format", "expected_rows", "multi_scale", "exclude_self", "threads"),
+        *("sizes", "result_format", "expected_rows", "exclude_self", "threads"),
         *("surroundings", "thread_counts", "leaks", "new_contents", "many_alive"),
         *(
             "column_chunks",
@@ -57,4 +53,4 @@ class TestFourierFull(BackendConformance):
     draws, pairs = 24, 60_000
 
     # The checks that do not depend on the profile are those of the class above.
-    test_exclude_self = test_expected_rows = test_multi_scale = test_result_format = test_sizes = test_threads = None
+    test_exclude_self = test_expected_rows = test_result_format = test_sizes = test_threads = None

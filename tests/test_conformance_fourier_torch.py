@@ -17,7 +17,7 @@ class TestFourierTorchAlways(BackendConformance):
     dimensions = (2,)
     draws = 8
     slow = (
-        *("sizes", "multi_scale", "exclude_self", "threads", "planned"),
+        *("sizes", "exclude_self", "threads", "planned"),
         *("leaks", "repeat_many", "surroundings", "new_contents", "many_alive"),
     )
 
@@ -44,7 +44,7 @@ class TestFourierTorchFull(BackendConformance):
     draws, pairs = 24, 60_000
 
     # The checks that do not depend on the profile are those of the class above.
-    test_exclude_self = test_expected_rows = test_multi_scale = test_result_format = test_sizes = test_threads = None
+    test_exclude_self = test_expected_rows = test_result_format = test_sizes = test_threads = None
 
 
 @pytest.mark.gpu

@@ -53,8 +53,7 @@ def _errors(case, problem, device, info=None, backend=None):
 
 def _compared(case, problem, got):
     """Errors of an answer over its tolerance."""
-    exclude, (scale,) = "exclude_self" in problem.requires, problem.scales or (1.0,)
-    want = problems.truth(case, same=problem.same, exclude_self=exclude, scale=scale)
+    want = problems.truth(case, same=problem.same, exclude_self="exclude_self" in problem.requires)
     return problems.errors(problem, each(got, to_host), want)
 
 
@@ -143,20 +142,6 @@ def test_simulated_shards_and_batches_leave_out_the_right_columns():
             shard = replace(case, points=case.points[start:stop], log_weights=case.log_weights[start:stop])
             parts.append(target.reduce(part, case.points, target.prepare(part, shard), own_offset=-start))
         assert problems.errors(problem, merge(parts), truth).max() <= 1.0
-
-
-@simulated
-def test_simulated_several_bandwidths_at_once():
-    case = problems.make("weights", 13, 5, 3, 10.0)
-    info = registry.find(NAME).info
-    target = Target(info, info.load(), "cpu")
-    scales = (0.5, 2.5)
-    for reduction, precision in zip(Reduction, ("fast", "high", "float64")):
-        problem = target.problem(case, reduction, precision, requires={"multi_scale"}, scales=scales)
-        got = target.answer(problem, case)
-        for s, scale in enumerate(scales):
-            one = each(got, lambda x, s=s: x[:, s])
-            assert problems.errors(problem, one, problems.truth(case, scale=scale)).max() <= 1.0
 
 
 @simulated

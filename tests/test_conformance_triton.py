@@ -198,7 +198,6 @@ class TestInterpreted(BackendConformance):
         "expected_rows",
         "far_below",
         "forked_child",
-        "multi_scale",
         "query_chunks",
         "repeat",
         "results_are_the_callers",

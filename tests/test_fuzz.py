@@ -38,10 +38,10 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize(
-    ("d", "distance", "exclude_self", "precise", "scale"),
-    cases((1, 3, 17), (0.0, 30.0, 1e5), (False, True), (False, True), (1.0, 0.4)),
+    ("d", "distance", "exclude_self", "precise"),
+    cases((1, 3, 17), (0.0, 30.0, 1e5), (False, True), (False, True)),
 )
-def test_the_oracle_is_the_reference(fuzz, monkeypatch, d, distance, exclude_self, precise, scale):
+def test_the_oracle_is_the_reference(fuzz, monkeypatch, d, distance, exclude_self, precise):
     """Points in two clusters; queries in both, midway, and as far beyond; some columns without weight."""
     monkeypatch.setitem(sys.modules["fuzz_oracle"].BLOCK, "cpu", 5 * 40 * d)  # several blocks
     side = RNG.choice([-1.0, 1.0], (40, 1)) * distance
@@ -50,11 +50,11 @@ def test_the_oracle_is_the_reference(fuzz, monkeypatch, d, distance, exclude_sel
     y[:3] = 0.5 * (x[:3] + x[20:23])
     log_w = fuzz.log_weights(np.where(RNG.random(40) < 0.2, 0.0, RNG.random(40)), 40)
     h = np.ones(d) if precise else RNG.uniform(0.5, 2.0, d)
-    want = reference.sums(y, x, h, log_weights=log_w, exclude_self=exclude_self, scale=scale)
+    want = reference.sums(y, x, h, log_weights=log_w, exclude_self=exclude_self)
     rows, points = (fuzz.given(a, "cpu", None if precise else h) for a in (y, x))
     if exclude_self:
         rows = rows._replace(own=torch.arange(23))
-    found = fuzz.sums(rows, points, torch.tensor(log_w), scale, precise)
+    found = fuzz.sums(rows, points, torch.tensor(log_w), precise)
     got = found.truth
     for a, b in ((got.log_sum, want.log_sum), (got.log_plus, want.log_plus)):
         np.testing.assert_allclose(a, b, rtol=1e-14, atol=1e-13)

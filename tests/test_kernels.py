@@ -3,22 +3,18 @@
 import math
 import pickle
 import re
-from dataclasses import replace
 
 import mpmath
 import numpy as np
 import pytest
 from scipy import stats
-from sdkde_numpy.backend import NumpyBackend
-from sdkde_numpy.info import INFO
 
 import sdkde_core
 from sdkde_core.cli.main import main as command
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.estimator.kernels import log_norm
-from sdkde_core.plugin import reduce_pass
 from sdkde_core.protocol import KERNELS, BackendUnavailable, Columns, Problem, Reduction
-from sdkde_core.testing import problems, reference
+from sdkde_core.testing import reference
 
 OTHERS = tuple(name for name in KERNELS if name != "gaussian")
 BACKENDS = ("numpy", "numba")
@@ -147,23 +143,6 @@ def test_the_exact_path_has_no_other_kernel():
     problem = Problem(Reduction.LOG_SUM, 1, 1, 1, kernel="linear", requires=frozenset({"kernel"}))
     with pytest.raises(ValueError, match="kernel='gaussian' only"):
         reduce_exact(problem, np.zeros((1, 1)), Columns(np.zeros((1, 1)), np.zeros(1)))
-
-
-@pytest.mark.parametrize("kernel", OTHERS)
-def test_a_backend_without_several_scales_is_asked_one_by_one(kernel):
-    case = problems.make("weights", 80, 30, 2, 5.0)
-    options = {"requires": {"kernel", "multi_scale"}, "kernel": kernel, "scales": (0.5, 1.0, 3.0)}
-    problem = case.problem(Reduction.LOG_SUM, "float64", same=True, exclude_self=True, **options)
-    columns = Columns(case.points, case.log_weights)
-    both = [
-        reduce_pass(NumpyBackend(), replace(INFO, features=INFO.features - without), problem, columns).log_sum
-        for without in ({"multi_scale"}, set())
-    ]
-    np.testing.assert_allclose(*both, rtol=1e-12)
-    for s, scale in enumerate(problem.scales):
-        rows = {"log_weights": case.log_weights, "exclude_self": True, "scale": scale}
-        want = reference.kernel_log_sum(case.points, case.points, kernel, **rows)
-        np.testing.assert_allclose(both[1][:, s], want, atol=1e-9)
 
 
 @pytest.mark.parametrize("d", [1, 2, 17])

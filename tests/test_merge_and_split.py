@@ -13,9 +13,9 @@ from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
 
 import sdkde_core
+from sdkde_core.engine.columns import PackedColumns
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.engine.merge import merge
-from sdkde_core.engine.scales import pack
 from sdkde_core.engine.spread import Spread
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
 from sdkde_core.testing import reference
@@ -142,7 +142,7 @@ def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_se
     want = truth(case, same=same, exclude_self=exclude_self)
     *noting, asked = _noting(30.0, problem.extent)
     for info, backend in (_limited(30.0), noting):
-        got, taken_off = pack(backend, info, problem, columns).reduce(queries)
+        got, taken_off = PackedColumns(backend, info, problem, columns).reduce(queries)
         assert taken_off == off
         assert errors(problem, got, want).max() <= 1.0
     assert [p.extent for p in asked][:: len(asked) - 1] == [30.0, problem.extent]
@@ -165,7 +165,7 @@ def test_points_among_themselves_have_a_limit_of_their_own(same, extent, asked_f
             return super().reduce(problem, queries, state, own_offset)
 
     columns = Columns(case.points, case.log_weights)
-    packed = pack(Asked(), info, problem, columns)
+    packed = PackedColumns(Asked(), info, problem, columns)
     got = packed.reduce(None if same else case.queries)[0]
     assert errors(problem, got, truth(case, same=same)).max() < 1
     assert min(asked) == pytest.approx(asked_for, rel=1e-12)
@@ -177,7 +177,7 @@ def test_points_among_themselves_have_a_limit_of_their_own(same, extent, asked_f
     case = replace(case, log_weights=weights)
     asked.clear()
     problem = case.problem(Reduction.MEAN, "float64", same=same)
-    packed = pack(Asked(), info, problem, Columns(case.points, weights))
+    packed = PackedColumns(Asked(), info, problem, Columns(case.points, weights))
     got = packed.reduce(None if same else case.queries)[0]
     assert errors(problem, got, truth(case, same=same)).max() < 1
     assert min(asked) == 30.0
@@ -204,7 +204,7 @@ def test_no_rows_are_asked_for_beyond_the_limit_that_is_theirs(features, exclude
     info = replace(INFO, features=features, extent_limit=limit, supports=supports)
     problem = case.problem(Reduction.MEAN, "float64", same=True, exclude_self=exclude_self)
     columns = Columns(case.points, case.log_weights)
-    packed = pack(Strict(), info, problem, columns)
+    packed = PackedColumns(Strict(), info, problem, columns)
     for start, stop in ((0, 70), (10, 55)):
         got, _ = packed.reduce(some=(start, stop))
         want = truth(case, same=True, exclude_self=exclude_self, rows=np.arange(start, stop))
@@ -226,7 +226,7 @@ def test_the_backend_is_asked_for_no_more_than_matters():
         for reduction in Reduction:
             problem = case.problem(reduction, "float64")
             info, backend, asked = _noting(10.0, problem.extent)
-            got, taken_off = pack(backend, info, problem, Columns(x, case.log_weights)).reduce(y)
+            got, taken_off = PackedColumns(backend, info, problem, Columns(x, case.log_weights)).reduce(y)
             assert errors(problem, got, truth(case)).max() <= 1.0
             assert taken_off == 5
             parts = [(148, 197, 10.0), (148, 3, problem.extent), (2, 200, problem.extent)]
@@ -245,7 +245,7 @@ def test_what_is_left_out_would_not_change_a_bit(monkeypatch, kind, far):
                 monkeypatch.setattr("sdkde_core.engine.outliers.NEGLIGIBLE", nothing)
                 info, backend, asked = _noting(5.0, problem.extent)
                 columns = Columns(case.points, case.log_weights)
-                got.append(pack(backend, info, problem, columns).reduce(None if same else case.queries)[0])
+                got.append(PackedColumns(backend, info, problem, columns).reduce(None if same else case.queries)[0])
             assert len(asked) == 3 - (not same)
             for name in ("log_sum", "shift", "sign", "log_magnitude"):
                 ours, all_of_it = (getattr(partial, name) for partial in got)
@@ -258,7 +258,7 @@ def test_a_backend_is_given_the_whole_where_most_pairs_are_far(far, split):
     case.points[:far] += 1e3
     problem = case.problem(Reduction.MEAN, "float64", same=True)
     info, backend, asked = _noting(30.0, problem.extent)
-    got, taken_off = pack(backend, info, problem, Columns(case.points, case.log_weights)).reduce()
+    got, taken_off = PackedColumns(backend, info, problem, Columns(case.points, case.log_weights)).reduce()
     assert taken_off == (far if split else 0)
     assert [(p.m, p.n) for p in asked] == ([(80, 80), (20, 100)] if split else [(100, 100)])
     assert errors(problem, got, truth(case, same=True)).max() <= 1.0
@@ -293,7 +293,9 @@ def test_many_far_points_are_left_to_the_backend():
     case = make("clusters", 60, 20, 2, extent=1e4)
     problem = case.problem(Reduction.LOG_SUM, "float64")
     info = replace(INFO, extent_limit=lambda problem: 30.0)
-    got, taken_off = pack(NumpyBackend(), info, problem, Columns(case.points, case.log_weights)).reduce(case.queries)
+    got, taken_off = PackedColumns(NumpyBackend(), info, problem, Columns(case.points, case.log_weights)).reduce(
+        case.queries
+    )
     assert taken_off == 0
     assert errors(problem, got, truth(case)).max() <= 1.0
 
@@ -307,7 +309,9 @@ def test_every_column_with_weight_is_far():
     info, backend = _limited(30.0)
     for same in (False, True):
         problem = case.problem(Reduction.MEAN, "float64", same=same)
-        got, _ = pack(backend, info, problem, Columns(case.points, log_w)).reduce(None if same else case.queries)
+        got, _ = PackedColumns(backend, info, problem, Columns(case.points, log_w)).reduce(
+            None if same else case.queries
+        )
         assert errors(problem, got, truth(case, same=same)).max() <= 1.0
 
 
@@ -357,7 +361,7 @@ def test_running_out_of_memory_cuts_rows(reduction, far, same, exclude_self):
     case.queries[:far] += 1e3
     problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
     columns, info = Columns(case.points, case.log_weights), replace(INFO, extent_limit=lambda problem: 50.0)
-    got, taken_off = pack(_cramped(20, calls), info, problem, columns).reduce(None if same else case.queries)
+    got, taken_off = PackedColumns(_cramped(20, calls), info, problem, columns).reduce(None if same else case.queries)
     assert max(calls) > 20
     assert taken_off == (far if same else 2 * far)
     assert errors(problem, got, truth(case, same=same, exclude_self=exclude_self)).max() <= 1.0
@@ -377,7 +381,7 @@ def test_running_out_of_memory_halves_the_points_as_ranges_of_them(features):
 
     problem = case.problem(Reduction.MEAN, "fast", same=True)
     columns, info = Columns(case.points, case.log_weights), replace(INFO, features=features)
-    got, _ = pack(Cramped(), info, problem, columns).reduce()
+    got, _ = PackedColumns(Cramped(), info, problem, columns).reduce()
     ends = [(0, 1024), (1024, 2048), (2048, 3072), (3072, 5000)]
     assert asked == [(*end, "range" in features) for end in ends]
     assert errors(problem, got, reference.near_sums(case.points, case.points, case.log_weights)).max() <= 1.0
@@ -403,7 +407,7 @@ def test_some_of_the_points_are_rows(reduction, kind, exclude_self, features):
             return super().reduce(problem, queries, state, own_offset)
 
     info = replace(INFO, features=features, extent_limit=lambda problem: 30.0)
-    packed = pack(Asked(), info, problem, Columns(case.points, case.log_weights))
+    packed = PackedColumns(Asked(), info, problem, Columns(case.points, case.log_weights))
     for start, stop in ((0, 60), (10, 40), (40, 120), (50, 51)):
         got, _ = packed.reduce(some=(start, stop))
         want = truth(case, same=True, exclude_self=exclude_self, rows=np.arange(start, stop))
@@ -420,7 +424,7 @@ def test_a_device_that_holds_no_row_is_an_error():
     case = make("mixture", 12, 9, 3)
     problem = case.problem(Reduction.MEAN, "high")
     with pytest.raises(DeviceOutOfMemory):
-        pack(_cramped(0, []), INFO, problem, Columns(case.points, case.log_weights)).reduce(case.queries)
+        PackedColumns(_cramped(0, []), INFO, problem, Columns(case.points, case.log_weights)).reduce(case.queries)
 
 
 def test_an_answer_of_another_shape_is_refused():
@@ -432,7 +436,7 @@ def test_an_answer_of_another_shape_is_refused():
     for reduction in Reduction:
         with pytest.raises(RuntimeError, match="has shape"):
             problem = case.problem(reduction, "high")
-            pack(Wrong(), INFO, problem, Columns(case.points, case.log_weights)).reduce(case.queries)
+            PackedColumns(Wrong(), INFO, problem, Columns(case.points, case.log_weights)).reduce(case.queries)
 
 
 @pytest.mark.parametrize("far", [1e4, 1e7])
@@ -451,7 +455,7 @@ def test_no_rows_and_weights_of_zero():
     for reduction in Reduction:
         problem = case.problem(reduction, "high")
         columns = Columns(case.points, case.log_weights)
-        assert pack(NumpyBackend(), INFO, problem, columns).reduce(case.queries)[0].log_sum.shape == (0,)
+        assert PackedColumns(NumpyBackend(), INFO, problem, columns).reduce(case.queries)[0].log_sum.shape == (0,)
 
 
 @pytest.mark.parametrize("far", [1e12, 1e16, 1e100, 1e140])
@@ -461,7 +465,9 @@ def test_a_point_at_any_distance_is_neither_inf_nor_nan(far):
     case.queries[7] = far
     for reduction in Reduction:
         problem = case.problem(reduction, "float64")
-        got, _ = pack(NumpyBackend(), INFO, problem, Columns(case.points, case.log_weights)).reduce(case.queries)
+        got, _ = PackedColumns(NumpyBackend(), INFO, problem, Columns(case.points, case.log_weights)).reduce(
+            case.queries
+        )
         assert errors(problem, got, truth(case))[np.arange(400) != 7].max() <= 1.0
         assert got.log_sum[7] == pytest.approx(-(far**2), rel=1e-9)
         if got.shift is not None:

@@ -25,10 +25,10 @@ from sdkde_core.testing.checks import CHECKS, PROFILES, Target, failures
 INFO = replace(info.INFO, protocol=(1, 0), features=info.INFO.features - {"range", "pairs"})
 
 #: Checks in the order in which they are tried: those that catch most first.
-ORDER = ("drawn", "sizes", "exclude_self", "multi_scale", *sorted(CHECKS))
+ORDER = ("drawn", "sizes", "exclude_self", *sorted(CHECKS))
 TILES, LIMITS = (8, 16, 32, 64, 128, 256), (64, 128, 256, 512, 1024, 2048, 4096)
 KERNELS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 32, 64)
-OPTIONAL = ("weights", "exclude_self", "multi_scale")
+OPTIONAL = ("weights", "exclude_self")
 
 
 class Boundary(NamedTuple):
@@ -100,8 +100,6 @@ def _boundary(rng):
         Boundary("own_offset < 0", lambda p, o: o < 0, needs=excluded),
         Boundary("own_offset > 0", lambda p, o: o > 0, needs=excluded),
         Boundary("own_offset ≥ n", lambda p, o: o >= p.n, needs=excluded),
-        Boundary("several scales", lambda p, o: len(p.scales) > 1, needs=frozenset({"multi_scale"})),
-        Boundary("one scale", lambda p, o: len(p.scales) == 1, needs=frozenset({"multi_scale"})),
         Boundary("extent > 8", lambda p, o: p.extent > 8),
         Boundary("extent > 100", lambda p, o: p.extent > 100),
         Boundary("anywhere"),

@@ -19,7 +19,7 @@ from sdkde_numpy import info
 from sdkde_numpy.backend import NumpyBackend
 from threadpoolctl import threadpool_limits
 
-from sdkde_core.plugin import concatenate, cpu_threads, each, merge, stack
+from sdkde_core.plugin import concatenate, cpu_threads, each, merge
 from sdkde_core.protocol import Reduction
 from sdkde_core.testing.checks import CHECKS, PROFILES, Target, failures
 
@@ -244,45 +244,6 @@ def both(problem, *features):
     return set(features) <= problem.requires
 
 
-class FirstScaleExcludes(Right):
-    """Leaves the own column out at the first scale only."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        got = super().reduce(problem, queries, state, own_offset)
-        if not both(problem, "exclude_self", "multi_scale"):
-            return got
-        rest = replace(problem, requires=problem.requires - {"exclude_self"})
-        other = super().reduce(rest, queries, state, own_offset)
-        parts = [each(other if s else got, lambda x, s=s: x[:, s]) for s in range(len(problem.scales))]
-        return stack(parts)
-
-
-class ShiftInScaled(Right):
-    """Gives shifts in bandwidths of their scale."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        got = super().reduce(problem, queries, state, own_offset)
-        if got.shift is None or not problem.scales:
-            return got
-        return replace(got, shift=got.shift / np.array(problem.scales)[:, None])
-
-
-class FactorUnscaled(Right):
-    """LAPLACE's factor has r², not r² / s²."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        got = super().reduce(problem, queries, state, own_offset)
-        if got.sign is None or not problem.scales:
-            return got
-        plain = replace(problem, reduction=Reduction.LOG_SUM)
-        kernel = super().reduce(plain, queries, state, own_offset).log_sum
-        with np.errstate(all="ignore"):
-            half = 1.0 + 0.5 * problem.d
-            signed = got.sign * np.exp(got.log_magnitude - kernel)  # of the scale's sums
-            signed = half + (signed - half) * np.array(problem.scales) ** 2
-            return replace(got, sign=np.sign(signed), log_magnitude=np.log(abs(signed)) + kernel)
-
-
 def dropped_axis(axis, reductions=tuple(Reduction)):
     """A backend that drops an axis of length one."""
 
@@ -291,8 +252,6 @@ def dropped_axis(axis, reductions=tuple(Reduction)):
             got = super().reduce(problem, queries, state, own_offset)
             if problem.reduction not in reductions:
                 return got
-            if axis == "scale" and len(problem.scales) == 1:
-                return each(got, lambda x: x[:, 0])
             if axis == "row" and problem.m == 1:
                 return each(got, lambda x: x[0])
             if axis == "dimension" and problem.d == 1 and got.shift is not None:
@@ -537,13 +496,8 @@ MUTANTS = {
     "exclude_self ignored at own_offset ≥ 1": (ignored(lambda p, o: o > 0), {"exclude_self", "drawn"}),
     "own_offset ≥ n wraps": (asks_otherwise(wrapped), {"exclude_self", "drawn"}),
     "negative own_offset taken as 0": (asks_otherwise(at_least_0), {"exclude_self", "drawn"}),
-    "exclude_self at the first scale only": (FirstScaleExcludes, {"multi_scale", "drawn"}),
-    "exclude_self ignored with several scales": (ignored(lambda p, o: len(p.scales) > 1), {"multi_scale", "drawn"}),
-    "shift in scaled bandwidths": (ShiftInScaled, {"multi_scale", "drawn"}),
-    "LAPLACE's factor unscaled": (FactorUnscaled, {"multi_scale", "drawn"}),
     "axis of one row dropped": (dropped_axis("row"), {"result_format"}),
     "axis of one dimension dropped": (dropped_axis("dimension"), {"result_format"}),
-    "axis of one scale dropped": (dropped_axis("scale"), {"result_format", "multi_scale"}),
     "m = 0 corrupts the state": (EmptyQueryCorrupts, {"no_rows"}),
     "prepare's m trusted": (ExpectedRowsTrusted, {"expected_rows", "drawn"}),
     "prepare's same trusted": (SameTrusted, {"expected_rows"}),

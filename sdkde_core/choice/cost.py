@@ -31,20 +31,19 @@ def plain_work(problem: Problem) -> Work:
     """Return the Work of the plain formulation: one matrix product for the exponents, one more for MEAN's shift.
 
     Per pair 2(d + 2) operations for the exponent with both norms in the product, 2(d + 1) for the shift, and
-    five more for the running maximum, the subtraction, the clamp and the sum; one exponential a scale. Memory: every
+    five more for the running maximum, the subtraction, the clamp and the sum; one exponential. Memory: every
     point is read once and every result written once, float64.
     """
     dtype = "float32" if problem.precision == "fast" else "float64"
-    scales = max(1, len(problem.scales))
     per_pair = 2.0 * (problem.d + 2)
     if problem.reduction is Reduction.MEAN:
-        per_pair += 2.0 * scales * (problem.d + 1)
+        per_pair += 2.0 * (problem.d + 1)
     written = {Reduction.LOG_SUM: 1, Reduction.MEAN: 1 + problem.d, Reduction.LAPLACE: 3}[problem.reduction]
     return Work(
         matrix_flops={dtype: per_pair * problem.pairs},
-        scalar_flops=5.0 * scales * problem.pairs,
-        exps=float(scales * problem.pairs),
-        bytes=8.0 * ((problem.m + problem.n) * problem.d + problem.m * scales * written),
+        scalar_flops=5.0 * problem.pairs,
+        exps=float(problem.pairs),
+        bytes=8.0 * ((problem.m + problem.n) * problem.d + problem.m * written),
     )
 
 
@@ -60,14 +59,14 @@ def exact_work(problem: Problem) -> Work:
     a million samples in six dimensions, of which 0.16 % lay beyond the Hopper backend's limit, an H200 spent 2.8 s on
     that: 0.28 ms a block.
     """
-    pairs, scales = float(problem.pairs), max(1, len(problem.scales))
+    pairs = float(problem.pairs)
     mean = problem.reduction is Reduction.MEAN
     if not problem.device.startswith("cpu"):
-        numbers = problem.d * scales * pairs
+        numbers = problem.d * pairs
         launches = (30 if mean else 20) * math.ceil(numbers / BLOCK)
-        return Work(exps=2.0 * scales * pairs, bytes=8.0 * (46.0 if mean else 30.0) * numbers, launches=launches)
+        return Work(exps=2.0 * pairs, bytes=8.0 * (46.0 if mean else 30.0) * numbers, launches=launches)
     passes = (12.0 if mean else 8.0) * beyond_cache(problem.d)
-    return Work(scalar_flops=2.0 * passes * problem.d * scales * pairs, exps=2.0 * scales * pairs, parallel=False)
+    return Work(scalar_flops=2.0 * passes * problem.d * pairs, exps=2.0 * pairs, parallel=False)
 
 
 def roofs(work: Work, on: Processor) -> dict[str, float]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..engine.outliers import SPLIT_SHARE, limit_of, within_limit
-from ..engine.scales import PROVIDED, per_scale
 from ..protocol import BackendInfo, Problem, Support
 from . import cost, registry
 from .calibration import calibration_of, machine_of
@@ -184,35 +183,32 @@ def judge(
     for step, problem in enumerate(problems):
         if problem.precision not in info.precisions:
             return no(f"has precisions {', '.join(info.precisions)}, not {problem.precision}")
-        lacking = sorted(problem.requires - info.features - PROVIDED)
+        lacking = sorted(problem.requires - info.features)
         if lacking:
             return no(f"lacks {', '.join(lacking)}")
         if problem.deterministic and not info.deterministic:
             return no("is not deterministic; allow it with deterministic=False")
-        prices: list[float | None] = []
-        for one in per_scale(info, problem):
-            answer, failure = ask(_supports, info, one, step, share)
-            if failure:
-                return no(f"broken: its BackendInfo fails on this problem: {failure}")
-            asked, far, support = answer
-            if not support.ok:
-                return no(support.reason)
-            if asked is not one and far > SPLIT_SHARE:  # it has no formula of its own for them
-                lacks = as_support(info.supports(one)).reason
-                return no(f"{lacks}; {far:.0%} of the pairs have a point beyond {asked.extent:.3g}")
-            reasons.append((problem.reduction, support.reason))
-            if asked is not one and far:
-                apart.append((far, asked.extent))
-            if not priced:
-                prices.append(None)
-                continue
-            predicted, failure = ask(_seconds, info, one, asked, far, rates)
-            if failure:
-                return no(f"broken: its work fails on this problem: {failure}")
-            if predicted is not None and not predicted >= 0.0:
-                return no(f"broken: its work gives {predicted} seconds for this problem")
-            prices.append(measured.seconds(one, predicted) if measured and predicted is not None else predicted)
-        passes.append(None if None in prices else sum(p for p in prices if p is not None))
+        answer, failure = ask(_supports, info, problem, step, share)
+        if failure:
+            return no(f"broken: its BackendInfo fails on this problem: {failure}")
+        asked, far, support = answer
+        if not support.ok:
+            return no(support.reason)
+        if asked is not problem and far > SPLIT_SHARE:  # it has no formula of its own for them
+            lacks = as_support(info.supports(problem)).reason
+            return no(f"{lacks}; {far:.0%} of the pairs have a point beyond {asked.extent:.3g}")
+        reasons.append((problem.reduction, support.reason))
+        if asked is not problem and far:
+            apart.append((far, asked.extent))
+        if not priced:
+            passes.append(None)
+            continue
+        predicted, failure = ask(_seconds, info, problem, asked, far, rates)
+        if failure:
+            return no(f"broken: its work fails on this problem: {failure}")
+        if predicted is not None and not predicted >= 0.0:
+            return no(f"broken: its work gives {predicted} seconds for this problem")
+        passes.append(measured.seconds(problem, predicted) if measured and predicted is not None else predicted)
     known = tuple(p for p in passes if p is not None)
     differ = len({text for _, text in reasons}) > 1
     notes = [f"{reduction}: {text}" if differ else text for reduction, text in reasons]

@@ -38,7 +38,7 @@ from .merge import concatenate, each, empty, merge
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
 from .rows import marked_last, placed, take_columns, take_rows, undo
 
-__all__ = ["KEPT", "PackedColumns", "Whole"]
+__all__ = ["KEPT", "PackedColumns", "Whole", "reduce_pass"]
 
 #: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
 KEPT = 4
@@ -63,7 +63,7 @@ class _Packed(NamedTuple):
 
 
 class PackedColumns:
-    """The columns of one reduction, packed when rows first need them; made by :func:`pack`.
+    """The columns of one reduction, packed when rows first need them.
 
     What a backend makes of columns serves up to an extent. Rows that reach beyond the columns have these packed for the
     next power of two, so that there are few states; the last ones used are kept. Which states serve a batch, and what
@@ -446,3 +446,26 @@ class PackedColumns:
         packed = self._pack(take_columns(self._columns, placed(taken, rows)), backend, extent)
         queries = take_rows(rows, placed(block[order], rows))
         return undo(self._sum([packed], queries, len(alone)), placed(order, rows))
+
+
+def reduce_pass(
+    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any = None, own_offset: int = 0
+) -> Partial:
+    """Run one reduction through a backend as the core does it.
+
+    Parameters
+    ----------
+    backend, info : Backend, BackendInfo
+    problem : Problem
+        Its extent bounds rows and columns.
+    columns : Columns
+        As the protocol has them, but log weights may be −inf.
+    queries : (m, d) float64 array, optional
+        None: the points, or ``problem.m`` of them from ``own_offset`` on.
+    own_offset : int
+        With ``"exclude_self"``: row i leaves out column i + own_offset.
+    """
+    some = (own_offset, own_offset + problem.m) if queries is None else None
+    with np.errstate(all="ignore"):  # the public functions see to it themselves
+        packed = PackedColumns(backend, info, problem, columns)
+        return packed.reduce(queries, own_offset=own_offset, some=some)[0]

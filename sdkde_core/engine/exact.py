@@ -12,7 +12,7 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 from ..protocol import Columns, Partial, Problem, Reduction, Support
-from .merge import concatenate, merge, safe_log, stack
+from .merge import concatenate, merge, safe_log
 
 __all__ = ["Exact", "reduce_exact"]
 
@@ -42,7 +42,7 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
     Parameters
     ----------
     problem : Problem
-        Its reduction, features, scales and d are used; the sizes come from the arrays.
+        Its reduction, features and d are used; the sizes come from the arrays.
     queries : (m, d) float64 array
     columns : Columns
     own_offset : int
@@ -66,15 +66,10 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
 
 
 def _block(problem: Problem, query: Any, columns: Columns, own_offset: int) -> Partial:
-    answers = [_at_scale(problem, query, columns, own_offset, scale) for scale in problem.scales or (1.0,)]
-    return stack(answers) if problem.scales else answers[0]
-
-
-def _at_scale(problem: Problem, query: Any, columns: Columns, own_offset: int, scale: float) -> Partial:
     xp = array_namespace(query)
     points, log_weights = columns.points, columns.log_weights
     difference = points[None, :, :] - query[:, None, :]  # (rows, columns, d)
-    exponent = -0.5 / scale**2 * xp.sum(difference * difference, axis=-1)
+    exponent = -0.5 * xp.sum(difference * difference, axis=-1)
     terms = exponent + log_weights[None, :]
     left_out = None
     if "exclude_self" in problem.requires:
@@ -87,7 +82,7 @@ def _at_scale(problem: Problem, query: Any, columns: Columns, own_offset: int, s
     nearest = xp.take(points, largest, axis=0)  # (rows, d)
     away = nearest - query
     delta = points[None, :, :] - nearest[:, None, :]
-    relative = -0.5 / scale**2 * xp.sum(delta * (delta + 2.0 * away[:, None, :]), axis=-1)
+    relative = -0.5 * xp.sum(delta * (delta + 2.0 * away[:, None, :]), axis=-1)
     relative = relative + (log_weights[None, :] - xp.take(log_weights, largest, axis=0)[:, None])
     if left_out is not None:
         relative = xp.where(left_out, xp.full_like(relative, -math.inf), relative)

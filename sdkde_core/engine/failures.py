@@ -149,13 +149,12 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
     """
     m = rows.shape[0]  # of the problem's rows these may be some
-    per_row = (m, len(problem.scales)) if problem.scales else (m,)
     for name in _FIELDS:
         x = getattr(partial, name, None)
         found = None if x is None else tuple(getattr(x, "shape", ()))
         shape = None
         if name in _EXPECTED[problem.reduction]:
-            shape = (*per_row, problem.d) if name == "shift" else per_row
+            shape = (m, problem.d) if name == "shift" else (m,)
         if found != shape:
             what = f"its {name} for {problem.reduction} has shape {found}, not {shape}"
             raise BackendFailed(info, problem.device, what)

@@ -1,4 +1,4 @@
-"""Partial results joined: over disjoint columns, over blocks of rows, and over scales."""
+"""Partial results joined: over disjoint columns, and over blocks of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from array_api_compat import array_namespace, device
 
 from ..protocol import Partial, Problem, Reduction
 
-__all__ = ["concatenate", "each", "empty", "merge", "safe_log", "stack"]
+__all__ = ["concatenate", "each", "empty", "merge", "safe_log"]
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
@@ -51,10 +51,9 @@ def merge(partials: Sequence[Partial]) -> Partial:
 def empty(problem: Problem, like: Any) -> Partial:
     """Return the result of a query without rows; ``like``: an array of the library and on the device of the results."""
     xp = array_namespace(like)
-    per_row = (0, len(problem.scales)) if problem.scales else (0,)
 
     def array(*shape: int) -> Any:
-        return xp.empty((*per_row, *shape), dtype=xp.float64, device=device(like))
+        return xp.empty((0, *shape), dtype=xp.float64, device=device(like))
 
     laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
     signs = (array(), array()) if laplace else (None, None)
@@ -63,12 +62,13 @@ def empty(problem: Problem, like: Any) -> Partial:
 
 def concatenate(partials: Sequence[Partial]) -> Partial:
     """Join the results of consecutive blocks of rows; a single one is returned as it is."""
-    return partials[0] if len(partials) == 1 else _join(partials, lambda xp, arrays: xp.concat(arrays, axis=0))
-
-
-def stack(partials: Sequence[Partial]) -> Partial:
-    """Join the results of the same rows at several scales, on an axis after the first."""
-    return _join(partials, lambda xp, arrays: xp.stack(arrays, axis=1))
+    if len(partials) == 1:
+        return partials[0]
+    xp, joined = array_namespace(partials[0].log_sum), {}
+    for field in fields(Partial):
+        arrays = [getattr(p, field.name) for p in partials]
+        joined[field.name] = None if arrays[0] is None else xp.concat(arrays, axis=0)
+    return Partial(**joined)
 
 
 def each(partial: Partial, change: Callable[[Any], Any]) -> Partial:
@@ -82,15 +82,6 @@ def safe_log(x: Any) -> Any:
     xp = array_namespace(x)
     nothing = x <= 0
     return xp.where(nothing, xp.full_like(x, -float("inf")), xp.log(xp.where(nothing, xp.ones_like(x), x)))
-
-
-def _join(partials: Sequence[Partial], how: Callable[[Any, list[Any]], Any]) -> Partial:
-    xp = array_namespace(partials[0].log_sum)
-    joined = {}
-    for field in fields(Partial):
-        arrays = [getattr(p, field.name) for p in partials]
-        joined[field.name] = None if arrays[0] is None else how(xp, arrays)
-    return Partial(**joined)
 
 
 def _maximum(xp: Any, logs: list[Any]) -> Any:

@@ -115,7 +115,7 @@ def find_outliers(
     ``far_rows``: a mask of the rows beyond it; None: the rows are the columns, or there are none yet.
     """
     xp, distances = array_namespace(columns.points), radii(columns.points)
-    mask, scale, only_columns = distances > limit, max(problem.scales, default=1.0), far_rows is None
+    mask, only_columns = distances > limit, far_rows is None
     numbers = [count(mask), xp.min(xp.where(mask, distances, xp.full_like(distances, math.inf)))]
     if far_rows is not None:
         numbers.append(count(far_rows))
@@ -126,7 +126,7 @@ def find_outliers(
         # A row within the limit has every other column within twice that, and no outlier within closest − limit.
         span = others[-2] - others[-1] if weighted else 0.0  # nats
         gap = 0.5 * ((closest - limit) ** 2 - (2.0 * limit) ** 2)
-        return int(n), gap / scale**2 - span > NEGLIGIBLE, int(n if only_columns else others[0])
+        return int(n), gap - span > NEGLIGIBLE, int(n if only_columns else others[0])
 
     n, negligible, m = look(decide, *numbers)
     return (Outliers(mask, n, negligible) if n else None), m

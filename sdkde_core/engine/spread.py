@@ -24,7 +24,6 @@ from .dealing import Block, blocks, dealt, merged, shares
 from .devices import memory_errors
 from .merge import concatenate, each
 from .outliers import radii
-from .scales import pack
 from .threads import map_threads
 
 __all__ = ["Group", "Reducer", "Spread", "pack_on"]
@@ -56,13 +55,11 @@ def pack_on(
     shared: bool = False,
 ) -> Reducer:
     """Return the columns ready for rows: on several devices or in several processes, else on the problem's device."""
-    if isinstance(where, tuple):
-        return (
-            Spread(where, backend, info, problem, columns, shared)
-            if where
-            else pack(backend, info, problem, columns, shared)
-        )
-    return where.pack(backend, info, problem, columns, shared)
+    if not isinstance(where, tuple):
+        return where.pack(backend, info, problem, columns, shared)
+    if where:
+        return Spread(where, backend, info, problem, columns, shared)
+    return PackedColumns(backend, info, problem, columns, shared)
 
 
 class Spread:
@@ -73,8 +70,7 @@ class Spread:
     devices : sequence of str
         Results return to the first, where columns and rows are.
     backend, info, problem, columns, shared
-        See :class:`~sdkde_core.engine.columns.PackedColumns`; without ``"exclude_self"``, ``"multi_scale"`` and
-        ``"grad"``.
+        See :class:`~sdkde_core.engine.columns.PackedColumns`; without ``"exclude_self"`` and ``"grad"``.
     """
 
     def __init__(
@@ -86,7 +82,7 @@ class Spread:
         columns: Columns,
         shared: bool = False,
     ) -> None:
-        assert not {"exclude_self", "multi_scale", "grad"} & problem.requires
+        assert not {"exclude_self", "grad"} & problem.requires
         self._devices, self._info, self._problem = tuple(devices), info, problem
         self._n = columns.points.shape[0]
 

@@ -14,7 +14,7 @@ from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import problems, reference
 from .problems import Array, Case, Truth
-from .target import MIXED, NotDeclared, Target, make, take, weighted, within, within_each
+from .target import MIXED, NotDeclared, Target, make, take, weighted, within
 
 __all__ = [
     "BETWEEN",
@@ -117,13 +117,11 @@ def _features_of_few(target: Target, reduction: Reduction, precision: str, case:
     for k, same in itertools.product(range(2 ** len(mixed)), (False, True)):
         features = {name for i, name in enumerate(mixed) if k >> i & 1}
         asked, excluding = case if "weights" in features else equal, "exclude_self" in features
-        scales = (0.7, 1.6)[: 1 + k % 2] if "multi_scale" in features else ()
-        problem = target.problem(
-            asked, reduction, precision, same=same, dtype=DTYPES[(k + same) % 2], requires=features, scales=scales
-        )
+        dtype = DTYPES[(k + same) % 2]
+        problem = target.problem(asked, reduction, precision, same=same, dtype=dtype, requires=features)
         rows = asked.points if same else asked.queries
-        truths = [reference.near_sums(rows, asked.points, asked.log_weights, excluding, s) for s in scales or (1.0,)]
-        within_each(problem, target.answer(problem, asked), truths, asked.name)
+        want = reference.near_sums(rows, asked.points, asked.log_weights, excluding)
+        within(problem, target.answer(problem, asked), want, asked.name)
 
 
 #: Extents between those of the check ``tolerance``, beside which each formula of a backend may have its limit.

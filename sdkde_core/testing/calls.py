@@ -20,7 +20,7 @@ from . import problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles
 from .formalities import has_format, overwrite
 from .problems import Case, Truth
-from .target import MIXED, Target, make, take, weighted, within, within_each
+from .target import MIXED, Target, make, take, weighted, within
 
 __all__ = [
     "column_chunks",
@@ -207,22 +207,21 @@ def threads(target: Target, parameter: str) -> None:
     for requires in (frozenset[str](), target.info.features & MIXED):
         if "weights" in requires:
             cases = [weighted(case) for case in cases]
-        options = {"requires": requires, "scales": (0.7, 1.6) if "multi_scale" in requires else ()}
-        asked = [target.whole_problem(case, Reduction(name), precision, **options) for case in cases]
+        asked = [target.whole_problem(case, Reduction(name), precision, requires=requires) for case in cases]
         _threads(target, cases, replace(asked[0], extent=max(problem.extent for problem in asked)))
 
 
 def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
-    queries, scales = [target.give(case.queries) for case in cases], problem.scales or (1.0,)
+    queries = [target.give(case.queries) for case in cases]
 
-    def truths(rows: Case, columns: Case) -> list[Truth]:
+    def truth(rows: Case, columns: Case) -> Truth:
         own = "exclude_self" in problem.requires
-        return [reference.near_sums(rows.queries, columns.points, columns.log_weights, own, s) for s in scales]
+        return reference.near_sums(rows.queries, columns.points, columns.log_weights, own)
 
-    state, shared = target.prepare(problem, cases[0]), [truths(case, cases[0]) for case in cases]
-    apart = [truths(case, case) for case in cases]
+    state, shared = target.prepare(problem, cases[0]), [truth(case, cases[0]) for case in cases]
+    apart = [truth(case, case) for case in cases]
 
-    def ask(k: int) -> Iterator[tuple[Partial, list[Truth], str]]:
+    def ask(k: int) -> Iterator[tuple[Partial, Truth, str]]:
         for call in range(CALLS):
             part = replace(problem, dtype=("float64", "float32")[call % 2])
             with _pauses():
@@ -233,7 +232,7 @@ def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
             yield got, apart[k], "a state for each of several threads"
 
     for got, want, about in _at_once(ask):
-        within_each(problem, each(got, to_host), want, about)
+        within(problem, each(got, to_host), want, about)
 
 
 def _at_once(ask: Callable[[int], Iterator[Any]]) -> list[Any]:

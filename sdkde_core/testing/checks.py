@@ -11,7 +11,7 @@ parameters that suit a backend's declarations; names and parameters are stable w
 :mod:`~sdkde_core.testing.surroundings`             what a call leaves as it was, and numbers of threads
 :mod:`~sdkde_core.testing.costs`                    memory, what a call leaves behind, the price
 :mod:`~sdkde_core.testing.broken_off`               calls that are interrupted, and those of a forked child
-:mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``multi_scale``, ``grad``
+:mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``grad``
 :mod:`~sdkde_core.testing.other_kernels`            ``kernel``
 :mod:`~sdkde_core.testing.ranges`                   ``range``, ``pairs``
 :mod:`~sdkde_core.testing.planned`                  blocks of rows over shards of columns, as the planner cuts them
@@ -214,7 +214,6 @@ CHECKS: Mapping[str, Check] = {
         Check(broken_off.interrupts, _once),
         Check(broken_off.forked_child, _once),
         Check(featured.exclude_self, _featured("exclude_self")),
-        Check(featured.multi_scale, _each),
         Check(featured.grad, _featured("grad")),
         Check(other_kernels.kernel, other_kernels.parameters),
         Check(ranges.row_range, ranges.range_parameters),

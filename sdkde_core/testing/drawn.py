@@ -1,4 +1,4 @@
-"""Random problems, each drawn from the seed that its name ends in: sizes, dimensions, features, offsets, scales.
+"""Random problems, each drawn from the seed that its name ends in: sizes, dimensions, features, offsets.
 
 What matters is dealt like cards: every run of as many seeds as there are values has each value once, in random order.
 So a few seeds go everywhere, and pairs of values come together by chance.
@@ -22,7 +22,7 @@ from sdkde_core.protocol import BackendInfo, Reduction
 from . import reference
 from .accuracy import about_tiles, boundaries
 from .problems import Case, Truth
-from .target import MIXED, NotDeclared, Profile, Target, weighted, within_each
+from .target import MIXED, NotDeclared, Profile, Target, weighted, within
 
 __all__ = ["Drawn", "draw", "drawn", "parameters"]
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 SHAPES = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
 TILES = (16, 32, 64, 128, 256, 512)
 OFFSETS = ("none", "inside", "negative", "below all", "n", "beyond n")
-FEATURES = tuple(frozenset(chosen) for k in range(4) for chosen in itertools.combinations(sorted(MIXED), k))
+FEATURES = tuple(frozenset(chosen) for k in range(3) for chosen in itertools.combinations(sorted(MIXED), k))
 
 #: Rows times columns times dimensions that the truth about a problem may cost; a few rows are always checked.
 WORK, FEWEST = 1_000_000, 24
@@ -48,7 +48,6 @@ class Drawn:
     case: Case
     same: bool
     features: frozenset[str]
-    scales: tuple[float, ...]
     own_offset: int
     expected: int  # the m that ``prepare`` is told
     cut: int  # the row at which the second of two batches begins
@@ -115,22 +114,18 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     own_offset = 0
     if "exclude_self" in features and not same:
         own_offset = _offset(rng, _deal(OFFSETS, seed, 6), n, m)
-    scales: tuple[float, ...] = ()
-    if "multi_scale" in features:
-        scales = tuple(float(s) for s in 2 ** rng.uniform(-1, 1.5, _deal((1, 2, 3), seed, 7)))
     cut = int(rng.choice([*(i for i in boundaries(m) if i), int(rng.integers(1, m + 1))]))
-    return Drawn(case, same, features, scales, own_offset, int(rng.choice((0, 1, m, 4 * m))), cut)
+    return Drawn(case, same, features, own_offset, int(rng.choice((0, 1, m, 4 * m))), cut)
 
 
 @functools.lru_cache(maxsize=128)
-def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[Drawn, Array, list[Truth]]:
-    """Return a problem, the rows of it that are checked, and the truth about these at every scale."""
+def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[Drawn, Array, Truth]:
+    """Return a problem, the rows of it that are checked, and the truth about these."""
     asked = draw(seed, d, pairs, allowed)
     case, given = asked.case, asked.case.points if asked.same else asked.case.queries
     rows = _rows(seed, len(given), max(FEWEST, WORK // case.points.size))
     own = rows + asked.own_offset if "exclude_self" in asked.features else False
-    scales = asked.scales or (1.0,)
-    return asked, rows, [reference.near_sums(given[rows], case.points, case.log_weights, own, s) for s in scales]
+    return asked, rows, reference.near_sums(given[rows], case.points, case.log_weights, own)
 
 
 def _rows(seed: int, m: int, most: int) -> Array:
@@ -171,13 +166,13 @@ def drawn(target: Target, parameter: str) -> None:
             raise AssertionError(f"drawn[{told}]: {type(error).__name__}: {error}") from error
         return
     seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
-    asked, rows, truths = _answered(seed, d, pairs, target.info.features & MIXED)
+    asked, rows, want = _answered(seed, d, pairs, target.info.features & MIXED)
     answered, declined = False, ""
     for k, precision in enumerate(target.info.precisions):
         for r, reduction in enumerate(Reduction):
             dtype = ("float64", "float32")[(k + r + seed) % 2]
             try:
-                _ask(target, asked, reduction, precision, dtype, truths, rows, as_range=seed % 2 == 1)
+                _ask(target, asked, reduction, precision, dtype, want, rows, as_range=seed % 2 == 1)
             except NotDeclared as reason:
                 declined = str(reason)
                 continue
@@ -192,26 +187,26 @@ def _ask(
     reduction: Reduction,
     precision: str,
     dtype: str,
-    truths: list[Truth],
+    want: Truth,
     rows: Array,
     as_range: bool,
 ) -> None:
     """Ask for all rows at once, then in two batches; ``as_range``: of the points, where the backend takes those."""
-    options = {"same": asked.same, "dtype": dtype, "requires": asked.features, "scales": asked.scales}
+    options = {"same": asked.same, "dtype": dtype, "requires": asked.features}
     case = asked.case
     try:
         problem = target.whole_problem(case, reduction, precision, **options)
     except NotDeclared:
         problem = target.problem(case, reduction, precision, **options)
-        within_each(problem, target.answer(problem, case, asked.own_offset), truths, case.name, rows)
+        within(problem, target.answer(problem, case, asked.own_offset), want, case.name, rows)
         return
     state = target.prepare(replace(problem, m=asked.expected, same=False), case)
     got = target.reduce(problem, None if asked.same else case.queries, state, asked.own_offset)
     about = f"{case.name}, own_offset {asked.own_offset}" if "exclude_self" in asked.features else case.name
-    within_each(problem, got, truths, about, rows)
+    within(problem, got, want, about, rows)
     given, parts = case.points if asked.same else case.queries, []
     for start, stop in ((0, asked.cut), (asked.cut, problem.m)):
         own = asked.same and as_range and "range" in target.info.features
         part, batch = replace(problem, m=stop - start, same=own), None if own else given[start:stop]
         parts.append(target.reduce(part, batch, state, asked.own_offset + start))
-    within_each(problem, concatenate(parts), truths, f"{about}, in batches that meet at row {asked.cut}", rows)
+    within(problem, concatenate(parts), want, f"{about}, in batches that meet at row {asked.cut}", rows)

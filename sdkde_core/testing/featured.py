@@ -1,4 +1,4 @@
-"""Checks of the protocol's features: leaving out a row's own column, several scales, derivatives."""
+"""Checks of the protocol's features: leaving out a row's own column, derivatives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from . import derivatives, problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles, some
 from .problems import Case
-from .target import Target, make, weighted, within, within_each
+from .target import Target, make, weighted, within
 
-__all__ = ["exclude_self", "grad", "multi_scale"]
+__all__ = ["exclude_self", "grad"]
 
 #: What an error of a derivative may be relative to the largest one, in tolerances of a log sum: like that it is a sum
 #: of terms with the errors of their φ_ij, if of several with different signs.
@@ -74,39 +74,6 @@ def _nothing_left(target: Target, reduction: Reduction, precision: str) -> None:
         assert not got.shift.any(), f"an empty sum has shift 0, not {got.shift[0]}"
     if reduction is Reduction.LAPLACE:
         assert got.sign[0] == 0, f"an empty sum has sign 0, not {got.sign[0]}"
-
-
-def multi_scale(target: Target, parameter: str) -> None:
-    """Several bandwidths at once equal each on its own, with weights and with own columns left out; so does one.
-
-    The core does it for a backend that does not declare it. The shift is in bandwidths of scale 1.
-    """
-    precision, reduction = parameter.split("-")
-    case = about_tiles(COLUMNS, ROWS, 3, 10.0)
-    cases = [case, weighted(case)] if "weights" in target.info.features else [case]
-    for case in cases:
-        for scales in ((0.5, 1.0, 2.5), (1.7,)):
-            for excluding in (False, True) if "exclude_self" in target.info.features else (False,):
-                for same in (False, True):
-                    problem = target.problem(
-                        case,
-                        Reduction(reduction),
-                        precision,
-                        same=same,
-                        exclude_self=excluding,
-                        requires={"multi_scale"},
-                        scales=scales,
-                    )
-                    rows = case.points if same else case.queries
-                    truths = [
-                        reference.near_sums(rows, case.points, case.log_weights, excluding, scale) for scale in scales
-                    ]
-                    within_each(problem, target.answer(problem, case), truths, case.name)
-    if "weights" in target.info.features:
-        case = make("weights", COLUMNS, ROWS, 3, 10.0)
-        problem = target.problem(case, Reduction(reduction), precision, requires={"multi_scale"}, scales=(0.5, 2.5))
-        truths = [problems.truth(case, scale=scale) for scale in problem.scales]
-        within_each(problem, target.answer(problem, case), truths, "weights")
 
 
 def grad(target: Target, parameter: str) -> None:

@@ -103,21 +103,18 @@ def options(target: Target, parameter: str) -> None:
     raise AssertionError(f"takes the option {name} in silence")
 
 
-#: n, m, d, and scales, where several are taken at once: an axis of length one stays, whichever it is.
-SHAPES = (
-    *((31, 7, 3, ()), (31, 7, 3, (0.5, 2.0)), (31, 1, 3, (1.5,))),
-    *((31, 7, 1, ()), (31, 7, 1, (1.5,)), (31, 1, 3, ()), (1, 1, 1, ())),
-)
+#: n, m, d: an axis of length one stays, whichever it is.
+SHAPES = ((31, 7, 3), (31, 7, 1), (31, 1, 3), (1, 1, 1))
 
 
 def result_format(target: Target, parameter: str) -> None:
     """Results are float64, of the library and on the device of the points, with the fields of the reduction."""
     precision, reduction = parameter.split("-")
     answered = 0
-    for n, m, d, scales in SHAPES:
-        case, requires = make("mixture", n, m, d, 5.0), {"multi_scale"} if scales else set()
+    for n, m, d in SHAPES:
+        case = make("mixture", n, m, d, 5.0)
         try:
-            problem = target.whole_problem(case, Reduction(reduction), precision, requires=requires, scales=scales)
+            problem = target.whole_problem(case, Reduction(reduction), precision)
         except NotDeclared:
             continue
         points = target.give(case.points)
@@ -130,11 +127,11 @@ def result_format(target: Target, parameter: str) -> None:
 
 def has_format(problem: Problem, got: Partial, like: Any) -> None:
     """Assert that an answer has the problem's fields and shapes, in arrays like ``like``."""
-    shape = (problem.m, len(problem.scales)) if problem.scales else (problem.m,)
+    shape = (problem.m,)
     mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
     expected = {"log_sum": shape, "shift": (*shape, problem.d) if mean else None}
     expected["sign"] = expected["log_magnitude"] = shape if laplace else None
-    asked = f"{problem.reduction}, m={problem.m} d={problem.d} scales={problem.scales}"
+    asked = f"{problem.reduction}, m={problem.m} d={problem.d}"
     for name, wanted in expected.items():
         x = getattr(got, name)
         assert (x is None) == (wanted is None), f"{asked}: {name} is {'missing' if x is None else 'not asked for'}"

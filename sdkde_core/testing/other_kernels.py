@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdkde_core.plugin import concatenate, each, merge
+from sdkde_core.plugin import concatenate, merge
 from sdkde_core.protocol import KERNELS, TOLERANCES, BackendInfo, Partial, Problem, Reduction
 
 from . import problems, reference
@@ -40,19 +40,19 @@ class Bounds(NamedTuple):
     high: Array
 
 
-def bounds(kernel: str, precision: str, rows: Array, case: Case, own: Any = False, scale: float = 1.0) -> Bounds:
+def bounds(kernel: str, precision: str, rows: Array, case: Case, own: Any = False) -> Bounds:
     """Return what the log sums of rows must lie between: those of distances that are a little longer or shorter."""
     absolute, relative = TOLERANCES[precision][Reduction.LOG_SUM]
     how = {"log_weights": case.log_weights, "exclude_self": own}
     low, high = (
-        reference.kernel_log_sum(rows, case.points, kernel, scale=scale / (1.0 + sign * relative), **how)
+        reference.kernel_log_sum(rows, case.points, kernel, 1.0 / (1.0 + sign * relative), **how)
         for sign in (1.0, -1.0)
     )
     return Bounds(low - absolute, high + absolute)
 
 
 def kernel(target: Target, parameter: str) -> None:
-    """Another kernel: tolerances, weights, own columns, scales, rows out of reach and far off, NaN, batches, shards."""
+    """Another kernel: tolerances, weights, own columns, rows out of reach and far off, NaN, batches, shards."""
     precision, name = parameter.split("-")
     asked = functools.partial(_problem, target, precision, name)
     for case in _cases():
@@ -87,12 +87,11 @@ def _cases() -> list[Case]:
     return [*near, on_lattice, make("tails", COLUMNS, ROWS, 2, 100.0), make("weights", COLUMNS, ROWS, 2, 6.0)]
 
 
-def _truth(problem: Problem, case: Case, own_offset: int = 0) -> list[Bounds]:
-    """What every scale must lie between."""
+def _truth(problem: Problem, case: Case, own_offset: int = 0) -> Bounds:
+    """What the log sums must lie between."""
     rows = case.points if problem.same else case.queries
     own = np.arange(len(rows)) + own_offset if "exclude_self" in problem.requires else False
-    scales = problem.scales or (1.0,)
-    return [bounds(problem.kernel, problem.precision, rows, case, own, scale) for scale in scales]
+    return bounds(problem.kernel, problem.precision, rows, case, own)
 
 
 def _mixed(target: Target, asked: Any) -> None:
@@ -100,8 +99,7 @@ def _mixed(target: Target, asked: Any) -> None:
     features = target.info.features & MIXED
     case = about_tiles(COLUMNS, ROWS, 2, 5.0)
     case = weighted(case) if "weights" in features else case
-    scales = (0.6, 1.0, 1.9) if "multi_scale" in features else ()
-    problem = asked(case, whole=True, requires=features - {"weights"}, scales=scales)
+    problem = asked(case, whole=True, requires=features - {"weights"})
     state = target.prepare(problem, case)
     for offset in (0, 40, -9, COLUMNS + 3) if "exclude_self" in features else (0,):
         got = target.reduce(problem, case.queries, state, offset)
@@ -142,15 +140,13 @@ def _not_a_number(target: Target, asked: Any) -> None:
     assert np.isnan(got).all(), "where a point has a NaN every row has"
 
 
-def _within(problem: Problem, got: Partial, want: list[Bounds], about: str) -> None:
-    for s, (low, high) in enumerate(want):
-        one = each(got, lambda x, s=s: x[:, s]) if problem.scales else got  # type: ignore[misc]
-        right = (low <= one.log_sum) & (one.log_sum <= high)  # not NaN
-        if not right.all():
-            i = int(np.flatnonzero(~right)[0])
-            scale = f", scale {problem.scales[s]:.3g}" if problem.scales else ""
-            raise AssertionError(
-                f"log_sum of the {problem.kernel} kernel at {problem.precision}, {about}, m={problem.m} n={problem.n} "
-                f"d={problem.d}{scale}: row {i} is {one.log_sum[i]:.9g}, should be from {low[i]:.9g} to {high[i]:.9g} "
-                f"({int((~right).sum())} of {right.size} rows are not)"
-            )
+def _within(problem: Problem, got: Partial, want: Bounds, about: str) -> None:
+    low, high = want
+    right = (low <= got.log_sum) & (got.log_sum <= high)  # not NaN
+    if not right.all():
+        i = int(np.flatnonzero(~right)[0])
+        raise AssertionError(
+            f"log_sum of the {problem.kernel} kernel at {problem.precision}, {about}, m={problem.m} n={problem.n} "
+            f"d={problem.d}: row {i} is {got.log_sum[i]:.9g}, should be from {low[i]:.9g} to {high[i]:.9g} "
+            f"({int((~right).sum())} of {right.size} rows are not)"
+        )

@@ -203,12 +203,12 @@ def far(n: int, m: int, d: int, distance: float, *, stray: bool, seed: int = 0) 
 Truth = reference.Sums
 
 
-def truth(case: Case, *, same: bool = False, exclude_self: bool = False, scale: float = 1.0, rows: Any = None) -> Truth:
+def truth(case: Case, *, same: bool = False, exclude_self: bool = False, rows: Any = None) -> Truth:
     """Return the oracle's answer to all three reductions, for all rows or for those whose indices ``rows`` has."""
     given = case.points if same else case.queries
     which = np.arange(len(given)) if rows is None else np.asarray(rows)
     own = which if exclude_self else False
-    return truths.sums(given[which], case.points, case.log_weights, own, scale)
+    return truths.sums(given[which], case.points, case.log_weights, own)
 
 
 def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case) -> Partial:
@@ -234,8 +234,8 @@ class Compared(NamedTuple):
         return np.where(np.isnan(self.off), np.inf, self.off / self.allowed)
 
 
-def compare(problem: Problem, got: Partial, want: Truth, scale: float = 1.0) -> dict[str, Compared]:
-    """Compare an answer with the truth, field by field; a shift at scale s may be off by s times that at scale 1.
+def compare(problem: Problem, got: Partial, want: Truth) -> dict[str, Compared]:
+    """Compare an answer with the truth, field by field.
 
     LAPLACE's ``"sign and log_magnitude"`` are compared as L / M, in units of the true M.
     """
@@ -249,7 +249,7 @@ def compare(problem: Problem, got: Partial, want: Truth, scale: float = 1.0) -> 
     found = {"log_sum": Compared(got.log_sum, log_sum, off, allowed)}
     if problem.reduction is Reduction.MEAN:
         off = np.sqrt(((got.shift - want.shift) ** 2).sum(axis=-1))
-        found["shift"] = Compared(got.shift, want.shift, off, scale * tolerance[Reduction.MEAN].at(size))
+        found["shift"] = Compared(got.shift, want.shift, off, tolerance[Reduction.MEAN].at(size))
     if laplace:
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = np.where(abs(got.sign) <= 1.0, got.sign * np.exp(got.log_magnitude - size), math.nan)
@@ -261,9 +261,9 @@ def compare(problem: Problem, got: Partial, want: Truth, scale: float = 1.0) -> 
     return found
 
 
-def errors(problem: Problem, got: Partial, want: Truth, scale: float = 1.0) -> Array:
+def errors(problem: Problem, got: Partial, want: Truth) -> Array:
     """Error of every row over its tolerance, (m,): at most 1 is within the contract; inf for a row that is NaN."""
-    fields = [field.over for field in compare(problem, got, want, scale).values()]
+    fields = [field.over for field in compare(problem, got, want).values()]
     return np.max(fields, axis=0)
 
 

@@ -17,7 +17,7 @@ from sdkde_core.protocol import QUANTUM, BackendInfo, PairsBackend, Partial, Pro
 from . import reference
 from .accuracy import COLUMNS, about_tiles, boundaries, some
 from .problems import Case, Truth
-from .target import MIXED, Profile, Target, take, weighted, within_each
+from .target import MIXED, Profile, Target, take, weighted, within
 
 __all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "range_parameters", "row_range"]
 
@@ -68,15 +68,13 @@ def _mixes(info: BackendInfo) -> list[frozenset[str]]:
 
 
 @functools.lru_cache(maxsize=32)
-def _asked(
-    n: int, features: frozenset[str], rows: tuple[int, ...], strays: bool = False
-) -> tuple[Case, tuple[float, ...], list[Truth]]:
-    """Return n points, the scales, and the truth about the points ``rows``, at every scale.
+def _asked(n: int, features: frozenset[str], rows: tuple[int, ...], strays: bool = False) -> tuple[Case, Truth]:
+    """Return n points, and the truth about the points ``rows``.
 
     ``strays``: the first point, the last, and some between are 57 bandwidths from all others. Their own terms left out,
     or their weights 1e-390 of the others', what is left has a log sum near −1650, which no float64 holds the sum of.
     """
-    case, scales = about_tiles(n, 1, 3, 10.0), (0.7, 1.6) if "multi_scale" in features else ()
+    case = about_tiles(n, 1, 3, 10.0)
     case = weighted(case) if "weights" in features else case
     if strays:
         points, log_weights, far = 0.3 * case.points, case.log_weights.copy(), [0, 64, n // 2, n - 1]
@@ -85,8 +83,7 @@ def _asked(
             log_weights[far] = -900.0
         case = replace(case, name="some points far from all", points=points, log_weights=log_weights)
     own, picked = np.array(rows) if "exclude_self" in features else False, case.points[list(rows)]
-    sums = [reference.near_sums(picked, case.points, case.log_weights, own, s) for s in scales or (1.0,)]
-    return case, scales, sums
+    return case, reference.near_sums(picked, case.points, case.log_weights, own)
 
 
 def _picked(start: int, stop: int) -> tuple[int, ...]:
@@ -96,12 +93,9 @@ def _picked(start: int, stop: int) -> tuple[int, ...]:
     )
 
 
-def _problem(
-    target: Target, parameter: str, case: Case, features: frozenset[str], scales: tuple[float, ...]
-) -> Problem:
+def _problem(target: Target, parameter: str, case: Case, features: frozenset[str]) -> Problem:
     precision, reduction = parameter.split("-")[:2]
-    options = {"same": True, "requires": features, "scales": scales}
-    return target.whole_problem(case, Reduction(reduction), precision, **options)
+    return target.whole_problem(case, Reduction(reduction), precision, same=True, requires=features)
 
 
 def row_range(target: Target, parameter: str) -> None:
@@ -109,8 +103,8 @@ def row_range(target: Target, parameter: str) -> None:
     for features, strays in itertools.product(_mixes(target.info), (False, True)):
         n, asked = (LONG, (LONG_RANGE,)) if parameter.endswith("long") else (COLUMNS, RANGES)
         every = tuple(sorted({i for start, stop in asked for i in _picked(start, stop)}))
-        case, scales, truths = _asked(n, features, every, strays)
-        problem = _problem(target, parameter, case, features, scales)
+        case, truth = _asked(n, features, every, strays)
+        problem = _problem(target, parameter, case, features)
         state = target.prepare(problem, case)
         for start, stop in asked:
             part = replace(problem, m=stop - start)
@@ -118,15 +112,15 @@ def row_range(target: Target, parameter: str) -> None:
             here = [k for k, i in enumerate(every) if start <= i < stop]
             rows = np.array([every[k] - start for k in here])
             about = f"{case.name}, the points from {start} to {stop}"
-            within_each(part, got, [take(truth, here) for truth in truths], about, rows)
+            within(part, got, take(truth, here), about, rows)
 
 
 def range_bits(target: Target, parameter: str) -> None:
     """A row has the same bits in every range of whole quanta, and in one that ends with the points; of queries too."""
     start, n = 2 * QUANTUM, 2 * QUANTUM + BEYOND
     features = target.info.features & {"exclude_self"}
-    case, scales, truths = _asked(n, features, tuple(range(start, n)))
-    problem = _problem(target, parameter, case, features, scales)
+    case, truth = _asked(n, features, tuple(range(start, n)))
+    problem = _problem(target, parameter, case, features)
     state = target.prepare(problem, case)
     for queries, what in ((None, "range"), (case.points, "share of the queries")):
         some = []
@@ -134,7 +128,7 @@ def range_bits(target: Target, parameter: str) -> None:
             part = replace(problem, m=n - first) if queries is None else replace(problem, same=False)
             some.append(target.reduce(part, None if queries is None else queries[first:], state, first))
         few, more = some
-        within_each(replace(problem, m=BEYOND), few, truths, f"{case.name}, the {what} from {start} to {n}")
+        within(replace(problem, m=BEYOND), few, truth, f"{case.name}, the {what} from {start} to {n}")
         for field in fields(Partial):
             a, b = getattr(few, field.name), getattr(more, field.name)
             assert a is None or np.array_equal(a, b[QUANTUM:]), (
@@ -153,14 +147,14 @@ def pairs(target: Target, parameter: str) -> None:
     for features, strays in itertools.product(_mixes(target.info), (False, True)):
         if strays and not features:
             continue  # a point's own term is its largest, and blocks of others may count for nothing
-        case, scales, truths = _asked(n, features, rows, strays)
-        problem = _problem(target, parameter, case, features, scales)
+        case, truth = _asked(n, features, rows, strays)
+        problem = _problem(target, parameter, case, features)
         state, found = target.prepare(problem, case), {}
         for i, j in ((0, 0), (1, 0) if features else (0, 1), (1, 1)):
             block = backend.reduce_pairs(problem, state, parts[i], parts[j])
             found[i, j], found[j, i] = (each(side, lambda x: np.array(to_host(x))) for side in block)
         got = concatenate([merge([found[i, j] for j in (0, 1)]) for i in (0, 1)])
-        within_each(problem, got, truths, f"{case.name}, pairs in blocks that meet at {cut}", np.array(rows))
+        within(problem, got, truth, f"{case.name}, pairs in blocks that meet at {cut}", np.array(rows))
         again = backend.reduce_pairs(problem, state, parts[1], parts[1])[1]
         same = np.array_equal(to_host(again.shift), found[1, 1].shift)
         assert same or not target.info.deterministic, "a block's other side, or the block again, has other bits"

@@ -53,7 +53,6 @@ def sums(
     weights: ArrayLike | None = None,
     log_weights: ArrayLike | None = None,
     exclude_self: bool | ArrayLike = False,
-    scale: float = 1.0,
 ) -> Sums:
     """Return the three reductions, row by row.
 
@@ -69,8 +68,6 @@ def sums(
         Used as they are, in place of ``weights``.
     exclude_self : bool or (m,) array_like of int
         True: row i leaves out column i. Numbers: the column that each row leaves out, where there is one.
-    scale : float
-        Factor on the bandwidth.
     """
     y, x = _points(query), _points(train)
     log_w = _log_weights(len(x), weights) if log_weights is None else np.asarray(log_weights, float)
@@ -78,7 +75,7 @@ def sums(
     full = np.ndim(bandwidth) == 2
     if full:
         y, x = _whitened(bandwidth, y, x)
-    rows = [_row(y_i, x, 1.0 if full else bandwidth, log_w, i, scale) for y_i, i in zip(y, own)]
+    rows = [_row(y_i, x, 1.0 if full else bandwidth, log_w, i) for y_i, i in zip(y, own)]
     shift = np.array([r[1] for r in rows]).reshape(len(y), x.shape[1])
     return Sums(
         log_sum=np.array([r[0] for r in rows]),
@@ -95,12 +92,12 @@ def _own_columns(exclude_self: bool | ArrayLike, m: int) -> NDArray[np.int64]:
     return np.asarray(exclude_self, np.int64)
 
 
-def _row(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array, own: int, scale: float) -> Any:
+def _row(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array, own: int) -> Any:
     # Columns more than 746 nats below the largest term add exp(−746) = 0. Those that are clearly below, whatever
     # float64 rounds, are left out of what follows, which is slow.
     with np.errstate(over="ignore"):
         away = x - y
-        terms = log_w - 0.5 * _mahalanobis(away, away, bandwidth).astype(float) / scale**2
+        terms = log_w - 0.5 * _mahalanobis(away, away, bandwidth).astype(float)
     counts = log_w > -np.inf
     if 0 <= own < len(x):
         terms[own], counts[own] = -np.inf, False
@@ -112,14 +109,14 @@ def _row(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array, own: int, scale: fl
 
     wide, log_w = x[counts].astype(np.longdouble), log_w[counts]  # extended precision where the platform has it
     difference = wide - y
-    exponent = -0.5 * _mahalanobis(difference, difference, bandwidth) / scale**2
+    exponent = -0.5 * _mahalanobis(difference, difference, bandwidth)
     terms = exponent + log_w
     nearest = int(terms.argmax())
     # Far from every sample exponents are huge and only their differences count. With δ_j = x_j − x_k, k the largest
     # term: r²_j − r²_k = δ_jᵀ H⁻¹ δ_j + 2 δ_jᵀ H⁻¹ (x_k − y), without the cancellation.
     delta = wide - wide[nearest]
     farther = _mahalanobis(delta, delta + 2 * difference[nearest], bandwidth)
-    relative = -0.5 * farther / scale**2 + (log_w - log_w[nearest])
+    relative = -0.5 * farther + (log_w - log_w[nearest])
     most = relative.max()  # 0, but for the rounding of huge exponents
     top = float(terms[nearest] + most)
     phi, exponent = np.exp((relative - most).astype(float)), exponent.astype(float)
@@ -131,9 +128,7 @@ def _row(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array, own: int, scale: fl
     return top + math.log(total), shift, signed / plus, top + math.log(plus)
 
 
-def near_sums(
-    query: Array, train: Array, log_weights: Array, exclude_self: bool | ArrayLike = False, scale: float = 1.0
-) -> Sums:
+def near_sums(query: Array, train: Array, log_weights: Array, exclude_self: bool | ArrayLike = False) -> Sums:
     """Return the same of whitened points in plain float64, many rows at a time.
 
     Right to about 1e-15 R³ for the shift and 1e-15 R² for the rest, R the distance of points from one another: far
@@ -144,7 +139,7 @@ def near_sums(
     height = max(1, (1 << 17) // (n * d))
     for start in range(0, max(1, len(query)), height):  # one block where there are no rows
         away = train - query[start : start + height, None]  # (b, n, d)
-        exponent = -0.5 / scale**2 * np.vecdot(away, away)  # (b, n)
+        exponent = -0.5 * np.vecdot(away, away)  # (b, n)
         terms = exponent + log_weights
         mine = own[start : start + height]
         left_out = np.flatnonzero((mine >= 0) & (mine < n))
@@ -170,9 +165,8 @@ def kernel_log_sum(
     weights: ArrayLike | None = None,
     log_weights: ArrayLike | None = None,
     exclude_self: bool | ArrayLike = False,
-    scale: float = 1.0,
 ) -> Array:
-    """Return log Σ_j w_j K(r_ij / scale) for every row, (m,), K one of ``protocol.KERNELS``; arguments as of `sums`."""
+    """Return log Σ_j w_j K(r_ij) for every row, (m,), K one of ``protocol.KERNELS``; arguments as of `sums`."""
     y, x = _points(query), _points(train)
     log_w = _log_weights(len(x), weights) if log_weights is None else np.asarray(log_weights, float)
     if np.ndim(bandwidth) == 2:
@@ -181,7 +175,7 @@ def kernel_log_sum(
     height = max(1, (1 << 18) // x.size)
     for start in range(0, len(y), height):
         away = x - y[start : start + height, None]  # (b, n, d)
-        terms = _log_kernel(kernel, np.sqrt(_mahalanobis(away, away, bandwidth)) / scale) + log_w
+        terms = _log_kernel(kernel, np.sqrt(_mahalanobis(away, away, bandwidth))) + log_w
         terms[own[start : start + height, None] == np.arange(len(x))] = -np.inf
         top = terms.max(axis=1)
         with np.errstate(invalid="ignore"):  # −inf − −inf of a row that reaches no column

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,18 +14,17 @@ import numpy as np
 
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.engine.outliers import within_limit
-from sdkde_core.engine.scales import PROVIDED
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem, Reduction
 
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "take", "weighted", "within", "within_each"]
+__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "take", "weighted", "within"]
 
 
 #: Features that go together in any number.
-MIXED = frozenset({"weights", "exclude_self", "multi_scale"})
+MIXED = frozenset({"weights", "exclude_self"})
 
 
 class NotDeclared(Exception):
@@ -78,18 +77,15 @@ class Target:
         What lies beyond the extent at which the backend's formula holds does not count: the core splits that off.
         """
         problem = case.problem(reduction, precision, device=self.device, **options)
-        lacking = problem.requires - self.info.features - PROVIDED
+        lacking = problem.requires - self.info.features
         if lacking:
             raise NotDeclared(f"lacks {', '.join(sorted(lacking))}")
         self._ask(within_limit(self.info, problem, 1.0))
         return problem
 
     def whole_problem(self, case: Case, reduction: Reduction, precision: str, **options: Any) -> Problem:
-        """As :meth:`problem`, for a check that asks the backend itself: nothing is split off, nor done by the core."""
+        """As :meth:`problem`, for a check that asks the backend itself: nothing is split off."""
         problem = self.problem(case, reduction, precision, **options)
-        lacking = problem.requires - self.info.features
-        if lacking:
-            raise NotDeclared(f"lacks {', '.join(sorted(lacking))}")
         self._ask(problem)
         return problem
 
@@ -134,41 +130,32 @@ def take(truth: Truth, rows: Any) -> Truth:
     return Truth(*(x[rows] for x in truth))
 
 
-def within(problem: Problem, got: Partial, want: Truth, about: str = "", scale: float = 1.0, rows: Any = None) -> None:
+def within(problem: Problem, got: Partial, want: Truth, about: str = "", rows: Any = None) -> None:
     """Assert that rows are within the precision's tolerance.
 
     Parameters
     ----------
     problem : Problem
     got : Partial
-        On the host; without an axis for scales.
+        On the host.
     want : Truth
     about : str
         The kind of case, for the message.
-    scale : float
-        The bandwidth factor.
     rows : (k,) array of int, optional
         Indices of the rows that ``want`` has; all by default.
     """
     assert got.log_sum.shape[:1] == (problem.m,), f"log_sum has shape {got.log_sum.shape} for {problem.m} queries"
     if rows is not None:
         got = each(got, lambda x: x[rows])
-    for name, field in problems.compare(problem, got, want, scale).items():
+    for name, field in problems.compare(problem, got, want).items():
         over = field.over
         if over.size and not over.max() <= 1.0:
             worst = int(np.argmax(over))
             raise AssertionError(
-                f"{name} of {_words(problem, about, scale)}: row {worst if rows is None else rows[worst]} is "
+                f"{name} of {_words(problem, about)}: row {worst if rows is None else rows[worst]} is "
                 f"{_number(field.got[worst])}, should be {_number(field.want[worst])}; off by {field.off[worst]:.3g}, "
                 f"{over[worst]:.3g} times the tolerance ({int((~(over <= 1.0)).sum())} of {over.size} rows beyond it)"
             )
-
-
-def within_each(problem: Problem, got: Partial, truths: Sequence[Truth], about: str, rows: Any = None) -> None:
-    """Assert the same of every scale; ``truths``: one for each, or the only one."""
-    for s, truth in enumerate(truths):
-        one = each(got, lambda x, s=s: x[:, s]) if problem.scales else got  # type: ignore[misc]
-        within(problem, one, truth, about, problem.scales[s] if problem.scales else 1.0, rows)
 
 
 def weighted(case: Case, spread: float = 2.0) -> Case:
@@ -178,7 +165,7 @@ def weighted(case: Case, spread: float = 2.0) -> Case:
     return replace(case, name=f"{case.name} with weights", log_weights=log_w)
 
 
-def _words(problem: Problem, about: str, scale: float) -> str:
+def _words(problem: Problem, about: str) -> str:
     """Say what was asked."""
 
     def words() -> Iterator[str]:
@@ -188,8 +175,6 @@ def _words(problem: Problem, about: str, scale: float) -> str:
         yield f"dtype {problem.dtype}"
         if problem.requires:
             yield "with " + " and ".join(sorted(problem.requires))
-        if problem.scales:
-            yield f"scale {scale:.3g}"
         if problem.same:
             yield "rows the points themselves"
 

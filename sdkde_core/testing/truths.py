@@ -33,9 +33,9 @@ _answers: OrderedDict[str, reference.Sums] = OrderedDict()
 _lock = threading.Lock()
 
 
-def sums(rows: Any, points: Any, log_weights: Any, own: Any = False, scale: float = 1.0) -> reference.Sums:
+def sums(rows: Any, points: Any, log_weights: Any, own: Any = False) -> reference.Sums:
     """As :func:`reference.sums` of whitened points, from what is kept where it was asked before; read-only."""
-    key = _digest(rows, points, log_weights, own, scale)
+    key = _digest(rows, points, log_weights, own)
     with _lock:
         if key in _answers:
             _answers.move_to_end(key)
@@ -44,7 +44,7 @@ def sums(rows: Any, points: Any, log_weights: Any, own: Any = False, scale: floa
     path = Path(folder, f"{key}.npz") if folder else None
     found = None if path is None else _read(path)
     if found is None:
-        found = reference.sums(rows, points, log_weights=log_weights, exclude_self=own, scale=scale)
+        found = reference.sums(rows, points, log_weights=log_weights, exclude_self=own)
         if path is not None:
             _write(path, found)
     for array in found:
