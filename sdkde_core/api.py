@@ -110,8 +110,6 @@ def estimate(
         that is named reads large host data itself, which their bandwidth and extent take the host longer for. Of
         several GPUs, as in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster
         than the first alone; on any number of GPUs of one model a list gives the same bits.
-    deterministic : bool
-        The same call gives the same bits.
     check_finite : bool
         Refuse NaN and inf; False skips the check.
     backend_options : mapping, optional

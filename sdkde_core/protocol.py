@@ -188,8 +188,6 @@ class Problem:
         ``"range"``, they are m of them, from the point ``own_offset`` on.
     requires : frozenset of str
         Names from :data:`FEATURES` that the answer depends on.
-    deterministic : bool
-        The same call must give the same bits.
     extent : float
         Largest distance of any row or column from the origin, in bandwidths. With ``"grad"`` or
         ``"kernel"`` there is no limit to it: nothing is taken off.
@@ -213,7 +211,6 @@ class Problem:
     device: str = "cpu"
     same: bool = False
     requires: frozenset[str] = frozenset()
-    deterministic: bool = True
     extent: float = 0.0
     kernel: str = "gaussian"
     light: float = 0.0
@@ -334,6 +331,8 @@ class Columns:
 class Backend(TypingProtocol):
     """What a backend's implementation does. Both phases must leave their inputs untouched and be thread-safe.
 
+    The same input, options, thread count and device give the same bits.
+
     NumPy's arrays are handed out read-only. What a backend raises, but for :class:`DeviceOutOfMemory`, sets it aside
     for the process where ``"auto"`` has chosen it; where the user has named it, it raises :class:`BackendUnavailable`.
 
@@ -371,9 +370,9 @@ class Backend(TypingProtocol):
             n and more). So rows can come in batches, and columns in shards. A row that is left without any column has
             log sum −inf, shift 0, sign 0.
 
-            With ``problem.same`` row i *is* column i + own_offset: it is 0, and with ``"range"`` from 0 to n − m. In a
-            deterministic backend a row has the same bits in every such range m < n that begins at a multiple of
-            :data:`QUANTUM` and ends at one or at n. So several devices may share the rows in any way. With m = n they
+            With ``problem.same`` row i *is* column i + own_offset: it is 0, and with ``"range"`` from 0 to n − m. A
+            row has the same bits in every such range m < n that begins at a multiple of :data:`QUANTUM` and ends at
+            one or at n. So several devices may share the rows in any way. With m = n they
             may be others, within the tolerance.
 
             With ``"range"`` queries may be fewer than ``problem.m``: then they are some of so many, and a row has the
@@ -454,8 +453,6 @@ class BackendInfo:
         Kinds of device (``"cpu"``, ``"cuda"``) and precisions it keeps.
     features : frozenset of str
         What of :data:`FEATURES` it has.
-    deterministic : bool
-        Same input, options, thread count and device give the same bits.
     requires_modules : tuple of str
         Modules that must be importable, such as ``"torch"`` or ``"cuda.core"``; looked up, never imported, by the core.
     install : str
@@ -499,7 +496,6 @@ class BackendInfo:
     devices: tuple[str, ...]
     precisions: tuple[str, ...]
     features: frozenset[str] = frozenset()
-    deterministic: bool = False
     requires_modules: tuple[str, ...] = ()
     install: str = ""
     arrays: str = "numpy"
@@ -528,8 +524,7 @@ class BackendInfo:
         self._require("protocol", version and all(type(x) is int for x in self.protocol), "(major, minor)")
         strings = isinstance(self.features, frozenset) and all(isinstance(x, str) for x in self.features)
         self._require("features", strings, "a frozenset of strings")
-        for name in ("deterministic", "capturable"):
-            self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        self._require("capturable", isinstance(self.capturable, bool), "True or False")
         for name in ("supports", "extent_limit", "work", "compile_seconds", "variant"):
             value = getattr(self, name)
             self._require(name, callable(value) or (name in ("work", "variant") and value is None), "a callable")

@@ -45,7 +45,6 @@ INFO = BackendInfo(
     devices=("cpu", "cuda"),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "grad"}),
-    deterministic=True,
     requires_modules=("torch",),
     install="not for use",
     arrays="torch",

@@ -157,7 +157,6 @@ OPTIONS = {
     "precision": st.sampled_from(("auto", "fast", "high", "float64", "float32", None, 64)),
     "backend": st.sampled_from(("auto", "numpy", "numpy", "numba", "torch", "keops!", None, 3)),
     "device": st.sampled_from((None, None, "cpu", "cuda:99", "cpu:0", "tpu", 0, "")),
-    "deterministic": st.sampled_from((True, False)),
     "check_finite": st.sampled_from((True, True, False)),
     "backend_options": st.sampled_from((None, None, None, {}, {"threads": 1}, {"threads": 0}, {"nope": 1}, [1], "x")),
 }

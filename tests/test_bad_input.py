@@ -23,7 +23,7 @@ from sdkde_core.testing import reference
 ERRORS = (TypeError, ValueError, BackendUnavailable)
 NAMES = (
     *("train", "query", "bandwidth", "weights", "method", "negative", "precision", "backend", "device", "log", "rule"),
-    *("deterministic", "check_finite", "backend_options", "base", "folds", "dims", "given", "lower", "upper", "q", "x"),
+    *("check_finite", "backend_options", "base", "folds", "dims", "given", "lower", "upper", "q", "x"),
     *("n", "random_state", "starts", "other", "samples", "option", "grad", "density", "kernel"),
 )
 NAMED = re.compile(rf"\b({'|'.join(NAMES)})\b")

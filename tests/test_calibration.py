@@ -69,7 +69,7 @@ def test_auto_takes_what_is_faster_here(known, monkeypatch):
     ]
     monkeypatch.setattr(registry, "records", lambda: tuple(records))
     monkeypatch.setattr(judge, "processor", lambda device: on)
-    problem = replace(PROBLEM, deterministic=False)
+    problem = PROBLEM
 
     def ranked():
         return [(c.name, c.seconds, c.startup_seconds) for c in select.rank([problem])]

@@ -76,7 +76,7 @@ def _backend(monkeypatch):
     records = []
     for name, device, library in (("there", str(DEVICE).lower(), "strict"), ("here", "cpu", "numpy")):
         features = frozenset({"weights"})
-        info = BackendInfo(name, (1, 0), "exact_anywhere:Exact", (device,), ("float64",), features, True)
+        info = BackendInfo(name, (1, 0), "exact_anywhere:Exact", (device,), ("float64",), features)
         info = BackendInfo(**{**vars(info), "arrays": library})
         records.append(registry.Record(name, "ok", "installed", "tests", "1.0", "exact_anywhere:INFO", info))
     monkeypatch.setattr(registry, "records", lambda: tuple(records))

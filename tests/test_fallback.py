@@ -40,7 +40,7 @@ SOURCE = """
             return partial
     INFO = BackendInfo(
         name="weak", protocol=(1, 0), implementation="plugin_weak:make", devices=("cpu",),
-        precisions=("fast", "high", "float64"), features=frozenset(["weights"]), deterministic=True,
+        precisions=("fast", "high", "float64"), features=frozenset(["weights"]),
         install="pip install weak==2", {info}
     )
 """

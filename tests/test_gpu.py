@@ -108,9 +108,7 @@ class Exact:
 
 @pytest.fixture
 def exact(monkeypatch):
-    info = BackendInfo(
-        "exact", (1, 0), "exact_on_cuda:Exact", ("cuda",), ("float64",), deterministic=True, arrays="torch"
-    )
+    info = BackendInfo("exact", (1, 0), "exact_on_cuda:Exact", ("cuda",), ("float64",), arrays="torch")
     record = registry.Record("exact", "ok", "installed", "tests", "1.0", "exact_on_cuda:INFO", info)
     monkeypatch.setitem(sys.modules, "exact_on_cuda", SimpleNamespace(Exact=Exact))
     monkeypatch.setattr(registry, "records", lambda: (record,))

@@ -243,7 +243,6 @@ def test_whatever_people_pass_gets_scikit_learns_answer(count):
         {"precision": "float16"},
         {"backend": 1},
         {"device": 0},
-        {"deterministic": None},
         {"backend_options": 3},
     ],
     ids=str,
@@ -261,7 +260,7 @@ def test_other_names_of_the_euclidean_metric(metric, params):
 
 
 def test_other_backends():
-    model = KernelDensity(backend="numpy", device="cpu", backend_options={"threads": 1}, deterministic=True).fit(X)
+    model = KernelDensity(backend="numpy", device="cpu", backend_options={"threads": 1}).fit(X)
     assert model.density_.backend == "numpy"
     with pytest.raises(sdkde_core.BackendUnavailable):
         KernelDensity(backend="nope").fit(X)

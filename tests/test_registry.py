@@ -20,7 +20,7 @@ GOOD = """
     from sdkde_numpy.backend import NumpyBackend as Implementation
     INFO = BackendInfo(
         name="{name}", protocol={protocol}, implementation="{module}:{factory}", devices=("cpu",),
-        precisions=("fast", "high", "float64"), features=frozenset({features}), deterministic={deterministic},
+        precisions=("fast", "high", "float64"), features=frozenset({features}),
         {more}
     )
     def failing(**options):
@@ -41,7 +41,6 @@ def good(name, distribution, **changes):
         "module": f"plugin_{distribution.replace('-', '_')}",
         "factory": "Implementation",
         "features": {"weights"},
-        "deterministic": True,
         "more": "",
     }
     return GOOD.format(**(values | changes))
@@ -157,13 +156,6 @@ def test_features_are_enforced_by_the_core(install):
     assert all("lacks from_the_future" in c.reason for c in candidates if not c.reason.startswith("missing: "))
 
 
-def test_a_backend_that_is_not_deterministic_needs_permission(install):
-    install("loose", "loose", good("loose", "loose", deterministic=False))
-    with pytest.raises(sdkde_core.BackendUnavailable, match="deterministic=False"):
-        sdkde_core.estimate(X, backend="loose")
-    sdkde_core.estimate(X, backend="loose", deterministic=False)
-
-
 @pytest.mark.parametrize(
     ("factory", "cause"),
     [
@@ -235,7 +227,7 @@ def test_every_reason_is_given():
 
 
 def test_start_up_is_priced_whatever_is_imported():
-    info = BackendInfo("slow", (1, 0), "x:y", ("cpu",), ("high",), startup_seconds=5.0, deterministic=True)
+    info = BackendInfo("slow", (1, 0), "x:y", ("cpu",), ("high",), startup_seconds=5.0)
     problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
     candidate = judge.judge(info, [problem], "cpu", None, judge.start_up(info, [problem], 1))
     assert candidate.startup_seconds == 5.0
@@ -244,7 +236,7 @@ def test_start_up_is_priced_whatever_is_imported():
 
 def test_far_points_are_priced_by_the_formula_that_sums_them():
     problem = Problem(Reduction.LOG_SUM, 4000, 4000, 2, precision="float64", extent=1e12)
-    info = BackendInfo("two", (1, 0), "x:y", ("cpu",), ("float64",), deterministic=True, extent_limit=lambda p: 9.0)
+    info = BackendInfo("two", (1, 0), "x:y", ("cpu",), ("float64",), extent_limit=lambda p: 9.0)
     info = replace(info, work=lambda p, config: Work(scalar_flops=p.pairs * (1.0 if p.extent <= 9.0 else 100.0)))
     declines = replace(info, supports=lambda p: Support(p.extent <= 9.0, "to 9"))
 
@@ -323,7 +315,7 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
     kind = device.partition(":")[0]
 
     def record(name, operations, startup):
-        info = BackendInfo(name, (1, 0), "x:y", (kind,), ("high",), deterministic=True, startup_seconds=startup)
+        info = BackendInfo(name, (1, 0), "x:y", (kind,), ("high",), startup_seconds=startup)
         info = replace(info, supports=lambda p: Support(True, "yes"), work=lambda p, c: Work(scalar_flops=operations))
         return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
 
@@ -352,7 +344,7 @@ def test_cuda_is_not_asked_about_a_card_that_cannot_be_the_choice(monkeypatch):
     monkeypatch.setattr(hardware, "cuda_devices", lambda: (asked.append(1), (said,))[1])
 
     def record(name, devices, startup):
-        info = BackendInfo(name, (1, 0), "sdkde_numpy.backend:NumpyBackend", devices, ("high",), deterministic=True)
+        info = BackendInfo(name, (1, 0), "sdkde_numpy.backend:NumpyBackend", devices, ("high",))
         info = replace(info, startup_seconds=startup, work=lambda p, config: Work(scalar_flops=100.0 * p.pairs))
         return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
 

@@ -43,7 +43,6 @@ def info(name, seconds, startup=0.0, compiling=0.0, **more):
         "devices": ("cpu",),
         "precisions": ("fast", "high"),
         "features": frozenset({"weights"}),
-        "deterministic": True,
         "startup_seconds": startup,
         "work": lambda problem, config: Work(scalar_flops=seconds * RATE, launches=0, parallel=False),
         "compile_seconds": lambda problem: compiling,
@@ -325,7 +324,7 @@ BROKEN = """
             raise SystemExit(3)
     INFO = BackendInfo(
         name="broken", protocol=(1, 0), implementation="plugin_broken:{what}", devices=("cpu",),
-        precisions=("fast", "high"), deterministic=True, {more}
+        precisions=("fast", "high"), {more}
     )
 """
 

@@ -24,7 +24,7 @@ from sdkde_autotune.store import Store, StoreError
 
 from sdkde_core.protocol import Problem
 
-KEY = Key("triton", "triton.mean", 1, "mean", "fast", "float32", "", 1, 13, 16, 15, 12, "RTX A6000", "sm_86")
+KEY = Key("triton", "triton.mean", 1, "mean", "fast", "float32", "", 13, 16, 15, 12, "RTX A6000", "sm_86")
 OTHER = KEY._replace(n_octave=16)
 FOREVER = "CREATE VIEW best AS WITH RECURSIVE x(y) AS (SELECT 1 UNION ALL SELECT y + 1 FROM x) SELECT * FROM x"
 VERSIONS = {"source": "abc", "torch": "2.9"}

@@ -119,7 +119,7 @@ def _planned(info: BackendInfo, device: str, reduction: Reduction, precision: st
     if device != "cpu":
         x, y = (convert(z, info.arrays, device) for z in (x, y))
     method, goal = _METHODS[reduction]
-    how = {"precision": precision, "deterministic": info.deterministic, "backend": info.name, "device": device}
+    how = {"precision": precision, "backend": info.name, "device": device}
     request = Request(goal, method, "silverman", **how)  # type: ignore[arg-type]
     with ignored():
         return plan(request, x, y, explained=True)
@@ -142,7 +142,7 @@ def _startup(backend: str, device: str) -> float:
         "x = numpy.random.default_rng(0).normal(size=(64, 2))\n"
         "start = time.perf_counter()\n"
         "where = {'backend': sys.argv[1], 'device': sys.argv[2]}\n"
-        "sdkde_core.estimate(x, method='kde', bandwidth='silverman', deterministic=False, **where)\n"
+        "sdkde_core.estimate(x, method='kde', bandwidth='silverman', **where)\n"
         "print(json.dumps(time.perf_counter() - start))\n"
     )
     took = 0.0

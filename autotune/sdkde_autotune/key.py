@@ -23,7 +23,6 @@ class Key(NamedTuple):
     precision: str
     dtype: str
     requires: str  # the problem's features: sorted names, separated by commas
-    deterministic: int
     d: int  # the problem's dimension
     dimension: int  # as the kernel pads it, by which configurations are found
     n_octave: int  # log2 of the number of columns, rounded
@@ -37,7 +36,7 @@ class Key(NamedTuple):
         kind = str(problem.reduction), problem.precision, problem.dtype, ",".join(sorted(problem.requires))
         size = problem.d, query.dimension, octave(problem.n), octave(problem.m)
         kernel = query.backend, query.kernel, query.config_version
-        return cls(*kernel, *kind, int(problem.deterministic), *size, query.gpu, query.architecture)
+        return cls(*kernel, *kind, *size, query.gpu, query.architecture)
 
     @property
     def family(self) -> tuple[object, ...]:
@@ -70,7 +69,7 @@ class Key(NamedTuple):
 
 
 #: The columns in which a configuration's key and that of the problem it serves agree.
-FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype", "deterministic")
+FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype")
 
 
 def octave(count: int) -> int:

@@ -111,7 +111,7 @@ def lookup(
     memory = _memory
     try:
         # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
-        kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.deterministic, problem.d
+        kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
         asked = query, *kind, octave(problem.n), octave(problem.m)
         answers = memory.answers.get((*asked, *memory.current()))
         if answers is None:

@@ -65,7 +65,6 @@ INFO = BackendInfo(
     devices=("cuda",),
     precisions=("fast",),
     features=frozenset({"weights", "exclude_self", "range", "pairs"}),
-    deterministic=True,
     requires_modules=("torch", "cuda.core"),
     install="pip install 'sdkde-core[hopper]'",
     arrays="torch",

@@ -73,7 +73,6 @@ INFO = BackendInfo(
     devices=("cpu", "cuda"),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self"}),
-    deterministic=True,
     requires_modules=("pykeops", "torch"),
     install="pip install 'sdkde-core[keops]'  # on Linux and macOS",
     arrays="torch",

@@ -95,7 +95,6 @@ INFO = BackendInfo(
     devices=("cuda", "cpu"),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "range"}),
-    deterministic=True,
     requires_modules=("torch", "numba", "numba_cuda"),
     install="pip install 'sdkde-core[numba-cuda]'  # on Linux and Windows",
     arrays="torch",

@@ -132,7 +132,7 @@ def configuration(problem: Problem, arithmetic: str, card: Card) -> tuple[Launch
             warn_once(f"a tuned configuration of {name} is ignored: {error}")
             return False
 
-    asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64", deterministic=True)
+    asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
     found = tuned(query, asked, accept)
     if found is None:
         return _fitted(default(kind, d, arithmetic), problem), None

@@ -35,7 +35,6 @@ INFO = BackendInfo(
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "kernel"}),
-    deterministic=True,
     requires_modules=("numba",),
     install="pip install 'sdkde-core[numba]'",
     startup_seconds=0.7,

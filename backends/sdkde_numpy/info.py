@@ -104,7 +104,6 @@ INFO = BackendInfo(
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "kernel", "range", "pairs"}),
-    deterministic=True,
     requires_modules=("numpy", "threadpoolctl"),
     install="pip install sdkde-core",
     startup_seconds=0.12,  # the core's own imports, which the others' have too

@@ -98,7 +98,6 @@ INFO = BackendInfo(
     devices=("cpu", "cuda", "mps", "xpu"),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self", "grad"}),
-    deterministic=True,
     requires_modules=("torch",),
     install="pip install 'sdkde-core[torch]'",
     arrays="torch",

@@ -176,7 +176,6 @@ INFO = BackendInfo(
     devices=("cuda", "cpu"),
     precisions=("fast", "high"),
     features=frozenset({"weights", "exclude_self", "range"}),
-    deterministic=True,
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'  # on Linux",
     arrays="torch",

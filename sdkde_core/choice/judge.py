@@ -186,8 +186,6 @@ def judge(
         lacking = sorted(problem.requires - info.features)
         if lacking:
             return no(f"lacks {', '.join(lacking)}")
-        if problem.deterministic and not info.deterministic:
-            return no("is not deterministic; allow it with deterministic=False")
         answer, failure = ask(_supports, info, problem, step, share)
         if failure:
             return no(f"broken: its BackendInfo fails on this problem: {failure}")

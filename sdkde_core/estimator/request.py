@@ -53,7 +53,6 @@ class Options(TypedDict, total=False):
     precision: str
     backend: str
     device: str | Sequence[str] | None
-    deterministic: bool
     check_finite: bool
     backend_options: Mapping[str, Any] | None
 
@@ -87,7 +86,6 @@ class Request:
     precision: str = "auto"
     backend: str = "auto"
     device: str | Sequence[str] | None = None
-    deterministic: bool = True
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None
     calls: int | None = None
@@ -169,7 +167,7 @@ class Request:
     @functools.cached_property
     def kind(self) -> tuple[Any, ...]:
         """Those options that are plain values and on which the result depends, but for the bandwidth."""
-        names = "method", "kernel", "negative", "precision", "deterministic", "backend", "check_finite"
+        names = "method", "kernel", "negative", "precision", "backend", "check_finite"
         return tuple(getattr(self, name) for name in names)
 
     @property
@@ -232,7 +230,6 @@ class Request:
                     device=device,
                     same=at_train and not moved,
                     requires=requires,
-                    deterministic=self.deterministic,
                     extent=extent,
                     kernel=self.kernel,
                     light=light,

@@ -62,7 +62,7 @@ def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
     fitted = fitted.current
     request, bandwidth, problem, backend, centre, columns, names = fitted.state(fitted.choice.name)
     options = request.options("bandwidth", "weights") | {"precision": problem.precision}
-    options |= {name: bool(options[name]) for name in ("deterministic", "check_finite")}
+    options["check_finite"] = bool(options["check_finite"])
     if request.backend_options is not None:
         options["backend_options"] = plain("backend_options", request.backend_options)
     content = {

@@ -71,7 +71,7 @@ def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem,
     n, m = SIZES if device == "cpu" else DEVICE_SIZES
     found = []
     for d, dtype, method in itertools.product(DIMENSIONS, DTYPES, METHODS):
-        where = {"backend": info.name, "device": device, "deterministic": info.deterministic}
+        where = {"backend": info.name, "device": device}
         request = Request(Goal.DENSITY, method, "silverman", **where)  # type: ignore[arg-type]
         problems = request.problems(m, n, d, typical_extent(n, d), frozenset(), dtype, device)
         if judge(info, problems, device, None, None).ok:

@@ -62,7 +62,7 @@ class KernelDensity(neighbors.KernelDensity):
         divided by their integral.
     precision : {"auto", "fast", "high", "float64"}
         ``"auto"`` goes by ``rtol``, whatever the environment says.
-    backend, device, deterministic, backend_options
+    backend, device, backend_options
         As for :func:`sdkde_core.estimate`.
 
     Attributes
@@ -92,7 +92,6 @@ class KernelDensity(neighbors.KernelDensity):
         "precision": [StrOptions({"auto", *PRECISIONS})],
         "backend": [str],
         "device": [None, str, list, tuple],
-        "deterministic": ["boolean"],
         "backend_options": [None, Mapping],
     }
 
@@ -113,7 +112,6 @@ class KernelDensity(neighbors.KernelDensity):
         precision: str = "auto",
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
-        deterministic: bool = True,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
@@ -132,7 +130,6 @@ class KernelDensity(neighbors.KernelDensity):
         self.precision = precision
         self.backend = backend
         self.device = device
-        self.deterministic = deterministic
         self.backend_options = backend_options
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -167,7 +164,6 @@ class KernelDensity(neighbors.KernelDensity):
             precision=_precision(self.rtol) if self.precision == "auto" else self.precision,
             backend=self.backend,
             device=self.device,
-            deterministic=self.deterministic,
             check_finite=False,  # scikit-learn has, or was told not to
             backend_options=self.backend_options,
         )

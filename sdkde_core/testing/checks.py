@@ -123,14 +123,9 @@ def _heap(info: BackendInfo, profile: Profile) -> Iterator[str]:
         yield f"{precision}-{reduction}-d{d}-e{out:g}-n{n}"
 
 
-def _deterministic(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    if info.deterministic:
-        yield from _each(info, profile)
-
-
 def _repeat_many(info: BackendInfo, profile: Profile) -> Iterator[str]:
     """Few rows in MEAN; in full in every reduction, and all points as rows, once. Not where a backend is slow."""
-    if info.deterministic and profile.pairs >= costs.MANY:
+    if profile.pairs >= costs.MANY:
         for precision in info.precisions:
             for reduction in Reduction if profile.includes is not None else (Reduction.MEAN,):
                 yield f"{precision}-{reduction}-n20000-m20"
@@ -188,7 +183,7 @@ CHECKS: Mapping[str, Check] = {
         Check(formalities.options, _once),
         Check(formalities.result_format, _each),
         Check(formalities.inputs_untouched, _each),
-        Check(formalities.repeat, _deterministic),
+        Check(formalities.repeat, _each),
         Check(formalities.repeat_many, _repeat_many),
         Check(accuracy.sizes, _sizes),
         Check(accuracy.limits, _limits),

@@ -144,7 +144,7 @@ def has_format(problem: Problem, got: Partial, like: Any) -> None:
 
 
 def repeat(target: Target, parameter: str) -> None:
-    """A backend that declares determinism gives the same bits again."""
+    """The same call gives the same bits again."""
     precision, reduction = parameter.split("-")
     case = make("mixture", 1025, 515, 5, 10.0)
     problem = target.problem(case, Reduction(reduction), precision)

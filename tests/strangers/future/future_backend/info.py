@@ -11,5 +11,4 @@ INFO = BackendInfo(
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights"}),
-    deterministic=True,
 )

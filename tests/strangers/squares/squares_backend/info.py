@@ -45,7 +45,6 @@ INFO = BackendInfo(
     devices=("cpu",),
     precisions=("fast", "high"),
     features=frozenset({"weights", "exclude_self"}),
-    deterministic=True,
     requires_modules=("numpy",),
     install="pip install sdkde-squares",
     startup_seconds=0.002,

@@ -76,7 +76,6 @@ INFO = BackendInfo(
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self"}),
-    deterministic=True,
     requires_modules=("jax",),
     install="pip install 'jax[cpu]'",
     startup_seconds=0.8,
