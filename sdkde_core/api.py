@@ -302,7 +302,6 @@ def select_bandwidth(
     rule: str = "auto",
     weights: Any = None,
     base: Any = None,
-    folds: int | None = None,
 ) -> Bandwidth:
     """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
 
@@ -325,8 +324,6 @@ def select_bandwidth(
     base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
         The shape of the bandwidth, of which a multiple is chosen; such as ``"scott"`` for that of the covariance.
         Default: in proportion to each column's spread, min(std, IQR/1.34), unless ``"auto"`` finds another.
-    folds : int, optional
-        Leave out so many parts instead of each sample by itself. That takes longer and finds the same.
 
     Returns
     -------
@@ -349,18 +346,13 @@ def select_bandwidth(
     >>> sdkde_core.estimate(x, bandwidth=h).shape
     (500,)
     """
-    if folds is not None and (isinstance(folds, bool) or not isinstance(folds, int) or folds < 2):
-        raise ValueError(f"folds is {folds!r}; pass an integer from 2 on, or None to leave out samples one by one")
     check_rule(rule, method)
     request = Request(Goal.DENSITY, method=method, bandwidth=1.0 if base is None else base, weights=weights)
     data, shape = read(request, train)
-    if folds is not None and folds > data.n:
-        raise ValueError(f"folds is {folds}, but train has {data.n} points; pass at most as many")
-    how = {"method": method, "folds": folds}
     if base is None:
-        return resolve(rule, data.train, data.log_weights, **how)  # type: ignore[arg-type]
+        return resolve(rule, data.train, data.log_weights, method=method)
     whitened = shape.whiten(data.train, data.train[:1, :])
-    chosen = resolve(rule, whitened, data.log_weights, common=True, **how)  # type: ignore[arg-type]
+    chosen = resolve(rule, whitened, data.log_weights, method=method, common=True)
     if chosen.selection is None:
         raise ValueError(
             f"rule is {rule!r}, which has a shape of its own; leave base out, or pass 'auto', 'lscv' or 'lcv'"

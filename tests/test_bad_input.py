@@ -23,7 +23,7 @@ from sdkde_core.testing import reference
 ERRORS = (TypeError, ValueError, BackendUnavailable)
 NAMES = (
     *("train", "query", "bandwidth", "weights", "method", "negative", "precision", "backend", "device", "log", "rule"),
-    *("check_finite", "backend_options", "base", "folds", "dims", "given", "lower", "upper", "q", "x"),
+    *("check_finite", "backend_options", "base", "dims", "given", "lower", "upper", "q", "x"),
     *("n", "random_state", "starts", "other", "samples", "option", "grad", "density", "kernel"),
 )
 NAMED = re.compile(rf"\b({'|'.join(NAMES)})\b")
@@ -186,16 +186,13 @@ def test_what_is_beside_it(count):
 
 @examples(40)
 def test_select_bandwidth(count):
-    def check(train, method, rule, base, folds, weights):
-        got = tried(
-            sdkde_core.select_bandwidth, train, method=method, rule=rule, base=base, folds=folds, weights=weights
-        )
+    def check(train, method, rule, base, weights):
+        got = tried(sdkde_core.select_bandwidth, train, method=method, rule=rule, base=base, weights=weights)
         assert got is None or ((got.factor if got.factor.ndim == 1 else np.diag(got.factor)) > 0).all()
 
     rules = st.sampled_from(("auto", "lscv", "lcv", "silverman", "nope", None, 3))
-    folds = st.sampled_from((None, None, 2, 5, 1, 100, True, "3"))
     bases = st.one_of(st.none(), bandwidths(3))
-    drawn(count, check, arrays(), OPTIONS["method"], rules, bases, folds, OPTIONS["weights"])
+    drawn(count, check, arrays(), OPTIONS["method"], rules, bases, OPTIONS["weights"])
 
 
 X = np.random.default_rng(0).normal(size=(9, 3))

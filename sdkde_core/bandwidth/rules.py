@@ -81,7 +81,7 @@ def _chosen(rule: str, s: Sample) -> Array:
     spreads = s.spread()
     if s.common:
         spreads = np.full(s.d, np.exp(np.log(spreads).mean()))
-    s.selection = choose(s, rule, spreads, s.folds)
+    s.selection = choose(s, rule, spreads)
     h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape
     if shape is None:
         return h
@@ -135,7 +135,6 @@ def resolve(
     method: str = "sdkde",
     kernel: str = "gaussian",
     common: bool = False,
-    folds: int | None = None,
 ) -> Bandwidth:
     """Return the bandwidth that ``bandwidth`` means for ``train``.
 
@@ -153,8 +152,6 @@ def resolve(
         All rules are for ``"gaussian"``.
     common : bool
         A rule that chooses from the data chooses one number for all columns.
-    folds : int, optional
-        It leaves out folds instead of samples one by one.
 
     Raises
     ------
@@ -191,7 +188,7 @@ def resolve(
         )
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
     sample = Sample(train, weights, n_eff, method)
-    sample.common, sample.folds = common, folds
+    sample.common = common
     return by_rule(bandwidth, sample, low, high)
 
 

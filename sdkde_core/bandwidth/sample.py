@@ -45,14 +45,11 @@ class Sample:
         How it was chosen, if it was chosen from the data.
     common : bool
         Choose one number for all columns.
-    folds : int or None
-        Leave out folds instead of samples one by one.
     """
 
     note = ""
     selection: Any = None
     common = False
-    folds: int | None = None
 
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         xp = array_namespace(x)

@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 
 from ..arrays import quiet
 from ..engine.products import product
-from .folds import Folds
 from .normal import normal_reference, widest
 from .pairs import Left, Pairs
 from .sample import Sample
@@ -134,7 +133,7 @@ class _Losses(NamedTuple):
 
 
 @quiet
-def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) -> Selection:
+def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     """Choose a multiple of the normal reference, and by ``"auto"`` a shape first.
 
     Parameters
@@ -145,8 +144,6 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
         One of :data:`CHOOSERS`.
     spreads : (d,) array
         The columns' share in the bandwidth, data units, where no other shape is chosen.
-    folds : int, optional
-        Leave out folds instead of samples one by one.
     """
     method = sample.method
     u, weights, index = _distinct(sample, spreads)
@@ -164,8 +161,8 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
     steps = np.arange(-BELOW, 1 + (0 if rule == "auto" else ABOVE))
     if n >= PAYS * COARSE:
         few = index[:COARSE]
-        steps = _Looks(sample, u[few], weights[few] / weights[few].sum(), folds).worth(rule, steps, n)
-    looks = _Looks(sample, u, weights, folds)
+        steps = _Looks(sample, u[few], weights[few] / weights[few].sum()).worth(rule, steps, n)
+    looks = _Looks(sample, u, weights)
     if len(steps) >= WIDE:
         steps = looks.closely(rule, steps)
     losses = looks.at(steps)
@@ -180,8 +177,7 @@ def choose(sample: Sample, rule: str, spreads: Array, folds: int | None = None) 
         log_multiple, what = _of_both(losses, weights, steps, beyond, wider)
     unit = widest(method, sample.d, sample.n_eff)
     multiple = unit * math.exp(log_multiple)
-    left = "each" if folds is None else f"each of {folds} folds"
-    reason = f"{multiple:.3g} of the normal reference, {what}, {left} of {n} samples left out in turn"
+    reason = f"{multiple:.3g} of the normal reference, {what}, each of {n} samples left out in turn"
     likelihood = np.full(len(steps), np.nan) if logs is None else _curve(logs, weights)
     curves = unit * np.exp(STEP * steps), _curve(squares, weights), likelihood
     if shape is not None:
@@ -254,10 +250,10 @@ def _without_gaps(u: Array) -> Array:
 class _Looks:
     """Samples, and what was seen of them at multiples of the best bandwidth for as many normal ones."""
 
-    def __init__(self, sample: Sample, u: Array, weights: Array, folds: int | None) -> None:
+    def __init__(self, sample: Sample, u: Array, weights: Array) -> None:
         self.method, self.weights = sample.method, weights
         self.unit, (x, w) = _unit(sample.method, sample.d, 1.0 / float(weights @ weights)), sample.there(u, weights)
-        self.pairs = Pairs(x, w, sample.method) if folds is None else Folds(x, w, sample.method, folds)
+        self.pairs = Pairs(x, w, sample.method)
         self.known: dict[int, Left] = {}
 
     def worth(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
