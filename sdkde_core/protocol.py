@@ -65,7 +65,7 @@ PROTOCOL = (1, 1)
 PRECISIONS = ("fast", "high", "float64")
 
 #: Array libraries that the core hands to a backend.
-ARRAYS = ("numpy", "torch", "cupy")
+ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
 #: carries those that the answer depends on: all but the last two, which are of protocol 1.1 and other ways to ask for

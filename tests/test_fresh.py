@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sdkde_core.plugin import run_python, spawning
+from sdkde_core.fresh import run_python, spawning
 
 ROOT = Path(__file__).parent.parent
 

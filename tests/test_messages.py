@@ -16,7 +16,7 @@ import sdkde_core
 from sdkde_core import BackendUnavailable, SdkdeWarning, messages, protocol
 from sdkde_core.choice import calibration, registry, select
 from sdkde_core.cli.main import main
-from sdkde_core.plugin import did_you_mean, warn_once
+from sdkde_core.messages import did_you_mean, warn_once
 from sdkde_core.protocol import Problem, Reduction, Support
 from sdkde_core.tuning import tuned
 

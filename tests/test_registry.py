@@ -85,7 +85,7 @@ def test_a_strangers_backend_is_found_named_and_chosen_when_fastest(install):
             "devices is 'cpu'; pass a tuple of strings, such as ('cpu',)",
         ),
         (good("sad", "sad", more='requires_modules="jax",'), "pass a tuple of strings, such as ('jax',)"),
-        (good("sad", "sad", more='arrays="foo",'), "arrays is 'foo'; pass one of 'numpy', 'torch', 'cupy'"),
+        (good("sad", "sad", more='arrays="foo",'), "arrays is 'foo'; pass one of 'numpy', 'torch'"),
     ],
 )
 def test_a_broken_plugin_is_listed_with_its_cause(install, source, cause):

@@ -17,7 +17,8 @@ from sdkde_core.choice import cards, hardware
 from sdkde_core.choice.calibration import machine_of, tuning_is_off
 from sdkde_core.cli.console import Argument, Choice, json_option, table
 from sdkde_core.cli.console import Group as OneLine
-from sdkde_core.plugin import did_you_mean, write_atomically
+from sdkde_core.messages import did_you_mean
+from sdkde_core.plugin import write_atomically
 
 from . import lookup, options, provenance
 from .problems import by_value, tunables

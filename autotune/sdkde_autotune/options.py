@@ -13,7 +13,7 @@ import click
 from sdkde_core.choice import cards, hardware, registry
 from sdkde_core.choice.cards import GPU
 from sdkde_core.cli.console import Choice, together
-from sdkde_core.plugin import did_you_mean
+from sdkde_core.messages import did_you_mean
 from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Problem, Reduction
 
 from . import lookup

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.cards import GPU, GPUS, gpu
 from sdkde_core.choice.cost import predict
-from sdkde_core.plugin import did_you_mean
+from sdkde_core.messages import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
 from sdkde_core.tuning import Query, Space, space_of
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from sdkde_core.plugin import spawning
+from sdkde_core.fresh import spawning
 
 from .runner import Outcome
 
