@@ -42,7 +42,7 @@ STRANGER = BackendInfo(
 )
 PLAIN = BackendInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
 compiled = test_autotune_search.compiled  # a fixture
-T1200 = driver.CudaDevice("NVIDIA T1200", "GPU-0", 16, 1_425_000, 5_001_000, 128, 7, 5)
+T1200 = driver.Described(16, 1425, 160e9, 75)
 ONE = ("--reduction", "log_sum", "--dim", "16")
 
 
@@ -63,11 +63,11 @@ def _place(tmp_path, monkeypatch):
 
 
 def listed_cards(monkeypatch, *names):
-    """Those that are here, which CUDA says nothing of; as :data:`T1200` does, that it is one."""
+    """Those that are here; the driver says :data:`T1200` of the one, and of others that they are too old."""
     gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}") for i, name in enumerate(names))
     monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
-    said = tuple(T1200 if name == T1200.name else T1200._replace(name=name, major=5) for name in names)
-    monkeypatch.setattr(hardware, "cuda_devices", lambda: said)
+    said = {gpu.uuid: T1200 if gpu.name == "NVIDIA T1200" else T1200._replace(capability=55) for gpu in gpus}
+    monkeypatch.setattr(hardware, "described", said.get)
 
 
 @pytest.fixture

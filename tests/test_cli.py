@@ -23,7 +23,7 @@ import sdkde_core
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.choice import hardware, registry
-from sdkde_core.choice.driver import CudaDevice
+from sdkde_core.choice.driver import Described
 from sdkde_core.cli import doctor
 from sdkde_core.cli import streaming as stream
 from sdkde_core.cli.main import main
@@ -704,15 +704,15 @@ def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeyp
         ),
         (("NVIDIA H200",), "rates: NVIDIA H200 data sheet"),
         (("NVIDIA H200", "NVIDIA T1"), "rates not known"),
-        (("NVIDIA T1200",), "rates: CUDA: 16 multiprocessors at 1.425 GHz, 160 GB/s"),
+        (("NVIDIA T1200",), "rates: NVML: 16 multiprocessors at 1.425 GHz, 160 GB/s"),
         ((), "none found"),
     ],
 )
 def test_doctor_lists_gpus(names, shown, monkeypatch):
     gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}") for i, name in enumerate(names))
-    said = CudaDevice("NVIDIA T1200", "GPU-0", 16, 1_425_000, 5_001_000, 128, 7, 5)
+    said = {"GPU-0": Described(16, 1425, 160e9, 75)}
     monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(hardware, "cuda_devices", lambda: (said,))
+    monkeypatch.setattr(hardware, "described", said.get)
     monkeypatch.setattr(hardware, "driver_version", lambda: "570.1")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(doctor, "_probe", lambda info, device: Support(False, "not looked at"))  # another test's

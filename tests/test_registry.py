@@ -278,7 +278,7 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
     source = good("card", "card", factory="Elsewhere", more="arrays='numpy',").replace('("cpu",)', '("cuda",)')
     install("card", "card", source)
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("of no table", "GPU-1"),) * cards)
-    monkeypatch.setattr(hardware, "cuda_devices", lambda: None)
+    monkeypatch.setattr(hardware, "described", lambda uuid: None)
     explained = sdkde_core.explain(X)
     (mine,) = (c for c in explained.candidates if c.name == "card")
     assert (mine.ok, mine.device) == (bool(cards), "cuda:0")
@@ -296,9 +296,9 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
 def test_a_card_that_nobody_listed_is_priced(monkeypatch):
     """So the fastest is taken, not the first of the alphabet, and host data may go there."""
     name = "NVIDIA GeForce RTX 3080 Ti"
-    said = driver.CudaDevice(name, "GPU-1", 80, 1_665_000, 9_501_000, 384, 8, 6)
+    said = driver.Described(80, 1665, 912e9, 86)
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
-    monkeypatch.setattr(hardware, "cuda_devices", lambda: (said,))
+    monkeypatch.setattr(hardware, "described", lambda uuid: said)
     infos = [importlib.import_module(f"sdkde_{module}").INFO for module in ("keops.info", "triton.info", "torch.info")]
     problem = Problem(Reduction.LOG_SUM, 4096, 32768, 16, precision="fast", device="cuda:0", extent=10.0)
     starts = [judge.start_up(info, [problem], judge.DEVICE_CALLS) for info in infos]
@@ -311,7 +311,7 @@ def test_a_card_that_nobody_listed_is_priced(monkeypatch):
 @pytest.mark.parametrize("device", ["xpu:0", "mps", "cuda:0"])
 def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monkeypatch, device):
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("NVIDIA of no table", "GPU-1"),))
-    monkeypatch.setattr(hardware, "cuda_devices", lambda: None)
+    monkeypatch.setattr(hardware, "described", lambda uuid: None)
     kind = device.partition(":")[0]
 
     def record(name, operations, startup):
@@ -336,12 +336,12 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
     assert ranked[0].seconds > 100  # host data stay where prices are known
 
 
-def test_cuda_is_not_asked_about_a_card_that_cannot_be_the_choice(monkeypatch):
-    """To ask takes some tenths of a second and wakes a card, each process anew."""
+def test_the_driver_is_not_asked_about_a_card_that_cannot_be_the_choice(monkeypatch):
+    """To ask takes some milliseconds and wakes a card, each process anew."""
     name, asked = "NVIDIA GeForce RTX 4060 Laptop GPU", []
-    said = driver.CudaDevice(name, "GPU-1", 24, 2_370_000, 8_001_000, 128, 8, 9)
+    said = driver.Described(24, 2370, 256e9, 89)
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
-    monkeypatch.setattr(hardware, "cuda_devices", lambda: (asked.append(1), (said,))[1])
+    monkeypatch.setattr(hardware, "described", lambda uuid: (asked.append(1), said)[1])
 
     def record(name, devices, startup):
         info = BackendInfo(name, (1, 0), "sdkde_numpy.backend:NumpyBackend", devices, ("high",))

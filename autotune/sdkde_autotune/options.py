@@ -116,7 +116,7 @@ def _first(here: Sequence[GPU | None]) -> GPU:
         raise ValueError("no NVIDIA GPU is visible here; name one to predict for, such as --gpu a6000")
     if here[0] is None:
         raise ValueError(
-            f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as CUDA does not answer, or the card is "
+            f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the card is "
             "older than compute capability 7.0; name one to predict for, such as --gpu a6000"
         )
     return here[0]

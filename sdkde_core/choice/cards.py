@@ -190,8 +190,14 @@ def _made(
     )
 
 
+def cores(capability: int) -> int:
+    """Return how many fp32 units a multiprocessor has; each does a fused multiply-add, two operations, in a clock."""
+    known = [rates.scalar // 2 for of, rates in ARCHITECTURES.items() if of <= capability]
+    return known[-1] if known else ARCHITECTURES[min(ARCHITECTURES)].scalar // 2
+
+
 def derived(name: str, capability: int, sms: int, clock_ghz: float, bandwidth: float = 0.0) -> GPU | None:
-    """Return a GPU with the rates that follow from what CUDA says of it; None where they do not.
+    """Return a GPU with the rates that follow from what the driver says of it; None where they do not.
 
     Parameters
     ----------
@@ -203,7 +209,7 @@ def derived(name: str, capability: int, sms: int, clock_ghz: float, bandwidth: f
     sms : int
         Multiprocessors.
     clock_ghz : float
-        What CUDA gives as the clock rate: a data sheet's boost clock.
+        The largest clock, which may be above a data sheet's boost clock (an RTX 4090: 3.105, where it has 2.52).
     bandwidth : float
         Bytes per second of its memory; 0: not known.
     """
@@ -211,7 +217,7 @@ def derived(name: str, capability: int, sms: int, clock_ghz: float, bandwidth: f
         return None
     bandwidth = bandwidth or SHARED_MEMORY * sms
     told = f"{sms} multiprocessors at {clock_ghz:.4g} GHz, {bandwidth / 1e9:.4g} GB/s"
-    source = f"CUDA: {told}; rates by compute capability"
+    source = f"NVML: {told}; rates by compute capability"
     return _made(card_name(name), (), capability, sms, clock_ghz, bandwidth, source, halved="geforce" in name.lower())
 
 

@@ -23,7 +23,7 @@ from ..fresh import run_python
 from ..messages import warn_once
 from ..storage import cache_folder, write_atomically
 from .cards import GPU, Processor, card_name, derived, gpu, same_name
-from .driver import CudaDevice, ListedGPU, ask_nvml, cuda_devices, driver_version, visible_gpus
+from .driver import Described, ListedGPU, ask_nvml, described, driver_version, visible_gpus
 
 __all__ = [
     "ListedGPU",
@@ -233,7 +233,7 @@ def processor(device: str) -> Processor | None:
 def card(device: str) -> GPU | None:
     """Return the card that ``"cuda:i"`` is; None where it is not here, or its rates are not known.
 
-    By its name in the table of data sheets, else by what CUDA says of it.
+    By its name in the table of data sheets, else by what the driver says of it.
     """
     kind, number = _parsed(device)
     gpus = visible_gpus() if kind == "cuda" else ()
@@ -242,20 +242,19 @@ def card(device: str) -> GPU | None:
     known = gpu(gpus[number].name)
     if known is not None:
         return known
-    devices = cuda_devices() or ()
-    return _derived(devices[number]) if number < len(devices) else None
+    said = described(gpus[number].uuid)
+    return None if said is None else _derived(gpus[number].name, said)
 
 
 @functools.cache
-def _derived(device: CudaDevice) -> GPU | None:
-    capability = 10 * device.major + device.minor
-    return derived(device.name, capability, device.sms, device.clock_khz / 1e6, device.bandwidth)
+def _derived(name: str, said: Described) -> GPU | None:
+    return derived(name, said.capability, said.sms, said.clock_mhz / 1e3, said.bandwidth)
 
 
 def gpu_name(device: str) -> str | None:
     """Return the name of the card that ``"cuda:i"`` is, as the cost model has it; None where it is not here.
 
-    Unlike :func:`card` it never asks CUDA, which takes time and wakes a card that sleeps.
+    Unlike :func:`card` it needs no rates.
     """
     kind, number = _parsed(device)
     gpus = visible_gpus() if kind == "cuda" else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 from .. import __version__
 from ..choice import hardware, registry
+from ..choice.driver import may_have_driver
 from ..choice.judge import as_support, ask
 from ..protocol import BackendInfo, Support
 
@@ -85,7 +87,8 @@ def _gpus() -> list[tuple[str, str]]:
         known = f"rates: {card.source}" if card else "rates not known: no predicted times"
         rows.append((f"cuda:{i}", f"{name}, driver {hardware.driver_version()}, {memory}"))
         rows.append(("", known))
-    return rows or [("gpu", "none found")]
+    unseen = may_have_driver() and importlib.util.find_spec("pynvml") is None
+    return rows or [("gpu", "none found" + "; those of NVIDIA need: pip install nvidia-ml-py" * unseen)]
 
 
 def _memory(uuid: str, nvml: Any) -> str:
