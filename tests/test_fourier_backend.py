@@ -253,6 +253,9 @@ def test_prices_and_support():
     assert price.seconds(info.work(problem, None)) < 2.0
     costs = [price.seconds(info.work(replace(problem, d=d), None)) for d in (1, 2, 3)]
     assert costs == sorted(costs)
+    for precision, d, ok in (("float64", 2, True), ("float64", 3, False), ("high", 3, True)):
+        support = info.supports(replace(problem, precision=precision, d=d))
+        assert support.ok is ok and (ok or "float64" in support.reason)
     numpy = registry.find("numpy").info
     small = replace(problem, m=100, n=100, d=3)
     assert price.seconds(info.work(small, None)) < 0.01  # a small problem is not priced as one of modes

@@ -13,9 +13,16 @@ from .forecast import estimate, estimate_on_device, least_memory
 __all__ = ["INFO", "TORCH"]
 
 
+#: Pairs up to which "float64" is taken in three dimensions. A transform's error is relative to its largest sum: most
+#: rows have too small a sum for ten digits of a log, and are then summed directly over many neighbours.
+MOST_PAIRS = 1 << 27
+
+
 def _supports(problem: Problem) -> Support:
     if problem.d > 3:
         return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
+    if problem.d == 3 and problem.precision == "float64" and problem.pairs > MOST_PAIRS:
+        return Support(False, "float64 leaves most rows to direct sums in three dimensions, too many at this size")
     least = least_memory(problem)
     total = total_memory() if least else None  # not what is free: the choice depends on the machine alone
     if total is not None and least > total:
