@@ -235,7 +235,7 @@ def estimate(
     if np.ndim(bandwidth) == 2:  # moved samples would lose digits in the units of the data
         y, x = (_points(a) for a in _whitened(bandwidth, y, x))
         bandwidth = 1.0
-    centres = debias(x, bandwidth, weights=weights, exclude_self=exclude_self) if method == "sdkde" else x
+    centres = _moved(x, bandwidth, weights, exclude_self) if method == "sdkde" else x
     result = sums(y, centres, bandwidth, weights=weights, exclude_self=exclude_self)
     if method in ("kde", "sdkde"):
         log_density = result.log_sum + constant
@@ -252,8 +252,13 @@ def debias(
     train: ArrayLike, bandwidth: ArrayLike = 1.0, *, weights: ArrayLike | None = None, exclude_self: bool = False
 ) -> Array:
     """Return the samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂: half a mean-shift step, since H ŝ is the shift."""
-    x = _points(train)
-    return x + 0.5 * sums(x, x, bandwidth, weights=weights, exclude_self=exclude_self).shift
+    return _moved(_points(train), bandwidth, weights, exclude_self).astype(float)
+
+
+def _moved(x: Array, bandwidth: ArrayLike, weights: ArrayLike | None, exclude_self: bool) -> Any:
+    """Moved samples in extended precision: far from 0, float64 has too few digits in bandwidths."""
+    shift = sums(x, x, bandwidth, weights=weights, exclude_self=exclude_self).shift
+    return x.astype(np.longdouble) + 0.5 * shift
 
 
 def grad_log_density(
@@ -292,7 +297,8 @@ def _paper_phi(y: Array, x: Array, h: float) -> Array:
 
 
 def _points(x: ArrayLike) -> Array:
-    a = np.asarray(x, float)
+    a = np.asarray(x)
+    a = a if a.dtype == np.longdouble else a.astype(float)  # moved samples have more digits
     return a[:, None] if a.ndim == 1 else a
 
 
