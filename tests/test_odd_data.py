@@ -152,11 +152,11 @@ def test_equal_points_are_summed_once_and_right(d, reduction):
     columns = Columns(points, log_weights)
     search = neighbours.Neighbourhoods(columns, 1)
     problem = Problem(reduction, 200, 3000, d, requires=frozenset({"weights"}))
-    got = search.reduce(problem, rows, None, 1.0)
+    got = search.reduce(problem, rows, None)
     assert errors(problem, got, reference.sums(rows, points, log_weights=log_weights)).max() <= 0.2
     assert len(search._merged.points) == len(np.unique(points, axis=0)) < 2900
     own = Problem(reduction, 200, 3000, d, same=True, requires=frozenset({"weights", "exclude_self"}))
-    got = search.reduce(own, points[:200], np.arange(200), 1.0)
+    got = search.reduce(own, points[:200], np.arange(200))
     arrays = (got.log_sum, got.shift, got.sign, got.log_magnitude)
     for row in range(0, 200, 20):  # each leaves out its own one of the equal columns
         keep = np.arange(3000) != row
