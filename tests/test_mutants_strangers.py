@@ -568,7 +568,10 @@ def _fails(target, check, profile):
     return True
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "every result kept" else name for name in MUTANTS],
+)
 def test_named_checks_catch_it(name):
     caught = _caught(name, "quick")
     print(f"| {name} | {', '.join(sorted(caught))} |")
