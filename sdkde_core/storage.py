@@ -10,11 +10,15 @@ import shutil
 import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["cache_folder", "remove_temporaries", "sync", "write_atomically", "write_folder"]
+from .messages import SdkdeWarning, caller_level
+
+__all__ = ["cache_folder", "remove_temporaries", "reserve", "sync", "write_atomically", "write_folder"]
 
 #: Names of what this process has open: written to, even where that is a regular file.
 _OPEN = re.compile(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
@@ -123,7 +127,11 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
             sync(Path(folder))
         try:
             check(final)
-            _exchange(beside, final) if final.exists() else beside.rename(final)
+            if final.exists():
+                _keep_owner(beside, final.stat())
+                _exchange(beside, final)
+            else:
+                beside.rename(final)
         except OSError as error:
             _temporaries.discard(beside)
             raise OSError(error.errno, f"{error.strerror}; the new one is {beside}", str(path)) from error
@@ -132,6 +140,18 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
         if beside in _temporaries:
             shutil.rmtree(beside, ignore_errors=True)
             _temporaries.discard(beside)
+            if beside.exists():
+                warnings.warn(f"{beside} cannot be removed", SdkdeWarning, stacklevel=caller_level())
+
+
+def _keep_owner(folder: Path, before: os.stat_result) -> None:
+    """Give a folder the mode of another one, and its owner where that is allowed."""
+    folder.chmod(before.st_mode & 0o777)
+    made = folder.stat()
+    if hasattr(os, "chown") and (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
+        with suppress(PermissionError):
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, before.st_uid, before.st_gid)
 
 
 def _beside(final: Path) -> Path:
@@ -239,9 +259,27 @@ def _replace(final: Path, new: Path, before: os.stat_result | None) -> None:
 
 
 def _overwrite(final: Path, new: Path) -> None:
+    """Write a file's bytes into another; a full disk is found before. A kill in between can leave half a file."""
     with new.open("rb") as source, open(_opened(final), "wb") as target:
+        before = os.fstat(target.fileno()).st_size
+        try:
+            reserve(target, new.stat().st_size)
+        except OSError:
+            target.truncate(before)
+            raise
         shutil.copyfileobj(source, target)
         target.truncate()
+
+
+def reserve(file: BinaryIO, size: int) -> None:
+    """Raise for a full disk now, before anything is computed."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: a pipe, or a file system that cannot
+            raise
 
 
 def _opened(final: Path) -> int:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from sdkde_core import scale
+from sdkde_core import SdkdeWarning, scale
 from sdkde_core.cli.main import main
 from sdkde_core.protocol import QUANTUM
+from sdkde_core.scale.files import source
 
 X = np.random.default_rng(0).normal(size=(2 * QUANTUM + 300, 3))
 HOW = {"bandwidth": 0.5, "backend": "numpy"}
@@ -292,3 +293,133 @@ def test_forged_files(zarr, count):
     words = [sys.executable, str(script), "--files", str(count)]
     result = subprocess.run(words, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+# --- what an output or a reader may not do ----------------------------------------------------------------------------
+
+
+def test_an_array_of_an_archive_does_not_replace_the_others():
+    np.save("x.npy", X)
+    np.savez("r.npz", run1=X, weights=np.ones(3))
+    assert "also holds run1, weights, which would be lost" in refused("x.npy", "-o", "r.npz:density")
+    assert sorted(np.load("r.npz").files) == ["run1", "weights"]
+
+
+def test_foreign_files_among_the_chunks_of_an_array_of_ours_are_kept(zarr):
+    scale.estimate(X, out="o.zarr", bandwidth=0.4)
+    Path("o.zarr/c/notes.md").write_text("mine")
+    with pytest.raises(FileExistsError, match="is no array that sdkde wrote"):
+        scale.estimate(X, out="o.zarr", bandwidth=0.4)
+    assert Path("o.zarr/c/notes.md").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_a_replaced_folder_keeps_its_mode(zarr):
+    scale.estimate(X, out="o.zarr", bandwidth=0.4)
+    Path("o.zarr").chmod(0o700)
+    scale.estimate(X, out="o.zarr", bandwidth=0.5)
+    assert Path("o.zarr").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_chunk_that_is_not_there_is_told(zarr):
+    zarr.create_array("t.zarr", shape=X.shape, chunks=(10, X.shape[1]), dtype="f8")[:] = X
+    assert np.array_equal(source("t.zarr").read(), X)
+    Path("t.zarr/c/0/0").unlink()
+    with pytest.warns(SdkdeWarning, match=r"1 of \d+ chunks are not there, and are read as 0.0"):
+        source("t.zarr")
+
+
+class Reader:
+    """An object that reads rows, as it is told to."""
+
+    shape, dtype = X.shape, X.dtype
+
+    def __init__(self, read):
+        self.read = read
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda start, stop: X[start:stop].T,
+        lambda start, stop: X[start:stop] + 1j,
+        lambda start, stop: X[start : stop - 1],
+        lambda start, stop: X[start:stop].astype(int),
+    ],
+)
+def test_rows_that_are_not_what_was_declared(read):
+    with pytest.raises(ValueError, match=r"train: rows 0 to \d+ are declared as float64 of shape"):
+        scale.estimate(Reader(read), bandwidth=0.4)
+
+
+def test_masked_rows_and_dask_arrays_are_refused():
+    masked = np.ma.masked_less(X, 0.0)
+    for given in (masked, Reader(lambda start, stop: masked[start:stop])):
+        with pytest.raises(TypeError, match=r"train .*masked"):
+            scale.estimate(given, bandwidth=0.4)
+    dask = pytest.importorskip("dask.array")
+    with pytest.raises(TypeError, match="train is a Dask array"):
+        scale.estimate(dask.from_array(X), bandwidth=0.4)
+
+
+@pytest.mark.parametrize("out", [np.zeros(len(X), int), np.zeros(len(X), "U3"), [0.0] * len(X), b"out"])
+def test_what_takes_results_takes_floats(out):
+    with pytest.raises(TypeError, match="pass a path, or an array of floats"):
+        scale.estimate(X, out=out, bandwidth=0.4)
+
+
+def test_an_out_that_is_read_only_is_refused_and_one_that_is_an_input():
+    out = np.zeros(len(X))
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        scale.estimate(X, out=out, bandwidth=0.4)
+
+    class Rows:
+        shape, dtype = (30,), np.dtype(float)
+
+        def __getitem__(self, rows):
+            return np.arange(30.0)[rows]
+
+        def __setitem__(self, rows, block):
+            raise AssertionError("an input is written to")
+
+    given = Rows()
+    with pytest.raises(ValueError, match="out is train"):
+        scale.estimate(given, out=given, bandwidth=0.4)
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error(monkeypatch):
+    np.save("t.npy", X)
+
+    def changed(*_):
+        np.save("t.npy", X + 1.0)
+        os.utime("t.npy", (1, 1))
+
+    with pytest.raises(ValueError, match="has changed since it was opened"):
+        scale.estimate("t.npy", bandwidth=0.4, weights=Ticking(changed))
+
+
+class Ticking:
+    """Weights whose reading has an effect."""
+
+    shape, dtype = (len(X),), np.dtype(float)
+
+    def __init__(self, effect):
+        self.effect = effect
+
+    def read(self, start, stop):
+        self.effect()
+        return np.ones(stop - start)
+
+
+def test_the_default_header_of_a_data_frame_is_no_sample():
+    Path("p.csv").write_text("0,1\n0.5,0.25\n1.5,2.25\n")
+    assert "is a data frame's default header, or a sample" in refused("p.csv", "-o", "p.npy")
+
+
+def test_a_folder_that_is_no_checkpoint_stays_as_it_is(zarr):
+    Path("mine").mkdir()
+    Path("mine/notes.md").write_text("mine")
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        scale.estimate(X, bandwidth=0.4, checkpoint="mine")
+    assert [path.name for path in Path("mine").iterdir()] == ["notes.md"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sqlite3
 import tempfile
 import warnings
@@ -63,6 +64,8 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
         zarr_module()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._note = self._folder / "checkpoint.json"
+        if not (self._folder / "lock").exists() and any(self._folder.iterdir()):
+            raise ValueError(f"{folder} is there, and is no checkpoint; pass a folder that is empty, or a new one")
         self._lock = _locked(self._folder)
         try:
             if self._note.exists():
@@ -131,6 +134,8 @@ def _locked(folder: Path) -> sqlite3.Connection:
     It is SQLite's lock of a file without contents, as that is one on every system.
     """
     file = folder / "lock"
+    if file.exists() and not os.access(file, os.W_OK):
+        raise FileError(f"{file}: cannot be written, so other processes could use the checkpoint; pass another folder")
     try:
         held = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
         try:

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,8 +29,8 @@ from numpy.typing import NDArray
 
 from ..arrays import check_names
 from ..estimator.batches import NUMBERS, ROWS
-from ..messages import did_you_mean
-from ..storage import write_atomically, write_folder
+from ..messages import SdkdeWarning, caller_level, did_you_mean
+from ..storage import reserve, write_atomically, write_folder
 
 __all__ = [
     "EXTENSIONS",
@@ -96,6 +97,8 @@ class Source:
         The columns' names; empty if the format has none.
     at : callable, optional
         ``at(start, stop)`` reads these rows; None: the format is read from its beginning on.
+    check : callable
+        Raises a FileError if the file has changed since it was opened; of what is no file nothing is known.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Source:
     read_batches: Callable[[int], Iterator[Array]]
     names: tuple[str, ...] = ()
     at: Callable[[int, int], Array] | None = None
+    check: Callable[[], object] = lambda: None
 
     @classmethod
     def of(cls, name: str, x: Array) -> Source:
@@ -119,11 +123,19 @@ class Source:
             raise ValueError(f"the array has shape {shape}; pass (points, dimensions), or (points,) in one dimension")
         width = 1 if len(shape) == 1 else int(shape[1])
 
+        declared = np.dtype(dtype)
+
         def rows_at(start: int, stop: int) -> Array:
-            x = np.asarray(at(start, stop)).reshape(-1, width)
-            if len(x) != stop - start:
-                raise ValueError(f"{name}: rows {start} to {stop} were asked for, and {len(x)} came")
-            return x
+            block = at(start, stop)
+            if isinstance(block, np.ma.MaskedArray):
+                raise TypeError(f"{name} has masked rows; pass a plain array of the rows that count")
+            x, wanted = np.asarray(block), (stop - start, *shape[1:])
+            if x.shape != wanted or x.dtype.newbyteorder("=") != declared.newbyteorder("="):
+                raise ValueError(
+                    f"{name}: rows {start} to {stop} are declared as {declared} of shape {wanted}, and are {x.dtype} "
+                    f"of shape {x.shape}"
+                )
+            return x.reshape(-1, width)
 
         def batches(rows: int) -> Iterator[Array]:
             for start in range(0, shape[0], rows):
@@ -169,6 +181,7 @@ def source(text: str) -> Source:
         code = errno.EISDIR if path.is_dir() else errno.ENOENT
         raise OSError(code, os.strerror(code), str(path))
     with _naming(text):
+        before = _stamp(path)
         found = _READERS[extension](text, path, key)
         if found.dtype.kind not in "iufbc":
             raise ValueError(f"the array is of dtype {found.dtype}; pass numbers")
@@ -176,7 +189,19 @@ def source(text: str) -> Source:
             raise ValueError("the array has no columns; pass (points, dimensions)")
         if found.rows * found.columns > MOST:  # zarr has no chunks of what is all fill value
             raise ValueError(f"its metadata say shape {(found.rows, found.columns)}, more than anything here can sum")
-    return found if found.at is None else replace(found, at=_naming(text)(found.at))
+
+    def check() -> None:
+        if _stamp(path) != before:
+            raise FileError(f"{text}: has changed since it was opened; leave it alone while it is read")
+
+    return replace(found, check=check, at=None if found.at is None else _naming(text)(found.at))
+
+
+def _stamp(path: Path) -> list[tuple[Any, ...]]:
+    """Return what changes with a file, or with any file of a folder."""
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+    seen = [(str(p), p.stat()) for p in paths]
+    return [(name, found.st_ino, found.st_size, found.st_mtime_ns) for name, found in seen]
 
 
 def check_order(*sources: Source) -> None:
@@ -241,6 +266,12 @@ def _read_npy(name: str, path: Path, key: str) -> Source:
 
 def _read_zarr(name: str, path: Path, key: str) -> Source:
     x = zarr_module().open_array(path, mode="r")
+    # zarr takes chunks that are not there for numbers; its own count looks for each one that could be.
+    known = (path / "zarr.json").is_file() and x.shards is None
+    missing = x.nchunks - sum(chunk.is_file() for chunk in (path / "c").rglob("*")) if known else 0
+    if missing > 0 and math.prod(x.shape) <= MOST:
+        told = f"{name}: {missing} of {x.nchunks} chunks are not there, and are read as {x.fill_value}"
+        warnings.warn(told, SdkdeWarning, stacklevel=caller_level())
     return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop])
 
 
@@ -311,6 +342,11 @@ def _read_csv(name: str, path: Path, key: str) -> Source:
             skipped += 1
         fields = _fields(first)
         header = not any(_is_number(f) for f in fields)
+        if len(fields) > 1 and fields == [str(k) for k in range(len(fields))]:
+            raise ValueError(
+                f"its first line, {first.strip()[:40]}, is a data frame's default header, or a sample; "
+                "write it with names, or without a header (pandas: header=False)"
+            )
         if header and any(_is_number(part) for part in re.split(r"[;\s]+", first.strip())):
             raise ValueError(f"values are separated by commas, but its first line is {first.strip()[:60]!r}")
         if header and fields[0] == "" and len(fields) > 1:
@@ -428,6 +464,8 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not Path(os.path.realpath(path)).parent.is_dir():
         raise no_folder(path)
+    if key:
+        _check_archive(path, key)
     if extension == ".zarr":
         with _write_zarr(path, shape, np.dtype(dtype)) as write:
             yield write
@@ -440,12 +478,30 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
         yield write
 
 
+def _check_archive(path: Path, key: str) -> None:
+    """Refuse to write an array to an archive that has others: a file is replaced as a whole."""
+    if not path.is_file():
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            others = sorted({member.removesuffix(".npy") for member in archive.namelist()} - {key})
+    except zipfile.BadZipFile as error:
+        raise FileError(f"{path}: is there, and is no archive; name another, or remove it first") from error
+    if others:
+        raise FileError(f"{path}: also holds {', '.join(others)}, which would be lost; name another file")
+
+
 @contextmanager
 def _write_zarr(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Write]:
     with write_folder(path, _check_ours) as folder:
         rows, done = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), 0
         chunks = (rows, *shape[1:])
-        x = zarr_module().create_array(folder, shape=shape, chunks=chunks, dtype=dtype, attributes=_OURS)
+        zarr = zarr_module()
+        checked = {
+            "compressors": [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()],
+            "config": {"write_empty_chunks": True},  # a chunk that is not there is lost, and not zeros
+        }
+        x = zarr.create_array(folder, shape=shape, chunks=chunks, dtype=dtype, attributes=_OURS, **checked)
 
         def write(batch: Array) -> None:
             nonlocal done
@@ -466,7 +522,9 @@ def _check_ours(folder: Path) -> None:
     try:
         metadata = json.loads((folder / "zarr.json").read_bytes())
         ours = metadata["node_type"] == "array" and metadata["attributes"] == _OURS
-        ours = ours and {path.name for path in folder.iterdir()} <= {"zarr.json", "c"}
+        for path in folder.rglob("*"):
+            first, *rest = path.relative_to(folder).parts
+            ours = ours and ((first == "zarr.json" and not rest) or (first == "c" and all(map(str.isdecimal, rest))))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         ours = False
     if not ours:
@@ -483,7 +541,7 @@ def no_folder(path: Path) -> FileNotFoundError:
 @contextmanager
 def _write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
     head = _npy_head(shape, dtype)
-    _reserve(file, len(head) + math.prod(shape) * dtype.itemsize)
+    reserve(file, len(head) + math.prod(shape) * dtype.itemsize)
     file.write(head)
     yield lambda batch: file.write(batch.tobytes())
 
@@ -493,17 +551,6 @@ def _npy_head(shape: tuple[int, ...], dtype: Any) -> bytes:
     header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
     np.lib.format.write_array_header_1_0(head, header)
     return head.getvalue()
-
-
-def _reserve(file: BinaryIO, size: int) -> None:
-    """Raise for a full disk now, before anything is computed."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: a pipe, or a file system that cannot
-            raise
 
 
 @contextmanager

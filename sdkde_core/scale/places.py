@@ -31,6 +31,8 @@ def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:
     shown = out if isinstance(out, str | os.PathLike) else place
     for name, given in {**inputs, "the checkpoint": checkpoint}.items():
         other = _place(given)
+        if place is None and out is not None and out is given:
+            raise FileError(f"out is {name}; pass another out")
         if isinstance(out, np.ndarray) and isinstance(given, np.ndarray) and np.may_share_memory(out, given):
             raise FileError(f"out shares memory with {name}; pass another out")
         within, contains = _inside(place, other), _inside(other, place)
@@ -50,7 +52,10 @@ def _place(given: Any) -> Path | None:
         given = given.name
     if isinstance(given, str | os.PathLike):
         return Path(os.path.realpath(without_key(os.fspath(given))[0]))
-    root = getattr(getattr(given, "store", None), "root", None)  # an array of zarr's
+    store = getattr(given, "store", None)  # an array of zarr's
+    root = getattr(store, "root", None)
+    if root is None and "file" in getattr(getattr(store, "fs", None), "protocol", ()):
+        root = getattr(store, "path", None)
     if root is not None:
         return Path(os.path.realpath(root), getattr(given, "path", ""))
     while isinstance(given, np.ndarray) and not isinstance(given, np.memmap):

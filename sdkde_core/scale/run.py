@@ -15,6 +15,7 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays.arguments import is_dask
 from ..estimator.batches import NUMBERS, ROWS, watched
 from ..estimator.density import has_gaps, undefined, warn_of_negative
 from ..estimator.public import public
@@ -58,6 +59,12 @@ def _source(name: str, given: Any, kept: ExitStack) -> Source:
     elif isinstance(given, str | os.PathLike):
         found = source(os.fspath(given))
     else:
+        if is_dask(given):
+            raise TypeError(
+                f"{name} is a Dask array; pass it to sdkde_core.estimate or debias, or pass the path of its file here"
+            )
+        if isinstance(given, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
         shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
         if shape is None or dtype is None:
             given = np.asarray(given)
@@ -77,7 +84,8 @@ def _source(name: str, given: Any, kept: ExitStack) -> Source:
     for batch in found.batches(max(1, min(ROWS, NUMBERS // max(1, found.columns)))):
         scratch.write(done, batch)
         done += len(batch)
-    return replace(found, at=scratch.read)
+    found.check()
+    return replace(found, at=scratch.read, check=lambda: None)
 
 
 def _ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
@@ -130,6 +138,8 @@ class Job:
         resume: bool = False,
     ) -> Job:
         """Read the data as often as it takes to decide everything; see :func:`estimate`. ``kept`` closes files."""
+        if not isinstance(resume, bool):
+            raise TypeError(f"resume is {resume!r}; pass True or False")
         if resume and checkpoint is None:
             raise ValueError("resume=True (--resume) goes with a checkpoint; pass its folder")
         bytes_allowed = BEYOND + _resident_bytes() if memory is None else parse_size(memory)
@@ -198,6 +208,8 @@ class Job:
                     at = (start, shard) if alike else None
                     sums = self.frozen.fold(sums, self.frozen.partial(step, columns, rows, at))
                 assert sums is not None
+                for read in filter(None, (self.train, self.query, self.weights)):
+                    read.check()
                 parts.write(start, self._finished(rows, sums, last))
             if advance is not None:
                 advance(stop - start)
@@ -265,8 +277,13 @@ def _sink(kept: ExitStack, job: Job, out: Any, name: str) -> tuple[Any, Write]:
     if isinstance(out, str | os.PathLike):
         return out, kept.enter_context(writing(os.fspath(out), shape, dtype, name))
     array = np.empty(shape, dtype) if out is None else out
+    if not hasattr(array, "__setitem__") or getattr(np.dtype(getattr(array, "dtype", "V")), "kind", "") != "f":
+        kind = f"of dtype {out.dtype}" if hasattr(out, "dtype") else f"a {type(out).__name__}"
+        raise TypeError(f"out is {kind}; pass a path, or an array of floats that can be written to")
     if tuple(array.shape) != shape:
         raise ValueError(f"out has shape {tuple(array.shape)}; pass one of shape {shape}")
+    if (isinstance(array, np.ndarray) and not array.flags.writeable) or getattr(array, "read_only", False):
+        raise ValueError("out is read-only; pass an array that can be written to")
 
     def write(block: Array) -> None:
         nonlocal done
