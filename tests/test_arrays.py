@@ -284,6 +284,7 @@ def test_restoring_from_another_library():
         ((["a", "b"],), TypeError, "dtype <U1"),
         ((None,), TypeError, "NoneType"),
         ((np.ma.masked_array(X, X > 1),), TypeError, "masked"),
+        ((list(np.ma.masked_array(X, X > 1)),), TypeError, "masked"),
         ((X, Y[0]), ValueError, r"query\[None, :\]"),
         ((X, np.ones(5)), ValueError, r"shape \(m, 2\)"),
         ((X, np.ones((5, 3))), ValueError, "query has 3 dimensions, but train has 2"),

@@ -352,3 +352,16 @@ def test_without_scikit_learn(monkeypatch):
         _ = sdkde_core.KernelDensity
     with pytest.raises(AttributeError, match="Kernel_Density"):
         _ = sdkde_core.Kernel_Density
+
+
+def test_masked_arrays_are_refused():
+    """As plain arrays they would lose their mask."""
+    masked, model = np.ma.masked_greater(X, 0.5), KernelDensity()
+    for call in (
+        lambda: model.fit(masked),
+        lambda: model.fit(X, sample_weight=np.ma.masked_greater(np.ones(len(X)), 2)),
+    ):
+        with pytest.raises(TypeError, match="is a masked array"):
+            call()
+    with pytest.raises(TypeError, match="X is a masked array"):
+        model.fit(X).score_samples(masked)

@@ -13,6 +13,7 @@ from .arguments import (
     ingest,
     is_dask,
     refuse_dask,
+    refuse_masked,
 )
 from .looks import Decisions, Taken, decided, look, noting, recording, rounded, taken
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
@@ -45,6 +46,7 @@ __all__ = [
     "quiet",
     "recording",
     "refuse_dask",
+    "refuse_masked",
     "rounded",
     "taken",
     "to_host",

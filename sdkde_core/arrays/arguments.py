@@ -48,6 +48,7 @@ __all__ = [
     "ingest",
     "is_dask",
     "refuse_dask",
+    "refuse_masked",
 ]
 
 
@@ -56,6 +57,13 @@ LARGE, BYTES = 1 << 18, 64
 
 #: Weights below that share of the largest are light, see :class:`sdkde_core.protocol.Problem`.
 LIGHT = 2.0**-15
+
+
+def refuse_masked(name: str, value: Any) -> None:
+    """Raise TypeError for a masked array, or a list of some: as a plain array it would lose its mask in silence."""
+    rows = value if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(row, np.ma.MaskedArray) for row in rows):
+        raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
 
 
 def is_dask(value: Any) -> bool:
@@ -120,8 +128,7 @@ class Argument(NamedTuple):
                     f"out and progress; pass {name}.detach(), or call within torch.no_grad()"
                 )
             value = detached(value)
-        if isinstance(value, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+        refuse_masked(name, value)
         if hasattr(value, "toarray"):  # SciPy's and CuPy's matrices and arrays
             raise TypeError(f"{name} is a sparse {type(value).__name__}; pass {name}.toarray()")
         try:

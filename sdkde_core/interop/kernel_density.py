@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..api import prepare
 from ..archive import plain, write
-from ..arrays import refuse_dask
+from ..arrays import refuse_dask, refuse_masked
 from ..bandwidth.matrix import Bandwidth
 from ..estimator.prepared import Prepared
 from ..estimator.request import METHODS, NEGATIVE
@@ -151,6 +151,8 @@ class KernelDensity(neighbors.KernelDensity):
         """
         _check_metric(self.metric, self.metric_params)
         refuse_dask("X", X)
+        for name, value in {"X": X, "sample_weight": sample_weight}.items():
+            refuse_masked(name, value)
         X = validate_data(self, X, order="C", dtype=np.float64)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -177,6 +179,7 @@ class KernelDensity(neighbors.KernelDensity):
         """
         check_is_fitted(self)
         refuse_dask("X", X)
+        refuse_masked("X", X)
         X = validate_data(self, X, order="C", dtype=np.float64, reset=False)
         return self.density_.estimate(X, log=True)
 
