@@ -568,9 +568,13 @@ def _fails(target, check, profile):
     return True
 
 
+#: Caught by checks of many calls, or of large arrays.
+LONG = {name for name, (_, checks, *_) in MUTANTS.items() if checks & {"leaks", "memory", "price"}}
+
+
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name == "every result kept" else name for name in MUTANTS],
+    [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MUTANTS],
 )
 def test_named_checks_catch_it(name):
     caught = _caught(name, "quick")

@@ -59,7 +59,7 @@ ROOMS = {
     "messages": set(),
     "protocol": {"messages"},
     "fresh": set(),
-    "storage": set(),
+    "storage": {"messages"},
     "archive": {"messages", "storage"},
     "arrays": set(),
     "nearby": {"protocol"},
