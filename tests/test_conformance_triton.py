@@ -204,7 +204,7 @@ class TestInterpreted(BackendConformance):
         "row_range",
         "state_reuse",
         "sizes",
-        *("surroundings", "thread_counts", "many_alive", "new_contents"),
+        *("surroundings", "thread_counts", "many_alive", "new_contents", "limits"),
     )
 
     def test_some_of_the_points_are_rows(self):

@@ -387,6 +387,7 @@ def _compiles(folder, printed=b"\x7fELF of pack", **environment):
     return "compiles" in said, [line for line in said if line != "compiles"]
 
 
+@pytest.mark.slow
 def test_compiled_code_is_kept_and_compiled_anew_where_it_is_another(tmp_path):
     """Of code that has changed a card knows nothing: it runs it."""
     assert _compiles(tmp_path) == (True, [])

@@ -59,6 +59,7 @@ def test_finding_it_does_not_import_keops():
 
 
 @compiles
+@pytest.mark.slow
 def test_nothing_is_printed_but_what_users_print():
     code = f"""
     print("before")
