@@ -270,7 +270,10 @@ def test_the_share_that_is_forecast_is_that_of_the_lists(kind, reduction):
     assert 0.1 < left < 0.6 and left / 1.4 < nearby.share(problem, sample, size, height) < 1.4 * left
 
 
-@pytest.mark.parametrize("reduction", list(Reduction))
+@pytest.mark.parametrize(
+    "reduction",
+    [Reduction.MEAN, *(pytest.param(r, marks=pytest.mark.slow) for r in Reduction if r is not Reduction.MEAN)],
+)
 @pytest.mark.parametrize(("kind", "d"), [("eight", 3), ("often", 4), ("three", 6), ("heavy", 2)])
 def test_the_rough_share_is_about_that_of_boxes(kind, d, reduction):
     """Beside a count by boxes of all points, with the rows' own sums; of NumPy's arrays and of tensors."""
