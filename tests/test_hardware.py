@@ -1,4 +1,4 @@
-"""The GPUs that are here: by NVML, of which a fake stands in."""
+"""The GPUs that are here, by NVML. A fake stands in for it."""
 
 import sys
 from types import SimpleNamespace

@@ -47,7 +47,7 @@ def rows(path: Path) -> Iterator[tuple[Value, ...]]:
 
 
 def _payload(page: bytes, at: int, pages: dict[int, bytes], size: int) -> bytes:
-    """Return the bytes of a row, of which a long one has a part on other pages."""
+    """Return the bytes of a row; a long row has a part on other pages."""
     length, at = _varint(page, at)
     _, at = _varint(page, at)  # the rowid
     local, most = length, size - 35

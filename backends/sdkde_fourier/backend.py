@@ -162,7 +162,7 @@ class FourierBackend:
     def _by_modes(
         self, problem: Problem, rows: Array, own: Array | None, state: _State, series: _Series
     ) -> tuple[Partial, Array]:
-        """The answers for rows in the box, and which of them are good."""
+        """The answers for rows in the box, and a mask of the good ones."""
         box, error = series.box, series.error
         waves = fields(problem, box, series.modes, bounds.cutoff(series.epsilon))
         packed = to_points(box.angles(rows), waves, series.epsilon, self._threads())

@@ -162,7 +162,7 @@ class TorchFourierBackend:
     def _by_modes(
         self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State, series: _Series
     ) -> tuple[Partial, Tensor]:
-        """The answers, and which of them hold."""
+        """The answers, and a mask of those that hold."""
         box, error = series.basis.box, series.error
         low, high = (torch.as_tensor(x, device=rows.device) for x in (box.low, box.high))
         margin = torch.as_tensor(box.margin, device=rows.device).clamp(max=bounds.cutoff(series.epsilon))

@@ -82,8 +82,8 @@ def block(d: int, itemsize: int) -> int:
 def _of_sums(problem: Problem) -> float:
     """Relative error of the sums: in blocks, over the blocks, and of exponentials, whose argument is rounded.
 
-    Over the blocks every addition may round alike, as beside a heap of equal columns: by up to ε of a partial sum, half
-    of which is there on average. Arguments are below the row's largest by some log n where columns matter.
+    Over the blocks every addition may round alike, as beside a heap of equal columns: by up to ε of a partial sum,
+    which is half the sum on average. Arguments are below the row's largest by some log n where columns matter.
     """
     width = block(problem.d, 4)
     return EPSILON * (1.6 * math.sqrt(width / 3.0) + 0.5 * problem.n / width + 16.0)

@@ -134,7 +134,7 @@ def _repeat_many(info: BackendInfo, profile: Profile) -> Iterator[str]:
 
 
 def _limits(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """Three dimensions at most of those that the profile has."""
+    """The profile's dimensions, three at most."""
     for parameter in _each(info, profile):
         for d in profile.dimensions[:3]:
             yield f"{parameter}-d{d}"

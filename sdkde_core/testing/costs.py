@@ -54,7 +54,7 @@ def memory_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
 
 
 def price_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """Two dimensions at most of those that the profile has. Not where a backend is slow."""
+    """The profile's dimensions, two at most. Not where a backend is slow."""
     if profile.pairs >= MANY:
         for d in profile.dimensions[:2]:
             yield f"d{d}"
