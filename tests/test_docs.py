@@ -89,7 +89,7 @@ def test_a_question_is_the_message_of_its_example(question, tmp_path, monkeypatc
 def test_the_reference_has_all_that_is_public():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for name in set(sdkde_core.__all__) - {"__version__"}:
-        assert re.search(rf":: (sdkde_core\.interop\.)?{name}\b", page), name
+        assert re.search(rf"^(   |.. currentmodule:: sdkde_core\.(interop\.)?){name}$", page, re.M), name
 
 
 def headings(path):
