@@ -13,10 +13,9 @@ from click.testing import CliRunner
 
 from sdkde_core import SdkdeWarning, scale
 from sdkde_core.cli.main import main
-from sdkde_core.protocol import QUANTUM
-from sdkde_core.scale.files import source
+from sdkde_core.files import source
 
-X = np.random.default_rng(0).normal(size=(2 * QUANTUM + 300, 3))
+X = np.random.default_rng(0).normal(size=(2348, 3))
 HOW = {"bandwidth": 0.5, "backend": "numpy"}
 
 

@@ -12,19 +12,16 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
-from ..protocol import QUANTUM, DeviceOutOfMemory, Partial
+from ..protocol import DeviceOutOfMemory, Partial
 from .merge import concatenate
 
-__all__ = ["PerStream", "current_stream", "in_slabs", "memory_errors", "on_device", "range_rows", "without_grad"]
+__all__ = ["PerStream", "current_stream", "in_slabs", "memory_errors", "on_device", "without_grad"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 #: Rows that :func:`in_slabs` does not cut further.
 FEWEST_ROWS = 256
-
-#: Devices that share the rows of a pass, at most, where what each does is to fill it.
-DEVICES = 8
 
 
 def on_device(x: Any) -> AbstractContextManager[Any]:
@@ -114,15 +111,6 @@ def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Parti
                 raise
             rows = max(FEWEST_ROWS, rows // 2)
     return concatenate(found)
-
-
-def range_rows(n: int) -> int:
-    """Return for how many rows to plan where some of n points are the rows.
-
-    As for one of :data:`DEVICES` devices: what then fills a device does so for more rows too. It follows from n alone,
-    so that a row has the same bits in every range.
-    """
-    return min(n, max(QUANTUM, n // DEVICES))
 
 
 class PerStream:

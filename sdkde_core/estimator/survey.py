@@ -1,8 +1,7 @@
-"""What is asked of all points before a problem is frozen.
+"""Questions about all points, for plans of data that nobody has all of (:mod:`.blockwise`).
 
 A question is put to every block of points, in any order and anywhere; the answers are merged from the first block to
-the last. So nobody needs to have all points, and the same blocks give the same bits whoever asked. Questions and
-answers pickle.
+the last. So the same blocks give the same bits whoever asked. Questions and answers pickle.
 """
 
 from __future__ import annotations
@@ -337,15 +336,13 @@ def _edges(low: float, inner: Array, high: float) -> Array:
 
 @dataclass(frozen=True)
 class Reach:
-    """Ask how far points lie from the centre, and how many lie beyond limits.
+    """Ask how far points lie from the centre.
 
     Parameters
     ----------
     about : {"train", "query"}
     bandwidth : Bandwidth
     centre : (d,) array
-    limits : tuple of float
-        In bandwidths.
     checked : bool
         Refuse what is not finite.
     """
@@ -353,24 +350,21 @@ class Reach:
     about: str
     bandwidth: Bandwidth
     centre: Any
-    limits: tuple[float, ...] = ()
     checked: bool = True
 
     @quiet
-    def of(self, points: Any, weights: Any, start: int) -> tuple[float, tuple[int, ...], int]:
-        """See :class:`Question`; the largest distance, by limit how many are beyond it, and the fingerprint."""
+    def of(self, points: Any, weights: Any, start: int) -> tuple[float, int]:
+        """See :class:`Question`; the largest distance, in bandwidths, and the fingerprint of queries."""
         x = numbers(points)
         if self.checked:
             check_finite(self.about, x, start)
         distances = radii(self.bandwidth.whiten(x, self.centre))
-        largest = float(np.nanmax(distances, initial=0.0))
         digest = _digest(points, start=start) if self.about == "query" else 0
-        return largest, tuple(int(np.count_nonzero(distances > limit)) for limit in self.limits), digest
+        return float(np.nanmax(distances, initial=0.0)), digest
 
-    def merge(self, left: Any, right: Any) -> tuple[float, tuple[int, ...], int]:
+    def merge(self, left: Any, right: Any) -> tuple[float, int]:
         """See :class:`Question`."""
-        beyond = tuple(a + b for a, b in zip(left[1], right[1]))
-        return max(left[0], right[0]), beyond, (left[2] + right[2]) % (1 << 128)
+        return max(left[0], right[0]), (left[1] + right[1]) % (1 << 128)
 
 
 class Summary(Sample):

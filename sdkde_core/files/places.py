@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .files import FileError, Source, without_key
+from .common import FileError, Source, without_key
 
 __all__ = ["check_apart"]
 

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..files import FileError, zarr_module
 from ..messages import SdkdeWarning, brief, caller_level
 from ..storage import sync, write_atomically
-from .files import FileError, zarr_module
 
 __all__ = ["Checkpoint", "Parts", "Scratch"]
 
