@@ -145,7 +145,8 @@ def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_se
         got, taken_off = PackedColumns(backend, info, problem, columns).reduce(queries)
         assert taken_off == off
         assert errors(problem, got, want).max() <= 1.0
-    assert [p.extent for p in asked][:: len(asked) - 1] == [30.0, problem.extent]
+    if not exclude_self:  # which is summed exactly then
+        assert [p.extent for p in asked][:: len(asked) - 1] == [30.0, problem.extent]
 
 
 @pytest.mark.parametrize(("same", "extent", "asked_for"), [(True, 40.0, 40.0), (False, 40.0, 30.0), (True, 60.0, 50.0)])
@@ -362,7 +363,7 @@ def test_running_out_of_memory_cuts_rows(reduction, far, same, exclude_self):
     problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
     columns, info = Columns(case.points, case.log_weights), replace(INFO, extent_limit=lambda problem: 50.0)
     got, taken_off = PackedColumns(_cramped(20, calls), info, problem, columns).reduce(None if same else case.queries)
-    assert max(calls) > 20
+    assert (exclude_self and far) or max(calls) > 20
     assert taken_off == (far if same else 2 * far)
     assert errors(problem, got, truth(case, same=same, exclude_self=exclude_self)).max() <= 1.0
 

@@ -30,12 +30,12 @@ from ..protocol import (
     Reduction,
     with_fields,
 )
-from .exact import Exact
+from .exact import Exact, reduce_exact
 from .failures import OutOfReach, call, checked, read_only, unchanged, watched
 from .forks import new_lock
-from .merge import concatenate, each, empty, merge
+from .merge import concatenate, each, merge
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
-from .rows import marked_last, placed, take_columns, take_rows, undo
+from .rows import marked_last, take_columns, take_rows, undo
 
 __all__ = ["KEPT", "PackedColumns", "reduce_pass"]
 
@@ -80,7 +80,7 @@ class PackedColumns:
     def __init__(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
     ) -> None:
-        self._points = columns.points  # what rows are by default, those of weight zero too
+        self._all, self._points = columns, columns.points  # those of weight zero too, which are rows all the same
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         self._kept: Any = None  # indices of the columns with weight; None: all
         if "weights" in problem.requires and "grad" not in problem.requires:
@@ -158,7 +158,8 @@ class PackedColumns:
         together = self._takes_whole(extent, m_far, m)
         apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far
         if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
-            return self._without_own(rows, own_offset, far, extent, together), apart
+            # A row and its own column no longer stand at one offset. Nothing public asks for this, so it may be slow.
+            return reduce_exact(self._problem, rows, self._all, own_offset), apart
         if together or not apart:
             packed = self._packed("all", self._backend, self._stepped(extent) if together else self._limit)
             return self._sum([packed], rows, own_offset, own), apart
@@ -381,45 +382,6 @@ class PackedColumns:
             sub = packed._replace(problem=with_fields(problem, m=stop - start, same=same))
             parts.append(self._reduce_rows(sub, rows[start:stop, :], own_offset + start))
         return concatenate(parts)
-
-    def _without_own(self, rows: Any, own_offset: int, far: Any, extent: float, whole: bool) -> Partial:
-        """Reduce with ``"exclude_self"`` where a row and its own column no longer stand at one offset."""
-        kept = np.arange(self._points.shape[0]) if self._kept is None else to_host(self._kept)
-        far_rows = np.zeros(rows.shape[0], bool) if far is None else to_host(far)
-        outliers = np.zeros(len(kept), bool) if self._far is None else to_host(self._far.mask)
-        blocks: list[tuple[Any, list[tuple[Any, Backend, float]]]]
-        if whole:
-            blocks = [(np.arange(len(far_rows)), [(kept, self._backend, self._stepped(extent))])]
-        else:
-            near = [(kept[~outliers], self._backend, self._limit), (kept[outliers], *self._reaching(0.0))]
-            blocks = [(np.flatnonzero(~far_rows), near), (np.flatnonzero(far_rows), [(kept, *self._reaching(extent))])]
-        blocks = [block for block in blocks if len(block[0])]
-        if not blocks:
-            return empty(self._problem, rows)
-        results = [
-            merge([self._aligned(rows, block, *over, own_offset) for over in groups if len(over[0])])
-            for block, groups in blocks
-        ]
-        return undo(concatenate(results), placed(np.concatenate([block for block, _ in blocks]), rows))
-
-    def _aligned(
-        self, rows: Any, block: Any, columns: Any, backend: Backend, extent: float, own_offset: int
-    ) -> Partial:
-        """Some rows over some columns, by their indices on the host, each row without its own column.
-
-        First come the columns that no row owns, then the rows' own in the rows' order; rows without an own column come
-        last. So one offset, the number of the first, is right for all rows.
-        """
-        own = block + own_offset
-        has_own = np.isin(own, columns)
-        alone = columns[~np.isin(columns, own)]
-        taken = np.concatenate([alone, own[has_own]])
-        if self._kept is not None:
-            taken = np.searchsorted(to_host(self._kept), taken)  # its place among the columns with weight
-        order = np.argsort(~has_own, kind="stable")
-        packed = self._pack(take_columns(self._columns, placed(taken, rows)), backend, extent)
-        queries = take_rows(rows, placed(block[order], rows))
-        return undo(self._sum([packed], queries, len(alone)), placed(order, rows))
 
 
 def reduce_pass(

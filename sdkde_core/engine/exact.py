@@ -46,7 +46,8 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
     queries : (m, d) float64 array
     columns : Columns
     own_offset : int
-        With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one.
+        With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one. Columns may then have
+        weight zero.
     """
     if "kernel" in problem.requires:  # of such problems nothing is taken off
         raise ValueError(f"the exact path has kernel='gaussian' only, not {problem.kernel!r}")
@@ -74,7 +75,7 @@ def _block(problem: Problem, query: Any, columns: Columns, own_offset: int) -> P
     left_out = None
     if "exclude_self" in problem.requires:
         row, column = (xp.arange(x.shape[0], device=device(points)) for x in (query, points))
-        left_out = row[:, None] + own_offset == column[None, :]
+        left_out = (row[:, None] + own_offset == column[None, :]) | (log_weights == -math.inf)[None, :]
         terms = xp.where(left_out, xp.full_like(terms, -math.inf), terms)
     # Far from every point exponents are huge, and only their differences count: with k the largest term,
     # r²_j − r²_k = ‖u_j − u_k‖² + 2 (u_j − u_k)·(u_k − u_i), without the cancellation.
