@@ -204,11 +204,6 @@ def test_what_is_dasks_and_no_array_is_refused():
         sdkde_core.estimate(X, bandwidth=dask.delayed(0.5))
 
 
-def ends(block):
-    """What a worker does not survive."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.fixture
 def cluster():
     distributed = pytest.importorskip("distributed")
@@ -265,19 +260,6 @@ def test_a_lost_worker_changes_nothing(cluster, kills):
         assert pids
         killed += len(pids)
         assert np.array_equal(found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_tasks_that_lose_their_workers_again_and_again_are_given_up(cluster):
-    """With the default of Dask's; the error names the task."""
-    from distributed import KilledWorker
-
-    client = cluster(2)[1]
-    with pytest.raises(KilledWorker, match=r"run task .* on 4 different workers"):
-        client.compute(sdkde_core.estimate(chunked(X, 999).map_blocks(ends, meta=np.empty((0, 0))), **HOW)).result(
-            timeout=120
-        )
 
 
 def blocks(section):

@@ -9,7 +9,6 @@ import pytest
 import sdkde_core
 from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.estimator import blockwise, survey
-from sdkde_core.estimator.blockwise import rows_of_a_block, width_of_a_shard
 from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.estimator.survey import Counting, Moments
 from sdkde_core.scale import Shape, Survey
@@ -136,17 +135,6 @@ def test_moments_merge_to_those_of_all():
         np.testing.assert_allclose(found.mean, np.average(X, 0, shares), rtol=1e-12)
         np.testing.assert_allclose(found.spread, np.cov(X.T, aweights=shares, ddof=0), rtol=1e-11)
         assert found.equal == (w is None or w[0] == 3.0) and found.carrying == np.isfinite(log_w).sum()
-
-
-def test_shards_follow_from_n_and_d_alone_and_blocks_from_the_kind_of_device(monkeypatch):
-    monkeypatch.undo()
-    for n, d in ((10**4, 1), (10**6, 16), (10**9, 16), (10**7, 1024), (10**5, 10**6)):
-        width = width_of_a_shard(n, d)
-        assert width % 1024 == 0 and width * d <= max(blockwise.NUMBERS, 1024 * d)
-        for device in ("cpu", "cuda:1"):
-            rows = rows_of_a_block(10**7, n, d, device)
-            assert rows % 1024 == 0 and rows > 0
-    assert rows_of_a_block(10**7, 10**8, 16, "cuda:0") > 50 * rows_of_a_block(10**7, 10**8, 16, "cpu")
 
 
 def test_what_cannot_be_is_said():
