@@ -1,8 +1,6 @@
 """Estimates of more samples than one memory holds: :func:`estimate` and :func:`debias` from files, shard by shard.
 
-Dask arrays go to :func:`sdkde_core.estimate` and :func:`sdkde_core.debias`. :class:`Survey` and :class:`BlockPlan` are
-for whoever spreads the work in another way: a survey asks questions of all blocks of points, and leads to a plan, which
-sums any block of rows over any shard.
+Dask arrays go to :func:`sdkde_core.estimate` and :func:`sdkde_core.debias`.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from .messages import brief
 from .spreading.checkpoint import Checkpoint, Parts, Scratch
 from .spreading.disk import Job, resident_bytes, resident_shards
 
-__all__ = ["BlockPlan", "Shape", "Survey", "debias", "estimate"]
+__all__ = ["debias", "estimate"]
 
 Array = NDArray[Any]
 

@@ -45,13 +45,10 @@ def cache_folder() -> Path:
 def write_atomically(path: Path | str) -> Iterator[Path]:
     """Yield the path of a new, empty file that replaces ``path`` at the end; after an error nothing has changed.
 
-    The new file lies in the same folder, under a name that nobody can foresee, and ends as ``path`` does. It gets the
-    owner and the mode of the file that it replaces, and is on disk before it takes that file's place, so a power cut
-    leaves the old one or the new one. A symbolic link stays one: what it points to is replaced, as editors do. What is
-    there and no regular file, such as ``/dev/stdout`` or a pipe, cannot be replaced: its own path is yielded.
-
-    Where the folder takes no new file, or the owner cannot be kept, the new file lies in a temporary folder, and its
-    bytes are written into the old one at the end.
+    The new file lies in the same folder, with the same extension, and gets the owner and the mode of the file that it
+    replaces. It is on disk before it takes that file's place, so a power cut leaves the old one or the new one. A
+    symbolic link stays one. What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Where
+    the folder takes no new file, or the owner cannot be kept, the bytes are written into the old file at the end.
 
     Parameters
     ----------
@@ -93,24 +90,23 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
 def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[Path]:
     """Yield the path of a new, empty folder that replaces ``path`` at the end; after an error nothing has changed.
 
-    The new folder lies in the same folder. It is brought to disk, and then takes its place in one step: where there is
-    nothing, it is renamed; where there is an older folder, the kernel exchanges the two names, and the older one is
-    removed under the new one's name. A process that is killed leaves the old folder or the new one, whole, at ``path``.
+    The new folder lies in the same folder, is brought to disk, and takes its place in one step: the kernel exchanges
+    the two names, and the older folder is removed. A process that is killed leaves the old one or the new one, whole.
 
     Parameters
     ----------
     path : path
         In a folder that exists.
     check : callable
-        ``check(folder)`` raises an OSError if the folder at ``path`` may not be replaced, and accepts one that is not
-        there. It is called before the new folder is made, and again before it takes its place.
+        ``check(folder)`` raises an OSError if the folder at ``path`` may not be replaced; called twice, the second time
+        before the new folder takes its place.
 
     Raises
     ------
     OSError
-        It cannot be written. Where there is a folder, and the system cannot exchange two folders in one step (Windows,
-        NFS), that is before anything is written. If what is there changed meanwhile so that it may not be replaced, the
-        new folder is kept, and the error says where.
+        It cannot be written, or the system cannot exchange two folders in one step (Windows, NFS), which is found
+        before anything is written. If what is there may no longer be replaced at the end, the new folder is kept, and
+        the error says where.
     """
     final = Path(os.path.realpath(path))
     beside = _beside(final)

@@ -9,9 +9,9 @@ import pytest
 import sdkde_core
 from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.estimator import blockwise, survey
+from sdkde_core.estimator.blockwise import Shape, Survey
 from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.estimator.survey import Counting, Moments
-from sdkde_core.scale import Shape, Survey
 
 RNG = np.random.default_rng(0)
 N, M, D = 2549, 1101, 3

@@ -61,20 +61,9 @@ class PackedColumns:
     next power of two, so that there are few states; the last ones used are kept. Which states serve a batch, and what
     they are, follows from the batch and the columns alone: its bits do not depend on the batches before.
 
-    Parameters
-    ----------
-    backend, info : Backend, BackendInfo
-    problem : Problem
-        Its m is how many rows to expect, its extent bounds the columns.
-    columns : Columns
-        As the protocol has them, but log weights may be −inf.
-    shared : bool
-        Calls may come from several threads, and on several CUDA streams.
-
-    Raises
-    ------
-    OutOfReach
-        The backend cannot answer the problem; :meth:`reduce` too, where rows reach beyond what it can.
+    The problem's m is how many rows to expect, its extent bounds the columns, whose log weights may be −inf.
+    ``shared``: calls may come from several threads, and on several CUDA streams. Raises OutOfReach, as :meth:`reduce`
+    does, where columns or rows reach beyond what the backend can answer.
     """
 
     def __init__(
@@ -113,7 +102,7 @@ class PackedColumns:
         distances: Any = None,
         extent: float | None = None,
     ) -> tuple[Partial, int]:
-        """Reduce over all columns for every row.
+        """Reduce over all columns; return the sums, and how many outliers (rows and columns) were summed apart.
 
         Parameters
         ----------
@@ -127,12 +116,6 @@ class PackedColumns:
             The rows' from the origin, where they are known.
         extent : float, optional
             A bound on them; None: the problem's.
-
-        Returns
-        -------
-        Partial
-        int
-            How many outliers were summed apart: rows and columns, what is both counted once.
         """
         same, rows, n = queries is None, queries, self._points.shape[0]
         cut = same and some is not None and some != (0, n)

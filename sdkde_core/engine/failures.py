@@ -33,11 +33,7 @@ R = TypeVar("R")
 class BackendFailed(BackendUnavailable):
     """A backend raised something while it worked, which is the cause, or gave what cannot be an answer.
 
-    Attributes
-    ----------
-    backend, device : str
-    spoiled : bool
-        The points that it was given are not what they were.
+    ``spoiled``: the points that it was given are not what they were.
     """
 
     def __init__(self, info: BackendInfo, device: str, what: str, spoiled: bool = False) -> None:
@@ -47,12 +43,7 @@ class BackendFailed(BackendUnavailable):
 
 
 class OutOfReach(BackendUnavailable):
-    """Rows lie farther from the samples than a backend can answer: another one may.
-
-    Attributes
-    ----------
-    backend, device : str
-    """
+    """Rows lie farther from the samples than a backend can answer: another one may."""
 
     def __init__(self, info: BackendInfo, device: str, why: str) -> None:
         self.backend, self.device = info.name, device

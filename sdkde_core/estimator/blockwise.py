@@ -60,22 +60,12 @@ def rows_of_a_block(m: int, n: int, d: int, device: str) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of the data without reading them.
-
-    Parameters
-    ----------
-    n, d : int
-    m : int or None
-        Query rows; None: the samples.
-    dtype : {"float32", "float64"}
-        Of the result: the wider one of samples and queries.
-    weighted : bool
-    """
+    """What is known of the data without reading them."""
 
     n: int
     d: int
-    m: int | None = None
-    dtype: str = "float64"
+    m: int | None = None  # query rows; None: the samples
+    dtype: str = "float64"  # of the result: the wider one of samples and queries
     weighted: bool = False
 
     @property
@@ -86,37 +76,18 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class BlockPlan:
-    """An estimate of which everything is decided; the last :meth:`Survey.next` returns it. Immutable, pickles.
+    """An estimate of which everything is decided; the last :meth:`Survey.next` returns it. Immutable, pickles."""
 
-    Parameters
-    ----------
-    request : Request
-        Without the user's arrays.
-    shape : Shape
-    bandwidth : Bandwidth
-    centre : (d,) array
-        What whitening subtracts, data units.
-    log_total : float or None
-        Of all weights; None: all are equal.
-    backend, device : str
-    devices : tuple of str
-        Those that share the rows of a block, where the user named several.
-    problems : tuple of Problem
-        The passes.
-    digest : str
-        Of all points and weights.
-    """
-
-    request: Request
+    request: Request  # without the user's arrays
     shape: Shape
     bandwidth: Bandwidth
-    centre: Array
-    log_total: float | None
+    centre: Array  # (d,), data units
+    log_total: float | None  # of all weights; None: all are equal
     backend: str
     device: str
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # those that share the rows of a block, where the user named several
     problems: tuple[Problem, ...]
-    digest: str
+    digest: str  # of all points and weights
 
     @property
     def rows(self) -> int:
@@ -172,21 +143,7 @@ class BlockPlan:
         return pack_on(self.devices, choice.backend, choice.info, problem, there)
 
     def partial(self, step: int, columns: Reducer | None, rows: Array) -> Partial:
-        """Return the sums of some rows of a pass over one shard, as NumPy arrays.
-
-        Parameters
-        ----------
-        step : int
-            The pass's number.
-        columns : what :meth:`packed` has returned
-        rows : (k, d) array
-            Whitened: of the samples where the pass moves them, else of the queries.
-
-        Raises
-        ------
-        sdkde_core.BackendUnavailable
-            The backend is not here.
-        """
+        """Return the sums of whitened rows (k, d) over what :meth:`packed` returned of a shard, as NumPy arrays."""
         if columns is None:
             problem, least = self.problems[step], np.full(len(rows), -math.inf)
             shift = np.zeros(rows.shape) if problem.reduction is Reduction.MEAN else None
@@ -245,28 +202,13 @@ class BlockPlan:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """The next question to put to all blocks of points, and what those before it have found. Immutable, pickles.
+    """The next question to put to all blocks of points, and what those before it have found. Immutable, pickles."""
 
-    Parameters
-    ----------
-    request : Request
-        Without weights.
-    shape : Shape
-    question : Question
-    found : MomentsOf, optional
-        Answer of the first question.
-    digests : tuple of int
-        Of the samples, and of the queries.
-    largest : float
-        Distance of any point from the centre so far, in bandwidths.
-    """
-
-    request: Request
+    request: Request  # without weights
     shape: Shape
     question: Question
-    found: MomentsOf | None = None
-    digests: tuple[int, ...] = ()
-    largest: float = 0.0
+    moments: tuple[Moments, MomentsOf] | None = None  # the first question and its answer
+    largest: float = 0.0  # distance of any point from the centre so far, in bandwidths
 
     @property
     def abouts(self) -> list[str]:
@@ -277,13 +219,7 @@ class Survey:
 
     @classmethod
     def of(cls, request: Request, shape: Shape) -> Survey:
-        """Begin; what can be refused without data is.
-
-        Raises
-        ------
-        TypeError, ValueError
-            The request cannot be right, or needs all samples together.
-        """
+        """Begin; raise what can be said without data."""
         rule = request.bandwidth
         if request.negative == "renormalise":
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
@@ -297,15 +233,7 @@ class Survey:
 
     @quiet
     def next(self, answer: Any) -> Survey | BlockPlan:
-        """Return what follows from the merged answers of all blocks: another question, or the plan.
-
-        Raises
-        ------
-        ValueError
-            As :func:`sdkde_core.estimate`.
-        sdkde_core.BackendUnavailable
-            No backend can do it.
-        """
+        """Return what follows from the merged answers of all blocks: another question, or the plan."""
         asked = self.question
         if isinstance(asked, Moments):
             return self._after_moments(asked, answer)
@@ -317,24 +245,20 @@ class Survey:
         reached = max(self.largest, answer[0])
         if asked.about == "train" and self.shape.m:
             return replace(self, question=replace(asked, about="query"), largest=reached)
-        digests = self.digests if asked.about == "train" else (*self.digests, answer[1])
-        return self._decided(asked, reached, digests)
+        return self._decided(asked, reached, answer[1])
 
     @property
-    def log_total(self) -> float | None:
-        """Log of the sum of all weights; None: all are equal."""
-        assert self.found is not None
-        return None if self.found.equal else self.found.log_total
-
-    @property
-    def _n_eff(self) -> float:
-        assert self.found is not None
-        if self.log_total is None:
-            return float(self.shape.n)
-        return math.exp(2.0 * self.log_total - self.found.log_squares)
+    def _found(self) -> tuple[MomentsOf, float | None, float]:
+        """The moments, the log of the sum of all weights (None: all are equal), and n_eff."""
+        assert self.moments is not None
+        found = self.moments[1]
+        if found.equal:
+            return found, None, float(self.shape.n)
+        return found, found.log_total, math.exp(2.0 * found.log_total - found.log_squares)
 
     def _after_moments(self, asked: Moments, found: MomentsOf) -> Survey:
-        rule, here = self.request.bandwidth, replace(self, found=found, digests=(found.digest,))
+        rule, here = self.request.bandwidth, replace(self, moments=(asked, found))
+        _, log_total, n_eff = here._found
         if self.shape.weighted and found.log_total == -math.inf:
             raise ValueError("weights are all zero; pass at least one positive weight")
         if not isinstance(rule, str):
@@ -343,37 +267,34 @@ class Survey:
             raise ValueError(
                 f"bandwidth={rule!r} is chosen from train, which has values that are not finite; drop them"
             )
-        check_spread(rule, found.carrying, here._n_eff, found.low, found.high)
+        check_spread(rule, found.carrying, n_eff, found.low, found.high)
         if rule in FULL_RULES:
             return here._located(here._by_rule(None))
         sample = asked.sample(found)[0]
-        return replace(here, question=Counting.first(sample, found.low, found.high, here._n_eff, here.log_total))
-
-    def _moments(self) -> tuple[Moments, MomentsOf]:
-        """The first question and its answer."""
-        assert self.found is not None
-        return Moments(self.shape.n, self.shape.d, weighted=self.shape.weighted), self.found
+        return replace(here, question=Counting.first(sample, found.low, found.high, n_eff, log_total))
 
     def _by_rule(self, quartiles: tuple[Array, Array] | None) -> Bandwidth:
-        asked, found = self._moments()
-        summary = Summary(asked, found, self._n_eff, self.request.method, quartiles)
+        assert self.moments is not None
+        (asked, found), (_, _, n_eff) = self.moments, self._found
+        summary = Summary(asked, found, n_eff, self.request.method, quartiles)
         return by_rule(self.request.bandwidth, summary, found.low, found.high)
 
     def _located(self, bandwidth: Bandwidth) -> Survey:
         """Ask how far points are from a centre."""
-        asked, found = self._moments()
+        assert self.moments is not None
+        asked, found = self.moments
         centre = centre_of(asked.centre_rows(found), bandwidth)
         scale = np.sqrt(np.diagonal(bandwidth.matrix))
         if (abs(centre) > CLEAR * scale).any():
             centre = clearest_centre(found.rows, None, scale, centre)
         return replace(self, question=Reach("train", bandwidth, centre, self.request.check_finite))
 
-    def _decided(self, asked: Reach, largest: float, digests: tuple[int, ...]) -> BlockPlan:
-        request, shape = self.request, self.shape
+    def _decided(self, asked: Reach, largest: float, digest: int) -> BlockPlan:
+        request, shape, (found, log_total, _) = self.request, self.shape, self._found
         extent = _checked(largest, asked.bandwidth, request.precision_for(shape.dtype))
         if any(step.moves for step in request.passes):
             extent = moved_extent(extent)
-        requires = frozenset(() if self.log_total is None else ("weights",))
+        requires = frozenset(() if log_total is None else ("weights",))
         problems = request.problems(shape.m, shape.n, shape.d, extent, requires, shape.dtype, "cpu")
         problems = tuple(replace(p, same=False) for p in problems)  # rows and columns are cut apart
         how: dict[str, Any] = {"device": request.device, "options": request.backend_options, "calls": request.calls}
@@ -383,12 +304,12 @@ class Survey:
             shape,
             asked.bandwidth,
             asked.centre,
-            self.log_total,
+            log_total,
             choice.name,
             choice.device,
             choice.devices,
             tuple(replace(p, device=choice.device) for p in problems),
-            " ".join(f"{digest:032x}" for digest in digests),
+            f"{found.digest:032x} {digest:032x}",
         )
 
 

@@ -58,14 +58,9 @@ def pack_on(
 
 
 class OnDevices:
-    """The columns of one reduction on several devices.
+    """The columns of one reduction on several devices; rows, columns and results are on the first.
 
-    Parameters
-    ----------
-    devices : sequence of str
-        Results return to the first, where columns and rows are.
-    backend, info, problem, columns, shared
-        See :class:`~sdkde_core.engine.columns.PackedColumns`; without ``"exclude_self"`` and ``"grad"``.
+    Without ``"exclude_self"`` and ``"grad"``; other arguments as of :class:`PackedColumns`.
     """
 
     def __init__(

@@ -26,20 +26,10 @@ class PeerFailed(RuntimeError):
 
 
 class Ranks:
-    """The processes of a group.
+    """The processes of a torch.distributed group; None: all processes.
 
     All must ask for the same, in the same order. One that fails says so with :meth:`fail`; the others then raise
     :class:`PeerFailed` at their next exchange.
-
-    Parameters
-    ----------
-    group : torch.distributed.ProcessGroup, optional
-        None: all processes.
-
-    Raises
-    ------
-    ValueError
-        This process is not one of them.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -50,14 +40,7 @@ class Ranks:
         self._on_cards = "nccl" in str(dist.get_backend(group))
 
     def gathered(self, what: str, value: Any) -> list[Any]:
-        """Return the value that each process has at this point, by rank; of any kind that pickles.
-
-        Raises
-        ------
-        PeerFailed
-        ValueError
-            Others have come to another point.
-        """
+        """Return the value that each process has at this point, by rank; ValueError if others are at another point."""
         values: list[Any] = [None] * self.size
         sys.modules["torch"].distributed.all_gather_object(values, (what, value), group=self.group)
         for rank, (at, other) in enumerate(values):
@@ -69,13 +52,7 @@ class Ranks:
         return [value for _, value in values]
 
     def agreed(self, what: str, value: Any) -> None:
-        """Check that all processes say the same.
-
-        Raises
-        ------
-        ValueError
-            They do not.
-        """
+        """Raise ValueError unless all processes have the same value."""
         values = self.gathered(what, value)
         for rank, other in enumerate(values):
             if other != values[0]:
@@ -84,8 +61,10 @@ class Ranks:
     def pack(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
     ) -> OnRanks:
-        """Return the columns ready for rows."""
-        return OnRanks(self, backend, info, problem, columns, shared)
+        """Return the columns ready for rows; arguments as of :class:`PackedColumns`."""
+        self.agreed("the backend", info.name)
+        self.agreed("the problem", str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent)))
+        return OnRanks(self, PackedColumns(backend, info, problem, columns, shared))
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process has failed, if they still listen: others may have failed too."""
@@ -117,27 +96,10 @@ class Ranks:
 
 
 class OnRanks:
-    """The columns of one reduction, all of them in every process.
+    """The columns of one reduction, all of them in every process."""
 
-    Parameters
-    ----------
-    ranks : Ranks
-    backend, info, problem, columns, shared
-        See :class:`~sdkde_core.engine.columns.PackedColumns`.
-    """
-
-    def __init__(
-        self,
-        ranks: Ranks,
-        backend: Backend,
-        info: BackendInfo,
-        problem: Problem,
-        columns: Columns,
-        shared: bool = False,
-    ) -> None:
-        ranks.agreed("the backend", info.name)
-        ranks.agreed("the problem", str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent)))
-        self._ranks, self._packed = ranks, PackedColumns(backend, info, problem, columns, shared)
+    def __init__(self, ranks: Ranks, packed: PackedColumns) -> None:
+        self._ranks, self._packed = ranks, packed
 
     def reduce(self, queries: Any = None, **known: Any) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`; queries are this process's own, the points are shared out."""
