@@ -64,12 +64,25 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     beside = _beside(final)
     _temporaries.add(beside)
     try:
-        before = _found(path)
+        try:
+            before = os.stat(path)
+        except FileNotFoundError:
+            before = None
         if before is not None and (_OPEN.fullmatch(os.path.abspath(path)) or not stat.S_ISREG(before.st_mode)):
             yield Path(path)
         elif _made(beside, final, before):
             yield beside
-            _replace(final, beside, before)
+            sync(beside)
+            if before is not None:
+                beside.chmod(before.st_mode & 0o777)
+            try:
+                beside.replace(final)
+            except OSError as error:
+                if error.errno != errno.EBUSY:  # a file that is mounted, as into a container
+                    raise
+                _overwrite(final, beside)
+            with suppress(OSError):  # a folder that may not be read; the new file is in place all the same
+                sync(final.parent)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 apart = Path(folder, beside.name)
@@ -131,7 +144,8 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
         except OSError as error:
             _temporaries.discard(beside)
             raise OSError(error.errno, f"{error.strerror}; the new one is {beside}", str(path)) from error
-        _sync_names(final.parent)
+        with suppress(OSError):
+            sync(final.parent)
     finally:
         if beside in _temporaries:
             shutil.rmtree(beside, ignore_errors=True)
@@ -199,11 +213,6 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
-def _sync_names(folder: Path) -> None:
-    with suppress(OSError):  # a folder that may be written to but not read; the new file is in place all the same
-        sync(folder)
-
-
 #: Files and folders that are being written.
 _temporaries: set[Path] = set()
 
@@ -215,13 +224,6 @@ def remove_temporaries() -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _found(path: Path | str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None
 
 
 def _made(beside: Path, final: Path, before: os.stat_result | None) -> bool:
@@ -239,19 +241,6 @@ def _made(beside: Path, final: Path, before: os.stat_result | None) -> bool:
         os.close(_opened(final))
         return False
     return True
-
-
-def _replace(final: Path, new: Path, before: os.stat_result | None) -> None:
-    sync(new)
-    if before is not None:
-        new.chmod(before.st_mode & 0o777)
-    try:
-        new.replace(final)
-    except OSError as error:
-        if error.errno != errno.EBUSY:  # a file that is mounted, as into a container
-            raise
-        _overwrite(final, new)
-    _sync_names(final.parent)
 
 
 def _overwrite(final: Path, new: Path) -> None:

@@ -45,9 +45,9 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
         Its reduction, features and d are used; the sizes come from the arrays.
     queries : (m, d) float64 array
     columns : Columns
+        With ``"exclude_self"`` some may have weight zero.
     own_offset : int
-        With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one. Columns may then have
-        weight zero.
+        With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one.
     """
     if "kernel" in problem.requires:  # of such problems nothing is taken off
         raise ValueError(f"the exact path has kernel='gaussian' only, not {problem.kernel!r}")

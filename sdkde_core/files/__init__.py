@@ -78,14 +78,7 @@ def about(**files: str | None) -> Iterator[None]:
 def source(text: str) -> Source:
     """Open a file for reading: a path, or ``path.npz:key``.
 
-    Raises
-    ------
-    OSError
-        No such file, or no permission.
-    FileError
-        An unknown extension, or a file that does not hold one array of numbers.
-    ImportError
-        A parquet file, and pyarrow is not installed.
+    FileError: an unknown extension, or a file that does not hold one array of numbers.
     """
     path, extension, key = _parse_place(text)
     if not path.is_file() and not (extension == ".zarr" and path.is_dir()):
@@ -137,16 +130,8 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
     """Open a file for an array, and yield the function that appends a batch of its rows.
 
     The file takes its place at the end; after an error an older one is as it was. A folder is replaced only if it is a
-    zarr array that sdkde wrote.
-
-    Parameters
-    ----------
-    text : str
-        The path, or ``path.npz:key``; an existing file is replaced.
-    shape : (rows,) or (rows, columns)
-    dtype : {"float32", "float64"}
-    name : str
-        Of the column (.csv, .parquet; of several, with a number) or of the array (.npz without a key).
+    zarr array that sdkde wrote. ``name``: of the column (.csv, .parquet; of several, with a number) or of the array
+    (.npz without a key).
     """
     path, extension, key = _parse_place(text)
     if path.is_dir() and extension != ".zarr":

@@ -44,32 +44,16 @@ def naming(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Source:
-    """An array that is read in batches.
+    """An array that is read in batches."""
 
-    Parameters
-    ----------
-    name : str
-        As in the command.
-    rows, columns : int
-    dtype : numpy.dtype
-    read_batches : callable
-        ``read_batches(rows)`` yields arrays of at most so many rows, in order.
-    names : tuple of str
-        The columns' names; empty if the format has none.
-    at : callable, optional
-        ``at(start, stop)`` reads these rows; None: the format is read from its beginning on.
-    check : callable
-        Raises a FileError if the file has changed since it was opened; of what is no file nothing is known.
-    """
-
-    name: str
+    name: str  # as in the command
     rows: int
     columns: int
     dtype: Any
-    read_batches: Callable[[int], Iterator[Array]]
-    names: tuple[str, ...] = ()
-    at: Callable[[int, int], Array] | None = None
-    check: Callable[[], object] = lambda: None
+    read_batches: Callable[[int], Iterator[Array]]  # read_batches(rows): arrays of at most so many rows, in order
+    names: tuple[str, ...] = ()  # of the columns; empty if the format has none
+    at: Callable[[int, int], Array] | None = None  # at(start, stop); None: read from the beginning on
+    check: Callable[[], object] = lambda: None  # raises a FileError if the file has changed since it was opened
 
     @classmethod
     def of(cls, name: str, x: Array) -> Source:

@@ -45,28 +45,16 @@ def resident_shards(plan: Any, allowed: int) -> int:
 
 @dataclass
 class Job:
-    """An estimate whose samples, queries and results are read and written by blocks.
+    """An estimate whose samples, queries and results are read and written by blocks."""
 
-    Parameters
-    ----------
-    plan : sdkde_core.estimator.blockwise.BlockPlan
-    train, query, weights : Source
-        ``query`` and ``weights`` may be None.
-    log : bool
-    moved, results : Parts
-        By pass; ``moved`` is None where nothing moves.
-    resident : int
-        How many shards stay in memory.
-    """
-
-    plan: Any
+    plan: Any  # sdkde_core.estimator.blockwise.BlockPlan
     train: Source
     query: Source | None
     weights: Source | None
     log: bool
-    moved: Parts | None
+    moved: Parts | None  # what all passes but the last give; None where nothing moves
     results: Parts
-    resident: int
+    resident: int  # how many shards stay in memory
     _kept: dict[tuple[int, int], Columns] = field(default_factory=dict)
 
     @property
