@@ -13,15 +13,10 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core.arrays import ingest
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
-from sdkde_core.estimator.fitted import run
-from sdkde_core.estimator.plan import plan
-from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.protocol import BackendInfo, Support
 from sdkde_core.testing import reference
-from sdkde_core.testing.problems import CASES, make
 
 DEVICE = array_api_strict.Device("device1")
 RNG = np.random.default_rng(0)
@@ -136,27 +131,3 @@ def test_the_check_can_be_skipped():
     got = _host(sdkde_core.estimate(_there(X), _there(y), **options))
     np.testing.assert_allclose(np.delete(got, 2), np.delete(reference.estimate(X, Y, bandwidth=0.5), 2), rtol=1e-9)
     np.testing.assert_array_equal(got, sdkde_core.estimate(X, y, **options))  # as on the host
-
-
-@pytest.mark.parametrize("kind", sorted(CASES))
-def test_the_extent_bounds_moved_samples_too(kind):
-    """The backend checks that it does, in every pass."""
-    case = make(kind, 50, 20, 2)
-    for query in (case.queries, None):
-        weights = np.exp(case.log_weights - case.log_weights.max())
-        options = {"bandwidth": 1.0, "weights": weights, "backend": "here"}
-        with np.errstate(divide="ignore"):  # as the public functions have it
-            ready = plan(Request(Goal.DENSITY, precision="float64", **options), case.points, query)
-        run(ready)
-        points = ready.columns.points
-        largest = np.hypot(*(points.T if query is None else np.r_[points, ready.query].T)).max()
-        assert all(largest <= p.extent <= 1.0906 * largest + 1e-4 for p in ready.problems)
-    assert len(Exact.problems) == 4
-
-
-def test_equal_weights_are_none():
-    assert ingest(X, weights=np.full(60, 1e-300)).log_weights is None
-    with np.errstate(divide="ignore"):
-        log_w = ingest(X, weights=np.r_[0.0, 1e-200, 1e200, np.zeros(57)]).log_weights
-    assert log_w[0] == -np.inf
-    np.testing.assert_allclose(log_w[1:3], [-400 * np.log(10), 0.0], rtol=1e-14)

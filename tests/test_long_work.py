@@ -1,9 +1,6 @@
 """Work that takes long: batches that somebody watches, with queries and results that are never whole in memory."""
 
-import os
-import signal
 import sys
-import threading
 import tracemalloc
 import warnings
 from dataclasses import replace
@@ -309,33 +306,6 @@ def test_what_a_function_raises_ends_the_call(mapped):
     with pytest.raises(RuntimeError, match="enough"):
         sdkde_core.estimate(X, Y, bandwidth=H, out=mapped[1], progress=stop)
     assert np.flatnonzero(mapped[1]).tolist() == list(range(512))
-
-
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
-@pytest.mark.usefixtures("heeded")
-def test_an_interrupt_ends_the_call_and_closes_the_bar(capsys, monkeypatch):
-    """Between two batches, and while one is summed; `test_interrupts` has those of calls in one piece."""
-    pytest.importorskip("tqdm")
-    from tqdm.auto import tqdm
-
-    ready = sdkde_core.prepare(X, bandwidth=H, backend="numpy")
-    want = ready.estimate(Y, progress=True)
-    reduce = type(ready._fitted.choice.backend).reduce
-    calls = []
-
-    def interrupted(self, *arguments, **more):
-        calls.append(1)
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return reduce(self, *arguments, **more)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(ready._fitted.choice.backend), "reduce", interrupted)
-        ready.estimate(Y, progress=True)
-    assert len(calls) == 3
-    assert not tqdm._instances
-    assert np.array_equal(ready.estimate(Y, progress=True), want)
-    capsys.readouterr()
 
 
 # --- backends that do not answer ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from array_api_compat import is_torch_array
 
 import sdkde_core
-from sdkde_core.choice import registry, select, started
+from sdkde_core.choice import registry, select
 from sdkde_core.estimator import request
 from sdkde_core.protocol import BackendUnavailable, Columns, Problem, Reduction, Support
 from sdkde_core.spreading.devices import OnDevices
@@ -132,13 +132,6 @@ def test_near_points_are_taken_by_pairs_beside_far_ones(away):
     assert apart == far.sum()
 
 
-def test_where_most_points_are_far_there_are_no_blocks():
-    x = np.random.default_rng(6).normal(50.0, size=(n := 1031, D))
-    (got, apart), asked = by_pairs(x, 80.0, limit=10.0)
-    is_right(got, x, np.r_[:9, n - 9 : n])
-    assert not any(asked) and apart == n
-
-
 def test_a_backend_that_takes_host_arrays_needs_no_pytorch(points, queries, monkeypatch):
     assert not is_torch_array(points)  # array_api_compat keeps that, and does not expect a None among the modules
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -213,23 +206,6 @@ def test_a_device_that_does_not_work_is_named(monkeypatch):
     monkeypatch.setattr(request, "parse_device", lambda device: device)
     with pytest.raises(BackendUnavailable, match="cannot use cuda:7"):
         sdkde_core.estimate(np.zeros((9, 2)), bandwidth=1.0, backend="numpy", device=("cpu", "cuda:7"))
-
-
-def test_auto_takes_what_works_on_all_of_them(monkeypatch):
-    """A backend that fails on one alone would be chosen by the others' first one, again and again."""
-    devices = ("cpu", "cpu:1")
-    monkeypatch.setattr(started, "start", lambda *_: (object(), Support(True, "")))
-    problems = [Problem(Reduction.LOG_SUM, m=N, n=N, d=D, extent=50.0, precision="high")]
-    first = select.choose(problems, device=devices).name
-    why = {(first, "cpu:1"): "it failed"}
-    second = select.choose(problems, device=devices, without=why).name
-    assert second != first
-    monkeypatch.setattr(registry, "aside", why)
-    assert select.choose(problems, device=devices).name == second
-    assert select.choose(problems, device=devices, backend=first).name == first
-    monkeypatch.setattr(registry, "aside", {(r.name, "cpu:1"): "it failed" for r in registry.records()})
-    with pytest.raises(BackendUnavailable, match="cannot use cpu:1: it failed"):
-        select.choose(problems, device=devices)
 
 
 def test_an_estimator_on_several_devices_is_cloned_and_saved(two, tmp_path):

@@ -28,8 +28,8 @@ def read_zarr(name: str, path: Path, key: str) -> Source:
     known = (path / "zarr.json").is_file() and x.shards is None
     missing = x.nchunks - sum(chunk.is_file() for chunk in (path / "c").rglob("*")) if known else 0
     if missing > 0 and math.prod(x.shape) <= MOST:
-        told = f"{name}: {missing} of {x.nchunks} chunks are not there, and are read as {x.fill_value}"
-        warnings.warn(told, SdkdeWarning, stacklevel=caller_level())
+        message = f"{name}: {missing} of {x.nchunks} chunks are not there, and are read as {x.fill_value}"
+        warnings.warn(message, SdkdeWarning, stacklevel=caller_level())
     return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop])
 
 

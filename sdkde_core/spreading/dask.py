@@ -164,7 +164,7 @@ class _Graph:
     """The tasks of one estimate."""
 
     def __init__(self, survey: Any, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> None:
-        self.begun, self.request, self.shape, self.log = survey, survey.request, survey.shape, log
+        self.survey, self.request, self.shape, self.log = survey, survey.request, survey.shape, log
         n, d, m, self.shards = self.shape.n, self.shape.d, self.shape.m or 0, self.shape.shards
         width = self.shards[0][1] if len(self.shards) > 1 else -(-n // 1024) * 1024
         own, rows = (rows_of_a_task(k, n, width, d, self.request.device) for k in (n, m))
@@ -215,8 +215,8 @@ class _Graph:
     def _survey(self) -> Key:
         """Add the survey, with room for all questions that it may ask, and return the key of the plan."""
         key: Key = (f"sdkde-asked-{self.token}",)
-        self.tasks[key] = self.begun
-        for k, about in enumerate(self.begun.abouts):
+        self.tasks[key] = self.survey
+        for k, about in enumerate(self.survey.abouts):
             answers = []
             for i, (start, _) in enumerate(self.queries if about == "query" else self.shards):
                 block = self._samples(i) if about == "train" else [(self.q.name, i, 0)]  # type: ignore[union-attr]
