@@ -29,7 +29,7 @@ from click.testing import CliRunner
 
 from sdkde_core import scale
 from sdkde_core.cli.main import main as command
-from sdkde_core.scale.files import writing
+from sdkde_core.files import writing
 
 KINDS = ("npy", "npz", "csv", "parquet", "zarr", "checkpoint")
 HOW = {"bandwidth": 0.5, "backend": "numpy"}

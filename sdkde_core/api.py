@@ -468,7 +468,7 @@ def _lazy(
             "out and progress are not for Dask arrays; store the result, as by .to_zarr(path), or watch with "
             "dask.diagnostics.ProgressBar() or the dashboard"
         )
-    from .scale.dask import lazy
+    from .scale import lazy
 
     return lazy(request, train, query, log)
 

@@ -18,13 +18,13 @@ except ImportError as error:
     raise ImportError(f"sdkde_core.distributed needs PyTorch: pip install 'sdkde-core[torch]' ({error})") from error
 
 from .arrays import Argument, to_host
-from .engine.ranks import PeerFailed, Ranks
 from .estimator.fallback import with_fallback
 from .estimator.fitted import Fitted
 from .estimator.plan import plan
 from .estimator.prepared import Prepared
 from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
+from .spreading.ranks import PeerFailed, Ranks
 
 __all__ = ["estimate"]
 
@@ -124,6 +124,4 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
         return Prepared(Fitted.of(ready, shared=True), ready.data.dtype, ready.data.origin)
 
     prepared = with_fallback(request, compute)
-    if not query.shape[0]:
-        prepared.estimate(whole[:1])  # a rank without queries takes part in what ranks tell one another
     return prepared.estimate(local_train if local_query is None else local_query, log=log)

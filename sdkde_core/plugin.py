@@ -15,7 +15,7 @@ arrays             :func:`c_order`, :func:`radii`; :func:`look`, to decide from 
 files              :func:`cache_folder`, :func:`write_atomically`
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line
 fresh processes    :func:`run_python`: with nothing imported from the working directory
-PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`range_rows`, :func:`on_device`,
+PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`,
                    :class:`PerStream`, :func:`current_stream`, :func:`without_grad`
 prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`busy`, :func:`work_seconds`,
                    :func:`beyond_cache`, :class:`GPU`, :func:`card_name`
@@ -29,7 +29,7 @@ from .choice.cards import GPU, Processor, card_name
 from .choice.cost import beyond_cache, work_seconds
 from .choice.hardware import busy, cpu_threads, processor, speedup
 from .engine.columns import reduce_pass
-from .engine.devices import PerStream, current_stream, in_slabs, memory_errors, on_device, range_rows, without_grad
+from .engine.devices import PerStream, current_stream, in_slabs, memory_errors, on_device, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory, total_memory
@@ -72,7 +72,6 @@ __all__ = [
     "processor",
     "product",
     "radii",
-    "range_rows",
     "recording",
     "reduce_exact",
     "reduce_pass",

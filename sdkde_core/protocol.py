@@ -38,7 +38,6 @@ __all__ = [
     "KERNELS",
     "PRECISIONS",
     "PROTOCOL",
-    "QUANTUM",
     "TOLERANCES",
     "Backend",
     "BackendInfo",
@@ -75,12 +74,9 @@ FEATURES: Mapping[str, str] = {
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
     "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
-    "range": "some of a pass's rows: of the points, Problem.same with m < n; of the queries, fewer than Problem.m",
+    "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, both sums at once; MEAN only",
 }
-
-#: Ranges of points that several devices share out begin at a multiple of so many, and end at one or at n.
-QUANTUM = 1024
 
 #: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
 #: ``"exponential"`` are positive everywhere, the others have bounded support: they are 0 from r = 1 on.
@@ -370,13 +366,7 @@ class Backend(TypingProtocol):
             n and more). So rows can come in batches, and columns in shards. A row that is left without any column has
             log sum −inf, shift 0, sign 0.
 
-            With ``problem.same`` row i *is* column i + own_offset: it is 0, and with ``"range"`` from 0 to n − m. A
-            row has the same bits in every such range m < n that begins at a multiple of :data:`QUANTUM` and ends at
-            one or at n. So several devices may share the rows in any way. With m = n they
-            may be others, within the tolerance.
-
-            With ``"range"`` queries may be fewer than ``problem.m``: then they are some of so many, and a row has the
-            same bits however these are shared out.
+            With ``problem.same`` row i *is* column i + own_offset: it is 0, and with ``"range"`` from 0 to n − m.
 
         Raises
         ------
@@ -407,7 +397,7 @@ class PairsBackend(Backend, TypingProtocol):
         state
             What ``prepare`` returned.
         rows, columns : (start, stop)
-            Not empty, equal or disjoint; each begins at a multiple of :data:`QUANTUM` and ends at one or at n.
+            Not empty, equal or disjoint; each begins at a multiple of 1024 and ends at one or at n.
 
         Returns
         -------

@@ -45,13 +45,10 @@ def cache_folder() -> Path:
 def write_atomically(path: Path | str) -> Iterator[Path]:
     """Yield the path of a new, empty file that replaces ``path`` at the end; after an error nothing has changed.
 
-    The new file lies in the same folder, under a name that nobody can foresee, and ends as ``path`` does. It gets the
-    owner and the mode of the file that it replaces, and is on disk before it takes that file's place, so a power cut
-    leaves the old one or the new one. A symbolic link stays one: what it points to is replaced, as editors do. What is
-    there and no regular file, such as ``/dev/stdout`` or a pipe, cannot be replaced: its own path is yielded.
-
-    Where the folder takes no new file, or the owner cannot be kept, the new file lies in a temporary folder, and its
-    bytes are written into the old one at the end.
+    The new file lies in the same folder, with the same extension, and gets the owner and the mode of the file that it
+    replaces. It is on disk before it takes that file's place, so a power cut leaves the old one or the new one. A
+    symbolic link stays one. What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Where
+    the folder takes no new file, or the owner cannot be kept, the bytes are written into the old file at the end.
 
     Parameters
     ----------
@@ -67,12 +64,25 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     beside = _beside(final)
     _temporaries.add(beside)
     try:
-        before = _found(path)
+        try:
+            before = os.stat(path)
+        except FileNotFoundError:
+            before = None
         if before is not None and (_OPEN.fullmatch(os.path.abspath(path)) or not stat.S_ISREG(before.st_mode)):
             yield Path(path)
         elif _made(beside, final, before):
             yield beside
-            _replace(final, beside, before)
+            sync(beside)
+            if before is not None:
+                beside.chmod(before.st_mode & 0o777)
+            try:
+                beside.replace(final)
+            except OSError as error:
+                if error.errno != errno.EBUSY:  # a file that is mounted, as into a container
+                    raise
+                _overwrite(final, beside)
+            with suppress(OSError):  # a folder that may not be read; the new file is in place all the same
+                sync(final.parent)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 apart = Path(folder, beside.name)
@@ -93,24 +103,23 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
 def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[Path]:
     """Yield the path of a new, empty folder that replaces ``path`` at the end; after an error nothing has changed.
 
-    The new folder lies in the same folder. It is brought to disk, and then takes its place in one step: where there is
-    nothing, it is renamed; where there is an older folder, the kernel exchanges the two names, and the older one is
-    removed under the new one's name. A process that is killed leaves the old folder or the new one, whole, at ``path``.
+    The new folder lies in the same folder, is brought to disk, and takes its place in one step: the kernel exchanges
+    the two names, and the older folder is removed. A process that is killed leaves the old one or the new one, whole.
 
     Parameters
     ----------
     path : path
         In a folder that exists.
     check : callable
-        ``check(folder)`` raises an OSError if the folder at ``path`` may not be replaced, and accepts one that is not
-        there. It is called before the new folder is made, and again before it takes its place.
+        ``check(folder)`` raises an OSError if the folder at ``path`` may not be replaced; called twice, the second time
+        before the new folder takes its place.
 
     Raises
     ------
     OSError
-        It cannot be written. Where there is a folder, and the system cannot exchange two folders in one step (Windows,
-        NFS), that is before anything is written. If what is there changed meanwhile so that it may not be replaced, the
-        new folder is kept, and the error says where.
+        It cannot be written, or the system cannot exchange two folders in one step (Windows, NFS), which is found
+        before anything is written. If what is there may no longer be replaced at the end, the new folder is kept, and
+        the error says where.
     """
     final = Path(os.path.realpath(path))
     beside = _beside(final)
@@ -135,7 +144,8 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
         except OSError as error:
             _temporaries.discard(beside)
             raise OSError(error.errno, f"{error.strerror}; the new one is {beside}", str(path)) from error
-        _sync_names(final.parent)
+        with suppress(OSError):
+            sync(final.parent)
     finally:
         if beside in _temporaries:
             shutil.rmtree(beside, ignore_errors=True)
@@ -203,11 +213,6 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
-def _sync_names(folder: Path) -> None:
-    with suppress(OSError):  # a folder that may be written to but not read; the new file is in place all the same
-        sync(folder)
-
-
 #: Files and folders that are being written.
 _temporaries: set[Path] = set()
 
@@ -219,13 +224,6 @@ def remove_temporaries() -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _found(path: Path | str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None
 
 
 def _made(beside: Path, final: Path, before: os.stat_result | None) -> bool:
@@ -243,19 +241,6 @@ def _made(beside: Path, final: Path, before: os.stat_result | None) -> bool:
         os.close(_opened(final))
         return False
     return True
-
-
-def _replace(final: Path, new: Path, before: os.stat_result | None) -> None:
-    sync(new)
-    if before is not None:
-        new.chmod(before.st_mode & 0o777)
-    try:
-        new.replace(final)
-    except OSError as error:
-        if error.errno != errno.EBUSY:  # a file that is mounted, as into a container
-            raise
-        _overwrite(final, new)
-    _sync_names(final.parent)
 
 
 def _overwrite(final: Path, new: Path) -> None:

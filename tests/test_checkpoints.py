@@ -15,9 +15,8 @@ from click.testing import CliRunner
 import sdkde_core
 from sdkde_core import scale
 from sdkde_core.cli.main import main
-from sdkde_core.protocol import QUANTUM
 
-X = np.random.default_rng(0).normal(size=(2 * QUANTUM + 300, 3))
+X = np.random.default_rng(0).normal(size=(2348, 3))
 HOW = {"bandwidth": 0.5, "backend": "numpy"}
 
 

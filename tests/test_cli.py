@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from pairwise import cases
 
 import sdkde_core
+from sdkde_core import files
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.choice import hardware, registry
@@ -30,7 +31,6 @@ from sdkde_core.cli.main import main
 from sdkde_core.engine import columns
 from sdkde_core.estimator import batches
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
-from sdkde_core.scale import files
 from sdkde_core.testing import reference
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()

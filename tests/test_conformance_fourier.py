@@ -12,7 +12,7 @@ pytest.importorskip("finufft")
 @pytest.mark.covering(2)
 class TestFourier(BackendConformance):
     backend = "fourier"
-    slow = ("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "planned", "leaks")  # each as long as the 38 others
+    slow = ("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "leaks")  # each as long as the 38 others
 
     @pytest.mark.covering(1)
     def test_threads(self, parameter):
@@ -32,11 +32,7 @@ class TestFourierAlways(BackendConformance):
     slow = (
         *("sizes", "result_format", "expected_rows", "exclude_self", "threads"),
         *("surroundings", "thread_counts", "leaks", "new_contents", "many_alive", "repeat_many"),
-        *(
-            "column_chunks",
-            "state_reuse",
-            "planned",
-        ),  # states that serve many calls: query_chunks, results_are_the_callers
+        *("column_chunks", "state_reuse"),  # states that serve many calls: query_chunks, results_are_the_callers
     )
 
     @pytest.mark.covering(2)

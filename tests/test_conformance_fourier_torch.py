@@ -17,7 +17,7 @@ class TestFourierTorchAlways(BackendConformance):
     dimensions = (2,)
     draws = 8
     slow = (
-        *("sizes", "exclude_self", "threads", "planned"),
+        *("sizes", "exclude_self", "threads"),
         *("leaks", "repeat_many", "surroundings", "new_contents", "many_alive"),
     )
 

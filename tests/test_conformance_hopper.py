@@ -90,17 +90,15 @@ def _answers(case):
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 @pytest.mark.parametrize("d", [3, 16, 50])
 def test_ranges_and_pairs_of_many_blocks(d, spread, monkeypatch):
-    """A row's bits do not follow from its range; pairs merge to the whole, in several launches too."""
+    """A range of the points as rows; pairs merge to the whole, in several launches too."""
     monkeypatch.setattr(plan, "MOST_UNITS", 9)
     case = problems.make("mixture", 4500, 10, d, 9.0)
     log_weights = spread * np.random.default_rng(d).normal(size=4500)
     case = replace(case, log_weights=log_weights - log_weights.max() - 9.0)
     backend, problem, state = _answers(case)
     truth = problems.truth(case, same=True)
-    found = backend.reduce(replace(problem, m=4500 - 2048), None, state, 2048)
-    longer = backend.reduce(replace(problem, m=4500 - 1024), None, state, 1024)
-    assert torch.equal(found.shift, longer.shift[1024:]) and torch.equal(found.log_sum, longer.log_sum[1024:])
-    off = problems.errors(replace(problem, m=3476), each(longer, to_host), type(truth)(*(x[1024:] for x in truth)))
+    found = backend.reduce(replace(problem, m=3476), None, state, 1024)
+    off = problems.errors(replace(problem, m=3476), each(found, to_host), type(truth)(*(x[1024:] for x in truth)))
     assert off.max() < 1
     edges = [0, 2048, 3072, 4500]
     ranges = list(itertools.pairwise(edges))

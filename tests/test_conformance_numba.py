@@ -23,7 +23,7 @@ class TestNumbaSkipping(BackendConformance):
     slow = (
         *("declaration", "query_chunks", "column_chunks", "sizes", "result_format", "expected_rows"),
         *("threads", "interrupts", "forked_child", "kernel", "state_reuse", "results_are_the_callers", "repeat"),
-        *("planned", "leaks", "repeat_many"),
+        *("leaks", "repeat_many"),
     )
 
 

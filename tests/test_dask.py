@@ -11,15 +11,14 @@ import pytest
 
 import sdkde_core
 from sdkde_core import scale
-from sdkde_core.protocol import QUANTUM
-from sdkde_core.scale import planner
+from sdkde_core.estimator import blockwise
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
-graph = pytest.importorskip("sdkde_core.scale.dask")
+graph = pytest.importorskip("sdkde_core.spreading.dask")
 
 RNG = np.random.default_rng(0)
-N, M, D = 3 * QUANTUM + 501, QUANTUM + 77, 2
+N, M, D = 3573, 1101, 2
 X, Y, W = RNG.normal(size=(N, D)), RNG.normal(size=(M, D)) * 1.5, RNG.random(N)
 HOW = {"bandwidth": [0.3, 0.4], "backend": "numpy"}
 
@@ -27,8 +26,8 @@ HOW = {"bandwidth": [0.3, 0.4], "backend": "numpy"}
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Four shards, and small blocks of rows."""
-    monkeypatch.setattr(planner, "NUMBERS", QUANTUM * D)
-    monkeypatch.setattr(graph, "CPU", (1 << 36, 64, 0))
+    monkeypatch.setattr(blockwise, "NUMBERS", 1024 * D)
+    monkeypatch.setattr(graph, "rows_of_a_task", lambda *of: 1024)
 
 
 def chunked(x, rows):
@@ -41,9 +40,9 @@ def bits(x, **how):
 
 
 @pytest.mark.parametrize("method", ["sdkde", "laplace"])
-def test_the_bits_are_those_of_the_planner_for_every_chunking(method):
+def test_the_bits_are_those_of_files_for_every_chunking(method):
     how = {"method": method, **HOW, "weights": W}
-    expected = scale.estimate(X, Y, **how)
+    expected = scale.estimate(X, Y, **how)  # whose blocks of rows are as small here
     for rows in ((N, M), (1300, (M - 1, 1))):
         x, y, w = chunked(X, rows[0]), chunked(Y, rows[1]), chunked(W, 999)
         p = sdkde_core.estimate(x, y, **{**how, "weights": w})
@@ -72,14 +71,6 @@ def test_moved_samples():
     moved = sdkde_core.debias(chunked(X, 1000), **HOW)
     assert moved.shape == X.shape and moved.chunks[0] == (1000, 1000, 1000, 573)
     assert np.array_equal(bits(moved), scale.debias(X, **HOW))
-
-
-def test_a_shard_stays_packed_for_the_next_rows(monkeypatch):
-    packed, real = [], planner.Frozen.packed
-    monkeypatch.setattr(planner.Frozen, "packed", lambda self, *of: packed.append(of[0]) or real(self, *of))
-    how = {"method": "kde", **HOW}
-    found = bits(sdkde_core.estimate(chunked(X[:900], 500), X, **how))
-    assert packed == [0] and np.array_equal(found, scale.estimate(X[:900], X, **how))
 
 
 def refusing(shape, chunks=700):
@@ -213,11 +204,6 @@ def test_what_is_dasks_and_no_array_is_refused():
         sdkde_core.estimate(X, bandwidth=dask.delayed(0.5))
 
 
-def ends(block):
-    """What a worker does not survive."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.fixture
 def cluster():
     distributed = pytest.importorskip("distributed")
@@ -274,19 +260,6 @@ def test_a_lost_worker_changes_nothing(cluster, kills):
         assert pids
         killed += len(pids)
         assert np.array_equal(found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_tasks_that_lose_their_workers_again_and_again_are_given_up(cluster):
-    """With the default of Dask's; the error names the task."""
-    from distributed import KilledWorker
-
-    client = cluster(2)[1]
-    with pytest.raises(KilledWorker, match=r"run task .* on 4 different workers"):
-        client.compute(sdkde_core.estimate(chunked(X, 999).map_blocks(ends, meta=np.empty((0, 0))), **HOW)).result(
-            timeout=120
-        )
 
 
 def blocks(section):

@@ -1,6 +1,5 @@
 """What a forked child can do: as much as its parent, or say at once why it cannot."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -10,7 +9,7 @@ import pytest
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.plugin import Unforkable, in_child, new_lock
+from sdkde_core.plugin import Unforkable, new_lock
 from sdkde_core.testing.broken_off import _status_of_child
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes go on after a fork on Linux")
@@ -51,65 +50,23 @@ def test_a_lock_that_another_thread_held_is_free(kind, elsewhere):
     assert not lock.acquire(timeout=0)
 
 
-def test_a_library_that_another_thread_was_in_says_so(elsewhere):
-    used, other = Unforkable("finufft"), Unforkable("another")
-    elsewhere(lambda: used)
-
-    def call():
-        with (
-            pytest.raises(RuntimeError, match=r'finufft cannot .* forked .*"spawn" or "forkserver"'),
-            used,
-        ):
-            pass
-        with other:
-            pass
-        assert _status_of_child(lambda: None) == 0
-
-    assert _status_of_child(call) == 0
-    with used:  # this process has all of its threads
-        pass
-
-
-def test_a_library_of_which_the_call_is_over_can_be_used():
-    used = Unforkable("finufft")
-    with used:
-        pass
-    with pytest.raises(ZeroDivisionError), used:
+def test_a_library_with_locks_says_so_where_another_thread_was_in_it(elsewhere):
+    """Or where it had threads of its own; one of which the call is over can be used."""
+    inside, over, threads = Unforkable("finufft"), Unforkable("another"), Unforkable("JAX", keeps_threads=True)
+    elsewhere(lambda: inside)
+    with pytest.raises(ZeroDivisionError), over, threads:
         raise ZeroDivisionError
 
     def call():
-        with used:
+        for library, why in ((inside, "while another thread was inside"), (threads, "had threads")):
+            with pytest.raises(RuntimeError, match=rf'{library.name} cannot .* {why}.*"spawn"'), library:
+                pass
+        with over:
             pass
 
     assert _status_of_child(call) == 0
-
-
-def test_a_library_that_keeps_threads_cannot_be_used_once_its_parent_has():
-    used, new = (Unforkable("JAX", keeps_threads=True) for _ in range(2))
-    with used:
+    with inside, threads:  # this process has all of its threads
         pass
-
-    def call():
-        with pytest.raises(RuntimeError, match=r'JAX cannot .* had threads.*"spawn" or "forkserver"'), used:
-            pass
-        with new:  # starts its threads here
-            pass
-        assert _status_of_child(lambda: None) == 0
-
-    assert _status_of_child(call) == 0
-    with used:
-        pass
-
-
-def test_what_is_to_be_done_first():
-    done = []
-    in_child(lambda: done.append(os.getpid()))
-
-    def look():
-        assert done == [os.getpid()]
-
-    assert _status_of_child(look) == 0
-    assert not done
 
 
 def test_a_prepared_set_that_another_thread_is_packing(elsewhere):

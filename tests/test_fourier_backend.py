@@ -320,7 +320,9 @@ def test_little_memory_changes_how_many_transforms_run_at_a_time_and_no_bit(monk
 def test_too_little_memory_is_an_error_before_finufft_is_called(monkeypatch):
     from sdkde_core.engine import memory as host
 
-    monkeypatch.setattr(host, "_own", lambda: [host._Limit("ulimit -v", 1 << 30, 130 << 20, host.CALL, host.THREAD)])
+    limit = host.Limit("ulimit -v", 1 << 30, 130 << 20, 16 << 20, 104 << 20)
+    monkeypatch.setattr(host, "_address_space", lambda: [limit])
+    monkeypatch.setattr(host, "limits", lambda: [limit])
     monkeypatch.setattr(transforms.finufft, "Plan", None)
     case = _mixture(3, 3000, 100)
     problem = case.problem(Reduction.MEAN, "high")

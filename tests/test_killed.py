@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdkde_core.scale.files import source
+from sdkde_core.files import source
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,8 +28,8 @@ COMMAND = "from sdkde_core.cli.main import main; main()"
 SCALE = """
 import sys
 from sdkde_core import scale
-from sdkde_core.scale import planner
-planner.NUMBERS = 1024 * 2
+from sdkde_core.estimator import blockwise
+blockwise.NUMBERS = 1024 * 2
 train, query, out, bandwidth = sys.argv[1:]
 how = {"bandwidth": float(bandwidth), "backend": "numpy", "checkpoint": "kept", "resume": True}
 scale.estimate(train, query, out=out, **how)

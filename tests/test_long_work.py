@@ -1,9 +1,6 @@
 """Work that takes long: batches that somebody watches, with queries and results that are never whole in memory."""
 
-import os
-import signal
 import sys
-import threading
 import tracemalloc
 import warnings
 from dataclasses import replace
@@ -112,21 +109,6 @@ def test_the_other_calls_say_how_far_they_are():
     assert not watch.told
 
 
-def test_samples_that_move_are_ranges_of_themselves(monkeypatch):
-    """To the backend, which then knows that each row is a column too."""
-    (own,) = (r for r in registry.records() if r.name == "numpy")
-    backend, asked = sys.modules[own.info.implementation.partition(":")[0]].NumpyBackend, []
-    reduce = backend.reduce
-
-    def noting(self, problem, queries, state, own_offset=0):
-        asked.append((queries is None, problem.same, own_offset, problem.m))
-        return reduce(self, problem, queries, state, own_offset)
-
-    monkeypatch.setattr(backend, "reduce", noting)
-    sdkde_core.debias(X, bandwidth=H, backend="numpy", progress=lambda *_: None)
-    assert asked == [(True, True, 0, 256), (True, True, 256, 256), (True, True, 512, 188)]
-
-
 def test_another_kernel(mapped):
     options = {"method": "kde", "kernel": "tophat", "bandwidth": 0.7}
     near(sdkde_core.estimate(X, mapped[0], out=mapped[1], **options), sdkde_core.estimate(X, Y, **options))
@@ -148,14 +130,11 @@ def test_resubstitution_and_empty_queries():
     ("train", "query", "dtype", "precision"),
     [("f4", "f4", "f4", "fast"), ("f4", "f8", "f8", "high"), ("f8", "f4", "f8", "high"), ("f4", "list", "f8", "high")],
 )
-def test_dtypes_and_precision_are_those_of_both(train, query, dtype, precision, monkeypatch):
-    asked, of = [], batches.densities
-    monkeypatch.setattr(sdkde_core.api, "densities", lambda ready, *a: (asked.append(ready), of(ready, *a))[1])
+def test_dtypes_and_precision_are_those_of_both(train, query, dtype, precision):
     x, y = X.astype(train), Y.tolist() if query == "list" else Y.astype(query)
     want = sdkde_core.estimate(x, y, bandwidth=H)
     got = sdkde_core.estimate(x, y, bandwidth=H, progress=lambda *_: None)
     assert got.dtype == want.dtype == np.dtype(dtype)
-    assert asked[0].problem.precision == precision
     near(np.log(got), np.log(want), precision)
     out = np.empty(len(Y), "f4")
     assert sdkde_core.estimate(x, y, bandwidth=H, out=out) is out
@@ -207,47 +186,28 @@ def test_derivatives_of_moved_samples_by_batches():
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def _peak(tmp_path, rows, d, batch, monkeypatch):
-    """What an estimate of mapped queries takes, over what these are, in bytes."""
-    monkeypatch.setattr(batches, "ROWS", batch)
+def test_neither_queries_nor_results_are_whole_in_memory(tmp_path):
+    rows, d = 200_000, 4
     query = np.lib.format.open_memmap(tmp_path / "q.npy", "w+", np.float32, (rows, d))
-    step = 1 << 16
-    for i in range(0, rows, step):
-        query[i : i + step] = np.linspace(-3, 3, min(step, rows - i), dtype="f4")[:, None]
-    query.flush()
+    query[:] = np.linspace(-3, 3, rows, dtype="f4")[:, None]
     query = np.load(tmp_path / "q.npy", mmap_mode="r")
     out = np.lib.format.open_memmap(tmp_path / "p.npy", "w+", np.float64, (rows,))
-    x = np.random.default_rng(3).normal(size=(8, d))
+    how = {"method": "kde", "bandwidth": 0.5, "backend": "numpy"}
     tracemalloc.start()
     try:
-        sdkde_core.estimate(x, query, out=out, method="kde", bandwidth=0.5, progress=lambda *_: None, backend="numpy")
+        sdkde_core.estimate(X[:8] @ np.eye(2, d), query, out=out, **how)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    want = sdkde_core.estimate(x, query[-5:], method="kde", bandwidth=0.5, backend="numpy")
-    np.testing.assert_allclose(out[-5:], want, rtol=1e-4)
-    return peak, query.nbytes + out.nbytes
-
-
-def test_neither_queries_nor_results_are_whole_in_memory(tmp_path, monkeypatch):
-    peak, whole = _peak(tmp_path, 200_000, 4, 4096, monkeypatch)
-    assert whole == 200_000 * 24
-    assert peak < 0.4 * whole
-
-
-@pytest.mark.slow
-def test_neither_queries_nor_results_are_whole_in_memory_where_they_are_large(tmp_path, monkeypatch):
-    peak, whole = _peak(tmp_path, 6_000_000, 8, 1 << 16, monkeypatch)
-    assert whole == 6_000_000 * 40
-    assert peak < 40e6
+    np.testing.assert_allclose(out[-5:], sdkde_core.estimate(X[:8] @ np.eye(2, d), query[-5:], **how), rtol=1e-4)
+    assert peak < 0.4 * (query.nbytes + out.nbytes)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_what_out_cannot_be(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "in_batches", None)  # before anything is computed
+def test_what_out_cannot_be(prepared, tmp_path):
     ready = sdkde_core.prepare(X, bandwidth=H)
     (tmp_path / "p").write_bytes(bytes(8 * 1100))
     y = np.ones((1100, 2))
@@ -268,8 +228,7 @@ def test_what_out_cannot_be(prepared, tmp_path, monkeypatch):
             ready.estimate(y, out=out) if prepared else sdkde_core.estimate(X, y, bandwidth=H, out=out)
 
 
-def test_what_is_wrong_with_the_query_is_said_before_samples_are_moved(monkeypatch):
-    monkeypatch.setattr(sdkde_core.estimator.fitted, "shifted", None)
+def test_what_is_wrong_with_the_query_is_said():
     for query, message in ((Y[:, :1], "query has 1 dimensions, but train has 2"), (Y[0, 0], r"query has shape \(\)")):
         for call in (sdkde_core.estimate, sdkde_core.grad_log_density):
             with pytest.raises(ValueError, match=message):
@@ -347,33 +306,6 @@ def test_what_a_function_raises_ends_the_call(mapped):
     with pytest.raises(RuntimeError, match="enough"):
         sdkde_core.estimate(X, Y, bandwidth=H, out=mapped[1], progress=stop)
     assert np.flatnonzero(mapped[1]).tolist() == list(range(512))
-
-
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
-@pytest.mark.usefixtures("heeded")
-def test_an_interrupt_ends_the_call_and_closes_the_bar(capsys, monkeypatch):
-    """Between two batches, and while one is summed; `test_interrupts` has those of calls in one piece."""
-    pytest.importorskip("tqdm")
-    from tqdm.auto import tqdm
-
-    ready = sdkde_core.prepare(X, bandwidth=H, backend="numpy")
-    want = ready.estimate(Y, progress=True)
-    reduce = type(ready._fitted.choice.backend).reduce
-    calls = []
-
-    def interrupted(self, *arguments, **more):
-        calls.append(1)
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return reduce(self, *arguments, **more)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(ready._fitted.choice.backend), "reduce", interrupted)
-        ready.estimate(Y, progress=True)
-    assert len(calls) == 3
-    assert not tqdm._instances
-    assert np.array_equal(ready.estimate(Y, progress=True), want)
-    capsys.readouterr()
 
 
 # --- backends that do not answer ----------------------------------------------------------------------------------

@@ -28,15 +28,23 @@ def _group(root, line, folder, limit, used, cached):
     path.write_text(f"{path.read_text()}{line}\n")
     place = root / "sys/fs/cgroup" / folder
     place.mkdir(parents=True, exist_ok=True)
-    names = memory.GROUPS["memory" if "memory" in line else ""]
+    version_2 = "memory.max", "memory.current", "inactive_file"
+    version_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    names = version_1 if "memory" in line else version_2
     for name, value in zip(names[:2], (limit, used)):
         (place / name).write_text(value if isinstance(value, str) else str(value * MIB))
     (place / "memory.stat").write_text(f"anon 1\n{names[2]} {cached * MIB}\n")
 
 
+def found(root):
+    """The tightest total, and the least that is free."""
+    limits = memory.limits(root)
+    return min(x.total for x in limits), min(x.free for x in limits)
+
+
 def test_the_machine_s_memory_and_swap(tmp_path):
     root = _host(tmp_path, swap=1000)
-    assert (memory.total_memory(root), memory.free_memory(root)) == (9000 * MIB, 5000 * MIB)
+    assert found(root) == (9000 * MIB, 5000 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -52,29 +60,18 @@ def test_the_machine_s_memory_and_swap(tmp_path):
 def test_the_limits_of_control_groups(tmp_path, line, folder):
     root = _host(tmp_path)
     _group(root, line, folder, 1000, 700, 200)
-    assert (memory.total_memory(root), memory.free_memory(root)) == (1000 * MIB, 500 * MIB)
+    assert found(root) == (1000 * MIB, 500 * MIB)
 
 
 @pytest.mark.parametrize("limit", ["max\n", "9223372036854771712"])
 def test_control_groups_without_a_limit(tmp_path, limit):
     root = _host(tmp_path)
     _group(root, "4:memory:/" if limit.isdecimal() else "0::/", "memory" if limit.isdecimal() else "", limit, 700, 200)
-    assert memory.free_memory(root) == 4000 * MIB
+    assert found(root)[1] == 4000 * MIB
 
 
 def test_elsewhere_it_is_not_known(tmp_path):
-    assert memory.total_memory(tmp_path) is None and memory.free_memory(tmp_path) is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits on address space are Linux's")
-def test_the_process_s_own_limit(monkeypatch):
-    before = memory.resource.getrlimit(memory.resource.RLIMIT_AS)
-    limits = {memory.resource.RLIMIT_AS: (1 << 40, before[1])}
-    monkeypatch.setattr(
-        memory.resource, "getrlimit", lambda kind: limits.get(kind, (memory.resource.RLIM_INFINITY,) * 2)
-    )
-    (own,) = memory._own()
-    assert own.total == 1 << 40 and 0 < own.total - own.free < 1 << 40
+    assert memory.limits(tmp_path) == []
 
 
 @pytest.fixture
@@ -82,11 +79,10 @@ def limited(monkeypatch):
     """Memory of 1000 MiB, 300 of them in use; and a limit on address space, if one is given, in MiB."""
 
     def limit(space=None):
-        monkeypatch.setattr(memory, "_others", lambda: [memory._Limit("the machine's memory", 1000 * MIB, 700 * MIB)])
-        own = (
-            [] if space is None else [memory._Limit("ulimit -v", space * MIB, space * MIB, memory.CALL, memory.THREAD)]
-        )
-        monkeypatch.setattr(memory, "_own", lambda: list(own))
+        own = [] if space is None else [memory.Limit("ulimit -v", space * MIB, space * MIB, 16 * MIB, 104 * MIB)]
+        monkeypatch.setattr(memory, "_address_space", lambda: own)
+        machine = memory.Limit("the machine's memory", 1000 * MIB, 700 * MIB)
+        monkeypatch.setattr(memory, "limits", lambda: [*own, machine])
 
     return limit
 

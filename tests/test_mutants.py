@@ -298,15 +298,6 @@ class RangeLeavesOutFirstColumns(NumpyBackend):
         return super().reduce(replace(problem, same=False), rows, state, 0)
 
 
-class RangeCutByRows(NumpyBackend):
-    """How columns are cut follows from how many rows there are."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        if queries is None:
-            queries = state.formula.points[own_offset : own_offset + problem.m]
-        return super().reduce(problem, queries, state, own_offset)
-
-
 class RangesKept(NumpyBackend):
     """The rows of a range are packed once for each number of them."""
 
@@ -424,11 +415,10 @@ MUTANTS = {
     "rows out of reach have a sum": (NothingIsLittle, INFO, {"kernel"}),
     "little weights lost by other kernels": (OneLevel, INFO, {"kernel"}),
     "edges of supports blurred": (EdgesBlurred, INFO, {"kernel"}),
-    "a range is the first points": (FirstRows, INFO, {"row_range", "range_bits"}),
+    "a range is the first points": (FirstRows, INFO, {"row_range"}),
     "a range begins on a tile": (RangeBeginsOnTile, INFO, {"row_range"}),
-    "a range leaves out the first columns": (RangeLeavesOutFirstColumns, INFO, {"row_range", "range_bits"}),
-    "a range is cut by its rows": (RangeCutByRows, INFO, {"range_bits"}),
-    "ranges kept by their length": (RangesKept, replace(INFO, features=INFO.features - {"pairs"}), {"planned"}),
+    "a range leaves out the first columns": (RangeLeavesOutFirstColumns, INFO, {"row_range"}),
+    "ranges kept by their length": (RangesKept, replace(INFO, features=INFO.features - {"pairs"}), {"row_range"}),
     "a block's other side without weights": (OtherSideUnweighted, INFO, {"pairs"}),
     "a block's other side over all columns": (BlocksForgetTheOtherSide, INFO, {"pairs"}),
     "a block that differs the second time": (PairsUnsteady, INFO, {"pairs"}),
@@ -543,16 +533,14 @@ def test_names_are_stable():
         "grad[high-mean]",
         "kernel[high-tophat]",
         "row_range[high-laplace]",
-        "range_bits[fast-mean]",
         "pairs[float64-mean]",
-        "planned[float64-sdkde]",
         "drawn[12-d17-p400000]",
     } <= set(names)
     assert set(CHECKS) == {
         *("declaration", "answers_something", "reasons", "options", "result_format", "tolerance", "sizes", "no_rows"),
         *("state_reuse", "query_chunks", "column_chunks", "repeat", "inputs_untouched", "results_are_the_callers"),
         *("expected_rows", "threads", "far_below", "not_a_number", "exclude_self", "grad", "drawn"),
-        *("interrupts", "forked_child", "kernel", "row_range", "range_bits", "pairs", "planned", "heap", "leaks"),
+        *("interrupts", "forked_child", "kernel", "row_range", "pairs", "heap", "leaks"),
         *("limits", "many_alive", "memory", "new_contents", "price", "repeat_many", "surroundings", "thread_counts"),
         "wide",
     }

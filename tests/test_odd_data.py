@@ -179,9 +179,9 @@ def test_groups_of_equal_points():
 
 def test_the_command_line_chooses_by_the_samples(monkeypatch):
     """The plan that it shows is made from the shapes; the samples may call for another backend."""
+    from sdkde_core import files
     from sdkde_core.cli import streaming
     from sdkde_core.protocol import Work
-    from sdkde_core.scale import files
 
     (own,) = (r for r in registry.records() if r.name == "numpy")
     asked = []

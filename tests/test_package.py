@@ -68,13 +68,18 @@ ROOMS = {
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "bandwidth": {"messages", "arrays", "engine", "choice"},
-    "estimator": {"messages", "archive", "protocol", "arrays", "nearby", "engine", "choice", "bandwidth"},
-    "scale": {"messages", "storage", "protocol", "arrays", "engine", "choice", "bandwidth", "estimator"},
+    "files": {"messages", "storage", "arrays"},
+    "spreading": {"messages", "storage", "protocol", "arrays", "engine", "choice", "files"},
+    "estimator": {"messages", "archive", "protocol", "arrays", "nearby", "engine", "choice", "bandwidth", "spreading"},
+    "scale": {"messages", "arrays", "choice", "bandwidth", "files", "spreading", "estimator"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator", "scale"},
-    "distributed": {"arrays", "engine", "estimator"},
+    "distributed": {"arrays", "spreading", "estimator"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
-    "cli": {"messages", "protocol", "storage", "arrays", "choice", "bandwidth", "estimator", "scale", "api", "interop"},
-    "testing": {"protocol", "arrays", "engine", "choice", "plugin", "bandwidth", "estimator", "scale"},
+    "cli": {
+        *("messages", "protocol", "storage", "arrays", "choice", "bandwidth", "files", "estimator", "scale", "api"),
+        "interop",
+    },
+    "testing": {"protocol", "arrays", "engine", "choice", "plugin", "bandwidth", "estimator"},
 }
 
 
@@ -98,7 +103,7 @@ def test_what_the_core_imports():
         "storage.py": {"platformdirs"},
     }
     own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl"}, "interop": {"matplotlib", "sklearn"}}
-    own |= {"estimator": {"scipy", "tqdm"}, "distributed.py": {"torch"}, "scale": {"dask"}}
+    own |= {"estimator": {"scipy", "tqdm"}, "distributed.py": {"torch"}, "spreading": {"dask"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]
         found = {name.partition(".")[0] for name in _imports(path)}

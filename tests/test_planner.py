@@ -1,4 +1,4 @@
-"""The planner: the same numbers as in one piece, and the same bits however the work is cut."""
+"""Plans of points that nobody has all of: the same numbers as in one piece, and errors that name what is wrong."""
 
 import pickle
 from dataclasses import replace
@@ -8,15 +8,13 @@ import pytest
 
 import sdkde_core
 from sdkde_core.bandwidth.rules import RULES, resolve
+from sdkde_core.estimator import blockwise, survey
+from sdkde_core.estimator.blockwise import Shape, Survey
 from sdkde_core.estimator.request import Goal, Request
-from sdkde_core.protocol import QUANTUM
-from sdkde_core.scale import planner
-from sdkde_core.scale.blocks import answered, asked_of
-from sdkde_core.scale.planner import Shape, cut, freeze, rows_of_a_block, width_of_a_shard
-from sdkde_core.scale.survey import Counting, Moments
+from sdkde_core.estimator.survey import Counting, Moments
 
 RNG = np.random.default_rng(0)
-N, M, D = 2 * QUANTUM + 501, QUANTUM + 77, 3
+N, M, D = 2549, 1101, 3
 X, Y = RNG.normal(size=(N, D)) * [1.0, 10.0, 0.1], RNG.normal(size=(M, D)) * [1.0, 10.0, 0.1]
 X[17] *= 30.0
 W = RNG.random(N)
@@ -25,46 +23,45 @@ W[::7] = 0.0
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(planner, "NUMBERS", QUANTUM * D)
+    monkeypatch.setattr(blockwise, "NUMBERS", 1024 * D)
 
 
-def frozen(x=X, y=Y, w=None, **options):
-    request = Request(Goal.DENSITY, **options)
+def asked_of(question, x, w=None):
+    """The answer of all blocks."""
+    merged = None
+    for start, stop in Shape(*x.shape).shards:
+        answer = question.of(x[start:stop], None if w is None else w[start:stop], start)
+        merged = answer if start == 0 else question.merge(merged, answer)
+    return merged
+
+
+def plan(x=X, y=Y, w=None, **options):
     shape = Shape(*x.shape, None if y is None else len(y), "float64", w is not None)
-
-    def ask(question):
-        points, weights = (y, None) if question.about == "query" else (x, w)
-        read = None if weights is None else lambda a, b: weights[a:b]
-        return asked_of(question, lambda a, b: points[a:b], read, len(points), x.shape[1])
-
-    return answered(freeze(request, shape), ask)
-
-
-def parts(ready, step, shards, rows, blocks, alike=False):
-    """The sums of a pass, block by block; ``alike``: rows and columns are samples alike."""
-    found = []
-    for start, stop in blocks:
-        sums = None
-        for columns, shard in zip(shards, ready.shards, strict=True):
-            at = (start, shard) if alike else None
-            sums = ready.fold(sums, ready.partial(step, columns, rows[start:stop], at))
-        found.append(sums)
+    found = Survey.of(Request(Goal.DENSITY, **options), shape)
+    while isinstance(found, Survey):
+        about = (y,) if found.question.about == "query" else (x, w)
+        found = found.next(asked_of(found.question, *about))
     return found
 
 
-def densities(ready, x=X, y=Y, w=None, log=False, blocks=None):
-    blocks = blocks or (lambda m: cut(m, ready.rows))
-    weights = [None if w is None else w[a:b] for a, b in ready.shards]
-    shards = [ready.columns(x[a:b], own) for (a, b), own in zip(ready.shards, weights)]
-    rows = ready.whitened(x)
-    if len(ready.problems) > 1:
-        sums = parts(ready, 0, shards, rows, blocks(len(x)), alike=True)
-        moved = np.concatenate([ready.moved(rows[a:b], s) for (a, b), s in zip(blocks(len(x)), sums)])
-        shards = [ready.moved_columns(moved[a:b], own) for (a, b), own in zip(ready.shards, weights)]
+def densities(ready, x=X, y=Y, w=None):
+    """By every task, in the order of the sums."""
+    shards = [ready.columns(x[a:b], None if w is None else w[a:b]) for a, b in ready.shape.shards]
+    rows, last = ready.whitened(x), len(ready.problems) - 1
+    if last:
+        moved = np.concatenate([ready.moved(rows[a:b], s) for (a, b), s in sums(ready, 0, shards, rows)])
+        parts = [(moved[a:b], None if w is None else w[a:b]) for a, b in ready.shape.shards]
+        shards = [ready.columns(*part, moved=True) for part in parts]
     rows = rows if y is None else ready.whitened(y)
-    alike = y is None and len(ready.problems) == 1
-    last = parts(ready, len(ready.problems) - 1, shards, rows, blocks(len(rows)), alike)
-    return np.concatenate([ready.density(sums, log) for sums in last])
+    return np.concatenate([ready.density(s, False) for _, s in sums(ready, last, shards, rows)])
+
+
+def sums(ready, step, shards, rows):
+    for tasks in ready.tasks(step):
+        found = None
+        for task, columns in zip(tasks, shards, strict=True):
+            found = ready.fold(found, ready.partial(step, ready.packed(step, columns), rows[slice(*task.rows)]))
+        yield tasks[0].rows, found
 
 
 @pytest.mark.parametrize("precision", ["fast", "float64"])
@@ -74,42 +71,12 @@ def test_the_numbers_are_those_of_one_piece(method, weighted, precision):
     options = {"method": method, "bandwidth": "silverman", "precision": precision, "backend": "numpy"}
     w = W if weighted else None
     for y in (Y, None):
-        got = densities(frozen(y=y, w=w, **options), y=y, w=w)
+        ready = plan(y=y, w=w, **options)
+        got = densities(pickle.loads(pickle.dumps(ready)), y=y, w=w)
         expected = sdkde_core.estimate(X, y, weights=w, **options)
         tolerance = {"fast": 2e-3, "float64": 1e-9}[precision]
         scale = sdkde_core.estimate(X, y, weights=w, **options | {"method": "kde"}) if method == "laplace" else expected
-        assert (abs(got - expected) <= tolerance * abs(scale)).all()
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_same_bits_however_rows_are_cut_and_whoever_computes_them(weighted):
-    w = W if weighted else None
-    ready = frozen(w=w, bandwidth=0.4, backend="numpy", backend_options={"threads": 1})
-    assert len(ready.shards) == 3
-    once = densities(ready, w=w, log=True)
-    elsewhere = replace(pickle.loads(pickle.dumps(ready)), devices=("cpu", "cpu"))
-    assert np.array_equal(densities(elsewhere, w=w, log=True, blocks=lambda m: [(0, m)]), once)
-
-
-def test_rows_that_are_columns_of_the_shard_are_asked_for_as_such():
-    """By ranges of whole quanta that never are all columns; the others as queries."""
-    ready, asked = replace(frozen(bandwidth=0.4, backend="numpy"), width=2 * QUANTUM), []
-
-    class Noting(type(ready._choice.backend)):
-        def reduce(self, problem, queries, state, own_offset=0):
-            if problem.reduction == "mean":
-                asked.append((problem.m, problem.n, own_offset) if queries is None else len(queries))
-            return super().reduce(problem, queries, state, own_offset)
-
-    ready.__dict__["_choice"] = replace(ready._choice, backend=Noting())
-    densities(ready, blocks=lambda m: [(0, QUANTUM), (QUANTUM, m)])
-    rest = N - 2 * QUANTUM
-    first_block, second_block = [(QUANTUM, 2 * QUANTUM, 0), QUANTUM], [(QUANTUM, 2 * QUANTUM, QUANTUM), rest, QUANTUM]
-    assert asked == [*first_block, *second_block, (rest, rest, 0)]
-    asked.clear()
-    densities(ready, blocks=lambda m: [(0, m)])
-    halves = [(QUANTUM, 2 * QUANTUM, start) for start in (0, QUANTUM)]
-    assert asked == [*halves, rest, 2 * QUANTUM, (rest, rest, 0)]
+        assert len(ready.shape.shards) == 3 and (abs(got - expected) <= tolerance * abs(scale)).all()
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -118,7 +85,7 @@ def test_bandwidths_over_blocks(rule, weighted):
     w = None
     if weighted:  # those that a choice is made from are others then
         w = W / W.sum()
-    got = frozen(y=None, w=w, bandwidth=rule, method="kde", backend="numpy").bandwidth
+    got = plan(y=None, w=w, bandwidth=rule, method="kde", backend="numpy").bandwidth
     with np.errstate(divide="ignore"):
         expected = resolve(rule, X, None if w is None else np.log(w), method="kde")
     rtol = 0.25 if weighted and rule == "auto" else 1e-10
@@ -128,10 +95,9 @@ def test_bandwidths_over_blocks(rule, weighted):
 def test_the_samples_to_choose_from_depend_on_n_alone(monkeypatch):
     for w in (None, W):
         asked, found = Moments(N, D, weighted=w is not None), []
-        for width in (QUANTUM, 2 * QUANTUM):
-            monkeypatch.setattr(planner, "NUMBERS", width * D)
-            read = None if w is None else lambda a, b: W[a:b]
-            found.append(asked.sample(asked_of(asked, lambda a, b: X[a:b], read, N, D)))
+        for width in (1024, 2 * 1024):
+            monkeypatch.setattr(blockwise, "NUMBERS", width * D)
+            found.append(asked.sample(asked_of(asked, X, w)))
         assert np.array_equal(found[0][0], found[1][0]) and len(found[0][0]) > 1000
         if w is not None:  # each drawn by its weight, or standing for others: the mean is that of all
             rows, weights = found[0]
@@ -141,8 +107,6 @@ def test_the_samples_to_choose_from_depend_on_n_alone(monkeypatch):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_quartiles_are_exact(weighted, monkeypatch):
     """By counting, with ties, far outliers, and a sample that says little."""
-    from sdkde_core.scale import survey
-
     monkeypatch.setattr(survey, "SORTED", 50)
     n, rng = 1237, np.random.default_rng(1)
     x = np.stack([rng.normal(size=n), np.round(rng.normal(size=n)), rng.standard_cauchy(n) * 1e300], axis=1)
@@ -150,7 +114,7 @@ def test_quartiles_are_exact(weighted, monkeypatch):
     n_eff, total = (float(n), None) if w is None else (w.sum() ** 2 / (w @ w), np.log(w.sum()))
     question = Counting.first(x[:40], x.min(axis=0), x.max(axis=0), n_eff, total)
     for _ in range(400):
-        answer = asked_of(question, lambda a, b: x[a:b], None if w is None else lambda a, b: w[a:b], n, 3)
+        answer = asked_of(question, x, w)
         if question.listed:
             break
         question = question.next(answer)
@@ -165,8 +129,7 @@ def test_quartiles_are_exact(weighted, monkeypatch):
 def test_moments_merge_to_those_of_all():
     for w in (None, W, np.full(N, 3.0), np.exp(150.0 * RNG.normal(size=N))):
         asked = Moments(N, D, covariance=True, weighted=w is not None)
-        read = None if w is None else lambda a, b: w[a:b]  # noqa: B023
-        found = asked_of(asked, lambda a, b: X[a:b], read, N, D)
+        found = asked_of(asked, X, w)
         log_w = np.zeros(N) if w is None else np.log(w, where=w > 0, out=np.full(N, -np.inf))
         shares = np.exp(log_w - log_w.max())
         np.testing.assert_allclose(found.mean, np.average(X, 0, shares), rtol=1e-12)
@@ -174,32 +137,21 @@ def test_moments_merge_to_those_of_all():
         assert found.equal == (w is None or w[0] == 3.0) and found.carrying == np.isfinite(log_w).sum()
 
 
-def test_shards_follow_from_n_and_d_alone_and_blocks_from_the_kind_of_device(monkeypatch):
-    monkeypatch.undo()
-    for n, d in ((10**4, 1), (10**6, 16), (10**9, 16), (10**7, 1024), (10**5, 10**6)):
-        width = width_of_a_shard(n, d)
-        assert width % QUANTUM == 0 and width * d <= max(planner.NUMBERS, QUANTUM * d)
-        for device in ("cpu", "cuda:1"):
-            rows = rows_of_a_block(10**7, n, d, device)
-            assert rows % QUANTUM == 0 and rows > 0
-    assert rows_of_a_block(10**7, 10**8, 16, "cuda:0") > 50 * rows_of_a_block(10**7, 10**8, 16, "cpu")
-
-
 def test_what_cannot_be_is_said():
     bad = X.copy()
-    bad[QUANTUM + 5, 1] = np.nan
-    not_finite = f"values that are not finite, the first nan at row {QUANTUM + 5}, column 1"
-    negative = np.where(np.arange(N) == QUANTUM + 3, -1.0, 1.0)
+    bad[1024 + 5, 1] = np.nan
+    not_finite = f"values that are not finite, the first nan at row {1024 + 5}, column 1"
+    negative = np.where(np.arange(N) == 1024 + 3, -1.0, 1.0)
     cases = [
         (
             {"x": bad, "bandwidth": 1.0},
             f"train has {not_finite}",
         ),
-        ({"w": negative, "bandwidth": 1.0}, f"weights has negative values, the first -1.0 at index {QUANTUM + 3}"),
+        ({"w": negative, "bandwidth": 1.0}, f"weights has negative values, the first -1.0 at index {1024 + 3}"),
         ({"w": np.zeros(N), "bandwidth": 1.0}, "weights are all zero"),
         (
             {"y": bad[:, :D], "bandwidth": 1.0},
-            f"query has values that are not finite, the first nan at row {QUANTUM + 5}",
+            f"query has values that are not finite, the first nan at row {1024 + 5}",
         ),
         ({"x": np.where([True, True, False], X, 4.0), "bandwidth": "silverman"}, "column 2 of train is constant"),
         ({"bandwidth": 1e-160}, "beyond 1e149 bandwidths"),
@@ -209,20 +161,20 @@ def test_what_cannot_be_is_said():
     ]
     for given, message in cases:
         with pytest.raises(ValueError, match=message):
-            frozen(**given)
+            plan(**given)
 
 
 def test_a_shard_without_weight_adds_nothing():
-    w = np.where(np.arange(N) < QUANTUM, 0.0, 1.0 + np.arange(N) / N)
+    w = np.where(np.arange(N) < 1024, 0.0, 1.0 + np.arange(N) / N)
     for method in ("kde", "sdkde", "laplace"):
-        ready = frozen(w=w, bandwidth=0.7, method=method, backend="numpy")
+        ready = plan(w=w, bandwidth=0.7, method=method, backend="numpy")
         expected = sdkde_core.estimate(X, Y, weights=w, bandwidth=0.7, method=method, backend="numpy")
         np.testing.assert_allclose(densities(ready, w=w), expected, rtol=1e-4, atol=1e-6 * abs(expected).max())
 
 
 def test_the_identity_tells_what_bits_follow_from():
-    base = frozen(bandwidth=0.5, backend="numpy").identity()
-    assert frozen(bandwidth=0.5, backend="numpy").identity() == base
+    base = plan(bandwidth=0.5, backend="numpy").identity()
+    assert plan(bandwidth=0.5, backend="numpy").identity() == base
     other = X.copy()
     other[5, 1] = np.nextafter(other[5, 1], 9.0)
     for change in (
@@ -233,17 +185,17 @@ def test_the_identity_tells_what_bits_follow_from():
         {"precision": "fast"},
         {"method": "kde"},
     ):
-        assert frozen(**{"bandwidth": 0.5, "backend": "numpy"} | change).identity() != base
+        assert plan(**{"bandwidth": 0.5, "backend": "numpy"} | change).identity() != base
 
 
 def test_the_identity_has_the_names_of_cards(monkeypatch):
     """Kernels cut the work by the card, so another model has other bits; another card of one model has not."""
     cards = {"cuda:0": "H100", "cuda:1": "H200", "cuda:2": "H200"}
-    monkeypatch.setattr(planner, "gpu_name", cards.get)
-    base = frozen(bandwidth=0.5, backend="numpy")
-    assert base.identity()["device"] == ["cpu"]
+    monkeypatch.setattr(blockwise, "gpu_name", cards.get)
+    base = plan(bandwidth=0.5, backend="numpy")
+    assert base.identity()["device"] == ["cpu", 1]
     found = [replace(base, device=device).identity() for device in cards]
-    assert [one["device"] for one in found] == [["cuda", "H100"], ["cuda", "H200"], ["cuda", "H200"]]
+    assert [one["device"] for one in found] == [["cuda", 1, "H100"], ["cuda", 1, "H200"], ["cuda", 1, "H200"]]
     assert found[0] != found[1] == found[2]
-    assert replace(base, device="cuda:1", devices=("cuda:1", "cuda:2")).identity() == found[1]
-    assert replace(base, device="cuda:0", devices=("cuda:0", "cuda:2")).identity()["device"] == ["cuda", "H100", "H200"]
+    two = replace(base, device="cuda:0", devices=("cuda:0", "cuda:2"))
+    assert two.identity()["device"] == ["cuda", 2, "H100", "H200"]

@@ -1,10 +1,8 @@
 """Tasks shared out over threads: in order, ended by an exception or an interrupt, and done where no thread starts."""
 
-import sys
 import threading
 import time
-import traceback
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor, _base
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -118,33 +116,6 @@ def test_what_reaches_no_checkpoint_is_left_behind(monkeypatch):
     assert not ended.is_set()
     end.set()
     assert ended.wait(60)
-
-
-LOCKING = (threading.__file__, _base.__file__)
-
-
-@pytest.mark.parametrize("how", [{}, {"apart": True}, {"pool": ThreadPoolExecutor(2)}])
-def test_while_it_waits_the_caller_takes_no_lock_by_code_of_pythons_library(how):
-    """Between the taking of a lock and the ``with`` that gives it back an interrupt would leave it with nobody."""
-    done, entered = [], []
-
-    def profile(frame, event, argument):
-        if event == "call" and frame.f_code.co_filename in LOCKING and len(done) < 2:
-            stack = {f.f_code.co_name for f, _ in traceback.walk_stack(frame)}
-            if frame.f_code.co_name == "__enter__" and "submit" not in stack:  # which starts the threads
-                entered.append(frame.f_code)
-
-    def task(i):
-        time.sleep(0.01)
-        done.append(i)
-
-    sys.setprofile(profile)
-    try:
-        map_threads(task, [0, 1], 2, **how)
-    finally:
-        sys.setprofile(None)
-    assert len(done) == 2
-    assert not entered
 
 
 def test_a_checkpoint_elsewhere_does_nothing():

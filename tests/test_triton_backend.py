@@ -23,7 +23,7 @@ from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.arrays import Decisions, Taken, noting, to_host
 from sdkde_core.choice import cards, cost
 from sdkde_core.plugin import each
-from sdkde_core.protocol import QUANTUM, Columns, Problem, Reduction, Sample, Work
+from sdkde_core.protocol import Columns, Problem, Reduction, Sample, Work
 from sdkde_core.testing import problems
 from sdkde_core.tuning import Query, Tuned
 
@@ -159,25 +159,6 @@ def test_products_of_float64(reduction, same, requires, monkeypatch):
     got = backend.reduce(given, None if same else torch.tensor(case.queries), state)
     truth = problems.truth(case, same=same, exclude_self="exclude_self" in requires)
     assert problems.errors(given, each(got, to_host), truth).max() < 1e-3
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_products_have_one_shape_in_every_range(same, monkeypatch):
-    """The bits of a library's product may follow from its shape, so some of the rows come in whole quanta."""
-    n = 2 * QUANTUM + 31
-    case = problems.make("mixture", n, 1, 16, 500.0)
-    given = replace(case.problem("mean", "high", same=same), m=n)
-    shapes = []
-    reduce = products.reduce
-    monkeypatch.setattr(products, "reduce", lambda p, rows, *more: shapes.append(len(rows)) or reduce(p, rows, *more))
-    backend, points = TritonBackend(), torch.tensor(case.points)
-    state = backend.prepare(given, Columns(points, torch.full((n,), -math.log(n), dtype=torch.float64)))
-    found = []
-    for start in (QUANTUM, 2 * QUANTUM):
-        part, rows = (replace(given, m=n - start), None) if same else (given, points[start:])
-        found.append(backend.reduce(part, rows, state, start).shift)
-    assert shapes == [QUANTUM, 31, 31]
-    assert torch.equal(found[0][QUANTUM:], found[1])
 
 
 def test_blocks_of_stored_phi_fill_waves():

@@ -18,9 +18,6 @@ from .compiled import check_driver, nvrtc_version
 #: What the code is compiled for; that of no other card runs it, later ones' neither.
 CAPABILITY = (9, 0)
 
-#: Ranges of the points are taken as if they were that share of them, so that a quarter fills a card too.
-SHARE = 8
-
 #: Rows of LOG_SUM at a time, which take some 200 bytes each, twice that in 64 dimensions, and as many as take so many
 #: bytes of partial sums.
 SLAB_ROWS, PARTIAL_BYTES = 1 << 21, 512 << 20
@@ -92,19 +89,17 @@ class HopperBackend:
         a_range = problem.same and m < n
         if a_range:
             points = points[own_offset : own_offset + m]
-        # What the columns are cut into must not follow from which range of the points comes.
-        whole = -(-n // SHARE) if a_range else problem.m
         own = own_offset if "exclude_self" in problem.requires else None
         with on_device(points), memory_errors():
             if problem.reduction is not Reduction.MEAN:
-                some = functools.partial(_log_sum, problem, points, state, own, whole)
+                some = functools.partial(_log_sum, problem, points, state, own, m)
                 return in_slabs(some, m, min(SLAB_ROWS, max(1 << 14, PARTIAL_BYTES // launch.log_sum_bytes(n))))
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
                 return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
             rows = (own_offset, own_offset + m) if a_range else (0, n)
-            return launch.dense_mean(state.packed(), state.points, state.log_weights, whole, rows, (0, n))
+            return launch.dense_mean(state.packed(), state.points, state.log_weights, m, rows, (0, n))
 
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]

@@ -9,7 +9,7 @@ import torch
 from numba import cuda
 
 from sdkde_core.nearby import order
-from sdkde_core.plugin import PerStream, each, empty, in_slabs, look, on_device, range_rows, rounded
+from sdkde_core.plugin import PerStream, each, empty, in_slabs, look, on_device, rounded
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
@@ -109,9 +109,8 @@ class CudaBackend:
         m = points.shape[0]
         if m == 0:
             return empty(problem, points)
-        if queries is None and problem.m < problem.n:
-            problem = replace(problem, m=range_rows(problem.n))
-        elif self.skip and m == problem.m and nearby.takes(problem, queries is None):
+        whole = queries is None and m == problem.n
+        if self.skip and (whole or queries is not None) and nearby.takes(problem, whole):
             with on_device(points):
                 found = _listed(problem, queries, state)
             if found is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, on_this_thread
-from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Support
+from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS
 from .compact import Compact, Totals, reduce_compact
@@ -62,9 +62,7 @@ class NumpyBackend:
         """Reduce block by block; the pool of threads ends with the call."""
         points = state.formula.points
         rows = points[own_offset : own_offset + problem.m] if queries is None else queries
-        # Every range of the points is cut in one way: a row has the same bits in all of them.
-        cut = queries is None and len(rows) < len(points)
-        return self._sums(problem, rows, state, own_offset, (0, len(points)), QUANTUM if cut else problem.m)
+        return self._sums(problem, rows, state, own_offset, (0, len(points)))
 
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
@@ -72,21 +70,19 @@ class NumpyBackend:
         """Reduce both sides of a block, one after the other: right, but no faster than two calls."""
 
         def side(some: tuple[int, int], over: tuple[int, int]) -> Partial:
-            return self._sums(problem, state.formula.points[slice(*some)], state, some[0], over, QUANTUM)
+            return self._sums(problem, state.formula.points[slice(*some)], state, some[0], over)
 
         first = side(rows, columns)
         return first, first if rows == columns else side(columns, rows)
 
-    def _sums(
-        self, problem: Problem, rows: Any, state: _State, own_offset: int, columns: tuple[int, int], as_for: int
-    ) -> Partial:
-        """Reduce rows over a range of the columns, cut as for so many rows."""
+    def _sums(self, problem: Problem, rows: Any, state: _State, own_offset: int, columns: tuple[int, int]) -> Partial:
+        """Reduce rows over a range of the columns."""
         m, (left, right) = len(rows), columns
         if m == 0:
             return empty(problem, rows)
         # Chunks of columns are joined in order. Nothing here depends on the threads.
-        chunk = columns_of_a_task(as_for, right - left)
-        width = min(chunk, max(1, TILE // min(as_for, ROWS)))
+        chunk = columns_of_a_task(m, right - left)
+        width = min(chunk, max(1, TILE // min(m, ROWS)))
 
         def task(where: tuple[int, int]) -> Sums | Totals:
             r, c = where

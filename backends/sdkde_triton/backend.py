@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, range_rows, recording, rounded
-from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, recording, rounded
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import launch, products, worth
 from . import near as nearby
@@ -134,20 +134,17 @@ class TritonBackend:
 
         Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
         """
-        points, all_of_them = (state.points, problem.n) if queries is None else (queries, problem.m)
-        if queries is None and problem.m < problem.n:
-            points = points[own_offset : own_offset + problem.m]
+        a_range = queries is None and problem.m < problem.n
+        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         if points.shape[0] == 0:
             return empty(problem, points)
-        some = points.shape[0] < all_of_them
-        if some and queries is None:
-            problem = replace(problem, m=range_rows(problem.n))
+        whole = queries is None and not a_range
         with on_device(points):
-            if not some and self._skips(problem, state, points, own_offset if queries is None else None):
-                found = _listed(problem, None if queries is None else points, state, 1.0 if self.skip else 1.0 / SLOWER)
+            if self._skips(problem, state, points, own_offset if whole else None):
+                found = _listed(problem, None if whole else points, state, 1.0 if self.skip else 1.0 / SLOWER)
                 if found is not None:
                     return found
-            return _reduce(problem, points, state, own_offset, some)
+            return _reduce(problem, points, state, own_offset)
 
     def _skips(self, problem: Problem, state: _State, rows: torch.Tensor, own: int | None) -> bool:
         """Whether to leave out what cannot matter of all rows; ``own``: which point is the first row, if they are."""
@@ -191,12 +188,12 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     return _Way(chosen, shifted, columns, step, form(problem, extent, step), both)
 
 
-def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int, some: bool) -> Partial:
+def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
     way = _way(problem, state.problem.extent, state.span)
     compute = {"packed": _packed, "products": _products, "direct": _direct}[way.formula]
     rows = m = points.shape[0]
     if compute is _products:
-        rows = QUANTUM if some else products.ROWS  # the bits of a product follow from its shape
+        rows = products.ROWS
     elif not way.mirrors:
         rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
 

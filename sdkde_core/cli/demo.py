@@ -14,8 +14,8 @@ from ..api import debias, estimate, explain, prepare
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
+from ..files import FileError, no_folder
 from ..interop.plots import COLOURS, DARK, STYLE
-from ..scale.files import FileError, no_folder
 from ..storage import write_atomically
 
 __all__ = ["run_demo"]

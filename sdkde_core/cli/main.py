@@ -18,11 +18,10 @@ from .. import __version__, api
 from ..bandwidth.rules import RULES
 from ..choice import hardware, registry
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
+from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
-from ..scale.files import EXTENSIONS, FileError, Source, about, check_order, source, writing
-from ..scale.places import check_apart
-from ..scale.run import Job
+from ..scale import job as job_of
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
 from .streaming import Stream
@@ -155,13 +154,13 @@ def _by_shards(
     """Estimate from samples that are read shard by shard; return how many rows that were, and where."""
     log = options.pop("log")
     with ExitStack() as kept:
-        job = Job.of(kept, Request(Goal.DENSITY, **options, calls=1), train, query, log=log, **how)
-        frozen, rows = job.frozen, job.frozen.problems[-1].m
-        write = kept.enter_context(writing(output, (rows,), frozen.shape.dtype, "log_density" if log else "density"))
+        job = job_of(kept, Request(Goal.DENSITY, **options, calls=1), train, query, log=log, **how)
+        plan, rows = job.plan, job.plan.problems[-1].m
+        write = kept.enter_context(writing(output, (rows,), plan.shape.dtype, "log_density" if log else "density"))
         with _progress(job.rows, 1.0, hidden=quiet) as advance:
             job.run(advance)
         _warn_of_negative(job.deliver(write), rows)
-        return f"{rows} rows, {frozen.backend} on {', '.join(frozen.devices) or frozen.device}"
+        return f"{rows} rows, {plan.backend} on {', '.join(plan.devices) or plan.device}"
 
 
 def _warn_of_negative(count: int, rows: int) -> None:

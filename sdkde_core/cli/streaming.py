@@ -16,7 +16,7 @@ from ..estimator.batches import batch_rows, density_of, in_batches
 from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import Explanation
 from ..estimator.request import Goal, Request
-from ..scale.files import Source, check_order
+from ..files import Source, check_order
 
 __all__ = ["Stream"]
 

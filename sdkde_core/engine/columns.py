@@ -20,7 +20,6 @@ import numpy as np
 
 from ..arrays import look, taken, to_host
 from ..protocol import (
-    QUANTUM,
     Backend,
     BackendInfo,
     Columns,
@@ -31,26 +30,19 @@ from ..protocol import (
     Reduction,
     with_fields,
 )
-from .exact import Exact
+from .exact import Exact, reduce_exact
 from .failures import OutOfReach, call, checked, read_only, unchanged, watched
 from .forks import new_lock
-from .merge import concatenate, each, empty, merge
+from .merge import concatenate, each, merge
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
-from .rows import marked_last, placed, take_columns, take_rows, undo
+from .rows import marked_last, take_columns, take_rows, undo
 
-__all__ = ["KEPT", "PackedColumns", "Whole", "reduce_pass"]
+__all__ = ["KEPT", "PackedColumns", "reduce_pass"]
 
 #: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
 KEPT = 4
 
 Which = Literal["all", "near", "far"]
-
-
-class Whole(NamedTuple):
-    """The rows of a call, of which those at hand are some: several devices share them, and decide as for all."""
-
-    m: int
-    far: int  # how many of them are outliers
 
 
 class _Packed(NamedTuple):
@@ -69,26 +61,15 @@ class PackedColumns:
     next power of two, so that there are few states; the last ones used are kept. Which states serve a batch, and what
     they are, follows from the batch and the columns alone: its bits do not depend on the batches before.
 
-    Parameters
-    ----------
-    backend, info : Backend, BackendInfo
-    problem : Problem
-        Its m is how many rows to expect, its extent bounds the columns.
-    columns : Columns
-        As the protocol has them, but log weights may be −inf.
-    shared : bool
-        Calls may come from several threads, and on several CUDA streams.
-
-    Raises
-    ------
-    OutOfReach
-        The backend cannot answer the problem; :meth:`reduce` too, where rows reach beyond what it can.
+    The problem's m is how many rows to expect, its extent bounds the columns, whose log weights may be −inf.
+    ``shared``: calls may come from several threads, and on several CUDA streams. Raises OutOfReach, as :meth:`reduce`
+    does, where columns or rows reach beyond what the backend can answer.
     """
 
     def __init__(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
     ) -> None:
-        self._points = columns.points  # what rows are by default, those of weight zero too
+        self._all, self._points = columns, columns.points  # those of weight zero too, which are rows all the same
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         self._kept: Any = None  # indices of the columns with weight; None: all
         if "weights" in problem.requires and "grad" not in problem.requires:
@@ -120,9 +101,8 @@ class PackedColumns:
         some: tuple[int, int] | None = None,
         distances: Any = None,
         extent: float | None = None,
-        whole: Whole | None = None,
     ) -> tuple[Partial, int]:
-        """Reduce over all columns for every row.
+        """Reduce over all columns; return the sums, and how many outliers (rows and columns) were summed apart.
 
         Parameters
         ----------
@@ -136,14 +116,6 @@ class PackedColumns:
             The rows' from the origin, where they are known.
         extent : float, optional
             A bound on them; None: the problem's.
-        whole : Whole, optional
-            The queries are some of so many; the extent is that of all.
-
-        Returns
-        -------
-        Partial
-        int
-            How many outliers were summed apart: rows and columns, what is both counted once.
         """
         same, rows, n = queries is None, queries, self._points.shape[0]
         cut = same and some is not None and some != (0, n)
@@ -154,12 +126,11 @@ class PackedColumns:
         # Whether the rows are columns, from own_offset on, of which a backend may make use.
         own = same and self._kept is None and (not cut or "range" in self._info.features)
         if self._for_own and not own:
-            given = {"distances": distances, "extent": extent, "whole": whole}
-            return self.for_others.reduce(queries, own_offset=own_offset, some=some, **given)
+            return self._as_queries.reduce(
+                queries, own_offset=own_offset, some=some, distances=distances, extent=extent
+            )
         if own and max(extent, self._problem.extent) <= self._own_limit:
             return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own_offset, own), 0
-        if cut and not own:
-            whole = self.whole(radii(self._points), extent)
         far, m_far, before = None, 0, 0
         if extent > self._limit:
             if own and cut:
@@ -167,25 +138,27 @@ class PackedColumns:
             else:
                 far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
                 m_far = self._count(far)
-        # Some of the columns are taken as all of them are: how a row is summed does not depend on those beside it.
-        every = whole or Whole(n if own else m, self.n_far if own else m_far)
-        together = self._takes_whole(extent, every.far, every.m)
+        together = self._takes_whole(extent, m_far, m)
         apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far
         if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
-            return self._without_own(rows, own_offset, far, extent, together), apart
-        n_near = None if whole is None else whole.m - whole.far
+            # A row and its own column no longer stand at one offset. Nothing public asks for this, so it may be slow.
+            return reduce_exact(self._problem, rows, self._all, own_offset), apart
         if together or not apart:
             packed = self._packed("all", self._backend, self._stepped(extent) if together else self._limit)
-            return self._sum([packed], rows, own_offset, own, whole.m if whole and together else n_near), apart
+            return self._sum([packed], rows, own_offset, own), apart
         if not m_far:
-            return self._sum(self._for_near(), rows, own_offset - before, own, n_near), apart
+            return self._sum(self._for_near(), rows, own_offset - before, own), apart
         order, blocks = marked_last(far), []
         rows = take_rows(rows, order)
         if m > m_far:
-            blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], own_offset - before, own, n_near))
-        last = [self._packed("all", *self._reaching(extent))]
-        blocks.append(self._sum(last, rows[m - m_far :, :], of=None if whole is None else whole.far))
+            blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], own_offset - before, own))
+        blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
         return undo(concatenate(blocks), order), apart
+
+    @property
+    def n(self) -> int:
+        """How many points there are, those of weight zero among them."""
+        return int(self._points.shape[0])
 
     @functools.cached_property
     def takes_pairs(self) -> bool:
@@ -227,38 +200,36 @@ class PackedColumns:
         return found[0], found[1]
 
     @property
-    def beside_pairs(self) -> tuple[int, int]:
-        """Which points :meth:`reduce_beside` is for, (first, last): the far ones, and near ones where they matter."""
+    def left_out(self) -> tuple[int, int]:
+        """The points that :meth:`reduce_outliers` is for, (first, last): outliers, and near ones where they matter."""
         n = self._problem.n
         return (n if self.n_near == n or self._far is None else self.n_near if self._far.negligible else 0), n
 
-    def reduce_beside(self, start: int, stop: int) -> Partial:
-        """Reduce what blocks of pairs leave out, of some points, the near ones first and the far ones after them.
+    def reduce_outliers(self, start: int, stop: int) -> Partial:
+        """Reduce what blocks of pairs leave out, of a range of the points in this order: near ones, then outliers.
 
-        Near points are reduced over the far columns, far points over all.
+        Near points are reduced over the outliers, outliers over all columns.
         """
+        near = self.n_near  # finds the outliers
         assert self._far is not None  # else nothing is left out
-        near, order = self.n_near, marked_last(self._far.mask)
+        order = marked_last(self._far.mask)
         rows, cut = take_rows(self._points, order[start:stop]), min(max(near - start, 0), stop - start)
         parts = []
-        for some, which, extent, of in (
-            (rows[:cut, :], "far", 0.0, near),
-            (rows[cut:, :], "all", self._problem.extent, self.n_far),
-        ):
+        for some, which, extent in ((rows[:cut, :], "far", 0.0), (rows[cut:, :], "all", self._problem.extent)):
             if some.shape[0]:
                 packed = self._packed(cast(Which, which), *self._reaching(extent))
-                parts.append(self._sum([packed], some, of=of))
+                parts.append(self._sum([packed], some))
         return concatenate(parts)
 
-    def join_pairs(self, pairs: Sequence[Partial], beside: Partial | None) -> Partial:
-        """Return the sums of all points, in their order: of blocks of pairs, by block, and of what these left out."""
+    def join_pairs(self, pairs: Sequence[Partial], outliers: Partial | None) -> Partial:
+        """Return the sums of all points, in order: of near ones by block, and what :meth:`reduce_outliers` found."""
         near = concatenate(pairs)
-        if beside is None or self._far is None:
+        if outliers is None or self._far is None:
             return near
         if not self._far.negligible:
-            near = merge([near, each(beside, lambda x: x[: self.n_near])])
-            beside = each(beside, lambda x: x[self.n_near :])
-        return undo(concatenate([near, beside]), marked_last(self._far.mask))
+            near = merge([near, each(outliers, lambda x: x[: self.n_near])])
+            outliers = each(outliers, lambda x: x[self.n_near :])
+        return undo(concatenate([near, outliers]), marked_last(self._far.mask))
 
     @functools.cached_property
     def _own_problem(self) -> Problem:
@@ -266,9 +237,9 @@ class PackedColumns:
         return with_fields(self._problem, same=True, m=self._problem.n)
 
     @functools.cached_property
-    def for_others(self) -> PackedColumns:
-        """These columns for rows that are not they, whose limit may be another."""
-        return PackedColumns(self._backend, self._info, self._problem, self._columns) if self._for_own else self
+    def _as_queries(self) -> PackedColumns:
+        """The same columns with the limit that holds for queries."""
+        return PackedColumns(self._backend, self._info, with_fields(self._problem, same=False), self._columns)
 
     @functools.cached_property
     def _own_limit(self) -> float:
@@ -290,11 +261,6 @@ class PackedColumns:
             return None, 0, 0
         far = self._far.mask[start:stop]
         return far, *look(lambda *numbers: tuple(map(int, numbers)), count(far), count(self._far.mask[:start]))
-
-    def whole(self, distances: Any, extent: float) -> Whole:
-        """Describe all rows of a call: those with these distances (m,) from the origin, and this extent."""
-        far = self._count(distances > self._limit) if extent > self._limit else 0
-        return Whole(distances.shape[0], far)
 
     @property
     def n_far(self) -> int:
@@ -371,16 +337,9 @@ class PackedColumns:
         unchanged(self._info, problem.device, seen)
         return _Packed(backend, problem, columns, state)
 
-    def _sum(
-        self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False, of: int | None = None
-    ) -> Partial:
-        """Reduce over the columns of all states.
-
-        ``own``: the rows are the first's columns from ``own_offset`` on. ``of``: they are some of so many queries.
-        """
+    def _sum(self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False) -> Partial:
+        """Reduce over the columns of all states; ``own``: the rows are the first's columns from ``own_offset`` on."""
         parts, m = [], rows.shape[0]
-        if of is not None and "range" in self._info.features:
-            m = max(m, of)
         for i, packed in enumerate(states):
             same, problem = own and i == 0, packed.problem
             if (m, same) != (problem.m, problem.same):
@@ -401,51 +360,11 @@ class PackedColumns:
             if rows.shape[0] < 2:
                 raise
         half, same = rows.shape[0] // 2, problem.same and "range" in self._info.features
-        half -= half % QUANTUM if half > QUANTUM else 0
         parts = []
         for start, stop in ((0, half), (half, rows.shape[0])):
             sub = packed._replace(problem=with_fields(problem, m=stop - start, same=same))
             parts.append(self._reduce_rows(sub, rows[start:stop, :], own_offset + start))
         return concatenate(parts)
-
-    def _without_own(self, rows: Any, own_offset: int, far: Any, extent: float, whole: bool) -> Partial:
-        """Reduce with ``"exclude_self"`` where a row and its own column no longer stand at one offset."""
-        kept = np.arange(self._points.shape[0]) if self._kept is None else to_host(self._kept)
-        far_rows = np.zeros(rows.shape[0], bool) if far is None else to_host(far)
-        outliers = np.zeros(len(kept), bool) if self._far is None else to_host(self._far.mask)
-        blocks: list[tuple[Any, list[tuple[Any, Backend, float]]]]
-        if whole:
-            blocks = [(np.arange(len(far_rows)), [(kept, self._backend, self._stepped(extent))])]
-        else:
-            near = [(kept[~outliers], self._backend, self._limit), (kept[outliers], *self._reaching(0.0))]
-            blocks = [(np.flatnonzero(~far_rows), near), (np.flatnonzero(far_rows), [(kept, *self._reaching(extent))])]
-        blocks = [block for block in blocks if len(block[0])]
-        if not blocks:
-            return empty(self._problem, rows)
-        results = [
-            merge([self._aligned(rows, block, *over, own_offset) for over in groups if len(over[0])])
-            for block, groups in blocks
-        ]
-        return undo(concatenate(results), placed(np.concatenate([block for block, _ in blocks]), rows))
-
-    def _aligned(
-        self, rows: Any, block: Any, columns: Any, backend: Backend, extent: float, own_offset: int
-    ) -> Partial:
-        """Some rows over some columns, by their indices on the host, each row without its own column.
-
-        First come the columns that no row owns, then the rows' own in the rows' order; rows without an own column come
-        last. So one offset, the number of the first, is right for all rows.
-        """
-        own = block + own_offset
-        has_own = np.isin(own, columns)
-        alone = columns[~np.isin(columns, own)]
-        taken = np.concatenate([alone, own[has_own]])
-        if self._kept is not None:
-            taken = np.searchsorted(to_host(self._kept), taken)  # its place among the columns with weight
-        order = np.argsort(~has_own, kind="stable")
-        packed = self._pack(take_columns(self._columns, placed(taken, rows)), backend, extent)
-        queries = take_rows(rows, placed(block[order], rows))
-        return undo(self._sum([packed], queries, len(alone)), placed(order, rows))
 
 
 def reduce_pass(

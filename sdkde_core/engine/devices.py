@@ -12,19 +12,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
-from ..protocol import QUANTUM, DeviceOutOfMemory, Partial
+from ..protocol import DeviceOutOfMemory, Partial
 from .merge import concatenate
 
-__all__ = ["PerStream", "current_stream", "in_slabs", "memory_errors", "on_device", "range_rows", "without_grad"]
+__all__ = ["PerStream", "current_stream", "in_slabs", "memory_errors", "on_device", "without_grad"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: Rows that :func:`in_slabs` does not cut further.
-FEWEST_ROWS = 256
-
-#: Devices that share the rows of a pass, at most, where what each does is to fill it.
-DEVICES = 8
 
 
 def on_device(x: Any) -> AbstractContextManager[Any]:
@@ -44,7 +38,7 @@ def current_stream(device: int) -> int:
 
 
 class _MemoryErrors:
-    """See :func:`memory_errors`; a generator would take ten times as long, in every call."""
+    """See :func:`memory_errors`; a generator would take ten times as long."""
 
     def __enter__(self) -> None:
         pass
@@ -69,11 +63,7 @@ def memory_errors() -> AbstractContextManager[None]:
 
 
 def without_grad(function: Callable[P, R]) -> Callable[P, R]:
-    """Make PyTorch record nothing of a function's calls, and go on as before after them, whenever Ctrl-C comes.
-
-    ``torch.no_grad`` is Python code: between its instructions an interrupt may leave recording off for good. Here it
-    may come only where what was set is put back.
-    """
+    """Make PyTorch record nothing of a function's calls; ``torch.no_grad`` might leave that so if Ctrl-C comes."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -100,7 +90,7 @@ def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Parti
     Raises
     ------
     DeviceOutOfMemory
-        :data:`FEWEST_ROWS` rows do not fit.
+        256 rows do not fit.
     """
     found: list[Partial] = []
     start = 0
@@ -110,19 +100,10 @@ def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Parti
                 found.append(compute(start, min(start + rows, m)))
             start += rows
         except DeviceOutOfMemory:
-            if rows <= FEWEST_ROWS:
+            if rows <= 256:
                 raise
-            rows = max(FEWEST_ROWS, rows // 2)
+            rows = max(256, rows // 2)
     return concatenate(found)
-
-
-def range_rows(n: int) -> int:
-    """Return for how many rows to plan where some of n points are the rows.
-
-    As for one of :data:`DEVICES` devices: what then fills a device does so for more rows too. It follows from n alone,
-    so that a row has the same bits in every range.
-    """
-    return min(n, max(QUANTUM, n // DEVICES))
 
 
 class PerStream:

@@ -45,6 +45,7 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
         Its reduction, features and d are used; the sizes come from the arrays.
     queries : (m, d) float64 array
     columns : Columns
+        With ``"exclude_self"`` some may have weight zero.
     own_offset : int
         With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one.
     """
@@ -74,7 +75,7 @@ def _block(problem: Problem, query: Any, columns: Columns, own_offset: int) -> P
     left_out = None
     if "exclude_self" in problem.requires:
         row, column = (xp.arange(x.shape[0], device=device(points)) for x in (query, points))
-        left_out = row[:, None] + own_offset == column[None, :]
+        left_out = (row[:, None] + own_offset == column[None, :]) | (log_weights == -math.inf)[None, :]
         terms = xp.where(left_out, xp.full_like(terms, -math.inf), terms)
     # Far from every point exponents are huge, and only their differences count: with k the largest term,
     # r²_j − r²_k = ‖u_j − u_k‖² + 2 (u_j − u_k)·(u_k − u_i), without the cancellation.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import signal
+import traceback
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,11 +33,7 @@ R = TypeVar("R")
 class BackendFailed(BackendUnavailable):
     """A backend raised something while it worked, which is the cause, or gave what cannot be an answer.
 
-    Attributes
-    ----------
-    backend, device : str
-    spoiled : bool
-        The points that it was given are not what they were.
+    ``spoiled``: the points that it was given are not what they were.
     """
 
     def __init__(self, info: BackendInfo, device: str, what: str, spoiled: bool = False) -> None:
@@ -46,12 +43,7 @@ class BackendFailed(BackendUnavailable):
 
 
 class OutOfReach(BackendUnavailable):
-    """Rows lie farther from the samples than a backend can answer: another one may.
-
-    Attributes
-    ----------
-    backend, device : str
-    """
+    """Rows lie farther from the samples than a backend can answer: another one may."""
 
     def __init__(self, info: BackendInfo, device: str, why: str) -> None:
         self.backend, self.device = info.name, device
@@ -72,38 +64,17 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     except (Exception, SystemExit) as error:
         if _from_signal_handler(error):
             raise
-        interrupt = _interrupt_before(error)
-        if interrupt is not None:
-            raise interrupt from None
+        if isinstance(error.__context__, KeyboardInterrupt):  # a lock of Python's that Ctrl-C broke off raises another
+            raise error.__context__ from None
         raise BackendFailed(info, problem.device, f"{type(error).__name__}: {error}") from error
-
-
-def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
-    """Ctrl-C, where it is what an error came of: a lock of Python's own that it broke off raises another at its end."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, KeyboardInterrupt):
-        cause = cause.__context__
-    return cause
 
 
 def _from_signal_handler(error: BaseException) -> bool:
     """Whether a handler of the program's has raised it, which Python runs in the middle of anything."""
-    handlers = {_code(signal.getsignal(s)) for s in signal.valid_signals()} - {None}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _code(handler: Any) -> Any:
-    """The code of a Python function, method, partial function or object that is called; None of anything else."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
-        handler = getattr(type(handler), "__call__", None)  # noqa: B004 - the function itself is wanted
-    return getattr(handler, "__code__", None)
+    handlers = [signal.getsignal(s) for s in signal.valid_signals()]
+    codes = [getattr(handler, "__code__", None) for handler in handlers if callable(handler)]
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code in codes for frame in frames)
 
 
 def checks_always() -> bool:
@@ -149,7 +120,7 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
     """
     m = rows.shape[0]  # of the problem's rows these may be some
-    for name in _FIELDS:
+    for name in (field.name for field in fields(Partial)):
         x = getattr(partial, name, None)
         found = None if x is None else tuple(getattr(x, "shape", ()))
         shape = None
@@ -169,7 +140,6 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
 
 
 #: What an answer consists of.
-_FIELDS = "log_sum", "shift", "sign", "log_magnitude"
 _EXPECTED = {
     Reduction.LOG_SUM: ("log_sum",),
     Reduction.MEAN: ("log_sum", "shift"),

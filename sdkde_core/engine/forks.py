@@ -1,7 +1,4 @@
-"""What a forked child can use of its parent's: only the thread that forked goes on in it, with whatever others held.
-
-What cannot go on at all, such as a GPU's context, says so itself.
-"""
+"""What a forked child can use of its parent's: only the thread that forked goes on in it, with whatever others held."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ from typing import Any
 
 __all__ = ["Unforkable", "in_child", "new_lock"]
 
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
 
 def in_child(call: Callable[[], Any]) -> None:
     """Have something done first in every forked child."""
@@ -20,7 +19,12 @@ def in_child(call: Callable[[], Any]) -> None:
         os.register_at_fork(after_in_child=call)
 
 
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+def _release() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as threading, logging and concurrent.futures do
+
+
+in_child(_release)
 
 
 def new_lock(kind: Callable[[], Any] = threading.Lock) -> Any:
@@ -50,13 +54,11 @@ class Unforkable:
 
     def __enter__(self) -> None:
         if self._lost:
-            cause = "was inside {0}, whose locks stay locked here"
-            if self._keeps_threads:
-                cause = "or {0} itself had threads, which are not here"
+            threads = f"or {self.name} itself had threads, which are not here"
+            cause = threads if self._keeps_threads else f"was inside {self.name}, whose locks stay locked here"
             raise RuntimeError(
-                f"{self.name} cannot be used in this process: it was forked while another thread "
-                f"{cause.format(self.name)}; start processes by "
-                'the method "spawn" or "forkserver" of multiprocessing'
+                f"{self.name} cannot be used in this process: it was forked while another thread {cause}; "
+                'start processes by the method "spawn" or "forkserver" of multiprocessing'
             )
         self._entered = True
         self._inside.add(threading.get_ident())
@@ -67,11 +69,3 @@ class Unforkable:
     def _look(self) -> None:
         self._lost |= bool(self._inside - {threading.get_ident()}) or (self._keeps_threads and self._entered)
         self._inside.clear()
-
-
-def _release() -> None:
-    for lock in list(_locks):
-        lock._at_fork_reinit()  # as threading, logging and concurrent.futures do
-
-
-in_child(_release)

@@ -27,16 +27,9 @@ __all__ = [
     "within_limit",
 ]
 
-#: Features of which nothing is taken off: a backend that has one holds at any extent.
-WHOLE = frozenset({"grad", "kernel"})
-
-#: Largest share of the pairs that is taken off a backend. One that also takes the whole is given that: those pairs cost
-#: the same either way, and what the others save must pay for packing the columns twice and for sorting rows and
-#: columns. One that does not declines: array code would sum them, which takes a hundred times as long.
+#: Largest share of the pairs that is taken off a backend. One that also takes the whole is given that: what the others
+#: save must pay for packing the columns twice. One that does not declines: array code takes a hundred times as long.
 SPLIT_SHARE = 0.5
-
-#: The share up to which it is only told to a factor of two.
-SMALL_SHARE = 2.0**-10
 
 #: Nats below a row's largest term at which others add nothing: exp(−746) is 0 in float64, however many terms there are
 #: and whatever distance they are multiplied by.
@@ -44,19 +37,14 @@ NEGLIGIBLE = 2000.0
 
 
 def limit_of(info: BackendInfo, problem: Problem) -> float:
-    """Return the extent beyond which points are outliers for a backend: inf where none are to be taken off."""
-    return math.inf if WHOLE & problem.requires else info.extent_limit(problem)
+    """Return the extent beyond which points are outliers for a backend; inf with ``"grad"`` and ``"kernel"``."""
+    return math.inf if {"grad", "kernel"} & problem.requires else info.extent_limit(problem)
 
 
 def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
     """Return the problem as the backend will see it: its extent cut to the limit where outliers are summed apart.
 
-    Parameters
-    ----------
-    info : BackendInfo
-    problem : Problem
-    share : float
-        Share of the pairs with a point beyond ``limit_of(info, problem)``.
+    ``share``: of the pairs, with a point beyond ``limit_of(info, problem)``.
     """
     limit = limit_of(info, problem)
     if problem.extent <= limit:
@@ -76,14 +64,13 @@ def radii(points: Any) -> Any:
 def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
     """Return the share of the pairs in which either point lies beyond ``limit``: 0, or to the next power of 2^⅛.
 
-    Below a thousandth to the next power of two. It is for the choice of a backend, by a price that is no better than
-    that; with more digits it would be another one for every data set.
+    Below a thousandth to the next power of two. The price of a backend, which it is for, is no better than that.
     """
     m, n = row_radii.shape[0], column_radii.shape[0]
 
     def decide(far_rows: float, far_columns: float) -> float:
         share = pair_share(far_rows, m, far_columns, n)
-        steps = 8.0 if share > SMALL_SHARE else 1.0
+        steps = 8.0 if share > 2.0**-10 else 1.0
         return 2.0 ** (round(steps * math.log2(share)) / steps) if share else 0.0
 
     if row_radii is column_radii:

@@ -1,7 +1,6 @@
 """Products that BLAS computes on the calling thread alone.
 
-The number of threads of OpenBLAS, which comes with NumPy, is the whole process's: no thread can have its own. To change
-it for the time of a call is to change it under other threads, and to put it back is to undo what they set meanwhile.
+The number of threads of OpenBLAS is the whole process's: to change it for a call is to change it under other threads.
 But OpenBLAS shares out large products only, so products come to it in small pieces. MKL shares out small ones too, but
 there a thread has a limit of its own.
 """

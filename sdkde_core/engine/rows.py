@@ -9,7 +9,7 @@ from array_api_compat import array_namespace, device, is_torch_array
 from ..protocol import Columns, Partial
 from .merge import each
 
-__all__ = ["marked_last", "placed", "take_columns", "take_rows", "undo"]
+__all__ = ["marked_last", "take_columns", "take_rows", "undo"]
 
 
 def marked_last(mask: Any) -> Any:
@@ -38,8 +38,3 @@ def take_rows(x: Any, which: Any) -> Any:
 def take_columns(columns: Columns, which: Any) -> Columns:
     """Columns by their indices, which are where they are."""
     return Columns(take_rows(columns.points, which), take_rows(columns.log_weights, which))
-
-
-def placed(order: Any, like: Any) -> Any:
-    """Indices from the host, where ``like`` is."""
-    return array_namespace(like).asarray(order, device=device(like))

@@ -19,9 +19,6 @@ R = TypeVar("R")
 #: Seconds that a call which was interrupted waits for its threads: those that reach no checkpoint finish by themselves.
 GRACE = 0.25
 
-#: Seconds after which a thread that waits looks for an interrupt: not every one wakes it.
-LOOK = 0.1
-
 
 def check_threads(threads: Any) -> int | None:
     """Return the option ``threads`` of a backend; ValueError for what is neither None nor a positive integer."""
@@ -49,9 +46,8 @@ def map_threads(
 ) -> list[R]:
     """Return ``[task(a) for a in arguments]``, computed by up to ``threads`` threads that end with the call.
 
-    After an exception no further task begins, and those that run end at their next :func:`checkpoint`. Python
-    interrupts the main thread between two of its own instructions: there a call of a library that takes longer than a
-    tenth of a second should not run, unless ``apart``. Where no thread can be started the calling one does the work.
+    After an exception no further task begins, and those that run end at their next :func:`checkpoint`. Where no thread
+    can be started the calling one does the work.
 
     Parameters
     ----------
@@ -77,7 +73,7 @@ def map_threads(
         if not running:
             call.run()
         while not call.stopped and len(call.finished) < len(arguments):
-            if not call.listen(LOOK) and not call.inside:
+            if not call.listen(0.1) and not call.inside:  # an interrupt does not always wake a thread that waits
                 for one in running:
                     if one.done():
                         one.result()  # raises where the pool itself failed
@@ -96,8 +92,7 @@ def map_threads(
 class _Call:
     """Tasks that several threads take in turn, until there is none or the call is stopped.
 
-    While they work the calling thread asks no future: an interrupt between the taking of its lock and the ``with`` that
-    gives it back would leave it locked, and neither the thread that works nor whoever waits for it would end. Lists and
+    While they work the calling thread asks no future, whose lock an interrupt could leave locked for good. Lists and
     SimpleQueues are not Python code, which alone is interrupted.
     """
 

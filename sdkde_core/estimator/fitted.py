@@ -22,8 +22,8 @@ from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import limit_of, radii
-from ..engine.spread import Reducer, pack_on
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
+from ..spreading.devices import Reducer, pack_on
 from .batches import Advance, batch_rows
 from .fallback import set_aside, without
 from .graphs import Replays

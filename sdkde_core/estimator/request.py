@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
-from ..engine.spread import Group
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample, with_fields
+from ..spreading.devices import Group
 
 __all__ = ["METHODS", "NEGATIVE", "Goal", "Options", "Pass", "Request", "takes_options"]
 

@@ -14,7 +14,6 @@ parameters that suit a backend's declarations; names and parameters are stable w
 :mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``grad``
 :mod:`~sdkde_core.testing.other_kernels`            ``kernel``
 :mod:`~sdkde_core.testing.ranges`                   ``range``, ``pairs``
-:mod:`~sdkde_core.testing.planned`                  blocks of rows over shards of columns, as the planner cuts them
 :mod:`~sdkde_core.testing.drawn`                    random problems
 ==================================================  ==================================================================
 """
@@ -36,7 +35,6 @@ from . import (
     featured,
     formalities,
     other_kernels,
-    planned,
     ranges,
     surroundings,
 )
@@ -212,9 +210,7 @@ CHECKS: Mapping[str, Check] = {
         Check(featured.grad, _featured("grad")),
         Check(other_kernels.kernel, other_kernels.parameters),
         Check(ranges.row_range, ranges.range_parameters),
-        Check(ranges.range_bits, ranges.bits_parameters),
         Check(ranges.pairs, ranges.pairs_parameters),
-        Check(planned.planned, planned.planned_parameters),
         Check(drawn.drawn, drawn.parameters),
     )
 }

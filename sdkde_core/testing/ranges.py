@@ -5,42 +5,31 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
 from sdkde_core.arrays import to_host
 from sdkde_core.plugin import concatenate, each, merge
-from sdkde_core.protocol import QUANTUM, BackendInfo, PairsBackend, Partial, Problem, Reduction
+from sdkde_core.protocol import BackendInfo, PairsBackend, Problem, Reduction
 
 from . import reference
 from .accuracy import COLUMNS, about_tiles, boundaries, some
 from .problems import Case, Truth
 from .target import MIXED, Profile, Target, take, weighted, within
 
-__all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "range_parameters", "row_range"]
+__all__ = ["pairs", "pairs_parameters", "range_parameters", "row_range"]
 
-#: Ranges of the points: across the edges of tiles, both ends, one row; and one that is longer than several quanta.
-RANGES = ((0, 40), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
-LONG, LONG_RANGE = 3 * QUANTUM + 5, (QUANTUM, 3 * QUANTUM + 2)
+#: Ranges of the points: across the edges of tiles, both ends, two of one length, one row; and one of thousands of rows.
+RANGES = ((0, 40), (63, 66), (100, 103), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
+LONG, LONG_RANGE = 3077, (1024, 3074)
 
 #: Rows of many that are compared with the truth, at most.
 PICKED = 60
 
-#: Points beyond whole quanta: in a range of one row arrays have other shapes.
-BEYOND = 1
-
 #: Pairs of a profile from which on whole quanta are not too many.
 MANY = 400_000
-
-
-def bits_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """Every precision, in MEAN, which devices share out; in full every reduction. Not where a backend is slow."""
-    if "range" in info.features and profile.pairs >= MANY:
-        for precision in info.precisions:
-            for reduction in Reduction if profile.includes is not None else (Reduction.MEAN,):
-                yield f"{precision}-{reduction}"
 
 
 def range_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
@@ -54,7 +43,7 @@ def range_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
 
 
 def pairs_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """Every precision, in MEAN: blocks of up to two quanta and of one row; in full also two of three quanta."""
+    """Every precision, in MEAN: blocks of 2048 rows and of one; in full also two of 3072."""
     if "pairs" in info.features:
         for precision in info.precisions:
             yield f"{precision}-{Reduction.MEAN}"
@@ -115,34 +104,13 @@ def row_range(target: Target, parameter: str) -> None:
             within(part, got, take(truth, here), about, rows)
 
 
-def range_bits(target: Target, parameter: str) -> None:
-    """A row has the same bits in every range of whole quanta, and in one that ends with the points; of queries too."""
-    start, n = 2 * QUANTUM, 2 * QUANTUM + BEYOND
-    features = target.info.features & {"exclude_self"}
-    case, truth = _asked(n, features, tuple(range(start, n)))
-    problem = _problem(target, parameter, case, features)
-    state = target.prepare(problem, case)
-    for queries, what in ((None, "range"), (case.points, "share of the queries")):
-        some = []
-        for first in (start, start - QUANTUM):
-            part = replace(problem, m=n - first) if queries is None else replace(problem, same=False)
-            some.append(target.reduce(part, None if queries is None else queries[first:], state, first))
-        few, more = some
-        within(replace(problem, m=BEYOND), few, truth, f"{case.name}, the {what} from {start} to {n}")
-        for field in fields(Partial):
-            a, b = getattr(few, field.name), getattr(more, field.name)
-            assert a is None or np.array_equal(a, b[QUANTUM:]), (
-                f"{field.name} of the last rows differs in a longer {what}"
-            )
-
-
 def pairs(target: Target, parameter: str) -> None:
     """The sums of all blocks of pairs merge to the whole, whichever side comes first; a block again is the same.
 
-    One block is longer than a quantum, and some points are far from all others.
+    Some points are far from all others.
     """
-    cut = (3 if parameter.endswith("long") else 2) * QUANTUM
-    backend, n = cast(PairsBackend, target.backend), 2 * cut if parameter.endswith("long") else cut + BEYOND
+    cut = 3072 if parameter.endswith("long") else 2048
+    backend, n = cast(PairsBackend, target.backend), 2 * cut if parameter.endswith("long") else cut + 1
     parts, rows = [(0, cut), (cut, n)], _picked(0, n)
     for features, strays in itertools.product(_mixes(target.info), (False, True)):
         if strays and not features:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .files import FileError, Source, without_key
+from .common import FileError, Source, without_key
 
 __all__ = ["check_apart"]
 
@@ -16,16 +16,7 @@ __all__ = ["check_apart"]
 def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:
     """Refuse to write to where an input is, by another name of it too: to it, to what it lies in, or into it.
 
-    Parameters
-    ----------
-    out, checkpoint : path, array or None
-    inputs : path, array, Source or None
-        By the name of the argument.
-
-    Raises
-    ------
-    FileError
-        An input is also ``out``, lies in it, or it lies in an input; or the checkpoint lies in an input.
+    ``inputs``: paths, arrays, Sources or None, by the name of the argument. A checkpoint may not lie in one either.
     """
     place, folder = _place(out), _place(checkpoint)
     shown = out if isinstance(out, str | os.PathLike) else place

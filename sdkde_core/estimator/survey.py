@@ -1,8 +1,7 @@
-"""What is asked of all points before a problem is frozen.
+"""Questions about all points, for plans of data that nobody has all of (:mod:`.blockwise`).
 
 A question is put to every block of points, in any order and anywhere; the answers are merged from the first block to
-the last. So nobody needs to have all points, and the same blocks give the same bits whoever asked. Questions and
-answers pickle.
+the last. So the same blocks give the same bits whoever asked. Questions and answers pickle.
 """
 
 from __future__ import annotations
@@ -62,11 +61,6 @@ def log_of(weights: Any) -> Array:
         return np.log(np.asarray(weights, dtype=np.float64).reshape(-1))
 
 
-def _add(a: float, b: float) -> float:
-    """log(exp a + exp b)."""
-    return float(np.logaddexp(a, b))
-
-
 def _digest(*arrays: Any, start: int) -> int:
     """The fingerprint of a block; those of all blocks are added."""
     found = hashlib.blake2b(str(start).encode(), digest_size=16)
@@ -80,50 +74,31 @@ def _digest(*arrays: Any, start: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class MomentsOf:
-    """What :class:`Moments` found: of the points with weight, but for ``count`` and what the samples are.
+    """What :class:`Moments` found, of the points with weight."""
 
-    ``log_total`` and ``log_squares`` are log Σw and log Σw²; with equal weights ``equal`` is true so far. ``spread`` is
-    the variance per column (d,), or the covariance (d, d), divided by Σw. ``index`` and ``rows`` are the samples that
-    were to be kept; ``drawn_*`` those drawn by weight, the best priorities first.
-    """
-
-    count: int
-    carrying: int
+    carrying: int  # how many have weight
     low: Array
     high: Array
     mean: Array
-    spread: Array
-    log_total: float
-    log_squares: float
-    equal: bool
+    spread: Array  # variance per column (d,), or covariance (d, d), divided by Σw
+    log_total: float  # log Σw
+    log_squares: float  # log Σw²
+    equal: bool  # all weights so far
     first_log: float
-    index: Array
-    rows: Array
-    drawn_priority: Array
-    drawn_log: Array
-    drawn_rows: Array
+    index: Array  # of the samples that are kept
+    rows: Array  # those samples
+    drawn: tuple[Array, Array, Array]  # priorities, log weights and rows of samples drawn by weight, the best first
     digest: int
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Ask for weights, ends, means and spreads of the samples, and keep some of them.
+    """Ask for weights, ends, means and spreads of the samples, and keep some of them."""
 
-    Parameters
-    ----------
-    n, d : int
-        Of all samples.
-    covariance : bool
-        Ask for the covariance, not only the variances.
-    checked : bool
-        Refuse what is not finite.
-    weighted : bool
-    """
-
-    n: int
+    n: int  # all samples
     d: int
-    covariance: bool = False
-    checked: bool = True
+    covariance: bool = False  # not only the variances
+    checked: bool = True  # refuse what is not finite
     weighted: bool = False
     about: str = "train"
 
@@ -167,8 +142,8 @@ class Moments:
             mean = x[0] + (w @ (x - x[0])) / total
             away = x - mean
             spread = ((away * w[:, None]).T @ away if self.covariance else w @ away**2) / total
-        found = count, len(x), *ends, mean, spread, log_total, log_squares, equal, first_log, index, rows
-        return MomentsOf(*found, *drawn_here, digest)
+        found = len(x), *ends, mean, spread, log_total, log_squares, equal, first_log, index, rows
+        return MomentsOf(*found, drawn_here, digest)
 
     def _priorities(self, x: Array, log_weights: Array, start: int) -> tuple[Array, Array, Array]:
         """Samples by the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007)."""
@@ -179,26 +154,25 @@ class Moments:
     @quiet
     def merge(self, left: MomentsOf, right: MomentsOf) -> MomentsOf:
         """See :class:`Question`."""
-        total = _add(left.log_total, right.log_total)
+        total = float(np.logaddexp(left.log_total, right.log_total))
         a, b = (math.exp(x.log_total - total) if x.log_total > -math.inf else 0.0 for x in (left, right))
         between = right.mean - left.mean
         outer = np.outer(between, between) if self.covariance else between**2
-        priority, logs, rows = (np.concatenate(pair) for pair in zip(_drawn_of(left), _drawn_of(right)))
+        priority, logs, rows = (np.concatenate(pair) for pair in zip(left.drawn, right.drawn))
         best = _best(priority, logs, rows, most_of(self.d) + 1)
         return MomentsOf(
-            left.count + right.count,
             left.carrying + right.carrying,
             np.minimum(left.low, right.low),
             np.maximum(left.high, right.high),
             left.mean + b * between if a else right.mean,
             a * left.spread + b * right.spread + (a * b) * outer,
             total,
-            _add(left.log_squares, right.log_squares),
+            float(np.logaddexp(left.log_squares, right.log_squares)),
             left.equal and right.equal and left.first_log == right.first_log,
             left.first_log,
             np.concatenate([left.index, right.index]),
             np.concatenate([left.rows, right.rows]),
-            *best,
+            best,
             (left.digest + right.digest) % (1 << 128),
         )
 
@@ -210,15 +184,10 @@ class Moments:
         """Return the samples that a bandwidth is chosen from, and their weights."""
         if found.equal:
             return found.rows[np.isin(found.index, self.drawn())], None
-        rows, logs = found.drawn_rows, found.drawn_log
+        priority, logs, rows = found.drawn
         if len(rows) > most_of(self.d):  # each counts as its weight, and the lighter ones stand for others too
-            logs = np.maximum(logs, found.drawn_priority[-1])[:-1]
-            rows = rows[:-1]
+            logs, rows = np.maximum(logs, priority[-1])[:-1], rows[:-1]
         return rows, np.exp(logs - logs.max())
-
-
-def _drawn_of(found: MomentsOf) -> tuple[Array, Array, Array]:
-    return found.drawn_priority, found.drawn_log, found.drawn_rows
 
 
 def _best(priority: Array, logs: Array, rows: Array, most: int) -> tuple[Array, Array, Array]:
@@ -234,26 +203,13 @@ class Counting:
 
     In each column the samples that decide on a quartile lie in an interval (low, high]. It is cut into smaller ones by
     ``edges``, in which samples are counted, until so few are left that they are asked for themselves.
-
-    Parameters
-    ----------
-    n_eff : float
-        How many samples these are worth; n without weights.
-    log_total : float or None
-        Of all weights; None: all are equal.
-    edges : tuple of (k,) arrays
-        By column and quartile, 2 d of them, ascending.
-    listed : bool
-        Ask for the values in the intervals.
-    asked : int
-        The question's number, from 1 to :data:`COUNTINGS`.
     """
 
-    n_eff: float
-    log_total: float | None
-    edges: tuple[Array, ...]
-    listed: bool = False
-    asked: int = 1
+    n_eff: float  # how many samples these are worth; n without weights
+    log_total: float | None  # of all weights; None: all are equal
+    edges: tuple[Array, ...]  # by column and quartile, 2 d of them, ascending
+    listed: bool = False  # ask for the values in the intervals
+    asked: int = 1  # the question's number, from 1 to COUNTINGS
     about: str = "train"
 
     @classmethod
@@ -337,54 +293,30 @@ def _edges(low: float, inner: Array, high: float) -> Array:
 
 @dataclass(frozen=True)
 class Reach:
-    """Ask how far points lie from the centre, and how many lie beyond limits.
-
-    Parameters
-    ----------
-    about : {"train", "query"}
-    bandwidth : Bandwidth
-    centre : (d,) array
-    limits : tuple of float
-        In bandwidths.
-    checked : bool
-        Refuse what is not finite.
-    """
+    """Ask how far points lie from the centre."""
 
     about: str
     bandwidth: Bandwidth
     centre: Any
-    limits: tuple[float, ...] = ()
     checked: bool = True
 
     @quiet
-    def of(self, points: Any, weights: Any, start: int) -> tuple[float, tuple[int, ...], int]:
-        """See :class:`Question`; the largest distance, by limit how many are beyond it, and the fingerprint."""
+    def of(self, points: Any, weights: Any, start: int) -> tuple[float, int]:
+        """See :class:`Question`; the largest distance, in bandwidths, and the fingerprint of queries."""
         x = numbers(points)
         if self.checked:
             check_finite(self.about, x, start)
         distances = radii(self.bandwidth.whiten(x, self.centre))
-        largest = float(np.nanmax(distances, initial=0.0))
         digest = _digest(points, start=start) if self.about == "query" else 0
-        return largest, tuple(int(np.count_nonzero(distances > limit)) for limit in self.limits), digest
+        return float(np.nanmax(distances, initial=0.0)), digest
 
-    def merge(self, left: Any, right: Any) -> tuple[float, tuple[int, ...], int]:
+    def merge(self, left: Any, right: Any) -> tuple[float, int]:
         """See :class:`Question`."""
-        beyond = tuple(a + b for a, b in zip(left[1], right[1]))
-        return max(left[0], right[0]), beyond, (left[2] + right[2]) % (1 << 128)
+        return max(left[0], right[0]), (left[1] + right[1]) % (1 << 128)
 
 
 class Summary(Sample):
-    """What bandwidth rules look at, of samples that nobody has all of.
-
-    Parameters
-    ----------
-    asked : Moments
-    found : MomentsOf
-    n_eff : float
-    method : str
-    quartiles : (low, high), optional
-        Arrays (d,), for the rules that need them.
-    """
+    """What bandwidth rules look at, of samples that nobody has all of; quartiles (d,) for the rules that need them."""
 
     def __init__(
         self, asked: Moments, found: MomentsOf, n_eff: float, method: str, quartiles: tuple[Array, Array] | None

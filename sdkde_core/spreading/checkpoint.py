@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..files import FileError, zarr_module
 from ..messages import SdkdeWarning, brief, caller_level
 from ..storage import sync, write_atomically
-from .files import FileError, zarr_module
 
 __all__ = ["Checkpoint", "Parts", "Scratch"]
 
@@ -44,19 +44,9 @@ class Parts(Protocol):
 
 
 class Checkpoint(AbstractContextManager["Checkpoint"]):
-    """A folder for one estimate, which no other process can use until the context ends.
+    """A folder for one estimate, made where it is not there; no other process can use it until the context ends.
 
-    Parameters
-    ----------
-    folder : path
-        Made where it is not there.
-    resume : bool
-        Go on with what is there.
-
-    Raises
-    ------
-    ValueError
-        There is a checkpoint already, or another estimate is using it.
+    ValueError: there is a checkpoint already and ``resume`` is False, or another estimate is using it.
     """
 
     def __init__(self, folder: Path | str, resume: bool) -> None:

@@ -1,0 +1,331 @@
+"""The plan of an estimate whose points nobody has all of: blocks of rows over shards of columns.
+
+What depends on all points is found first, by questions that are put to every block (:class:`Survey`): the bandwidth,
+the centre, the extent, the weights' sum, the backend. Then every block of rows sums over the shards 0, 1, 2 … in order
+(:class:`BlockPlan`). Shards follow from (n, d) alone, blocks of rows from the shapes and the kind of device: so the
+bits do not depend on who computes them, nor on when.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import convert, quiet, rounded, to_host
+from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
+from ..choice import registry, select
+from ..choice.hardware import gpu_name
+from ..engine.merge import each, merge
+from ..protocol import Columns, Partial, Problem, Reduction
+from ..spreading.devices import Reducer, pack_on
+from ..spreading.tasks import Task, cut
+from .density import density, has_gaps, undefined
+from .kernels import log_constant
+from .plan import FARTHEST, centre_of, moved_extent
+from .request import Goal, Request
+from .resolution import CLEAR, REACH, clearest_centre
+from .survey import COUNTINGS, Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
+
+__all__ = ["BlockPlan", "Shape", "Survey", "rows_of_a_block", "width_of_a_shard"]
+
+Array = NDArray[Any]
+
+#: Numbers in a shard, and in a block of rows, at most: 32 MiB of float64.
+NUMBERS = 1 << 22
+
+
+def width_of_a_shard(n: int, d: int) -> int:
+    """Return how many of n columns in d dimensions are a shard: a multiple of 1024."""
+    return min(max(1024, NUMBERS // d // 1024 * 1024), -(-n // 1024) * 1024)
+
+
+def rows_of_a_block(m: int, n: int, d: int, device: str) -> int:
+    """Return how many of m rows are a block, over n columns: a multiple of 1024, by the kind of device alone.
+
+    In pairs times (d + 16) a block takes a CPU at most some minutes of two cores, and a GPU a fraction of a second. A
+    GPU gets many rows all the same, so that it does not wait for a disk.
+    """
+    on_host = device.partition(":")[0] == "cpu"
+    work = (1 << 41 if on_host else 1 << 48) // (n * (d + 16))
+    rows = min(max(work, 1024 if on_host else 1 << 16), NUMBERS // d, m) // 1024 * 1024
+    return max(1024, rows)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known of the data without reading them."""
+
+    n: int
+    d: int
+    m: int | None = None  # query rows; None: the samples
+    dtype: str = "float64"  # of the result: the wider one of samples and queries
+    weighted: bool = False
+
+    @property
+    def shards(self) -> list[tuple[int, int]]:
+        """The shards of the columns, (start, stop), in the order of the sums."""
+        return cut(self.n, width_of_a_shard(self.n, self.d))
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPlan:
+    """An estimate of which everything is decided; the last :meth:`Survey.next` returns it. Immutable, pickles."""
+
+    request: Request  # without the user's arrays
+    shape: Shape
+    bandwidth: Bandwidth
+    centre: Array  # (d,), data units
+    log_total: float | None  # of all weights; None: all are equal
+    backend: str
+    device: str
+    devices: tuple[str, ...]  # those that share the rows of a block, where the user named several
+    problems: tuple[Problem, ...]
+    digest: str  # of all points and weights
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block, the same in all passes."""
+        return rows_of_a_block(max(p.m for p in self.problems), self.shape.n, self.shape.d, self.device)
+
+    def tasks(self, step: int) -> list[list[Task]]:
+        """Return the tasks of a pass: for every block of rows those over each shard, in the order of the sums."""
+        blocks = cut(self.problems[step].m, self.rows)
+        return [[Task(rows, columns) for columns in self.shape.shards] for rows in blocks]
+
+    @property
+    def debiased(self) -> bool:
+        """Whether the result is the samples, moved."""
+        return self.request.goal is Goal.DEBIASED
+
+    def whitened(self, points: Any) -> Array:
+        """Return rows of the data (k, d), in bandwidths from the centre, float64."""
+        return self.bandwidth.whiten(numbers(points), self.centre)
+
+    def unwhitened(self, points: Array) -> Array:
+        """Return whitened points (k, d) in data units, in the result's dtype."""
+        return (self.bandwidth.stretch(points) + self.centre).astype(self.shape.dtype, copy=False)
+
+    def columns(self, points: Any, weights: Any = None, moved: bool = False) -> Columns:
+        """Return a shard of the columns: of the data (k, d), or ``moved`` as :meth:`moved` has returned them.
+
+        ``weights`` (k,): as the user has them.
+        """
+        if self.log_total is None:
+            log_weights = np.full(len(points), -math.log(self.shape.n))
+        else:
+            log_weights = np.minimum(log_of(weights) - self.log_total, 0.0)
+        return Columns(points if moved else self.whitened(points), log_weights)
+
+    @functools.cached_property
+    def _choice(self) -> select.Choice:
+        """The backend in this process."""
+        where = {"device": self.devices or self.device, "options": self.request.backend_options}
+        return select.choose(self.problems, backend=self.backend, **where)  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    def packed(self, step: int, columns: Columns) -> Reducer | None:
+        """Return a shard's columns ready for any number of blocks of rows; None where none has weight."""
+        if not (columns.log_weights > -math.inf).any():
+            return None
+        choice = self._choice
+        library, place = choice.info.arrays, choice.device
+        there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
+        problem = replace(self.problems[step], n=columns.points.shape[0], device=place)
+        return pack_on(self.devices, choice.backend, choice.info, problem, there)
+
+    def partial(self, step: int, columns: Reducer | None, rows: Array) -> Partial:
+        """Return the sums of whitened rows (k, d) over what :meth:`packed` returned of a shard, as NumPy arrays."""
+        if columns is None:
+            problem, least = self.problems[step], np.full(len(rows), -math.inf)
+            shift = np.zeros(rows.shape) if problem.reduction is Reduction.MEAN else None
+            laplace = problem.reduction is Reduction.LAPLACE
+            return Partial(least, shift, *((np.zeros(len(rows)), least) if laplace else ()))
+        choice = self._choice
+        with np.errstate(all="ignore"):
+            return each(columns.reduce(convert(rows, choice.info.arrays, choice.device))[0], to_host)
+
+    @quiet
+    def fold(self, left: Partial | None, right: Partial) -> Partial:
+        """Return the sums over the shards so far, ``left``, and the next one."""
+        return right if left is None else merge([left, right])
+
+    def moved(self, rows: Array, sums: Partial) -> Array:
+        """Return whitened samples (k, d), moved by half their shift over all shards."""
+        return rows + 0.5 * sums.shift
+
+    @quiet
+    def density(self, sums: Partial, log: bool) -> Array:
+        """Return the density (k,), or its log, of sums over all shards."""
+        clip, constant = self.request.negative != "keep", log_constant(self.request.kernel, self.bandwidth)
+        return density(sums, constant, log, clip).astype(self.shape.dtype)
+
+    def undefined(self, block: Array, log: bool) -> int:
+        """Return how many results have no log, as the Laplace estimate is negative there."""
+        return undefined(block) if has_gaps(self.request, log) else 0
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the bits of the result follow from, of what JSON has."""
+        from .. import __version__
+
+        record, named = registry.find(self.backend), hashlib.blake2b(digest_size=16)
+        for name, array in sorted(self.bandwidth.arrays().items()):
+            named.update(name.encode() + array.tobytes())
+        named.update(self.centre.tobytes())
+        places = self.devices or (self.device,)
+        cards = sorted({gpu_name(place) or "" for place in places if place.startswith("cuda")})
+        return {
+            "samples, weights and queries": self.digest,
+            "shapes": [self.shape.n, self.shape.d, -1 if self.shape.m is None else self.shape.m],
+            "dtype": self.shape.dtype,
+            "method": self.request.method,
+            "kernel": self.request.kernel,
+            "negative": self.request.negative,
+            "bandwidth": named.hexdigest(),
+            "precision": self.problems[-1].precision,
+            "extent": self.problems[-1].extent,
+            "backend": [self.backend, record.version if record else "", repr(self.request.backend_options or {})],
+            "version": __version__,
+            "device": [self.device.partition(":")[0], len(places), *cards],
+            "shards": width_of_a_shard(self.shape.n, self.shape.d),
+            "rows": self.rows,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """The next question to put to all blocks of points, and what those before it have found. Immutable, pickles."""
+
+    request: Request  # without weights
+    shape: Shape
+    question: Question
+    moments: tuple[Moments, MomentsOf] | None = None  # the first question and its answer
+    largest: float = 0.0  # distance of any point from the centre so far, in bandwidths
+
+    @property
+    def abouts(self) -> list[str]:
+        """Which points the questions are about, with room for all that there may be: "train" or "query"."""
+        rule = self.request.bandwidth
+        counted = COUNTINGS if isinstance(rule, str) and rule not in FULL_RULES else 0
+        return ["train"] * (2 + counted) + ["query"] * bool(self.shape.m)
+
+    @classmethod
+    def of(cls, request: Request, shape: Shape) -> Survey:
+        """Begin; raise what can be said without data."""
+        rule = request.bandwidth
+        if request.negative == "renormalise":
+            raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
+        if isinstance(rule, str):
+            check_rule(rule, request.method, request.kernel)
+            if rule == "isj":
+                raise ValueError("bandwidth='isj' needs all samples in memory; pass 'auto', another rule, or numbers")
+        covariance = isinstance(rule, str) and rule in FULL_RULES
+        first = Moments(shape.n, shape.d, covariance, request.check_finite, shape.weighted)
+        return cls(replace(request, weights=None), shape, first)
+
+    @quiet
+    def next(self, answer: Any) -> Survey | BlockPlan:
+        """Return what follows from the merged answers of all blocks: another question, or the plan."""
+        asked = self.question
+        if isinstance(asked, Moments):
+            return self._after_moments(asked, answer)
+        if isinstance(asked, Counting):
+            if not asked.listed:
+                return replace(self, question=asked.next(answer))
+            return self._located(self._by_rule(asked.quartiles(answer)))
+        assert isinstance(asked, Reach)
+        reached = max(self.largest, answer[0])
+        if asked.about == "train" and self.shape.m:
+            return replace(self, question=replace(asked, about="query"), largest=reached)
+        return self._decided(asked, reached, answer[1])
+
+    @property
+    def _found(self) -> tuple[MomentsOf, float | None, float]:
+        """The moments, the log of the sum of all weights (None: all are equal), and n_eff."""
+        assert self.moments is not None
+        found = self.moments[1]
+        if found.equal:
+            return found, None, float(self.shape.n)
+        return found, found.log_total, math.exp(2.0 * found.log_total - found.log_squares)
+
+    def _after_moments(self, asked: Moments, found: MomentsOf) -> Survey:
+        rule, here = self.request.bandwidth, replace(self, moments=(asked, found))
+        _, log_total, n_eff = here._found
+        if self.shape.weighted and found.log_total == -math.inf:
+            raise ValueError("weights are all zero; pass at least one positive weight")
+        if not isinstance(rule, str):
+            return here._located(Bandwidth.of(rule, self.shape.d))
+        if not (np.isfinite(found.low) & np.isfinite(found.high)).all():
+            raise ValueError(
+                f"bandwidth={rule!r} is chosen from train, which has values that are not finite; drop them"
+            )
+        check_spread(rule, found.carrying, n_eff, found.low, found.high)
+        if rule in FULL_RULES:
+            return here._located(here._by_rule(None))
+        sample = asked.sample(found)[0]
+        return replace(here, question=Counting.first(sample, found.low, found.high, n_eff, log_total))
+
+    def _by_rule(self, quartiles: tuple[Array, Array] | None) -> Bandwidth:
+        assert self.moments is not None
+        (asked, found), (_, _, n_eff) = self.moments, self._found
+        summary = Summary(asked, found, n_eff, self.request.method, quartiles)
+        return by_rule(self.request.bandwidth, summary, found.low, found.high)
+
+    def _located(self, bandwidth: Bandwidth) -> Survey:
+        """Ask how far points are from a centre."""
+        assert self.moments is not None
+        asked, found = self.moments
+        centre = centre_of(asked.centre_rows(found), bandwidth)
+        scale = np.sqrt(np.diagonal(bandwidth.matrix))
+        if (abs(centre) > CLEAR * scale).any():
+            centre = clearest_centre(found.rows, None, scale, centre)
+        return replace(self, question=Reach("train", bandwidth, centre, self.request.check_finite))
+
+    def _decided(self, asked: Reach, largest: float, digest: int) -> BlockPlan:
+        request, shape, (found, log_total, _) = self.request, self.shape, self._found
+        extent = _checked(largest, asked.bandwidth, request.precision_for(shape.dtype))
+        if any(step.moves for step in request.passes):
+            extent = moved_extent(extent)
+        requires = frozenset(() if log_total is None else ("weights",))
+        problems = request.problems(shape.m, shape.n, shape.d, extent, requires, shape.dtype, "cpu")
+        problems = tuple(replace(p, same=False) for p in problems)  # rows and columns are cut apart
+        how: dict[str, Any] = {"device": request.device, "options": request.backend_options, "calls": request.calls}
+        choice = select.choose(problems, backend=request.backend, **how)
+        return BlockPlan(
+            replace(request, bandwidth="silverman"),  # the bandwidth is what these say
+            shape,
+            asked.bandwidth,
+            asked.centre,
+            log_total,
+            choice.name,
+            choice.device,
+            choice.devices,
+            tuple(replace(p, device=choice.device) for p in problems),
+            f"{found.digest:032x} {digest:032x}",
+        )
+
+
+def _checked(largest: float, bandwidth: Bandwidth, precision: str) -> float:
+    """The extent, rounded up; ValueError where it is too large."""
+    if not largest < 0.9 * FARTHEST:
+        raise ValueError(
+            f"a point of train or query is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
+            "distances overflow; drop it, rescale its column, or pass a larger bandwidth"
+        )
+    extent = rounded(largest)
+    if extent > REACH[precision]:
+        other = next((f"pass precision={p!r}, " for p in ("high", "fast") if extent <= REACH[p]), "")
+        raise ValueError(
+            f"a point of train or query is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
+            f"precision={precision!r} holds up to {REACH[precision]:.2g} where data are not all in memory; {other}"
+            "drop it, or pass a larger bandwidth"
+        )
+    return extent

@@ -1,0 +1,158 @@
+"""Arrays in files: read in batches or, where the format has it, in any order; written in batches.
+
+Formats by extension: .npy, .npz (one array, or ``data.npz:key``), .csv, .parquet (needs pyarrow, imported when used)
+and .zarr, a folder (needs zarr). Every array is two-dimensional here: a one-dimensional one is a column.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..arrays import check_names
+from ..messages import did_you_mean
+from ..storage import write_atomically
+from .common import MOST, FileError, Source, Write, naming, without_key
+from .npy import check_archive, read_npy, read_npz, write_npy, write_npz
+from .places import check_apart
+from .tables import read_csv, read_parquet, write_csv, write_parquet
+from .zarrs import read_zarr, write_zarr, zarr_module
+
+__all__ = [
+    "EXTENSIONS",
+    "FileError",
+    "Source",
+    "Write",
+    "about",
+    "check_apart",
+    "check_order",
+    "no_folder",
+    "source",
+    "writing",
+    "zarr_module",
+]
+
+_READERS: dict[str, Callable[[str, Path, str], Source]] = {
+    ".npy": read_npy,
+    ".npz": read_npz,
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+    ".zarr": read_zarr,
+}
+_WRITERS: dict[str, Callable[[BinaryIO, tuple[int, ...], Any, str], AbstractContextManager[Write]]] = {
+    ".npy": write_npy,
+    ".npz": write_npz,
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+}
+EXTENSIONS = tuple(_READERS)
+
+
+@contextmanager
+def about(**files: str | None) -> Iterator[None]:
+    """Put the file's name before an error in what an argument holds; ``files``: by argument, None for what is no file.
+
+    Such errors name the argument first, but for rules of the bandwidth, which are about the samples.
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except (TypeError, ValueError) as error:
+        named = re.search(rf"\b({'|'.join(files)})\b(?!=)", str(error))
+        argument = "train" if str(error).startswith("bandwidth='") else named and named[0]
+        file = files.get(argument or "")
+        if file is None:
+            raise
+        raise FileError(f"{file}: {error}") from error
+
+
+def source(text: str) -> Source:
+    """Open a file for reading: a path, or ``path.npz:key``.
+
+    FileError: an unknown extension, or a file that does not hold one array of numbers.
+    """
+    path, extension, key = _parse_place(text)
+    if not path.is_file() and not (extension == ".zarr" and path.is_dir()):
+        code = errno.EISDIR if path.is_dir() else errno.ENOENT
+        raise OSError(code, os.strerror(code), str(path))
+    with naming(text):
+        before = _stamp(path)
+        found = _READERS[extension](text, path, key)
+        if found.dtype.kind not in "iufbc":
+            raise ValueError(f"the array is of dtype {found.dtype}; pass numbers")
+        if not found.columns:
+            raise ValueError("the array has no columns; pass (points, dimensions)")
+        if found.rows * found.columns > MOST:  # zarr has no chunks of what is all fill value
+            raise ValueError(f"its metadata say shape {(found.rows, found.columns)}, more than anything here can sum")
+
+    def check() -> None:
+        if _stamp(path) != before:
+            raise FileError(f"{text}: has changed since it was opened; leave it alone while it is read")
+
+    return replace(found, check=check, at=None if found.at is None else naming(text)(found.at))
+
+
+def _stamp(path: Path) -> list[tuple[Any, ...]]:
+    """Return what changes with a file, or with any file of a folder."""
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+    seen = [(str(p), p.stat()) for p in paths]
+    return [(name, found.st_ino, found.st_size, found.st_mtime_ns) for name, found in seen]
+
+
+def check_order(*sources: Source) -> None:
+    """Refuse a query's columns that have train's names in another order; other names may just be another file's."""
+    if len(sources) == 2 and sorted(sources[0].names) == sorted(sources[1].names):
+        check_names(sources[0].names, sources[1].names)
+
+
+def _parse_place(text: str) -> tuple[Path, str, str]:
+    """Path, extension in lower case, and key ("" without)."""
+    name, key = without_key(text)
+    path = Path(name)
+    extension = path.suffix.lower()
+    if extension not in EXTENSIONS:
+        hint = did_you_mean(extension, EXTENSIONS)
+        raise FileError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}{hint}")
+    return path, extension, key
+
+
+@contextmanager
+def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterator[Write]:
+    """Open a file for an array, and yield the function that appends a batch of its rows.
+
+    The file takes its place at the end; after an error an older one is as it was. A folder is replaced only if it is a
+    zarr array that sdkde wrote. ``name``: of the column (.csv, .parquet; of several, with a number) or of the array
+    (.npz without a key).
+    """
+    path, extension, key = _parse_place(text)
+    if path.is_dir() and extension != ".zarr":
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not Path(os.path.realpath(path)).parent.is_dir():
+        raise no_folder(path)
+    if key:
+        check_archive(path, key)
+    if extension == ".zarr":
+        with write_zarr(path, shape, np.dtype(dtype)) as write:
+            yield write
+        return
+    with (
+        write_atomically(path) as temporary,
+        temporary.open("wb") as file,
+        _WRITERS[extension](file, shape, np.dtype(dtype), key or name) as write,
+    ):
+        yield write
+
+
+def no_folder(path: Path) -> FileNotFoundError:
+    """Return the error of an output in a folder that does not exist."""
+    folder = Path(os.path.realpath(path)).parent
+    return FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it, or name another file", str(path))

@@ -1,0 +1,125 @@
+"""What readers and writers of all formats share: the array in a file as a :class:`Source`, and errors that name it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MOST", "Array", "FileError", "Source", "Write", "module", "naming", "width_of", "without_key"]
+
+Array = NDArray[Any]
+
+#: Takes the next rows.
+Write = Callable[[Array], Any]
+
+#: Numbers of an array at most: 128 TiB of float64.
+MOST = 1 << 44
+
+
+class FileError(ValueError):
+    """A file is not what it should be; the message begins with its name."""
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put the file's name before the message of an error in reading it."""
+    try:
+        yield
+    except (FileError, ImportError):
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"{name}: {error}") from error
+    except Exception as error:  # what a library raises for a damaged file is its own affair
+        if isinstance(error, OSError) and error.filename:
+            raise  # it has the name
+        raise FileError(f"{name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array that is read in batches."""
+
+    name: str  # as in the command
+    rows: int
+    columns: int
+    dtype: Any
+    read_batches: Callable[[int], Iterator[Array]]  # read_batches(rows): arrays of at most so many rows, in order
+    names: tuple[str, ...] = ()  # of the columns; empty if the format has none
+    at: Callable[[int, int], Array] | None = None  # at(start, stop); None: read from the beginning on
+    check: Callable[[], object] = lambda: None  # raises a FileError if the file has changed since it was opened
+
+    @classmethod
+    def of(cls, name: str, x: Array) -> Source:
+        """Make a source of an array, mapped or in memory; only a batch at a time is copied."""
+        return cls.reading(name, x.shape, x.dtype, lambda start, stop: np.array(x[start:stop]))
+
+    @classmethod
+    def reading(cls, name: str, shape: tuple[int, ...], dtype: Any, at: Callable[[int, int], Array]) -> Source:
+        """Make a source of what reads rows in any order."""
+        width, declared = width_of(shape), np.dtype(dtype)
+
+        def rows_at(start: int, stop: int) -> Array:
+            block = at(start, stop)
+            if isinstance(block, np.ma.MaskedArray):
+                raise TypeError(f"{name} has masked rows; pass a plain array of the rows that count")
+            x, wanted = np.asarray(block), (stop - start, *shape[1:])
+            if x.shape != wanted or x.dtype.newbyteorder("=") != declared.newbyteorder("="):
+                raise ValueError(
+                    f"{name}: rows {start} to {stop} are declared as {declared} of shape {wanted}, and are {x.dtype} "
+                    f"of shape {x.shape}"
+                )
+            return x.reshape(-1, width)
+
+        def batches(rows: int) -> Iterator[Array]:
+            for start in range(0, shape[0], rows):
+                yield rows_at(start, min(start + rows, shape[0]))
+
+        return cls(name, int(shape[0]), width, declared, batches, at=rows_at)
+
+    def batches(self, rows: int | None = None) -> Iterator[Array]:
+        """Yield (≤ rows, columns) arrays, by default of up to 32 MiB; a FileError names a file that cannot be read."""
+        done = 0
+        with naming(self.name):
+            for batch in self.read_batches(rows or max(1, min(1 << 16, (1 << 22) // max(1, self.columns)))):
+                done += len(batch)
+                yield batch
+            if done != self.rows:
+                raise ValueError(f"had {self.rows} rows and now {done}; leave the file alone while it is read")
+
+    def read(self) -> Array:
+        """Return the whole array, (rows, columns)."""
+        done = 0
+        with naming(self.name):
+            result = np.empty((self.rows, self.columns), self.dtype)
+        for batch in self.batches():
+            result[done : done + len(batch)] = batch
+            done += len(batch)
+        return result
+
+
+def width_of(shape: tuple[int, ...]) -> int:
+    """Return how many columns an array of that shape has."""
+    if len(shape) not in (1, 2):
+        raise ValueError(f"the array has shape {shape}; pass (points, dimensions), or (points,) in one dimension")
+    return 1 if len(shape) == 1 else int(shape[1])
+
+
+def without_key(text: str) -> tuple[str, str]:
+    """Path, and the key of an array in an archive ("" without)."""
+    keyed = re.fullmatch(r"(.*\.npz):([^/\\]+)", text, re.IGNORECASE)
+    return (keyed[1], keyed[2]) if keyed else (text, "")
+
+
+def module(name: str, purpose: str, extra: str) -> Any:
+    """Import an optional library; ImportError says what it is for, and how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{purpose}: pip install 'sdkde-core[{extra}]' ({error})") from error

@@ -1,0 +1,305 @@
+"""Estimates of more samples than one memory holds: :func:`estimate` and :func:`debias` from files, shard by shard.
+
+Dask arrays go to :func:`sdkde_core.estimate` and :func:`sdkde_core.debias`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import Argument, Origin, check_shapes, is_dask, to_host
+from .bandwidth.matrix import Bandwidth
+from .choice.select import named_backend
+from .estimator.batches import watched
+from .estimator.blockwise import BlockPlan, Shape, Survey
+from .estimator.density import warn_of_negative
+from .estimator.public import public
+from .estimator.request import Goal, Options, Request, takes_options
+from .files import Source, Write, check_apart, source, writing
+from .messages import brief
+from .spreading.checkpoint import Checkpoint, Parts, Scratch
+from .spreading.disk import Job, resident_bytes, resident_shards
+
+__all__ = ["debias", "estimate"]
+
+Array = NDArray[Any]
+
+
+def parse_size(text: int | float | str) -> int:
+    """Return the bytes that a number, or a string such as ``"1.5 GB"`` or ``"512MiB"``, says."""
+    units = {"": 1, "b": 1}
+    for k, prefix in enumerate("kmgt", 1):
+        units |= {f"{prefix}b": 1000**k, f"{prefix}ib": 1024**k}
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-z]*)\s*", str(text).lower())
+    if found is None or found[2] not in units or not float(found[1]):
+        raise ValueError(f"memory is {brief(text)}; pass bytes, or a string such as '1.5 GB' or '512 MiB'")
+    return int(float(found[1]) * units[found[2]])
+
+
+def _source(name: str, given: Any, kept: ExitStack) -> Source:
+    """A source that reads rows in any order; what does not is converted once, to a temporary file."""
+    if isinstance(given, Source):
+        found = given
+    elif isinstance(given, str | os.PathLike):
+        found = source(os.fspath(given))
+    else:
+        if is_dask(given):
+            raise TypeError(
+                f"{name} is a Dask array; pass it to sdkde_core.estimate or debias, or pass the path of its file here"
+            )
+        if isinstance(given, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+        if getattr(given, "shape", None) is None or getattr(given, "dtype", None) is None:
+            given = np.asarray(given)
+        reads = hasattr(given, "read") and not hasattr(given, "__getitem__")
+        at = given.read if reads else lambda start, stop: given[start:stop]
+        try:
+            found = Source.reading(name, given.shape, given.dtype, at)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from None
+    if found.dtype.kind not in "iufb":
+        raise TypeError(f"{name} has dtype {found.dtype}; pass real numbers (integer, boolean or floating)")
+    if found.at is not None:
+        return found
+    scratch, done = kept.enter_context(Scratch((found.rows, found.columns), found.dtype)), 0
+    for batch in found.batches():
+        scratch.write(done, batch)
+        done += len(batch)
+    found.check()
+    return replace(found, at=scratch.read, check=lambda: None)
+
+
+def _planned(request: Request, shape: Shape, x: Source, y: Source | None, w: Source | None) -> BlockPlan:
+    """Put the survey's questions to all blocks of the points, one after another."""
+    survey: Survey | BlockPlan = Survey.of(request, shape)
+    while isinstance(survey, Survey):
+        question, merged = survey.question, None
+        about, weights = (y, None) if question.about == "query" else (x, w)
+        assert about is not None and about.at is not None
+        for start, stop in Shape(about.rows, about.columns).shards:
+            some = None if weights is None or weights.at is None else weights.at(start, stop)
+            answer = question.of(about.at(start, stop), some, start)
+            merged = answer if start == 0 else question.merge(merged, answer)
+        survey = survey.next(merged)
+    return survey
+
+
+def job(
+    kept: ExitStack,
+    request: Request,
+    train: Any,
+    query: Any = None,
+    *,
+    log: bool = False,
+    memory: int | float | str | None = None,
+    checkpoint: Any = None,
+    resume: bool = False,
+) -> Job:
+    """Read the data as often as it takes to decide everything; see :func:`estimate`. ``kept`` closes files."""
+    if not isinstance(resume, bool):
+        raise TypeError(f"resume is {resume!r}; pass True or False")
+    if resume and checkpoint is None:
+        raise ValueError("resume=True (--resume) goes with a checkpoint; pass its folder")
+    allowed = 10**9 + resident_bytes() if memory is None else parse_size(memory)
+    x = _source("train", train, kept)
+    y = None if query is None else _source("query", query, kept)
+    w = None if request.weights is None else _source("weights", request.weights, kept)
+    if not x.rows or not x.columns:
+        raise ValueError(f"train is empty (shape {(x.rows, x.columns)}); pass at least one point")
+    if y is not None and y.columns != x.columns:
+        raise ValueError(f"query has {y.columns} dimensions, but train has {x.columns}; pass shape (m, {x.columns})")
+    if w is not None and (w.rows, w.columns) != (x.rows, 1):
+        raise ValueError(f"weights has shape {(w.rows, w.columns)}, but train has {x.rows} points; pass as many")
+    narrow = all(s.dtype.kind == "f" and s.dtype.itemsize <= 4 for s in (x, y) if s is not None)
+    held = None if checkpoint is None else kept.enter_context(Checkpoint(checkpoint, resume))
+    m = None if y is None else y.rows
+    plan = _planned(request, Shape(x.rows, x.columns, m, "float32" if narrow else "float64", w is not None), x, y, w)
+    resident = resident_shards(plan, allowed)
+    points = (x.rows, x.columns), "float64"
+    shape, dtype = points if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)
+    moved: Parts | None = None
+    results: Parts
+    if held is None:
+        moved = kept.enter_context(Scratch(*points)) if len(plan.problems) > 1 else None
+        results = kept.enter_context(Scratch(shape, dtype))
+    else:
+        held.belongs_to({**plan.identity(), "goal": request.goal.value, "log": bool(log)})
+        moved = held.parts("moved", *points, plan.rows) if len(plan.problems) > 1 else None
+        results = held.parts("results", shape, dtype, plan.rows)
+    return Job(plan, x, y, w, log, moved, results, resident)
+
+
+def _sink(kept: ExitStack, task: Job, out: Any, name: str) -> tuple[Any, Write]:
+    """What takes the results, and the function that brings it the next block of them."""
+    width = (task.plan.shape.d,) if task.plan.debiased else ()
+    shape, dtype, done = (task.plan.problems[-1].m, *width), task.plan.shape.dtype, 0
+    if isinstance(out, str | os.PathLike):
+        return out, kept.enter_context(writing(os.fspath(out), shape, dtype, name))
+    array = np.empty(shape, dtype) if out is None else out
+    if not hasattr(array, "__setitem__") or getattr(np.dtype(getattr(array, "dtype", "V")), "kind", "") != "f":
+        kind = f"of dtype {out.dtype}" if hasattr(out, "dtype") else f"a {type(out).__name__}"
+        raise TypeError(f"out is {kind}; pass a path, or an array of floats that can be written to")
+    if tuple(array.shape) != shape:
+        raise ValueError(f"out has shape {tuple(array.shape)}; pass one of shape {shape}")
+    if (isinstance(array, np.ndarray) and not array.flags.writeable) or getattr(array, "read_only", False):
+        raise ValueError("out is read-only; pass an array that can be written to")
+
+    def write(block: Array) -> None:
+        nonlocal done
+        array[done : done + len(block)] = block
+        done += len(block)
+
+    return array, write
+
+
+def _run(
+    request: Request, train: Any, query: Any, out: Any, name: str, progress: Any, checkpoint: Any, **how: Any
+) -> Any:
+    """Estimate to ``out``, or to a new array, and return it; ``how``: as for :func:`job`."""
+    check_apart(out, checkpoint, train=train, query=query, weights=request.weights)
+    with ExitStack() as kept:
+        task = job(kept, request, train, query, checkpoint=checkpoint, **how)
+        result, write = _sink(kept, task, out, name)
+        with watched(progress, task.rows) as advance:
+            task.run(advance)
+        warn_of_negative(task.deliver(write), task.plan.problems[-1].m)
+    return result
+
+
+def lazy(request: Request, train: Any, query: Any = None, log: bool = False) -> Any:
+    """Return what the request asks for, as a lazy Dask array of NumPy arrays: (m,) densities, or (n, d) moved samples.
+
+    Parameters
+    ----------
+    request : Request
+        A density, or debiased samples; its weights may be a Dask array too.
+    train, query : (n, d) or (n,) array_like
+        One of them, or the weights, is a Dask array.
+    log : bool
+
+    Raises
+    ------
+    TypeError, ValueError
+        What can be said without reading; the rest is raised where the result is computed.
+    """
+    from .spreading.dask import lazy_result  # Dask takes a second to import
+
+    x = _argument("train", train)
+    q = None if query is None else _argument("query", query)
+    w = None if request.weights is None else _argument("weights", request.weights)
+    check_shapes(x, q, w)
+    d = 1 if len(x.shape) == 1 else x.shape[1]
+    request = replace(request, weights=None, backend=named_backend(request.backend))
+    if not isinstance(request.bandwidth, str):
+        request = replace(request, bandwidth=Bandwidth.of(request.bandwidth, d))
+    dtype = max(x.dtype, (q or x).dtype)  # "float64" > "float32"
+    shape = Shape(x.shape[0], d, None if q is None else q.shape[0], dtype, w is not None)
+    survey = Survey.of(request, shape)  # raises what can be said without data
+    result, chunked = lazy_result(survey, log, x, q, w), (q or x).array
+    return result.rechunk({0: chunked.chunks[0]}) if is_dask(chunked) else result
+
+
+def _argument(name: str, value: Any) -> Argument:
+    """Recognise an argument; of a Dask array only shape and dtype are looked at."""
+    if not is_dask(value):
+        given = Argument.of(name, value)
+        return given._replace(array=to_host(given.array), origin=Origin())
+    if value.dtype.kind not in "iufb":
+        raise TypeError(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
+    if any(math.isnan(k) for k in value.shape):
+        raise ValueError(
+            f"{name} has chunks of unknown size; call {name}.compute_chunk_sizes() first, or of a Dask data frame "
+            ".to_dask_array(lengths=True)"
+        )
+    narrow = value.dtype.kind == "f" and value.dtype.itemsize <= 4
+    return Argument(name, value, "float32" if narrow else "float64", Origin())
+
+
+@public
+@takes_options
+def estimate(
+    train: Any,
+    query: Any = None,
+    *,
+    log: bool = False,
+    out: Any = None,
+    memory: int | float | str | None = None,
+    checkpoint: Any = None,
+    resume: bool = False,
+    progress: Any = False,
+    **options: Unpack[Options],
+) -> Any:
+    """Estimate a density of more samples than memory holds: :func:`sdkde_core.estimate`, shard by shard.
+
+    Parameters
+    ----------
+    train : path, array, or object with ``shape``, ``dtype`` and ``read(start, stop)``
+        (n, d). A path ends in ``.npy``, ``.zarr``, ``.parquet``, ``.npz`` or ``.csv``; the last three are converted
+        once, to a temporary file. An array is anything with ``shape``, ``dtype`` and slices of rows, such as NumPy's,
+        memory-mapped, or zarr's.
+    query : as ``train``, optional
+        (m, d). Default: the samples.
+    log : bool
+        Return log p̂.
+    out : path or array, optional
+        Takes the result, block by block. Default: an array of NumPy's. A file is replaced; a folder only if it is a
+        zarr array that sdkde wrote.
+    memory : int or str, optional
+        Bytes, or such as ``"1.5 GB"``, that this process may take, what it has already included. Default: 1 GB beyond
+        that. Shards for which there is room stay in memory.
+    checkpoint : path, optional
+        A folder that keeps what is done, for one process at a time; needs zarr. What is damaged there is computed
+        again, with an :class:`sdkde_core.SdkdeWarning` that names the file.
+    resume : bool
+        Go on with what is there. It has the same bits as in one go.
+    progress : bool or callable
+        As for :func:`sdkde_core.estimate`.
+
+    Other parameters as for :func:`sdkde_core.estimate`; ``weights`` may be of the same kinds as ``train``.
+
+    Returns
+    -------
+    (m,) array, or ``out``
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`sdkde_core.estimate`; too little memory; ``out`` is an input, contains one or lies in one; a
+        checkpoint that is there already, is of another estimate, or is in use; ``resume`` without a checkpoint;
+        ``bandwidth="isj"`` and ``negative="renormalise"``, which need all samples together.
+    OSError
+        ``out`` is a folder that sdkde did not write.
+    ImportError
+        zarr or pyarrow is needed, and not installed.
+    """
+    request = Request.of(Goal.DENSITY, options, "query", "log", "out", "memory", "checkpoint", "resume", "progress")
+    name, how = "log_density" if log else "density", {"log": log, "memory": memory, "resume": resume}
+    return _run(request, train, query, out, name, progress, checkpoint, **how)
+
+
+@public
+@takes_options
+def debias(
+    train: Any,
+    *,
+    out: Any = None,
+    memory: int | float | str | None = None,
+    checkpoint: Any = None,
+    resume: bool = False,
+    progress: Any = False,
+    **options: Unpack[Options],
+) -> Any:
+    """Return the samples, moved by half a mean-shift step: :func:`sdkde_core.debias`, shard by shard.
+
+    Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).
+    """
+    request = Request.of(Goal.DEBIASED, options, "out", "memory", "checkpoint", "resume", "progress")
+    return _run(request, train, None, out, "debiased", progress, checkpoint, memory=memory, resume=resume)

@@ -1,0 +1,152 @@
+"""Several devices: each has all columns, and takes some of the rows.
+
+The work per byte is so large that copies hardly matter: n² pairs for n points that travel. So every device packs all
+columns for itself, and takes its share of the tasks (:mod:`.tasks`) in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from typing import Protocol as TypingProtocol
+
+import numpy as np
+
+from ..arrays import convert
+from ..engine.columns import PackedColumns
+from ..engine.devices import memory_errors
+from ..engine.merge import concatenate, each
+from ..engine.threads import map_threads
+from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
+from .tasks import Range, dealt, joined, run, shares, tasks_of
+
+__all__ = ["Group", "OnDevices", "Reducer", "pack_on"]
+
+
+class Reducer(TypingProtocol):
+    """Columns ready for rows, wherever they are."""
+
+    @property
+    def reduce(self) -> Callable[..., tuple[Partial, int]]:
+        """As :meth:`PackedColumns.reduce`."""
+
+
+class Group(TypingProtocol):
+    """Processes that share the rows; see :mod:`.ranks`."""
+
+    @property
+    def pack(self) -> Callable[..., Reducer]:
+        """Return the columns ready for rows; arguments as of :class:`PackedColumns`."""
+
+
+def pack_on(
+    where: tuple[str, ...] | Group,
+    backend: Backend,
+    info: BackendInfo,
+    problem: Problem,
+    columns: Columns,
+    shared: bool = False,
+) -> Reducer:
+    """Return the columns ready for rows: on several devices or in several processes, else on the problem's device."""
+    if not isinstance(where, tuple):
+        return where.pack(backend, info, problem, columns, shared)
+    if where:
+        return OnDevices(where, backend, info, problem, columns, shared)
+    return PackedColumns(backend, info, problem, columns, shared)
+
+
+class OnDevices:
+    """The columns of one reduction on several devices; rows, columns and results are on the first.
+
+    Without ``"exclude_self"`` and ``"grad"``; other arguments as of :class:`PackedColumns`.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        backend: Backend,
+        info: BackendInfo,
+        problem: Problem,
+        columns: Columns,
+        shared: bool = False,
+    ) -> None:
+        assert not {"exclude_self", "grad"} & problem.requires
+        self._devices, self._info, self._problem = tuple(devices), info, problem
+
+        def packed(k: int, there: Columns) -> PackedColumns:
+            return PackedColumns(backend, info, with_fields(problem, device=self._devices[k]), there, shared)
+
+        there = [
+            Columns(*(self._sent(x, k) for x in (columns.points, columns.log_weights))) for k in range(len(devices))
+        ]
+        self._packed: list[PackedColumns] = self._at_once(packed, list(enumerate(there)))
+
+    def reduce(
+        self, queries: Any = None, *, some: Range | None = None, distances: Any = None, extent: float | None = None
+    ) -> tuple[Partial, int]:
+        """As :meth:`PackedColumns.reduce`."""
+        if queries is not None:
+            return self._queries(queries, distances, extent)
+        tasks = tasks_of(self._packed[0], len(self._devices), some)
+        place = {i: k for k, mine in enumerate(dealt(tasks, len(self._devices))) for i in mine}
+        done = self._at_once(lambda k, task: run(self._packed[k], task), [(place[i], t) for i, t in enumerate(tasks)])
+        results = [[self._home(partial) for partial in results] for results, _ in done]
+        return joined(self._packed[0], tasks, results), max(apart for _, apart in done)
+
+    def _queries(self, queries: Any, distances: Any, extent: float | None) -> tuple[Partial, int]:
+        given = []
+        for k, (start, stop) in enumerate(shares(queries.shape[0], len(self._devices))):
+            radii = None if distances is None else self._sent(distances[start:stop], k)
+            given.append((k, self._sent(queries[start:stop, :], k), radii))
+
+        def part(k: int, rows: Any, radii: Any) -> tuple[Partial, int]:
+            return self._packed[k].reduce(rows, distances=radii, extent=extent)
+
+        done = self._at_once(part, given)
+        apart = [number for _, number in done if number]  # each counts the columns' outliers
+        twice = max(0, len(apart) - 1) * self._packed[0].n_far
+        return concatenate([self._home(partial) for partial, _ in done]), sum(apart) - twice
+
+    def _home(self, partial: Partial) -> Partial:
+        """Bring sums to the first device."""
+        with memory_errors():
+            return each(partial, lambda x: convert(x, self._info.arrays, self._problem.device))
+
+    def _sent(self, x: Any, k: int) -> Any:
+        """Bring an array to a device; the calling thread's streams on both devices wait for each other."""
+        with memory_errors():
+            return convert(x, self._info.arrays, self._devices[k])
+
+    def _at_once(self, task: Any, given: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return ``task(*arguments)`` for each, the first argument being the device's number; a thread a device.
+
+        A thread takes its device's tasks in order, on the stream that the calling thread has there.
+        """
+        mine = [[a for a in given if a[0] == k] for k in range(len(self._devices))]
+        tensors = self._info.arrays == "torch"
+        streams = [_stream(device) if tensors else None for device in self._devices]
+
+        def work(k: int) -> list[Any]:
+            with np.errstate(all="ignore"), _on(streams[k]):
+                return [task(*arguments) for arguments in mine[k]]
+
+        busy = [k for k in range(len(self._devices)) if mine[k]]
+        done = dict(zip(busy, map(iter, map_threads(work, busy, len(busy)))))
+        return [next(done[arguments[0]]) for arguments in given]
+
+
+def _stream(device: str) -> Any:
+    """The calling thread's current stream on a CUDA device; None elsewhere."""
+    return sys.modules["torch"].cuda.current_stream(device) if device.startswith("cuda") else None
+
+
+@contextmanager
+def _on(stream: Any) -> Iterator[None]:
+    """Work on a stream and its device; None: where the thread is."""
+    if stream is None:
+        yield
+    else:
+        with sys.modules["torch"].cuda.stream(stream):
+            yield

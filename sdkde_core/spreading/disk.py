@@ -1,0 +1,126 @@
+"""An estimate from disk: for each block of rows all shards are read in order, and what is done is kept."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..files import Source, Write
+from ..protocol import Columns
+from .checkpoint import Parts
+from .tasks import Task
+
+__all__ = ["Job", "resident_bytes", "resident_shards"]
+
+T = TypeVar("T")
+
+
+def resident_bytes() -> int:
+    """Return the bytes of memory that this process has; 0 where that is not known."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        return 0
+
+
+def resident_shards(plan: Any, allowed: int) -> int:
+    """Return how many shards may stay in ``allowed`` bytes of memory; ValueError where not even the work fits."""
+    d, here = plan.shape.d, resident_bytes()
+    first = plan.shape.shards[0]
+    shard = 8 * (first[1] - first[0]) * (d + 1)
+    # Compiled code and threads; two shards read, as they come and whitened, packed, and temporaries; sums, twice.
+    needed = 100 * 10**6 + 10 * shard + 8 * plan.rows * (6 * d + 8)
+    if here + needed > allowed:
+        raise ValueError(
+            f"memory is {allowed / 1e6:.0f} MB, of which this process has {here / 1e6:.0f} MB already, and the work on "
+            f"one shard takes {needed / 1e6:.0f} MB; pass memory='{(here + needed) / 1e6 + 1:.0f} MB' or more"
+        )
+    return (allowed - here - needed) // shard
+
+
+@dataclass
+class Job:
+    """An estimate whose samples, queries and results are read and written by blocks."""
+
+    plan: Any  # sdkde_core.estimator.blockwise.BlockPlan
+    train: Source
+    query: Source | None
+    weights: Source | None
+    log: bool
+    moved: Parts | None  # what all passes but the last give; None where nothing moves
+    results: Parts
+    resident: int  # how many shards stay in memory
+    _kept: dict[tuple[int, int], Columns] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows to compute in all passes."""
+        return sum(problem.m for problem in self.plan.problems)
+
+    def run(self, advance: Callable[[int], None] | None = None) -> None:
+        """Compute every block that is not there; ``advance`` is called with the number of rows of each that is done."""
+        last = len(self.plan.problems) - 1
+        for step in range(last + 1):
+            parts = self.results if step == last else self.moved
+            assert parts is not None
+            for tasks in self.plan.tasks(step):
+                start, stop = tasks[0].rows
+                if not parts.has(start):
+                    parts.write(start, self._block(step, tasks))
+                if advance is not None:
+                    advance(stop - start)
+
+    def _block(self, step: int, tasks: list[Task]) -> Any:
+        """The results of one block of rows."""
+        plan, is_last = self.plan, step == len(self.plan.problems) - 1
+        rows_of = self.query if is_last and self.query is not None else self.train
+        assert rows_of.at is not None
+        rows, sums = plan.whitened(rows_of.at(*tasks[0].rows)), None
+        for columns in _ahead([lambda task=task: self._shard(step, task.columns) for task in tasks]):  # type: ignore[misc]
+            sums = plan.fold(sums, plan.partial(step, plan.packed(step, columns), rows))
+        for read in filter(None, (self.train, self.query, self.weights)):
+            read.check()
+        return plan.density(sums, self.log) if is_last and not plan.debiased else plan.moved(rows, sums)
+
+    def _shard(self, step: int, where: tuple[int, int]) -> Columns:
+        """The columns of a shard, which stay in memory if it is one of the first of its pass."""
+        key = step, where[0]
+        if key in self._kept:
+            return self._kept[key]
+        weights = None if self.weights is None or self.weights.at is None else self.weights.at(*where)
+        assert self.train.at is not None
+        has_moved = step and self.moved is not None
+        points = self.moved.read(*where) if has_moved and self.moved else self.train.at(*where)
+        columns: Columns = self.plan.columns(points, weights, moved=bool(has_moved))
+        self._kept = {k: v for k, v in self._kept.items() if k[0] == step}
+        if len(self._kept) < self.resident:
+            self._kept[key] = columns
+        return columns
+
+    def deliver(self, write: Write) -> int:
+        """Write the results, block by block: densities, or moved samples in data units.
+
+        Returns how many rows have no log, as the Laplace estimate is negative there.
+        """
+        undefined = 0
+        for tasks in self.plan.tasks(len(self.plan.problems) - 1):
+            block = self.results.read(*tasks[0].rows)
+            write(self.plan.unwhitened(block) if self.plan.debiased else block)
+            undefined += self.plan.undefined(block, self.log)
+        return undefined
+
+
+def _ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Yield what the tasks return, while a thread is doing the next one."""
+    with ThreadPoolExecutor(1, "sdkde-reader") as reader:
+        waiting = iter(tasks)
+        coming = [reader.submit(task) for task in itertools.islice(waiting, 1)]
+        while coming:
+            result = coming.pop().result()
+            coming = [reader.submit(task) for task in itertools.islice(waiting, 1)]
+            yield result

@@ -1,0 +1,127 @@
+"""The processes of a torch.distributed group: what they send one another, and one reduction among them.
+
+Every process has all columns. The tasks whose rows are the points are shared out (:mod:`.tasks`), and each process gets
+the results of all; queries are each process's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ..engine.columns import PackedColumns
+from ..engine.merge import concatenate, each
+from ..protocol import Backend, BackendInfo, Columns, Partial, Problem
+from .tasks import dealt, joined, run, tasks_of
+
+__all__ = ["OnRanks", "PeerFailed", "Ranks"]
+
+
+class PeerFailed(RuntimeError):
+    """Another process of the group has failed; the message says which, and why."""
+
+
+class Ranks:
+    """The processes of a torch.distributed group; None: all processes.
+
+    All must ask for the same, in the same order. One that fails says so with :meth:`fail`; the others then raise
+    :class:`PeerFailed` at their next exchange.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        dist = sys.modules["torch"].distributed
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError(f"group has no rank {dist.get_rank()}, which is this process; call from its ranks only")
+        self._on_cards = "nccl" in str(dist.get_backend(group))
+
+    def gathered(self, what: str, value: Any) -> list[Any]:
+        """Return the value that each process has at this point, by rank; ValueError if others are at another point."""
+        values: list[Any] = [None] * self.size
+        sys.modules["torch"].distributed.all_gather_object(values, (what, value), group=self.group)
+        for rank, (at, other) in enumerate(values):
+            if at == "a failure" and rank != self.rank:
+                raise PeerFailed(f"rank {rank} failed: {other}")
+        for rank, (at, _) in enumerate(values):
+            if at != values[0][0]:
+                raise ValueError(f"rank {rank} has come to {at}, rank 0 to {values[0][0]}; all ranks must call alike")
+        return [value for _, value in values]
+
+    def agreed(self, what: str, value: Any) -> None:
+        """Raise ValueError unless all processes have the same value."""
+        values = self.gathered(what, value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise ValueError(f"rank {rank} has {what} {other}, rank 0 has {values[0]}; pass the same on all")
+
+    def pack(
+        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
+    ) -> OnRanks:
+        """Return the columns ready for rows; arguments as of :class:`PackedColumns`."""
+        self.agreed("the backend", info.name)
+        self.agreed("the problem", str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent)))
+        return OnRanks(self, PackedColumns(backend, info, problem, columns, shared))
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this process has failed, if they still listen: others may have failed too."""
+        with suppress(Exception):
+            self.gathered("a failure", f"{type(error).__name__}: {error}")
+
+    def joined(self, part: Any) -> Any:
+        """Return the parts of all processes (n_rank, …), joined along the first axis by rank: an array like theirs."""
+        torch = sys.modules["torch"]
+        counts = self.gathered("an array", part.shape[0])
+        host = isinstance(part, np.ndarray)
+        mine = torch.from_numpy(np.ascontiguousarray(part)) if host else part.contiguous()
+        home, whole = mine.device, torch.empty((sum(counts), *mine.shape[1:]), dtype=mine.dtype)
+        place = torch.device("cuda", torch.cuda.current_device()) if self._on_cards else torch.device("cpu")
+        whole = whole.to(home if home.type == place.type else place)
+        self.gathered("memory for it", None)  # one that has none says so before the others send
+        ends = np.cumsum([0, *counts])
+        whole[ends[self.rank] : ends[self.rank + 1]] = mine
+        waiting = []
+        for rank in range(self.size):
+            if counts[rank]:
+                source = rank if self.group is None else torch.distributed.get_global_rank(self.group, rank)
+                own = whole[ends[rank] : ends[rank + 1]]
+                waiting.append(torch.distributed.broadcast(own, source, group=self.group, async_op=True))
+        for one in waiting:
+            one.wait()
+        whole = whole.to(home)
+        return whole.numpy() if host else whole
+
+
+class OnRanks:
+    """The columns of one reduction, all of them in every process."""
+
+    def __init__(self, ranks: Ranks, packed: PackedColumns) -> None:
+        self._ranks, self._packed = ranks, packed
+
+    def reduce(self, queries: Any = None, **known: Any) -> tuple[Partial, int]:
+        """As :meth:`PackedColumns.reduce`; queries are this process's own, the points are shared out."""
+        if queries is not None:
+            return self._packed.reduce(queries, **known)
+        size, me = self._ranks.size, self._ranks.rank
+        tasks = tasks_of(self._packed, size)
+        places = dealt(tasks, size)
+        # A process without a task joins in with no rows of one.
+        done = [run(self._packed, tasks[i]) for i in places[me] or [0]]
+        results = concatenate([partial for partials, _ in done for partial in partials])
+        rows = slice(0, None if places[me] else 0)
+        whole = each(results, lambda x: self._ranks.joined(x[rows]))
+        found: list[list[Partial]] = [[] for _ in tasks]
+        start = 0
+        for i in (i for mine in places for i in mine):
+            for first, last in tasks[i].results:
+                stop = start + last - first
+                found[i].append(each(whole, functools.partial(_between, start, stop)))
+                start = stop
+        return joined(self._packed, tasks, found), max(apart for _, apart in done)
+
+
+def _between(start: int, stop: int, x: Any) -> Any:
+    return x[start:stop]

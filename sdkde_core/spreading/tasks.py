@@ -1,0 +1,115 @@
+"""The tasks of a reduction: blocks of rows over blocks of columns, and how their results are joined.
+
+Which tasks there are follows from the numbers of rows and columns, and results are joined in the order of the columns
+and of the rows: so the bits do not depend on who did what. An executor only decides where tasks run.
+
+φ_ij = φ_ji, and a backend with the feature ``"pairs"`` may compute it once for both points. Then the points are cut
+into blocks, and each pair of blocks I ≤ J is one task with two results: the rows of I over J, and those of J over I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..engine.columns import PackedColumns
+from ..engine.merge import concatenate, merge
+from ..protocol import Partial
+
+__all__ = ["Range", "Task", "cut", "dealt", "joined", "run", "shares", "tasks_of"]
+
+Range = tuple[int, int]
+
+
+class Task(NamedTuple):
+    """One block of rows over one block of columns.
+
+    Attributes
+    ----------
+    rows, columns : (start, stop)
+    kind : {"rows", "pairs", "outliers"}
+        ``"pairs"``: both are near points, and the sums of ``columns`` over ``rows`` are a second result.
+        ``"outliers"``: what blocks of pairs leave out, see :meth:`PackedColumns.reduce_outliers`.
+    """
+
+    rows: Range
+    columns: Range
+    kind: str = "rows"
+
+    @property
+    def work(self) -> float:
+        """In pairs that are computed."""
+        pairs = (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
+        return 0.5 * pairs if self.kind == "pairs" and self.rows == self.columns else float(pairs)
+
+    @property
+    def results(self) -> tuple[Range, ...]:
+        """The rows of each result."""
+        return (self.rows, self.columns) if self.kind == "pairs" else (self.rows,)
+
+
+def cut(length: int, width: int) -> list[Range]:
+    """Return consecutive ranges of ``width``; the last one may be shorter."""
+    return [(start, min(start + width, length)) for start in range(0, length, width)]
+
+
+def shares(m: int, parts: int) -> list[Range]:
+    """Return up to ``parts`` ranges of m rows, as even as multiples of 1024 are."""
+    quanta = -(-m // 1024)
+    ends = [min(m, 1024 * (quanta * k // parts)) for k in range(parts + 1)]
+    return [(start, stop) for start, stop in pairwise(ends) if stop > start]
+
+
+def tasks_of(packed: PackedColumns, parts: int, some: Range | None = None) -> list[Task]:
+    """Return the tasks whose rows are the points, or a range of them, for several devices or processes.
+
+    With eight blocks of points there are 28 tasks and eight of half the size: as much for each of two, four or eight
+    devices. Many points are cut into twice as many blocks, as every row has a partial sum for each.
+    """
+    n = packed.n
+    if some is not None or not packed.takes_pairs:
+        first, last = some or (0, n)
+        return [Task((first + a, first + b), (0, n)) for a, b in shares(last - first, parts)]
+    blocks = shares(packed.n_near, 8 if packed.n_near < 1 << 21 else 16)
+    tasks = [Task(rows, columns, "pairs") for j, columns in enumerate(blocks) for rows in blocks[: j + 1]]
+    first, last = packed.left_out
+    return tasks + [Task((first + a, first + b), (0, n), "outliers") for a, b in shares(last - first, 8)]
+
+
+def run(packed: PackedColumns, task: Task) -> tuple[Sequence[Partial], int]:
+    """Return the results of a task, one or two, and how many outliers were summed apart."""
+    if task.kind == "pairs":
+        return packed.reduce_pairs(task.rows, task.columns), packed.n_far
+    if task.kind == "outliers":
+        return [packed.reduce_outliers(*task.rows)], packed.n_far
+    partial, apart = packed.reduce(some=task.rows)
+    return [partial], apart
+
+
+def joined(packed: PackedColumns, tasks: Sequence[Task], results: Sequence[Sequence[Partial]]) -> Partial:
+    """Return the sums of all rows, from the results of every task."""
+    found: dict[Range, dict[Range, Partial]] = {}
+    outliers = []
+    for task, result in zip(tasks, results, strict=True):
+        if task.kind == "outliers":
+            outliers.append(result[0])
+            continue
+        found.setdefault(task.rows, {})[task.columns] = result[0]
+        if task.kind == "pairs" and task.rows != task.columns:
+            found.setdefault(task.columns, {})[task.rows] = result[1]
+    rows = [merge([found[here][there] for there in sorted(found[here])]) for here in sorted(found)]
+    if tasks[0].kind == "rows":
+        return concatenate(rows)
+    return packed.join_pairs(rows, concatenate(outliers) if outliers else None)
+
+
+def dealt(tasks: Sequence[Task], parts: int) -> list[list[int]]:
+    """Deal tasks out evenly, by number: the largest task first, to whoever has least work."""
+    mine: list[list[int]] = [[] for _ in range(parts)]
+    loads = [0.0] * parts
+    for i in sorted(range(len(tasks)), key=lambda i: -tasks[i].work):
+        least = loads.index(min(loads))
+        mine[least].append(i)
+        loads[least] += tasks[i].work
+    return mine
