@@ -117,15 +117,16 @@ def test_large_data_of_the_host_go_to_the_device_that_was_asked_for(monkeypatch)
     narrow = ((X.astype(">f4"), "float32"), (X.astype(np.float16), "float32"))
     for x, dtype in (*narrow, (X, "float64"), (X > 0, "float64")):
         data = ingest(x, x[:7], device="cuda:0")
-        assert data.taken and data.train.device == data.query.device == there.device
+        assert data.device != data.came_from and data.train.device == data.query.device == there.device
         assert data.train.dtype == data.query.dtype == getattr(array_api_strict, dtype)
         assert (data.dtype, data.origin, data.came_from) == (dtype, Origin(), "cpu")
     for x, device in ((X[1:], "cuda:0"), (X, "cuda:1"), (X, "cpu"), (X, None)):
         data = ingest(x, device=device)
-        assert isinstance(data.train, np.ndarray) and not data.taken
+        assert isinstance(data.train, np.ndarray) and data.device == data.came_from
     x = array_api_strict.asarray(X)  # the user's own device is left alone
-    assert not ingest(array_api_strict.asarray(X, device=there.device), device="cuda:0").taken
-    assert ingest(x, device="cuda:0").taken
+    own = ingest(array_api_strict.asarray(X, device=there.device), device="cuda:0")
+    assert own.device == own.came_from
+    assert ingest(x, device="cuda:0").came_from == "cpu"
 
 
 def test_a_device_that_is_not_here_has_no_room():

@@ -263,7 +263,7 @@ def test_the_centre_lies_among_the_points_where_columns_are_nearly_dependent(out
     x[3] *= outlier
     b = Bandwidth.of(h, 8)
     for kind in (np.asarray, torch.from_numpy, array_api_strict.asarray):
-        distances = radii(measure(ingest(kind(x)), b).points)
+        distances = radii(measure(ingest(kind(x)), b).train)
         assert np.median(np.asarray(distances)) < 10.0
 
 

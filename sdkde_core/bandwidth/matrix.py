@@ -171,7 +171,8 @@ class Bandwidth:
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
         """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
         if self.factor.ndim == 1:
-            return _division(like(self.factor, centre) if self._number is None else self._number, centre)
+            h = like(self.factor, centre) if self._number is None else self._number
+            return functools.partial(_divided, h, centre)
         inverse = self._inverse
         if inverse.low is None:
             matrix = like(inverse.whole.T, centre)
@@ -181,7 +182,7 @@ class Bandwidth:
 
     @functools.cached_property
     def _number(self) -> float | None:
-        """What all of L's diagonal is, where it is one number: no device has to be sent it."""
+        """The number that all of L's diagonal is, if it is one: no device has to be sent it."""
         one = like(self.factor, self.factor) if self.factor.ndim == 1 else None
         return one if isinstance(one, float) else None
 
@@ -217,15 +218,16 @@ class Bandwidth:
         return f"{self.rule}: h {_span(to_host(detached(self.factor)))}"
 
 
-def _division(h: Any, centre: Any) -> Callable[[Any], Any]:
-    def whiten(x: Any) -> Any:
-        scaled = c_order(x - centre)  # which has the order of x
+def _divided(h: Any, centre: Any, x: Any) -> Any:
+    """(x − centre) / h in C order, where x may have another; in place but for autograd."""
+    if isinstance(x, np.ndarray):
+        scaled = np.subtract(x, centre, dtype=np.float64, order="C")
+    else:
+        scaled = c_order(x - centre)
         if is_attached(scaled) or is_attached(h):
             return scaled / h
-        scaled /= h
-        return scaled
-
-    return whiten
+    scaled /= h
+    return scaled
 
 
 def _agree(factor: Array, inverse: Inverse, matrix: Array) -> bool:

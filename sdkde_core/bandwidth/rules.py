@@ -159,15 +159,16 @@ def resolve(
         As :meth:`Bandwidth.of`; a rule also for an unknown name, a single sample, or a constant column.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
-    turned = columns_are_points(n, d, "train")
     if not isinstance(bandwidth, str):
         try:
             return Bandwidth.of(bandwidth, d)
         except ValueError as error:
+            turned = columns_are_points(n, d, "train")
             if turned and np.shape(bandwidth)[:1] == (n,) and n > 1:
                 raise ValueError(f"{error}{turned}") from None
             raise
     check_rule(bandwidth, method, kernel)
+    turned = columns_are_points(n, d, "train")
     xp = array_namespace(train)
     train = xp.astype(train, xp.float64, copy=False)
     weights, carrying, n_eff = None, None, float(train.shape[0])

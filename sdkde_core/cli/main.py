@@ -17,6 +17,7 @@ import numpy as np
 from .. import __version__, api
 from ..bandwidth.rules import RULES
 from ..choice import hardware, registry
+from ..estimator.explanation import explained
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
@@ -197,7 +198,7 @@ def explain(
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**_files(train, query, bandwidth, weights)):
         measure = options.pop("measure")
-        explanation = api.explained(Request(Goal.DENSITY, **options, calls=1), *data, measure=measure)
+        explanation = explained(Request(Goal.DENSITY, **options, calls=1), *data, measure=measure)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
 
 

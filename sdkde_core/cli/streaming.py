@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..api import explained, fitted
+from ..api import fitted
 from ..arrays import Argument, ingest
 from ..bandwidth.rules import resolve
 from ..estimator.batches import batch_rows, density_of, in_batches
 from ..estimator.density import has_gaps, undefined
-from ..estimator.explanation import Explanation
+from ..estimator.explanation import Explanation, explained
 from ..estimator.request import Goal, Request
 from ..scale.files import Source, check_order
 

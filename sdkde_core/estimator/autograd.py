@@ -39,7 +39,7 @@ class Given(NamedTuple):
     @property
     def attached(self) -> bool:
         """Whether one of them requires grad, and grad mode is on."""
-        return grad_enabled() and any(map(is_attached, self))
+        return any(map(is_attached, self)) and grad_enabled()
 
     @property
     def required(self) -> str:

@@ -8,6 +8,7 @@ lacks a term: in the plane its density integrates to 0.36, in four dimensions it
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -21,11 +22,10 @@ __all__ = ["kernel_draws", "log_constant", "log_norm"]
 
 def log_constant(kernel: str, bandwidth: Bandwidth) -> Any:
     """Return what a log sum is raised by: log of 1 / (det L · ∫K), a float; a () tensor where the factor is one."""
-    if kernel == "gaussian":
-        return bandwidth.log_constant
     return -log_norm(kernel, bandwidth.d) - bandwidth.log_determinant
 
 
+@functools.lru_cache
 def log_norm(kernel: str, d: int) -> float:
     """Return log ∫K(‖u‖) du over d dimensions, of one of ``protocol.KERNELS``, K(0) = 1."""
     if kernel == "gaussian":

@@ -91,12 +91,12 @@ def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
     """
     check_positive(fitted, "cannot be sampled")
     rng, d = generator(random_state), fitted.problem.d
-    points, bandwidth = fitted.points, fitted.bandwidth
+    points, bandwidth = fitted.columns.points, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
         there = torch.Generator(points.device)
         there.manual_seed(int(rng.integers(1 << 62) if hasattr(rng, "integers") else rng.randint(1 << 31)))
-        reached = torch.cumsum(fitted.log_weights.exp(), 0)
+        reached = torch.cumsum(fitted.columns.log_weights.exp(), 0)
         uniform = torch.rand(n, dtype=torch.float64, device=points.device, generator=there) * reached[-1]
         which = torch.searchsorted(reached, uniform, right=True).clamp_(max=len(reached) - 1)
         normal = torch.randn(n, d, dtype=torch.float64, device=points.device, generator=there)

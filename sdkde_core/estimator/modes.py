@@ -66,7 +66,7 @@ def modes(fitted: Fitted, starts: Array | None = None) -> Array:
 
 def _there(fitted: Fitted, rows: Array) -> Any:
     """Rows where the columns are."""
-    points = fitted.points
+    points = fitted.columns.points
     return rows if isinstance(points, np.ndarray) else array_namespace(points).asarray(rows, device=device(points))
 
 
