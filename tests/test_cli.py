@@ -25,11 +25,10 @@ from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.driver import Described
 from sdkde_core.cli import doctor
-from sdkde_core.cli import streaming as stream
 from sdkde_core.cli.main import main
 from sdkde_core.engine import columns
 from sdkde_core.estimator import batches
-from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
+from sdkde_core.protocol import TOLERANCES, Reduction, Support
 from sdkde_core.scale import files
 from sdkde_core.testing import reference
 
@@ -426,18 +425,11 @@ def test_a_batch_that_reaches_farther_than_the_backend_goes_elsewhere_only_under
     x, y = X / [1, 20, 0.3], np.zeros((1100, 3))
     y[1050:] = 40.0
 
-    def densities(backend):
-        sources = files.Source.of("x", x), files.Source.of("y", y)
-        common = {"bandwidth": 1.0, "weights": None, "log": True, "precision": "auto", "device": None}
-        return stream.Stream.of(*sources, method="kde", backend=backend, **common)
-
-    job = densities("auto")
-    got = np.concatenate(list(job.densities(lambda rows: None)))
-    assert job.elsewhere
+    arguments = "estimate", save("x.npy", x), save("y.npy", y), "-o", "o.npy", "--method", "kde", "--bandwidth", "1"
+    assert " on cpu and others, " in CliRunner().invoke(main, [*arguments, "--log"]).stderr
     want = sdkde_core.estimate(x, y, bandwidth=1.0, method="kde", log=True, backend="numpy")
-    np.testing.assert_allclose(got, want, rtol=1e-9)
-    with pytest.raises(BackendUnavailable, match="too far for it"):
-        list(densities("near").densities(lambda rows: None))
+    np.testing.assert_allclose(np.load("o.npy"), want, rtol=1e-9)
+    assert "too far for it" in refused(*arguments, "--backend", "near")
 
 
 def test_a_file_that_grows_while_it_is_read():
@@ -453,8 +445,9 @@ def test_a_file_that_grows_while_it_is_read():
 def test_a_progress_bar_on_a_terminal_for_long_work_only(predicted, bar):
     np.save("x.npy", X)
     code = (
-        "from sdkde_core.cli import main, streaming; "
-        f"streaming.Stream.predicted_seconds = property(lambda self: {predicted}); "
+        "from sdkde_core.cli import main; "
+        "show = main._progress; "
+        f"main._progress = lambda steps, seconds, hidden: show(steps, {predicted}, hidden=hidden); "
         "main.main(['estimate', 'x.npy', '-o', 'out.npy'])"
     )
     leader, follower = os.openpty()
@@ -530,7 +523,7 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(stream, "fitted", None)
+    monkeypatch.setattr("sdkde_core.api.fitted", None)
     line = refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert line == "Error: out.npy: No space left on device\n"
     assert [p.name for p in Path().iterdir()] == ["x.npy"]
@@ -592,7 +585,7 @@ def test_running_out_of_memory_is_one_line(monkeypatch):
     def fail(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr(stream, "fitted", fail)
+    monkeypatch.setattr("sdkde_core.api.fitted", fail)
     assert "Error: MemoryError" in refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert not Path("out.npy").exists()
 
@@ -601,7 +594,7 @@ def test_what_is_not_expected_keeps_its_traceback(monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(stream, "fitted", fail)
+    monkeypatch.setattr("sdkde_core.api.fitted", fail)
     result = CliRunner().invoke(main, ["estimate", save("x.npy", X), "-o", "out.npy"])
     assert isinstance(result.exception, RuntimeError)
     assert [p.name for p in Path().iterdir()] == ["x.npy"]

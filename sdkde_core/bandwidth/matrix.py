@@ -83,7 +83,10 @@ class Bandwidth:
     @classmethod
     @quiet
     def _of(cls, value: Any, d: int, rule: str) -> Bandwidth:
-        h = _as_numbers(value)
+        h = np.asarray(value) if isinstance(value, float) else to_host(Argument.of("bandwidth", value).array)
+        if h.dtype == bool:
+            raise TypeError(f"bandwidth is {value!r}; pass a rule's name, numbers or a (d, d) matrix H")
+        h = h.astype(np.float64)  # extended precision may overflow, which is found below
         if h.ndim == 2:
             if h.shape != (d, d):
                 raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
@@ -128,8 +131,12 @@ class Bandwidth:
         if not (d and right and (np.diagonal(factor) if full else factor).min() > 0.0):
             raise ValueError("its bandwidth cannot be right")
         inverse = Inverse(known["scale"], known["high"], known.get("low")) if full else None
-        if inverse is not None and not _agree(factor, inverse, known.get("matrix", factor @ factor.T)):
-            raise ValueError("its bandwidth, the factor and the inverse do not fit one another")
+        if inverse is not None:  # of one bandwidth, but for rounding: nearly dependent columns leave few digits
+            rows, matrix = np.linalg.vector_norm(factor, axis=1), known.get("matrix", factor @ factor.T)
+            near = abs(inverse.factor - factor) <= 1e-6 * rows[:, None]
+            near &= abs(factor @ factor.T - matrix) <= 1e-6 * np.multiply.outer(rows, rows)
+            if not near.all() or np.triu(factor, 1).any():
+                raise ValueError("its bandwidth, the factor and the inverse do not fit one another")
         return cls(d, factor, rule, selection, known.get("matrix"), inverse)
 
     @property
@@ -230,14 +237,6 @@ def _divided(h: Any, centre: Any, x: Any) -> Any:
     return scaled
 
 
-def _agree(factor: Array, inverse: Inverse, matrix: Array) -> bool:
-    """Whether they are of one bandwidth, but for rounding: of as many digits as nearly dependent columns leave."""
-    rows = np.linalg.vector_norm(factor, axis=1)
-    near = abs(inverse.factor - factor) <= 1e-6 * rows[:, None]
-    near &= abs(factor @ factor.T - matrix) <= 1e-6 * np.multiply.outer(rows, rows)
-    return bool(near.all() and not np.triu(factor, 1).any())
-
-
 def _span(h: Array) -> str:
     low, high = float(h.min()), float(h.max())
     return f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}"
@@ -258,16 +257,6 @@ def like(factor: Any, x: Any) -> Any:
     if isinstance(x, np.ndarray):
         return factor
     return array_namespace(x).asarray(np.array(factor, order="C"), device=device(x))  # PyTorch refuses read-only memory
-
-
-def _as_numbers(value: Any) -> Array:
-    if isinstance(value, float):
-        return np.asarray(value, dtype=np.float64)
-    argument = Argument.of("bandwidth", value)
-    h = np.asarray(to_host(argument.array), dtype=np.float64)  # extended precision may overflow, which is found below
-    if argument.array.dtype in (bool, np.bool_):
-        raise TypeError(f"bandwidth is {value!r}; pass a rule's name, numbers or a (d, d) matrix H")
-    return h
 
 
 def _inverse(h: Array) -> Inverse:
@@ -291,15 +280,10 @@ def _inverse(h: Array) -> Inverse:
     with contextlib.suppress(np.linalg.LinAlgError):  # beyond rounding it has no spread in some direction either
         if not flat.any():
             return inverse_of(np.linalg.cholesky(correlation) * scale[:, None], h)
+    order = [int(j) for j in np.argsort(-abs(vectors[:, 0]))[:4] if abs(vectors[j, 0]) > 1e-3]
+    flattest = " ".join(f"{vectors[j, 0]:+.3f}·x{j}" for j in order)
     raise ValueError(
         f"bandwidth is not positive definite: {max(1, int(flat.sum()))} of {len(h)} directions have no spread, "
-        f"the flattest {_direction(vectors[:, 0])} (columns in units of sqrt(H[j, j])); "
+        f"the flattest {flattest} (columns in units of sqrt(H[j, j])); "
         "drop dependent columns, or pass one number or one per dimension"
     )
-
-
-def _direction(vector: Array) -> str:
-    """The largest components of a direction, as a sum over columns."""
-    order = np.argsort(-abs(vector))[:4]
-    kept = [int(j) for j in order if abs(vector[j]) > 1e-3]
-    return " ".join(f"{vector[j]:+.3f}·x{j}" for j in kept)

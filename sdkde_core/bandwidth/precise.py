@@ -8,7 +8,6 @@ transformations of matrix multiplication", 2012). So nothing here needs more tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +20,6 @@ Array = NDArray[Any]
 
 #: ‖ |L⁻¹| |L| ‖ up to which plain float64 does: it loses so many roundings of the farthest point's coordinates.
 BENIGN = 16.0
-
-#: The same up to which one step of refinement does.
-MODERATE = 1e4
 
 #: Numbers in a block of rows on the host, which stays in cache, and on a device; some ten blocks are needed at a time.
 HOST_BLOCK, DEVICE_BLOCK = 1 << 15, 1 << 22
@@ -88,32 +84,26 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
     if condition <= BENIGN:
         return Inverse(scale, high)
-    remaining = _of_factor(given) if matrix is None else _of_matrix(matrix / scale[:, None] / scale)
+    if matrix is not None:
+        r = matrix / scale[:, None] / scale
+        symmetric = (r + r.T) / 2
+        rest = ((r - symmetric) + (r.T - symmetric)) / 2
+
+    def remaining(p: Array) -> Array:
+        """C: P R Pᵀ = C Cᵀ, or P K where the factor K is what is given."""
+        if matrix is None:
+            return np.add(*_product(p, given))
+        first, low = _product(symmetric, p.T)
+        near_one, lost = _product(p, first)
+        near_one += lost + p @ (low + rest @ p.T)
+        return np.linalg.cholesky((near_one + near_one.T) / 2)
+
     low = high
-    for _ in range(1 if condition <= MODERATE else 2):
+    for _ in range(1 if condition <= 1e4 else 2):
         change = (np.tril(np.linalg.inv(remaining(high))) - np.eye(len(high))) @ high
         high, before = high + change, high
         low = (before - high) + change
     return Inverse(scale, high, low)
-
-
-def _of_matrix(r: Array) -> Callable[[Array], Array]:
-    """Return the function from P to C, with P R Pᵀ = C Cᵀ."""
-    symmetric = (r + r.T) / 2
-    rest = ((r - symmetric) + (r.T - symmetric)) / 2
-
-    def remaining(p: Array) -> Array:
-        high, low = _product(symmetric, p.T)
-        near_one, lost = _product(p, high)
-        near_one += lost + p @ (low + rest @ p.T)
-        return np.linalg.cholesky((near_one + near_one.T) / 2)
-
-    return remaining
-
-
-def _of_factor(k: Array) -> Callable[[Array], Array]:
-    """Return the function from P to C = P K."""
-    return lambda p: np.add(*_product(p, k))
 
 
 def shifted_product(x: Any, centre: Any, unit: Any, coarse: Any, fine: Any, matrix: Any) -> Any:

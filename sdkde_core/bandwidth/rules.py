@@ -29,26 +29,6 @@ def _silverman(s: Sample) -> Array:
     return 0.9 * s.spread() * s.n_eff ** (-1 / (s.d + 4))
 
 
-def _silverman_iso(s: Sample) -> Array:
-    """h = 0.9 · mean_j σ₁_j · n_eff^(−1/(d+4)): the isotropic rule behind the paper's tables."""
-    return np.asarray(0.9 * s.spread().mean() * s.n_eff ** (-1 / (s.d + 4)))
-
-
-def _sdkde(s: Sample) -> Array:
-    """h_j = 0.4 σ₁_j n_eff^(−1/(d+8)): the constant is the SD-KDE paper's for d = 1; none is published beyond."""
-    return 0.4 * s.spread() * s.n_eff ** (-1 / (s.d + 8))
-
-
-def _scott(s: Sample) -> Array:
-    """H = n_eff^(−2/(d+4)) · covariance, as ``scipy.stats.gaussian_kde(bw_method="scott")``."""
-    return s.covariance() * s.n_eff ** (-2 / (s.d + 4))
-
-
-def _silverman_full(s: Sample) -> Array:
-    """H = (n_eff (d+2)/4)^(−2/(d+4)) · covariance, as ``scipy.stats.gaussian_kde(bw_method="silverman")``."""
-    return s.covariance() * (s.n_eff * (s.d + 2) / 4) ** (-2 / (s.d + 4))
-
-
 def _normal_reference(s: Sample) -> Array:
     """h_j = σ₁_j c n_eff^(−1/(d+4)), or n_eff^(−1/(d+8)) of debiased estimates: the best h for normal samples.
 
@@ -94,16 +74,18 @@ def _chosen(rule: str, s: Sample) -> Array:
 RULES: dict[str, Callable[[Sample], Array]] = {
     **{rule: functools.partial(_chosen, rule) for rule in CHOOSERS},
     "silverman": _silverman,
-    "silverman-iso": _silverman_iso,
-    "sdkde": _sdkde,
-    "scott": _scott,
-    "silverman-full": _silverman_full,
+    # h = 0.9 · mean_j σ₁_j · n_eff^(−1/(d+4)): the isotropic rule behind the paper's tables
+    "silverman-iso": lambda s: np.asarray(0.9 * s.spread().mean() * s.n_eff ** (-1 / (s.d + 4))),
+    # h_j = 0.4 σ₁_j n_eff^(−1/(d+8)): the constant is the SD-KDE paper's for d = 1; none is published beyond
+    "sdkde": lambda s: 0.4 * s.spread() * s.n_eff ** (-1 / (s.d + 8)),
+    # as scipy.stats.gaussian_kde has them
+    "scott": lambda s: s.covariance() * s.n_eff ** (-2 / (s.d + 4)),
+    "silverman-full": lambda s: s.covariance() * (s.n_eff * (s.d + 2) / 4) ** (-2 / (s.d + 4)),
     "normal-reference": _normal_reference,
     "isj": _isj,
 }
 
-#: Those that are a multiple of the covariance.
-FULL_RULES = ("scott", "silverman-full")
+FULL_RULES = ("scott", "silverman-full")  # a multiple of the covariance
 
 
 def check_rule(rule: str, method: str, kernel: str = "gaussian") -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ import click
 import numpy as np
 
 from .. import __version__, api
-from ..bandwidth.rules import RULES
+from ..arrays import Argument as Given
+from ..arrays import ingest
+from ..bandwidth.rules import RULES, resolve
 from ..choice import hardware, registry
+from ..estimator.batches import batch_rows, density_of, in_batches
+from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import explained
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
@@ -26,7 +31,6 @@ from ..scale.places import check_apart
 from ..scale.run import Job
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
-from .streaming import Stream
 
 __all__ = ["main"]
 
@@ -134,20 +138,47 @@ def estimate(
         return
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**files):
-        job = Stream.of(*given, **options)
-    name = "log_density" if options["log"] else "density"
-    with (
-        about(**files),
-        writing(output, (job.query.rows,), job.dtype, name) as write,
-        _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,
-    ):
-        for batch in job.densities(advance):
-            write(batch)
-    _warn_of_negative(job.negative, job.query.rows)
+        rows, where = _by_batches(*given, output, quiet, options)
     if not quiet:
-        where = f"{job.where}{' and others' if job.elsewhere else ''}"
-        seconds = time.perf_counter() - start
-        click.echo(f"{output}: {job.query.rows} rows, {where}, {seconds:.2f} s", err=True)
+        click.echo(f"{output}: {rows} rows, {where}, {time.perf_counter() - start:.2f} s", err=True)
+
+
+def _by_batches(
+    train: Source, query: Source | None, output: str, quiet: bool, options: dict[str, Any]
+) -> tuple[int, str]:
+    """Estimate, with queries read and results written by batches; return how many rows that were, and where."""
+    log = options.pop("log")
+    request, points = Request(Goal.DENSITY, **options, calls=1), query or train
+    check_order(train, points)
+    data = ingest(train.read(), np.empty((0, points.columns), points.dtype), request.weights, device="cpu")
+    means: dict[str, Any] = {"method": request.method, "kernel": request.kernel}
+    bandwidth = resolve(request.bandwidth, data.train, data.log_weights, **means)
+    request = replace(request, precision=request.precision_for(data.dtype), bandwidth=bandwidth)
+    plan = explained(request, (data.n, data.d), (max(1, points.rows), data.d), measure=False)
+    seconds = sum(p.predicted_seconds or 0.0 for p in plan.passes)  # 0 where not known
+    steps = points.rows + (data.n if request.passes[0].moves else 0)
+    points, where, negative = Source.of(train.name, data.train) if query is None else query, "", 0
+    with (
+        writing(output, (points.rows,), data.dtype, "log_density" if log else "density") as write,
+        _progress(steps, seconds, hidden=quiet) as advance,
+    ):
+        if points.rows:
+            shape = np.broadcast_to(np.zeros((), points.dtype), (points.rows, points.columns))
+            ready = api.fitted(request, data.train, Given.of("query", shape), advance)
+            batches = _rows(points, batch_rows(points.rows, ready.problem))
+            for part in in_batches(ready, batches, density_of(log), advance):
+                negative += undefined(part) if has_gaps(request, log) else 0
+                write(part.astype(data.dtype))
+            where = f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"
+    _warn_of_negative(negative, points.rows)
+    return points.rows, where
+
+
+def _rows(points: Source, size: int) -> Iterator[Given]:
+    done = 0
+    for batch in points.batches(size):
+        yield Given.of("query", batch)._replace(first=done)
+        done += len(batch)
 
 
 def _by_shards(

@@ -111,7 +111,7 @@ def _attach(given: Given, plan: Plan) -> Plan:
     query = None if data.query is None else _points(given.query, data.query, place)
     bandwidth = plan.bandwidth
     if is_attached(given.bandwidth):
-        bandwidth = _attached(bandwidth, _double(given.bandwidth, place))
+        bandwidth = _attached(bandwidth, given.bandwidth.to(place).double())
     whiten = bandwidth.whitening(convert(plan.centre, "torch", place))
     points = _valued(whiten(train), columns.points)
     weights = None if data.log_weights is None else _weights(given.weights, columns.log_weights, place)
@@ -144,16 +144,11 @@ def _valued(x: Any, value: Any) -> Any:
     return x + (value - x.detach())
 
 
-def _double(x: Any, place: str) -> Any:
-    """A tensor in float64 on a device, in this order: not every device has float64."""
-    return x.to(place).double()
-
-
 def _points(given: Any, value: Any, place: str) -> Any:
     """Points (n, d), float64: the user's tensor where it requires grad, otherwise what was read of the argument."""
     if not is_attached(given):
         return convert(value, "torch", place).double()
-    x = _double(given, place)
+    x = given.to(place).double()  # in this order: not every device has float64
     return x[:, None] if x.ndim == 1 else x
 
 
@@ -161,6 +156,6 @@ def _weights(given: Any, log_weights: Any, place: str) -> Any:
     """Weights (n,), float64, that sum to 1."""
     if not is_attached(given):
         return log_weights.exp()
-    w = _double(given, place)
+    w = given.to(place).double()
     w = w / w.detach().max()  # their sum may be beyond float64
     return w / w.sum()

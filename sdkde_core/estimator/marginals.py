@@ -31,13 +31,7 @@ Array = NDArray[np.float64]
 
 
 def marginal(fitted: Fitted, dims: Any) -> Fitted:
-    """Return the density of the coordinates ``dims``, in that order.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``dims`` are not distinct indices of dimensions.
-    """
+    """Return the density of the coordinates ``dims``, in that order."""
     kept = indices("dims", fitted, dims)
     if fitted.request.negative != "keep":
         raise ValueError(
@@ -54,13 +48,7 @@ def marginal(fitted: Fitted, dims: Any) -> Fitted:
 
 
 def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
-    """Return the density of the other coordinates where some have the values ``given``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``given`` maps no distinct indices of dimensions to finite numbers, all of them, or the method is signed.
-    """
+    """Return the density of the other coordinates where some have the values ``given``."""
     check_positive(fitted, "has no conditional density")
     if not isinstance(given, Mapping):
         raise TypeError(f"given is {brief(given)}; pass a mapping from dimensions to values, such as {{0: 1.5}}")

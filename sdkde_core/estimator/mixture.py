@@ -14,7 +14,7 @@ from ..messages import brief
 from .fitted import Fitted
 from .kernels import kernel_draws
 
-__all__ = ["Mixture", "check_count", "check_positive", "components", "draws", "generator", "mixture"]
+__all__ = ["Mixture", "check_count", "check_positive", "components", "draws"]
 
 Array = NDArray[np.float64]
 
@@ -35,12 +35,6 @@ class Mixture(NamedTuple):
     means: Array
     weights: Array
     covariance: Array
-
-
-def mixture(fitted: Fitted) -> Mixture:
-    """Return the components."""
-    check_positive(fitted, "is no mixture of normals")
-    return components(fitted)
 
 
 def components(fitted: Fitted) -> Mixture:
@@ -67,13 +61,7 @@ def check_count(name: str, count: Any) -> int:
 
 
 def generator(random_state: Any) -> Any:
-    """Return a generator of NumPy: the one given, a RandomState too, or a new one from a seed.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``random_state`` is no seed.
-    """
+    """Return a generator of NumPy: the one given, a RandomState too, or a new one from a seed."""
     if isinstance(random_state, (np.random.Generator, np.random.RandomState)):
         return random_state
     try:
@@ -103,9 +91,6 @@ def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
         return bandwidth.stretch(points.index_select(0, which) + normal) + torch.asarray(fitted.centre).to(points)
     host, log_weights, centre = fitted.on_host
     reached = np.cumsum(np.exp(log_weights))
-    which = np.searchsorted(
-        reached,
-        reached[-1] * rng.random_sample(n) if hasattr(rng, "random_sample") else reached[-1] * rng.random(n),
-        side="right",
-    )
+    uniform = rng.random_sample(n) if hasattr(rng, "random_sample") else rng.random(n)
+    which = np.searchsorted(reached, reached[-1] * uniform, side="right")
     return centre + bandwidth.stretch(host[which] + kernel_draws(fitted.request.kernel, n, d, rng))

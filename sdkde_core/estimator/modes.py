@@ -8,14 +8,13 @@ kernels.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from ..arrays import to_host
-from ..protocol import Reduction
+from ..protocol import Partial, Reduction
 from .fitted import Fitted
 from .mixture import check_positive
 
@@ -23,52 +22,37 @@ __all__ = ["modes"]
 
 Array = NDArray[np.float64]
 
-#: Samples that mean shift starts from, at most.
-STARTS = 512
-
-#: Bandwidths: the last step, and the distance within which two ends are one mode.
-STEP, SAME = 1e-7, 1e-2
-
-#: Steps, at most.
-STEPS = 5000
-
 
 def modes(fitted: Fitted, starts: Array | None = None) -> Array:
     """Return the local maxima that mean shift finds (k, d), highest first, in data units, float64.
 
-    Parameters
-    ----------
-    fitted : Fitted
-    starts : (m, d) array, optional
-        In bandwidths from the centre. Default: up to 512 samples, drawn by a fixed seed.
+    ``starts``: (m, d), in bandwidths from the centre; by default up to 512 samples, drawn by a fixed seed.
     """
     check_positive(fitted, "mean shift may lower it")
     points, log_weights, centre = fitted.on_host
     if starts is None:
         carried = np.flatnonzero(log_weights > -math.inf)
-        if len(carried) > STARTS:
-            carried = np.sort(np.random.default_rng(0).choice(carried, STARTS, replace=False))
+        if len(carried) > 512:
+            carried = np.sort(np.random.default_rng(0).choice(carried, 512, replace=False))
         starts = points[carried]
     rows, going = starts.copy(), np.arange(len(starts))
-    for _ in range(STEPS):
-        shift = to_host(fitted.reduce(_there(fitted, rows[going]), Reduction.MEAN, extent=_reach(rows)).shift)
+    for _ in range(5000):
+        shift = to_host(_reduced(fitted, rows[going], rows, Reduction.MEAN).shift)
         rows[going] += shift
-        going = going[np.sqrt(np.vecdot(shift, shift)) > STEP]
+        going = going[np.sqrt(np.vecdot(shift, shift)) > 1e-7]
         if not going.size:
             break
-    heights = to_host(fitted.reduce(_there(fitted, rows), Reduction.LOG_SUM, extent=_reach(rows)).log_sum)
+    heights = to_host(_reduced(fitted, rows, rows, Reduction.LOG_SUM).log_sum)
     found: list[Array] = []
     for i in np.argsort(-heights, kind="stable"):
-        if all(np.linalg.vector_norm(rows[i] - other) > SAME for other in found):
+        if all(np.linalg.vector_norm(rows[i] - other) > 1e-2 for other in found):  # else it is the same mode
             found.append(rows[i])
     return centre + fitted.bandwidth.stretch(np.array(found))
 
 
-def _there(fitted: Fitted, rows: Array) -> Any:
-    """Rows where the columns are."""
-    points = fitted.columns.points
-    return rows if isinstance(points, np.ndarray) else array_namespace(points).asarray(rows, device=device(points))
-
-
-def _reach(rows: Array) -> float:
-    return float(np.sqrt(np.vecdot(rows, rows).max()))
+def _reduced(fitted: Fitted, rows: Array, all_rows: Array, reduction: Reduction) -> Partial:
+    """Reduce for some rows on the host; the extent is that of all."""
+    points, extent = fitted.columns.points, float(np.sqrt(np.vecdot(all_rows, all_rows).max()))
+    if not isinstance(points, np.ndarray):
+        rows = array_namespace(points).asarray(rows, device=device(points))
+    return fitted.reduce(rows, reduction, extent=extent)

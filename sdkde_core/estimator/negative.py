@@ -11,21 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from array_api_compat import array_namespace, device
-from numpy.typing import NDArray
 
 from ..arrays import detached, to_host
 from ..engine.outliers import radii
 from ..protocol import Columns, Partial
 
 __all__ = ["NegativeMass", "negative_mass"]
-
-Array = NDArray[np.float64]
-
-#: Points that are drawn, at most; and nodes of a quadrature.
-DRAWS, NODES = 1 << 13, 1 << 14
-
-#: Nodes in a bandwidth, and bandwidths from the nearest sample beyond which nothing is left.
-PER_BANDWIDTH, REACH = 16, 8
 
 
 @dataclass(frozen=True)
@@ -43,47 +34,32 @@ def negative_mass(columns: Columns, reduce: Callable[..., Partial]) -> NegativeM
     """Return the negative mass of the Laplace estimate of whitened columns; the same columns give the same number.
 
     In one dimension by the midpoint rule on cells of a sixteenth of a bandwidth, near samples. In more, or where
-    samples lie so scattered that these would be too many, from draws y of the kernel density p of the same columns,
-    with a seed that is fixed: the mass is the mean of max(−p̂(y)/p(y), 0).
-
-    Parameters
-    ----------
-    columns : Columns
-    reduce : callable
-        Of rows (k, d), with their ``distances`` and ``extent``, to the sums of LAPLACE.
+    samples lie so scattered that these would be too many, from 8192 draws y of the kernel density p of the same
+    columns, with a seed that is fixed: the mass is the mean of max(−p̂(y)/p(y), 0). ``reduce`` takes rows (k, d), with
+    their ``distances`` and ``extent``, to the sums of LAPLACE.
     """
     points, log_weights = (to_host(detached(x)) for x in (columns.points, columns.log_weights))
-    nodes = _nodes(points[log_weights > -math.inf, 0]) if points.shape[1] == 1 else None
-    rows = _drawn(points, log_weights) if nodes is None else nodes[:, None]
+    d, near = points.shape[1], None
+    if d == 1:
+        near = np.unique(np.floor(points[log_weights > -math.inf, 0]))  # cells of a bandwidth that have samples
+        if len(near) <= 1024:
+            near = np.unique(near[:, None] + np.arange(-8, 9))  # beyond eight bandwidths nothing is left
+    by_quadrature = near is not None and len(near) <= 1024
+    if by_quadrature:
+        rows = (near[:, None] + (np.arange(16) + 0.5) / 16).reshape(-1, 1)
+    else:
+        rng = np.random.default_rng(0)
+        reached = np.cumsum(np.exp(log_weights))
+        which = np.searchsorted(reached, reached[-1] * rng.random(1 << 13), side="right")
+        rows = points[which] + rng.normal(size=(1 << 13, d))
     xp = array_namespace(columns.points)
     there = xp.asarray(rows, device=device(columns.points))
     distances = radii(there)
     sums = reduce(there, distances=distances, extent=float(xp.max(distances)))
     sign, log_l, log_m = (to_host(detached(x)) for x in (sums.sign, sums.log_magnitude, sums.log_sum))
     below = sign < 0
-    if nodes is not None:
-        return NegativeMass(float(np.exp(log_l[below]).sum() / (PER_BANDWIDTH * math.sqrt(2.0 * math.pi))), 0.0)
-    share = np.where(
-        below, np.exp(log_l - log_m), 0.0
-    )  # −L/M where L is negative; M + L is (2 + d) times the KDE's sum
-    share *= (2.0 + points.shape[1]) / (1.0 - share)
+    if by_quadrature:
+        return NegativeMass(float(np.exp(log_l[below]).sum() / (16 * math.sqrt(2.0 * math.pi))), 0.0)
+    share = np.where(below, np.exp(log_l - log_m), 0.0)  # −L/M where L is negative
+    share *= (2.0 + d) / (1.0 - share)  # M + L is (2 + d) times the KDE's sum
     return NegativeMass(float(share.mean()), float(share.std() / math.sqrt(len(share))))
-
-
-def _nodes(u: Array) -> Array | None:
-    """The middles of the cells that are near samples (n,), in order; None where they are too many."""
-    occupied = np.unique(np.floor(u))
-    if len(occupied) > NODES // PER_BANDWIDTH:
-        return None
-    near = np.unique(occupied[:, None] + np.arange(-REACH, REACH + 1))
-    if len(near) > NODES // PER_BANDWIDTH:
-        return None
-    return (near[:, None] + (np.arange(PER_BANDWIDTH) + 0.5) / PER_BANDWIDTH).ravel()
-
-
-def _drawn(points: Array, log_weights: Array) -> Array:
-    """Draws (k, d) of the kernel density."""
-    rng = np.random.default_rng(0)
-    reached = np.cumsum(np.exp(log_weights))
-    which = np.searchsorted(reached, reached[-1] * rng.random(DRAWS), side="right")
-    return points[which] + rng.normal(size=(DRAWS, points.shape[1]))

@@ -18,7 +18,7 @@ from .batches import check_out, densities, gradients, watched
 from .fitted import Fitted
 from .integrals import distribution, probability, quantiles
 from .marginals import conditional, marginal
-from .mixture import Mixture, check_count, draws, mixture
+from .mixture import Mixture, check_count, check_positive, components, draws
 from .modes import modes
 from .negative import NegativeMass
 from .public import public
@@ -177,7 +177,9 @@ class Prepared:
     @public
     def mixture(self) -> Mixture:
         """Return the density as a mixture of normals: means, weights and their covariance. Not for laplace."""
-        return mixture(self._gaussian("normal components"))
+        fitted = self._gaussian("normal components")
+        check_positive(fitted, "is no mixture of normals")
+        return components(fitted)
 
     @public
     def marginal(self, dims: Any) -> Prepared:
@@ -303,13 +305,13 @@ class Prepared:
         write(path, "Prepared", *self.to_saved())
 
     def to_saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the content and the arrays of a file: what other kinds of files, of this in something else, need."""
+        """Return the content and the arrays of a file; classes that hold a prepared density save these too."""
         content, arrays = to_saved(self._fitted)
         return {**content, "origin": list(self._origin.address)}, arrays
 
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> Prepared:
-        """Return what :meth:`to_saved` was of; ValueError where it cannot be right. ``name``: of the file."""
+        """Return the density that :meth:`to_saved` described; ValueError where the file ``name`` cannot be right."""
         fitted = from_saved(content, arrays, name)
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 

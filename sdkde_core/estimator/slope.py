@@ -20,19 +20,13 @@ from ..protocol import Columns
 
 __all__ = ["laplace_slope"]
 
-#: Numbers in the (rows, columns, d) block of differences: 16 MiB of float64.
-BLOCK = 1 << 21
+BLOCK = 1 << 21  # numbers in the (rows, columns, d) block of differences: 16 MiB of float64
 
 
 def laplace_slope(queries: Any, columns: Columns) -> Any:
     """Return ∇ log p̂ of the Laplace estimate, (m, d), per bandwidth; NaN where p̂ < 0.
 
-    Parameters
-    ----------
-    queries : (m, d) float64 array
-        Whitened, of any library, on any device.
-    columns : Columns
-        Log weights may be −inf.
+    ``queries``: whitened, float64, of any library on any device. Log weights may be −inf.
     """
     (m, d), n = queries.shape, columns.points.shape[0]
     width = max(1, min(n, BLOCK // d))

@@ -291,9 +291,9 @@ class gaussian_kde:
         """Change the bandwidth; ``bw_method`` as for the class, None keeps ``covariance_factor``."""
         if isinstance(bw_method, str):
             formulas = {"scott": self.scotts_factor, "silverman": self.silverman_factor}
-            self.covariance_factor = formulas.get(bw_method) or partial(_same, self._factor_by(bw_method))
+            self.covariance_factor = formulas.get(bw_method) or partial(float, self._factor_by(bw_method))
         elif isinstance(bw_method, Real):
-            self.covariance_factor = partial(_same, bw_method)
+            self.covariance_factor = partial(np.positive, bw_method)  # pickles, and returns the number
         elif callable(bw_method):
             self.covariance_factor = partial(bw_method, self)
         elif bw_method is not None:
@@ -421,7 +421,3 @@ def _definite(covariance: Array, otherwise: str) -> Bandwidth:
         return Bandwidth.of(covariance, len(covariance))
     except ValueError as error:
         raise np.linalg.LinAlgError(otherwise) from error
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -23,9 +23,6 @@ KINDS = {
     "gaussian_kde": "sdkde_core.interop.gaussian_kde",
 }
 
-#: What fields raise that no density has: wrong types and values, numbers beyond all bounds, what is missing.
-FORGED = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-
 
 @public
 def load(path: Path | str) -> Any:
@@ -67,5 +64,5 @@ def load(path: Path | str) -> Any:
         raise ValueError(f"{name!r} holds a {kind!r:.60}, which this version does not know; pip install -U sdkde-core")
     try:
         return getattr(importlib.import_module(KINDS[kind]), kind).from_saved(content, arrays, name)
-    except FORGED as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:  # forged
         raise ValueError(f"{name!r} cannot be loaded: {error}; save it anew") from error
