@@ -76,9 +76,9 @@ def estimate(
         has them). What each is good for is in ``docs/bandwidths.md``.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
         Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
-        the Gaussian and the exponential are 0 from r = 1 on. Another than the Gaussian goes with ``method="kde"`` and
-        with a bandwidth in numbers, not with autograd, and takes a backend with the feature ``"kernel"``. Where no
-        sample is within reach log p̂ is −inf.
+        the Gaussian and the exponential are 0 from r = 1 on, and log p̂ is −inf where no sample is within reach. Kernels
+        other than the Gaussian need ``method="kde"``, a bandwidth in numbers, and a backend with the feature
+        ``"kernel"``. They have no derivatives.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
     negative : {"keep", "clip", "renormalise"}
@@ -102,10 +102,10 @@ def estimate(
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
         (:func:`explain` says which and why). Of start-up a tenth counts, until :func:`warm_up`.
     device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
-        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. A GPU
-        that is named reads large host data itself, which their bandwidth and extent take the host longer for. Of
-        several GPUs, as in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster
-        than the first alone; on any number of GPUs of one model a list gives the same bits.
+        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. If
+        ``device`` is a GPU, host data of more than 2¹⁸ numbers are copied there before they are validated. Of several
+        GPUs, as in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster than the
+        first alone; on any number of GPUs of one model a list gives the same bits.
     check_finite : bool
         Refuse NaN and inf; False skips the check.
     backend_options : mapping, optional

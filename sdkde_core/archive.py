@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 from .messages import brief
 from .storage import write_atomically
 
-__all__ = ["Saved", "plain", "read", "write"]
-
 Array = NDArray[Any]
 
 VERSION = 1  # of the format
@@ -79,7 +77,7 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
     from . import __version__
 
     _check_path(path)
-    members = {name: np.asarray(x, dtype=DTYPES[x.dtype.name], order="C") for name, x in arrays.items()}
+    members: dict[str, Any] = {name: np.asarray(x, dtype=DTYPES[x.dtype.name], order="C") for name, x in arrays.items()}
     about = {"format": VERSION, "kind": kind, "library": __version__, "content": dict(content)}
     header = json.dumps(about, allow_nan=False).encode()
     if len(header) > LONGEST:

@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Iterable
 from types import FrameType
 
-__all__ = ["SdkdeWarning", "brief", "caller_level", "did_you_mean", "warn_once"]
-
 
 class SdkdeWarning(UserWarning):
     """What cannot be used, such as a backend that fails, a tuned configuration or a damaged file: estimates do without.

@@ -34,23 +34,6 @@ from .places import (
     with_room,
 )
 
-__all__ = [
-    "Argument",
-    "Data",
-    "Query",
-    "check_finite",
-    "check_names",
-    "check_query",
-    "check_shapes",
-    "check_weights",
-    "columns_are_points",
-    "ingest",
-    "is_dask",
-    "refuse_dask",
-    "refuse_masked",
-]
-
-
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
 LARGE = 1 << 18
 
@@ -90,6 +73,11 @@ def refuse_dask(name: str, value: Any) -> None:
         raise TypeError(
             f"{name} is a {kind} of Dask objects; pass one Dask array, such as dask.array.concatenate({name}) of arrays"
         )
+
+
+def numbers(name: str, value: Any) -> np.ndarray:
+    """Return an argument that is real numbers, of any shape, on the host, as float64."""
+    return np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
 
 
 class _Refused(TypeError):
@@ -197,42 +185,18 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """Validated input, in one array library on one device.
+    """Validated input, in one array library on one device."""
 
-    Parameters
-    ----------
-    train : (n, d) array
-        float64; on a device also float32.
-    query : (m, d) array or None
-        Likewise. None: the training points.
-    log_weights : (n,) float64 array or None
-        Their exponentials sum to 1; −inf for weight zero. None: all equal.
-    dtype : {"float32", "float64"}
-        Of the result.
-    origin : Origin
-        Of the query, else of train: where results go.
-    device : str
-        Where the points are: ``"cpu"``, ``"cuda:0"``.
-    came_from : str
-        The device where the user had them: ``"cpu"`` for host data that were copied to a GPU that the caller named.
-    unchecked : bool
-        NaN and inf are to be refused; on a device they have not been looked for.
-    names : tuple of str
-        Of train's columns; empty where it has none.
-    light : float
-        As of :class:`sdkde_core.protocol.Problem`.
-    """
-
-    train: Any
-    query: Any
-    log_weights: Any
-    dtype: str
-    origin: Origin
-    device: str = "cpu"
-    came_from: str = "cpu"
-    unchecked: bool = False
-    names: tuple[str, ...] = ()
-    light: float = 0.0
+    train: Any  # (n, d) float64; on a device also float32
+    query: Any  # (m, d) likewise; None: the training points
+    log_weights: Any  # (n,) float64, whose exponentials sum to 1, −inf for weight zero; None: all equal
+    dtype: str  # of the result: "float32" or "float64"
+    origin: Origin  # of the query, else of train: where results go
+    device: str = "cpu"  # where the points are
+    came_from: str = "cpu"  # where the user had them: host data may have been copied to a GPU
+    unchecked: bool = False  # NaN and inf are to be refused; on a device they have not been looked for
+    names: tuple[str, ...] = ()  # of train's columns; empty where it has none
+    light: float = 0.0  # as of protocol.Problem
 
     @property
     def n(self) -> int:
@@ -260,28 +224,17 @@ def ingest(
 ) -> Data:
     """Validate the user's arrays and bring them to one place.
 
-    That place is the device of train, else of query, if it has float64, else the host. What is on the host stays there,
-    but for large arrays that a GPU is to work with and has memory for: it looks at them faster.
-
-    Parameters
-    ----------
-    train : (n, d) or (n,) array_like
-        One-dimensional: n points in one dimension.
-    query : (m, d) or (m,) array_like, optional
-    weights : (n,) array_like, optional
-    check_finite : bool
-        Refuse NaN and inf in the points (in the weights they are always refused). On the host they are looked for here;
-        on a device the result is ``unchecked``.
-    device : str, optional
-        Where they will be worked with, if the caller named it. ``"cpu"``: everything goes there, wherever it is.
+    That place is the device of train, else of query, if it has float64, else the host. If ``device`` is a GPU with
+    enough free memory, host data of at least :data:`LARGE` numbers are copied there; ``"cpu"`` brings everything to the
+    host.
 
     Raises
     ------
     TypeError
         Complex, object or string dtype, a masked array, a tensor that requires grad in grad mode.
     ValueError
-        An empty train, wrong or mismatched shapes, data frames whose columns differ in name or order, NaN or inf,
-        weights that are negative or all zero.
+        An empty train, wrong or mismatched shapes, data frames whose columns differ in name or order, weights that are
+        negative or all zero, NaN or inf. Points on a device are looked at when their extent is read.
     """
     x = Argument.of("train", train)
     q = None if query is None else Argument.of("query", query)
@@ -465,12 +418,7 @@ def _weighed(w: Any) -> tuple[Any, float]:
 def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
     """Return whether weights (n,) are all "equal", or all "zero", or neither, and the share of them that is light.
 
-    ``first`` is the number of the first one.
-
-    Raises
-    ------
-    ValueError
-        The first that is not finite, or negative.
+    ValueError for the first that is negative or not finite; ``first`` is the number of the first one.
     """
     xp = array_namespace(w)
     least, most = w.aminmax() if is_torch_array(w) else (xp.min(w), xp.max(w))

@@ -19,8 +19,6 @@ from array_api_compat import array_namespace, is_torch_array
 
 from .places import to_host
 
-__all__ = ["Decisions", "Taken", "decided", "look", "noting", "recording", "rounded", "taken"]
-
 R = TypeVar("R")
 N = TypeVar("N", bound="Decisions | Taken | None")
 

@@ -12,20 +12,6 @@ import numpy as np
 from array_api_compat import array_namespace, is_cupy_array, is_jax_namespace, is_torch_array, to_device
 from array_api_compat import device as device_of
 
-__all__ = [
-    "Origin",
-    "c_order",
-    "convert",
-    "detached",
-    "device_name",
-    "from_host",
-    "grad_enabled",
-    "has_float64",
-    "is_attached",
-    "to_host",
-    "with_room",
-]
-
 
 @dataclass(frozen=True)
 class Origin:

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["improved_sheather_jones"]
-
 Array = NDArray[Any]
 
 STAGES = 7  # derivatives that are estimated: ‖p⁽⁷⁾‖² at h itself, then ‖p⁽⁶⁾‖² … ‖p″‖², as in the paper
@@ -24,19 +22,11 @@ STAGES = 7  # derivatives that are estimated: ‖p⁽⁷⁾‖² at h itself, th
 def improved_sheather_jones(x: Array, weights: Array | None, n_eff: float) -> float | None:
     """Return the bandwidth of one column, in its units; None where the equation has no solution that a grid resolves.
 
-    Equivariant to shifts and units. Two things are done to the samples that the paper does not do. Empty stretches of
-    many bandwidths are shortened, so that neither outliers nor groups far apart cost resolution. Values that occur more
-    than once, as in rounded data and counts, are spread evenly, halfway to the nearer neighbour on both sides, and h is
-    at least half the width of that where most samples are of that kind: below, an estimate shows the rounding.
-
-    Parameters
-    ----------
-    x : (n,) float64 array
-        Not constant.
-    weights : (n,) float64 array or None
-        Positive, summing to 1. None: all equal.
-    n_eff : float
-        How many samples that is worth.
+    Equivariant to shifts and units. Two things are done to the samples x (n,) that the paper does not do. Empty
+    stretches of many bandwidths are shortened, so that neither outliers nor groups far apart cost resolution. Values
+    that occur more than once, as in rounded data and counts, are spread evenly, halfway to the nearer neighbour on both
+    sides, and h is at least half the width of that where most samples are of that kind: below, an estimate shows the
+    rounding.
     """
     mass: Array
     if weights is None:

@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 from ..arrays import Argument, c_order, detached, is_attached, quiet, to_host
 from .precise import Inverse, inverse_of, shifted_product
 
-__all__ = ["Bandwidth", "like"]
-
-
 Array = NDArray[Any]
 
 

@@ -36,8 +36,6 @@ from ..choice.hardware import cpu_threads
 from ..engine.products import on_this_thread, product
 from ..engine.threads import map_threads
 
-__all__ = ["Left", "Pairs"]
-
 ROWS = 64  # of a block on a CPU: with 2,000 columns its arrays of float32 stay in a core's cache
 
 NEVER = 1e30  # a squared distance of a sample from itself that leaves it out, and does not overflow
@@ -54,13 +52,8 @@ class Left(NamedTuple):
 class Pairs:
     """All pairs of a sample, ready for any bandwidth.
 
-    Parameters
-    ----------
-    u : (n, d) float64 array
-        Distinct samples, at most a few thousand, in units of their spread, near the origin; of any library.
-    weights : (n,) float64 array
-        Positive, summing to 1.
-    method : {"kde", "sdkde", "laplace"}
+    u (n, d), float64, of any library: distinct samples, at most a few thousand, in units of their spread, near the
+    origin. The weights (n,) are positive and sum to 1.
     """
 
     def __init__(self, u: Any, weights: Any, method: str) -> None:

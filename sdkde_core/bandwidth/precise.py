@@ -14,8 +14,6 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-__all__ = ["Inverse", "inverse_of", "shifted_product"]
-
 Array = NDArray[Any]
 
 #: ‖ |L⁻¹| |L| ‖ up to which plain float64 does: it loses so many roundings of the farthest point's coordinates.
@@ -26,20 +24,11 @@ HOST_BLOCK, DEVICE_BLOCK = 1 << 15, 1 << 22
 
 
 class Inverse(NamedTuple):
-    """The inverse of a factor L = diag(scale) K.
+    """The inverse of a factor L = diag(scale) K."""
 
-    Parameters
-    ----------
-    scale : (d,) array
-    high : (d, d) array
-        K⁻¹, lower triangular.
-    low : (d, d) array or None
-        What ``high`` has lost to rounding; None where that does not matter. With it ``scale`` is of powers of two.
-    """
-
-    scale: Any
-    high: Any
-    low: Any = None
+    scale: Any  # (d,)
+    high: Any  # (d, d) K⁻¹, lower triangular
+    low: Any = None  # (d, d) what `high` has lost to rounding; with it `scale` is of powers of two
 
     @property
     def whole(self) -> Any:
@@ -65,17 +54,8 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     P R Pᵀ = I + E, with E of cond(R) roundings. It is formed to 1e-29 cond(R), so its Cholesky factor C is right to a
     few roundings, and C⁻¹ P is K⁻¹. A second step finds E of √cond(R) roundings only, and C⁻¹ P is kept in two parts.
 
-    Parameters
-    ----------
-    factor : (d, d) array
-        Lower triangular, within rounding the factor L of the matrix.
-    matrix : (d, d) array, optional
-        Symmetric but for rounding. None: L Lᵀ itself.
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        The matrix is not positive definite.
+    ``factor`` is L within rounding; ``matrix``, symmetric but for rounding, is L Lᵀ itself by default. LinAlgError
+    where it is not positive definite.
     """
     scale = np.ldexp(1.0, np.frexp(np.linalg.vector_norm(factor, axis=1))[1])  # powers of two: division is exact
     given = factor / scale[:, None]
@@ -109,15 +89,8 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
 def shifted_product(x: Any, centre: Any, unit: Any, coarse: Any, fine: Any, matrix: Any) -> Any:
     """Return ((x − centre) · unit) @ L⁻ᵀ, (n, d), with an error of about half a unit of the last place.
 
-    That is of the farthest coordinate of the point: what is left besides is d 2^−bits cond(L) of one.
-
-    Parameters
-    ----------
-    x : (n, d) array
-    centre, unit : (d,) arrays
-        ``unit``: powers of two.
-    coarse, fine, matrix : (d, d) arrays
-        K⁻ᵀ is coarse + fine, and ``matrix`` where it is rounded.
+    That is of the farthest coordinate of the point: what is left besides is d 2^−bits cond(L) of one. ``unit`` (d,) has
+    powers of two; K⁻ᵀ is coarse + fine, and ``matrix`` where it is rounded.
     """
     xp, (n, d) = array_namespace(x), x.shape
     height = max(1, (HOST_BLOCK if isinstance(x, np.ndarray) else DEVICE_BLOCK) // d)

@@ -19,8 +19,6 @@ from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, choose
 
-__all__ = ["FULL_RULES", "RULES", "by_rule", "check_rule", "check_spread", "resolve"]
-
 Array = NDArray[Any]
 
 
@@ -118,22 +116,10 @@ def resolve(
     kernel: str = "gaussian",
     common: bool = False,
 ) -> Bandwidth:
-    """Return the bandwidth that ``bandwidth`` means for ``train``.
+    """Return the bandwidth that ``bandwidth`` means for ``train``: a rule's name, or values in the data's units.
 
-    Parameters
-    ----------
-    bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
-        A rule's name (see :data:`RULES`), or values in the data's units (a matrix in squared units).
-    train : (n, d) array
-        float64 or float32, of any array library.
-    log_weights : (n,) float64 array, optional
-        Normalised, −inf for weight zero.
-    method : {"kde", "sdkde", "laplace"}
-        The estimator that the bandwidth is for; most rules are the same for all.
-    kernel : str
-        All rules are for ``"gaussian"``.
-    common : bool
-        A rule that chooses from the data chooses one number for all columns.
+    ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
+    chooses from the data chooses one number for all columns.
 
     Raises
     ------

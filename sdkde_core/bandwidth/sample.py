@@ -13,35 +13,14 @@ from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads
 from .matrix import like
 
-__all__ = ["Sample", "drawn"]
-
 Array = NDArray[Any]
 
 
 class Sample:
-    """What the rules look at: samples in units of their own spread.
+    """What the rules look at: samples (n, d) in units of their own spread, so that no square overflows.
 
-    So no square overflows, and no offset costs digits.
-
-    Parameters
-    ----------
-    x : (n, d) float64 array
-        Data units.
-    weights : (n,) float64 array or None
-        Positive, summing to 1. None: all equal.
-    n_eff : float
-        How many samples that is worth.
-    method : {"kde", "sdkde", "laplace"}
-        The estimator that the bandwidth is for.
-
-    Attributes
-    ----------
-    note : str
-        What a rule has to say about its result.
-    selection : Selection or None
-        How it was chosen, if it was chosen from the data.
-    common : bool
-        Choose one number for all columns.
+    Weights (n,) are positive and sum to 1, None: all equal; ``n_eff`` is how many samples they are worth. ``note`` is
+    what a rule adds to its name; ``common`` asks for one number for all columns.
     """
 
     note = ""

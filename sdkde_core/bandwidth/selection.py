@@ -34,8 +34,6 @@ from .pairs import Left, Pairs
 from .sample import Sample
 from .shapes import find_shape
 
-__all__ = ["CHOOSERS", "SEED", "Selection", "choose", "most_of"]
-
 Array = NDArray[np.float64]
 
 CHOOSERS = ("auto", "lscv", "lcv")  # rules that choose from the data
@@ -105,14 +103,7 @@ class _Losses(NamedTuple):
 def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     """Choose a multiple of the normal reference, and by ``"auto"`` a shape first.
 
-    Parameters
-    ----------
-    sample : Sample
-        With the method.
-    rule : str
-        One of :data:`CHOOSERS`.
-    spreads : (d,) array
-        The columns' share in the bandwidth, data units, where no other shape is chosen.
+    ``spreads``: the columns' shares in the bandwidth (d,), data units, where no other shape is chosen.
     """
     method = sample.method
     u, weights, index = _distinct(sample, spreads)
@@ -216,7 +207,8 @@ class _Looks:
         self.share = float(weights @ weights)  # of one sample, effectively
         asked = sample.method, sample.d, 1.0 / self.share
         self.unit = normal_reference(*asked) * widest(*asked)  # in spreads
-        self.pairs = Pairs(*sample.there(u, weights), sample.method)
+        x, w = sample.there(u, weights)
+        self.pairs = Pairs(x, w, sample.method)
         self.known: dict[int, Left] = {}
 
     def worth(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:

@@ -30,8 +30,6 @@ from .normal import normal_reference
 from .recorded import recorded
 from .sample import Sample
 
-__all__ = ["Shape", "find_shape"]
-
 Array = NDArray[np.float64]
 
 #: How much longer than EM's the steps to the first scale are. There are few, as the likelihood alone would have kernels
@@ -83,23 +81,11 @@ def find_shape(
 ) -> Shape | None:
     """Find a shape that is clearly better than the columns' spreads; None where there is none.
 
-    A scale per column is tried first, then the samples' correlation, then any matrix. "Clearly": by the score of the
-    differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike). So where a
-    choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is not fitted
-    to that likelihood: it need not be as clear.
-
-    Parameters
-    ----------
-    sample : Sample
-        Where the data are.
-    u : (n, d) array
-        Distinct samples in units of their spread.
-    weights : (n,) array
-        Positive, summing to 1.
-    order : (n,) int array
-        One in which samples may be cut short.
-    mixed : bool
-        Look at full matrices too.
+    A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
+    score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
+    So where a choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is
+    not fitted to that likelihood: it need not be as clear. ``u`` (n, d): distinct samples in units of their spread;
+    ``order``: one in which they may be cut short.
     """
     n, d = u.shape
     most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))

@@ -18,8 +18,6 @@ from ..choice.driver import may_have_driver
 from ..choice.judge import as_support, ask
 from ..protocol import BackendInfo, Support
 
-__all__ = ["sections"]
-
 #: Distributions that ``sdkde doctor`` lists, by name, importing none.
 DISTRIBUTIONS = (
     *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),

@@ -19,7 +19,7 @@ from .. import __version__, api
 from ..arrays import Argument as Given
 from ..arrays import ingest
 from ..bandwidth.rules import RULES, resolve
-from ..choice import hardware, registry
+from ..choice import hardware
 from ..estimator.batches import batch_rows, density_of, in_batches
 from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import explained
@@ -31,8 +31,6 @@ from ..scale.places import check_apart
 from ..scale.run import Job
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
-
-__all__ = ["main"]
 
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
@@ -237,20 +235,21 @@ def explain(
 @json_option
 def backends(as_json: bool) -> None:
     """List the backends: what is installed, what each can do, and what is missing."""
-    header = ("name", "status", "devices", "precisions", "features", "from", "reason")
-    rows = [_describe(record) for record in api.backends()]
+    rows: list[dict[str, Any]] = []
+    for record in api.backends():
+        row: dict[str, Any] = {"name": record.name, "status": record.status}
+        for name in ("devices", "precisions", "features"):
+            found = getattr(record.info, name, ())
+            row[name] = sorted(found) if name == "features" else list(found)
+        rows.append(row | {name: getattr(record, name) for name in ("distribution", "version", "reason")})
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    cells = [
-        (
-            *(row["name"], row["status"]),
-            *(", ".join(row[key]) or "-" for key in ("devices", "precisions", "features")),
-            *(f"{row['distribution']} {row['version']}", row["reason"]),
-        )
-        for row in rows
-    ]
-    click.echo(table([header, *cells]))
+    cells = [["name", "status", "devices", "precisions", "features", "from", "reason"]]
+    for row in rows:
+        lists = [", ".join(row[key]) or "-" for key in ("devices", "precisions", "features")]
+        cells.append([row["name"], row["status"], *lists, f"{row['distribution']} {row['version']}", row["reason"]])
+    click.echo(table(cells))
 
 
 @main.command()
@@ -358,17 +357,3 @@ def _progress(steps: int, predicted_seconds: float, *, hidden: bool) -> Iterator
     with ExitStack() as stack:
         advance(0)
         yield advance
-
-
-def _describe(record: registry.Record) -> dict[str, Any]:
-    info = record.info
-    return {
-        "name": record.name,
-        "status": record.status,
-        "devices": list(info.devices) if info else [],
-        "precisions": list(info.precisions) if info else [],
-        "features": sorted(info.features) if info else [],
-        "distribution": record.distribution,
-        "version": record.version,
-        "reason": record.reason,
-    }

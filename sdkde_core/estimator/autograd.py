@@ -25,8 +25,6 @@ from .plan import Plan, plan_data, read
 from .plan import plan as plan_detached
 from .request import Goal, Request
 
-__all__ = ["plan", "tie"]
-
 
 class Given(NamedTuple):
     """The arguments that an estimate can be differentiated by, as the user gave them."""

@@ -24,20 +24,6 @@ from .density import density, has_gaps, undefined, warn_of_negative
 if TYPE_CHECKING:
     from .fitted import Fitted
 
-__all__ = [
-    "NUMBERS",
-    "ROWS",
-    "Advance",
-    "Wanted",
-    "batch_rows",
-    "check_out",
-    "densities",
-    "density_of",
-    "gradients",
-    "in_batches",
-    "watched",
-]
-
 R = TypeVar("R")
 
 Advance = Callable[[int], None]  # called with every number of rows that are done
@@ -61,18 +47,7 @@ def batch_rows(m: int, problem: Problem) -> int:
 def watched(progress: Any, rows: int) -> Iterator[Advance | None]:
     """Yield the function to call with every number of rows done; None where nobody watches, or there are no rows.
 
-    Parameters
-    ----------
-    progress : bool or callable
-        As the user has it: a bar of tqdm's, or a function of the rows done and of all rows.
-    rows : int
-        To be done, in all passes.
-
-    Raises
-    ------
-    TypeError
-    ImportError
-        There is no tqdm.
+    ``progress`` is the user's: a bool, or a function of the rows done and of all ``rows``.
     """
     if isinstance(progress, bool | np.bool_):
         if progress:
@@ -107,12 +82,7 @@ def _bar(rows: int) -> Iterator[Advance]:
 
 
 def check_out(out: Any, query: Argument) -> None:
-    """Raise unless results for every row of the query can be written to ``out``; None can always.
-
-    Raises
-    ------
-    TypeError, ValueError
-    """
+    """Raise TypeError or ValueError unless results for a query can be written to ``out``; None can always."""
     if out is None:
         return
     if not isinstance(out, np.ndarray) or out.dtype.kind != "f":
@@ -139,15 +109,7 @@ def in_batches(
 def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advance: Advance | None = None) -> Any:
     """Return the density, or its log, at a query (m,), as the user wants it; NaN has one RuntimeWarning.
 
-    Parameters
-    ----------
-    fitted : Fitted
-    query : Argument
-    log : bool
-    out : (m,) array, optional
-        Takes the result, and is returned.
-    advance : callable, optional
-        Who watches. With one of these it is done by batches, else at once.
+    With ``out``, which takes the result, or with ``advance``, who watches, it is done by batches, else at once.
     """
     result, m = _answered(fitted, query, density_of(log), out, advance), query.shape[0]
     if has_gaps(fitted.request, log):
@@ -159,23 +121,12 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted at the rows of a query: a function from fitted columns and rows.
+    """What is wanted at the rows of a query: a function from fitted columns and rows."""
 
-    Parameters
-    ----------
-    name : {"density", "log", "score"}
-    reduction : Reduction or None
-        That the rows are for; None: the last pass's.
-    at : callable
-        ``at(fitted, points, known)`` of rows placed by :meth:`Fitted.placed`.
-    shape : tuple
-        Of the result of a row.
-    """
-
-    name: str
-    reduction: Reduction | None
-    at: Callable[[Fitted, Any, dict[str, Any]], Any]
-    shape: tuple[int, ...] = ()
+    name: str  # "density", "log" or "score"
+    reduction: Reduction | None  # that the rows are for; None: the last pass's
+    at: Callable[[Fitted, Any, dict[str, Any]], Any]  # of fitted columns and rows placed by `Fitted.placed`
+    shape: tuple[int, ...] = ()  # of the result of a row
 
     def __call__(self, fitted: Fitted, rows: Query) -> Any:
         if not rows.points.shape[0]:

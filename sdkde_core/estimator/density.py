@@ -12,8 +12,6 @@ from ..messages import caller_level
 from ..protocol import Partial
 from .request import Request
 
-__all__ = ["density", "has_gaps", "undefined", "warn_of_negative"]
-
 
 def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> Any:
     """Return the density, or its log: NaN where it is negative. Nothing is read on the host, so it can be recorded.

@@ -20,8 +20,6 @@ from .fitted import PassReport, below_zero, run
 from .negative import NegativeMass
 from .request import Request
 
-__all__ = ["Explanation", "PassLine", "explained"]
-
 
 @dataclass(frozen=True)
 class PassLine:

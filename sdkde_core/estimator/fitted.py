@@ -33,8 +33,6 @@ from .request import Request
 from .resolution import REACH, check_resolution
 from .slope import laplace_slope
 
-__all__ = ["Fitted", "PassReport", "below_zero", "loaded", "run", "shifted", "slope"]
-
 R = TypeVar("R")
 
 
@@ -128,27 +126,10 @@ def _pass(
 class Fitted:
     """The columns of a plan's last pass where its backend has them; immutable, pickles, safe to use from many threads.
 
-    Made by :meth:`of`. Pickled, it takes the columns to the host; where it is loaded, the same backend has them if it
-    is there, else the best one that is, unless the request names one.
-
-    Attributes
-    ----------
-    request : Request
-        Without the user's arrays.
-    bandwidth : Bandwidth
-    problem : Problem
-        The last pass over the samples themselves; its extent bounds the columns.
-    choice : Choice
-    columns : Columns
-        Whitened, where the backend works.
-    centre : (d,) array
-        What is subtracted before whitening, in data units, where the columns are.
-    names : tuple of str
-        Of the columns of the data; empty where they have none.
-    home : Origin
-        Where queries are brought.
-    replays : Replays or None
-        Of calls that come again; None where there can be none.
+    Pickled, it takes the columns to the host; where it is loaded, the same backend has them if it is there, else the
+    best one that is, unless the request names one. ``problem`` is the last pass over the samples themselves, whose
+    extent bounds the columns; ``centre`` (d,), where the columns are, is what whitening subtracts; queries are brought
+    ``home``.
     """
 
     def __init__(
@@ -192,13 +173,8 @@ class Fitted:
     def serve(self, compute: Callable[[Fitted], R]) -> R:
         """Return ``compute(fitted)``; where the backend fails, of the same columns with the next best one.
 
-        Where the rows lie farther than it reaches, another answers this call only: what other calls get does not depend
-        on it.
-
-        Raises
-        ------
-        BackendUnavailable
-            The backend that the user named failed, or none is left.
+        Rows farther than the backend reaches are answered by another one, for this call only: what other calls get does
+        not depend on it. BackendUnavailable where the user named the backend, or none is left.
         """
         here = self.current
         while True:
@@ -256,15 +232,9 @@ class Fitted:
         return Query.of(query, self.home, self.request.check_finite)
 
     def reduce(self, queries: Any, reduction: Reduction | None = None, **known: Any) -> Partial:
-        """Reduce for every row of whitened queries (m, d), m ≥ 1, where the columns are.
+        """Reduce for every row of whitened queries (m, d), m ≥ 1, by the last pass's reduction or another.
 
-        Parameters
-        ----------
-        queries : (m, d) array
-        reduction : Reduction, optional
-            Another than the last pass's.
-        **known
-            ``distances`` and ``extent`` of the queries, as for :meth:`PackedColumns.reduce`.
+        ``known``: ``distances`` and ``extent`` of the queries, as for :meth:`PackedColumns.reduce`.
         """
         return self._packed_for(reduction or self.problem.reduction).reduce(queries, **known)[0]
 
@@ -296,19 +266,7 @@ class Fitted:
     def derived(
         self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: tuple[str, ...]
     ) -> Fitted:
-        """Return other columns for the same request.
-
-        Parameters
-        ----------
-        bandwidth : Bandwidth
-        centre : (d,) array
-            In data units.
-        points : (n, d) array
-            In bandwidths from the centre, on the host, as all of these.
-        log_weights : (n,) array
-        names : tuple of str
-            Of the columns of the data.
-        """
+        """Return other columns for the same request: points (n, d) in bandwidths from the centre, all on the host."""
         weighted = bool((log_weights != log_weights[0]).any())
         n, d = points.shape
         requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())

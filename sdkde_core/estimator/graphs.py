@@ -33,8 +33,6 @@ from ..engine.forks import new_lock
 from .recording import Recording, keep
 from .request import Request
 
-__all__ = ["Replays", "key_of", "place_of", "release", "small_enough", "takes_long"]
-
 #: A call is recorded when it comes for this time with the same decisions: recording takes as long as ten calls.
 CALLS = 8
 

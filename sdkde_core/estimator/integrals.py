@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Argument, to_host
+from ..arrays import numbers
 from ..messages import brief
 from .fitted import Fitted
 from .marginals import marginal
 from .mixture import check_positive
-
-__all__ = ["distribution", "probability", "quantiles"]
 
 Array = NDArray[np.float64]
 
@@ -121,7 +119,7 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
 
 
 def _corner(name: str, value: Any, d: int) -> Array:
-    corner = np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
+    corner = numbers(name, value)
     if corner.shape not in ((d,), (1,), ()) or np.isnan(corner).any():
         raise ValueError(
             f"{name} is {brief(value)}; pass {d} numbers, or one for all dimensions, which may be infinite"

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from ..bandwidth.matrix import Bandwidth
 
-__all__ = ["kernel_draws", "log_constant", "log_norm"]
-
 
 def log_constant(kernel: str, bandwidth: Bandwidth) -> Any:
     """Return what a log sum is raised by: log of 1 / (det L · ∫K), a float; a () tensor where the factor is one."""

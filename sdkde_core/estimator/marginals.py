@@ -25,8 +25,6 @@ from ..messages import brief
 from .fitted import Fitted
 from .mixture import check_positive
 
-__all__ = ["conditional", "indices", "marginal"]
-
 Array = NDArray[np.float64]
 
 

@@ -14,8 +14,6 @@ from ..messages import brief
 from .fitted import Fitted
 from .kernels import kernel_draws
 
-__all__ = ["Mixture", "check_count", "check_positive", "components", "draws"]
-
 Array = NDArray[np.float64]
 
 

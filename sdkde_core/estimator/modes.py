@@ -18,8 +18,6 @@ from ..protocol import Partial, Reduction
 from .fitted import Fitted
 from .mixture import check_positive
 
-__all__ = ["modes"]
-
 Array = NDArray[np.float64]
 
 

@@ -16,8 +16,6 @@ from ..arrays import detached, to_host
 from ..engine.outliers import radii
 from ..protocol import Columns, Partial
 
-__all__ = ["NegativeMass", "negative_mass"]
-
 
 @dataclass(frozen=True)
 class NegativeMass:
@@ -39,12 +37,12 @@ def negative_mass(columns: Columns, reduce: Callable[..., Partial]) -> NegativeM
     their ``distances`` and ``extent``, to the sums of LAPLACE.
     """
     points, log_weights = (to_host(detached(x)) for x in (columns.points, columns.log_weights))
-    d, near = points.shape[1], None
+    d, near = points.shape[1], np.empty(0)
     if d == 1:
         near = np.unique(np.floor(points[log_weights > -math.inf, 0]))  # cells of a bandwidth that have samples
         if len(near) <= 1024:
             near = np.unique(near[:, None] + np.arange(-8, 9))  # beyond eight bandwidths nothing is left
-    by_quadrature = near is not None and len(near) <= 1024
+    by_quadrature = d == 1 and len(near) <= 1024
     if by_quadrature:
         rows = (near[:, None] + (np.arange(16) + 0.5) / 16).reshape(-1, 1)
     else:

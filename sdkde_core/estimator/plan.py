@@ -40,60 +40,24 @@ from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
 from .sample import Sampler
 
-__all__ = [
-    "FARTHEST",
-    "Measured",
-    "Plan",
-    "centre_of",
-    "located",
-    "measure",
-    "moved_extent",
-    "plan",
-    "plan_data",
-    "read",
-    "read_extent",
-    "share_beyond",
-]
-
 #: Bandwidths: up to there squares of distances stay finite.
 FARTHEST = 1e149
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """An estimate ready to run.
-
-    Parameters
-    ----------
-    request : Request
-    data : Data
-        Validated, where they are; tensors that require grad are the user's own, in float64.
-    bandwidth : Bandwidth
-    centre : (d,) array
-        What whitening subtracts, in data units, where the data are.
-    columns : Columns
-        The samples, whitened, where the backend works.
-    query : (m, d) array or None
-        Likewise; None: the samples.
-    problems : tuple of Problem
-        The passes.
-    choice : Choice
-    looked : bool
-        The plan depends on more of the data than the numbers that were noted, see :func:`sdkde_core.arrays.look`.
-    shares : tuple
-        Passes, by number, and limits of which it was asked what share of the pairs is beyond.
-    located : int
-        How many decisions were noted before whitened points and their extent were known.
-    """
+    """An estimate ready to run."""
 
     request: Request
-    data: Data
+    data: Data  # validated, where they are; tensors that require grad are the user's own, in float64
     bandwidth: Bandwidth
-    centre: Any
-    columns: Columns
-    query: Any
-    problems: tuple[Problem, ...]
+    centre: Any  # (d,) what whitening subtracts, in data units, where the data are
+    columns: Columns  # the samples, whitened, where the backend works
+    query: Any  # (m, d) likewise; None: the samples
+    problems: tuple[Problem, ...]  # the passes
     choice: select.Choice
+    # For replays: whether the plan depends on more of the data than the numbers that were noted; passes, by number, and
+    # limits of which it was asked what share of the pairs is beyond; decisions noted before the extent was known.
     looked: bool
     shares: tuple[tuple[int, float], ...]
     located: int = 0
@@ -146,13 +110,6 @@ def plan(
     expected : Argument, optional
         A query that is to come later, of which only the shape, the dtype and the names are looked at; None: one of as
         many rows as samples.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The data or the bandwidth cannot be right, or a tensor requires grad: :func:`autograd.plan` takes these.
-    BackendUnavailable
-        See :func:`sdkde_core.choice.select.choose`.
     """
     data, bandwidth = read(request, train, query)
     if expected is None:
@@ -293,21 +250,8 @@ def share_beyond(request: Request, measured: Measured, step: int, limit: float) 
 def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: Bandwidth) -> float:
     """Return the extent, rounded up, having waited for the device.
 
-    Parameters
-    ----------
-    largest : () array
-        Of the distances.
-    distances : (k,) array
-        From the origin, in bandwidths.
-    points : Data or Query
-        What is that far; looked at where it is too far, or not finite.
-    bandwidth : Bandwidth
-        For the message.
-
-    Raises
-    ------
-    ValueError
-        A point is not finite, or so far that distances overflow.
+    ``largest`` () is that of the distances (k,) from the origin. ValueError where a point of ``points`` is not finite,
+    or so far that distances overflow.
     """
     return _checked(look(rounded, largest), distances, points, bandwidth)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..archive import write
-from ..arrays import Argument, Origin, to_host
+from ..arrays import Origin, numbers, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .batches import check_out, densities, gradients, watched
@@ -23,8 +23,6 @@ from .modes import modes
 from .negative import NegativeMass
 from .public import public
 from .saved import from_saved, origin_of, to_saved
-
-__all__ = ["Divergence", "Prepared"]
 
 
 class Divergence(NamedTuple):
@@ -225,13 +223,15 @@ class Prepared:
 
         Right to rounding, relative to itself in the lower tail. Laplace's is not monotone.
         """
-        values = _numbers("x", x)
+        values = numbers("x", x)
+        if np.isnan(values).any():
+            raise ValueError("x has NaN; drop or fill it")
         return distribution(self._gaussian("distribution function"))(values.ravel()).reshape(values.shape)[()]
 
     @public
     def quantile(self, q: Any) -> Any:
         """Return the values of which :meth:`cdf` is ``q``, in one dimension: (m,), or a number for a number."""
-        values = _numbers("q", q)
+        values = numbers("q", q)
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"q is {brief(q)}; pass probabilities from 0 to 1")
         return quantiles(self._gaussian("quantiles"), values.ravel()).reshape(values.shape)[()]
@@ -327,11 +327,3 @@ class Prepared:
         size = f"{self.n_train} × {self.n_dimensions}"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
         return f"Prepared({how}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
-
-
-def _numbers(name: str, value: Any) -> np.ndarray:
-    """Real numbers without NaN, on the host, float64."""
-    array = np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
-    if np.isnan(array).any():
-        raise ValueError(f"{name} has NaN; drop or fill it")
-    return array

@@ -11,8 +11,6 @@ import numpy as np
 
 from ..arrays import quiet
 
-__all__ = ["public"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -23,26 +23,13 @@ if TYPE_CHECKING:
     from .plan import Measured, Plan
     from .request import Request
 
-__all__ = ["answer", "estimate"]
-
 _repeated = Replays()  # of estimates
 
 
 def estimate(
     key: Any, request: Request, train: Any, query: Any, plan: Callable[[], Plan], finish: Callable[[Plan], Any]
 ) -> Any:
-    """Return ``finish(plan())``, by a replay where that came often.
-
-    Parameters
-    ----------
-    key
-        From :func:`.graphs.key_of`.
-    request : Request
-    train, query
-        The user's tensors.
-    plan, finish : callable
-        To a plan, and from a plan to the result.
-    """
+    """Return ``finish(plan())``, by a replay where that came often; ``key`` is that of :func:`.graphs.key_of`."""
     from .plan import located
 
     arrays = train, query, request.weights

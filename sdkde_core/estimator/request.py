@@ -18,8 +18,6 @@ from ..engine.spread import Group
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample, with_fields
 
-__all__ = ["METHODS", "NEGATIVE", "Goal", "Options", "Pass", "Request", "takes_options"]
-
 METHODS = ("kde", "sdkde", "laplace")
 
 NEGATIVE = ("keep", "clip", "renormalise")  # what becomes of negative values of a signed density
@@ -66,14 +64,7 @@ class Request:
     * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
 
-    Three fields are no options. ``calls``: how many like this one the process makes, over which ``"auto"`` spreads
-    start-up; None: as many as the place of the data says. ``without``: backends by name and device that have given up
-    this call, and why. ``ranks``: the processes that share the rows.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An option cannot be right, or the goal is not the method's; the message names it.
+    TypeError or ValueError for an option that cannot be right, or a goal that is not the method's.
     """
 
     goal: Goal
@@ -87,9 +78,10 @@ class Request:
     device: str | Sequence[str] | None = None
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None
-    calls: int | None = None
-    without: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    ranks: Group | None = None
+    # No options:
+    calls: int | None = None  # over how many "auto" spreads start-up; None: as many as the place of the data says
+    without: Mapping[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
+    ranks: Group | None = None  # the processes that share the rows
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
@@ -188,23 +180,10 @@ class Request:
         samples: Mapping[str, Callable[[], Sample]] | None = None,
         light: float = 0.0,
     ) -> tuple[Problem, ...]:
-        """Describe each pass.
+        """Describe each pass; moved samples are means of samples, so they stay within the extent.
 
-        Moved samples are means of samples, so they stay within the extent.
-
-        Parameters
-        ----------
-        m : int or None
-            Query rows; None: the training points.
-        n, d : int
-        extent : float
-            In bandwidths, over train and query.
-        requires : frozenset of str
-        dtype, device : str
-        samples : mapping, optional
-            By what a pass's rows are, ``"train"`` and ``"query"``.
-        light : float
-            As of :class:`sdkde_core.protocol.Problem`.
+        ``m``: query rows, None: the training points. ``samples``: by what a pass's rows are, ``"train"`` and
+        ``"query"``.
         """
         moved, result = False, []
         if self.kernel != "gaussian":

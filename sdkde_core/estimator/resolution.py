@@ -19,8 +19,6 @@ from ..bandwidth.matrix import Bandwidth
 from ..engine.outliers import radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 
-__all__ = ["CLEAR", "REACH", "check_resolution", "clearest_centre"]
-
 Array = NDArray[np.float64]
 
 EPS = 2.0**-52

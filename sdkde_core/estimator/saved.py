@@ -40,8 +40,6 @@ from ..protocol import BackendUnavailable, Columns
 from .fitted import Fitted, loaded
 from .request import Goal, Options, Request
 
-__all__ = ["from_saved", "origin_of", "to_saved"]
-
 Array = NDArray[np.float64]
 
 _WHERE = ("backend", "device", "backend_options")  # what cannot be had where the file is loaded is done without

@@ -18,8 +18,6 @@ from ..engine.memory import claim_memory
 from ..engine.threads import checkpoint, map_threads
 from ..protocol import Columns
 
-__all__ = ["laplace_slope"]
-
 BLOCK = 1 << 21  # numbers in the (rows, columns, d) block of differences: 16 MiB of float64
 
 

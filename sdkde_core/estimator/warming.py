@@ -22,8 +22,6 @@ from .fitted import run
 from .plan import plan
 from .request import METHODS, Goal, Request
 
-__all__ = ["common", "compiles", "warm_up"]
-
 _logger = logging.getLogger("sdkde")
 
 

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Argument, to_host
+from ..arrays import numbers
 from ..estimator.mixture import components
 from ..estimator.prepared import Prepared
-
-__all__ = ["draw_contours", "draw_curves", "labelled", "some"]
 
 Array = NDArray[np.float64]
 
@@ -62,7 +60,7 @@ def kind(value: Any) -> str:
 
 def points_of(samples: Any, d: int) -> Array:
     """The samples on the host, (n, d)."""
-    x = np.asarray(to_host(Argument.of("samples", samples).array), dtype=np.float64)
+    x = numbers("samples", samples)
     x = x[:, None] if x.ndim == 1 and d == 1 else x
     if x.ndim != 2 or x.shape[1] != d:
         raise ValueError(f"samples has shape {x.shape}, but the density has {d} dimensions: pass shape (n, {d})")
@@ -164,19 +162,7 @@ def draw_curves(ax: Any, drawn: Sequence[Drawn], rug: Array | None, limits: tupl
 
 
 def draw_contours(ax: Any, drawn: Sequence[Drawn], dots: Array | None, shares: Array, labels: bool) -> None:
-    """Draw contours over what is in the axes.
-
-    Parameters
-    ----------
-    ax : Axes
-    drawn : sequence of Drawn
-    dots : (n, 2) array or None
-        The samples.
-    shares : (k,) array
-        Descending.
-    labels : bool
-        Write the shares beside the contours.
-    """
+    """Draw contours over what is in the axes; ``dots`` are the samples, shares descend, and ``labels`` writes them."""
     tail = min(0.005, (1 - shares[0]) / 8)  # so that the largest share is within
     x, y = (_grid(drawn, j, 2, 80, 200, tail) for j in (0, 1))
     where = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)

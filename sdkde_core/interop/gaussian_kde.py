@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..api import estimate, prepare
 from ..archive import write
-from ..arrays import Argument, Origin, quiet, to_host
+from ..arrays import Argument, Origin, numbers, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
@@ -24,8 +24,6 @@ from ..estimator.prepared import Prepared
 from ..estimator.public import public
 from ..estimator.request import Goal, Request
 from ..messages import brief
-
-__all__ = ["gaussian_kde"]
 
 Array = NDArray[Any]
 
@@ -157,7 +155,7 @@ class gaussian_kde:
     @public
     def integrate_gaussian(self, mean: Any, cov: Any) -> float:
         """Return the integral of the density times a normal density with that mean (d,) and covariance (d, d)."""
-        mean, cov = np.atleast_1d(np.squeeze(_numbers("mean", mean))), np.atleast_2d(_numbers("cov", cov))
+        mean, cov = np.atleast_1d(np.squeeze(numbers("mean", mean))), np.atleast_2d(numbers("cov", cov))
         if mean.shape != (self.d,):
             raise ValueError(f"mean does not have dimension {self.d}")
         if cov.shape != (self.d, self.d):
@@ -183,11 +181,11 @@ class gaussian_kde:
         For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` are SciPy's, and change
         nothing: the sum is the same every time.
         """
-        low, high = (_numbers(n, b) for n, b in (("low_bounds", low_bounds), ("high_bounds", high_bounds)))
+        low, high = numbers("low_bounds", low_bounds), numbers("high_bounds", high_bounds)
         for name, bound in (("low_bounds", low), ("high_bounds", high)):
             if bound.shape not in ((), (1,), (self.d,)):
                 raise ValueError(f"{name} has shape {bound.shape}; pass ({self.d},), or one number for all dimensions")
-        low, high = (np.broadcast_to(b, (self.d,)) for b in (low, high))
+        low, high = np.broadcast_to(low, (self.d,)), np.broadcast_to(high, (self.d,))
         sign = (-1) ** int((low > high).sum())  # as for any integral
         return sign * self.prepared.probability(np.minimum(low, high), np.maximum(low, high))
 
@@ -403,11 +401,6 @@ def _normalised(weights: Any, n: int) -> Array:
         raise ValueError("weights has values that are negative or not finite, or none above zero; pass weights ≥ 0")
     w = w / w.max()  # whose sum overflows nowhere
     return w / w.sum()
-
-
-def _numbers(name: str, value: Any) -> Array:
-    """Real numbers on the host, float64."""
-    return np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
 
 
 def _bandwidth(covariance: Array) -> Any:

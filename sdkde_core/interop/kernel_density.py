@@ -29,8 +29,6 @@ except ImportError as error:
         f"sdkde_core.KernelDensity needs scikit-learn, 1.6 or newer: pip install 'sdkde-core[sklearn]' ({error})"
     ) from error
 
-__all__ = ["KernelDensity"]
-
 Array = NDArray[Any]
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from ..archive import read
 from ..estimator.public import public
 
-__all__ = ["load"]
-
 #: The modules of the classes, by kind: a file says which of these it is for, and no more.
 KINDS = {
     "KernelDensity": "sdkde_core.interop.kernel_density",
