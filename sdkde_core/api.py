@@ -273,12 +273,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
 
 @public
 def select_bandwidth(
-    train: Any,
-    *,
-    method: str = "sdkde",
-    rule: str = "auto",
-    weights: Any = None,
-    base: Any = None,
+    train: Any, *, method: str = "sdkde", rule: str = "auto", weights: Any = None, base: Any = None
 ) -> Bandwidth:
     """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
 

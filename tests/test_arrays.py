@@ -262,16 +262,8 @@ def test_restoring_from_another_library():
         ((torch.eye(3).to_sparse(),), TypeError, r"train is a Tensor that cannot be read.*pass train.to_dense\(\)"),
         ((sparse.eye_array(3).tocsr(),), TypeError, r"train is a sparse csr_array; pass train.toarray\(\)"),
         ((X, sparse.csc_matrix(Y)), TypeError, r"query is a sparse csc_matrix; pass query.toarray\(\)"),
-        (
-            (np.arange(3) + np.datetime64("2020"),),
-            TypeError,
-            r"datetime64.* times, .*\(t - t\[0\]\) / np.timedelta64",
-        ),
-        (
-            ([date(2020, 1, 1), date(2020, 1, 2)],),
-            TypeError,
-            r"object; .* times, .* / np.timedelta64\(1, 's'\)",
-        ),
+        ((np.arange(3) + np.datetime64("2020"),), TypeError, r"datetime64.* times, .*\(t - t\[0\]\) / np.timedelta64"),
+        (([date(2020, 1, 1), date(2020, 1, 2)],), TypeError, r"object; .* times, .* / np.timedelta64\(1, 's'\)"),
         ((np.arange(3) * np.timedelta64(1, "D"),), TypeError, r"timedelta64\[D\]; .* durations, .* t / np.timedelta64"),
         (([timedelta(1)],), TypeError, r"dtype object; .* durations, .* t / np.timedelta64\(1, 's'\)"),
         ((torch.empty(3, 2, device="meta"),), TypeError, "train"),

@@ -347,8 +347,7 @@ def allowed(precision, x, y, h, weights=None):
 
 
 @pytest.mark.parametrize(
-    ("method", "precision", "weighted"),
-    cases(("kde", "sdkde", "laplace"), ("fast", "high", "float64"), (False, True)),
+    ("method", "precision", "weighted"), cases(("kde", "sdkde", "laplace"), ("fast", "high", "float64"), (False, True))
 )
 def test_a_stream_is_the_whole(method, precision, weighted, small_batches):
     rng = np.random.default_rng(1)
@@ -691,10 +690,7 @@ def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("names", "shown"),
     [
-        (
-            ("NVIDIA H200",),
-            "cuda:0  NVIDIA H200, driver 570.1, memory not known",
-        ),
+        (("NVIDIA H200",), "cuda:0  NVIDIA H200, driver 570.1, memory not known"),
         (("NVIDIA H200",), "rates: NVIDIA H200 data sheet"),
         (("NVIDIA H200", "NVIDIA T1"), "rates not known"),
         (("NVIDIA T1200",), "rates: NVML: 16 multiprocessors at 1.425 GHz, 160 GB/s"),

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 import sdkde_core
-from sdkde_core.estimator import slope as slopes
+from sdkde_core.estimator import laplace
 from sdkde_core.protocol import Columns
 from sdkde_core.testing import reference
 
@@ -239,11 +239,11 @@ def test_the_gradient_of_the_laplace_estimate_in_blocks(monkeypatch):
     weights = np.log(rng.random(301))
     weights[5] = -np.inf
     columns = Columns(points, weights - np.log(np.exp(weights).sum()))
-    whole = slopes.laplace_slope(queries, columns)
-    monkeypatch.setattr(slopes, "BLOCK", 100)
-    np.testing.assert_allclose(slopes.laplace_slope(queries, columns), whole, rtol=1e-10)
+    whole = laplace.laplace_slope(queries, columns)
+    monkeypatch.setattr(laplace, "BLOCK", 100)
+    np.testing.assert_allclose(laplace.laplace_slope(queries, columns), whole, rtol=1e-10)
     np.testing.assert_allclose(
-        slopes.laplace_slope(torch.tensor(queries), Columns(*map(torch.tensor, (columns.points, columns.log_weights)))),
+        laplace.laplace_slope(torch.tensor(queries), Columns(*map(torch.tensor, (columns.points, columns.log_weights)))),
         whole,
         rtol=1e-10,
     )

@@ -519,13 +519,11 @@ def _first(number):
             _set(place, None)
             for place in ("request", "names", "rule", "dtype", "weighted", "rows", "extent", "backend")
         ),
-        *(_set(f"arrays/{name}", None) for name in ("points", "log_weights", "centre", "factor", "scale", "high")),
-        *(_set(f"arrays/{name}", lambda x: x[:1]) for name in ("points", "log_weights", "centre", "factor", "high")),
-        *(_set(f"arrays/{name}", lambda x: x.astype("f4")) for name in ("points", "factor", "matrix")),
-        *(_set(f"arrays/{name}", lambda x: x[None]) for name in ("points", "centre", "factor")),
-        *(_set("arrays/factor", change) for change in (lambda x: 1.01 * x, lambda x: x + 0.01)),
-        *(_set(f"arrays/{name}", lambda x: 2.0 * x) for name in ("matrix", "scale", "high")),
-        *(_set("arrays/factor", _first(value)) for value in (0.0, -1.0, np.nan)),
+        *(_set(f"arrays/{name}", None) for name in ("points", "log_weights", "centre", "matrix")),
+        *(_set(f"arrays/{name}", lambda x: x[:1]) for name in ("points", "log_weights", "centre", "matrix")),
+        *(_set(f"arrays/{name}", lambda x: x.astype("f4")) for name in ("points", "matrix")),
+        *(_set(f"arrays/{name}", lambda x: x[None]) for name in ("points", "centre", "matrix")),
+        *(_set("arrays/matrix", _first(value)) for value in (0.0, -1.0, np.nan)),
         *(_set("arrays/log_weights", _first(value)) for value in (1.0, np.nan, -1.0)),
         *(_set("arrays/points", _first(value)) for value in (np.inf, 1e200)),
         _set("arrays/points", np.zeros((0, 2))),

@@ -22,17 +22,7 @@ from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, 
 from array_api_compat import device as device_of
 
 from .looks import look
-from .places import (
-    Origin,
-    detached,
-    device_name,
-    from_host,
-    grad_enabled,
-    has_float64,
-    is_attached,
-    to_host,
-    with_room,
-)
+from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host, with_room
 
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
 LARGE = 1 << 18

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -102,39 +102,22 @@ class Bandwidth:
         return cls(d, np.full(d, h, dtype=np.float64), rule)
 
     def arrays(self) -> dict[str, Array]:
-        """Return what :meth:`from_arrays` makes the same bandwidth of, to the last bit, on the host; no tensors."""
-        if self.factor.ndim == 1:
-            return {"factor": self.factor}
-        named = {"factor": self.factor, "matrix": self._matrix, **self._inverse._asdict()}
-        return {name: array for name, array in named.items() if array is not None}
+        """Return what :meth:`from_arrays` makes the same bandwidth of, on the host; no tensors."""
+        return {"factor": self.factor} if self._matrix is None else {"matrix": self._matrix}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], rule: str, selection: Any = None) -> Bandwidth:
-        """Make a bandwidth of what :meth:`arrays` has returned; others among them are passed over.
-
-        Raises
-        ------
-        ValueError
-            They cannot be right.
-        """
-        factor = np.asarray(arrays.get("factor", 0.0))
-        d, full = factor.size if factor.ndim == 1 else len(factor) if factor.ndim == 2 else 0, factor.ndim == 2
-        shapes = {"factor": (d, d) if full else (d,)}
-        if full:
-            shapes |= {"matrix": (d, d), "scale": (d,), "high": (d, d), "low": (d, d)}
-        known = {name: arrays[name] for name in shapes if name in arrays}
-        right = {"scale", "high"} <= set(known) or not full
-        right &= all(x.shape == shapes[name] and x.dtype == float and np.isfinite(x).all() for name, x in known.items())
-        if not (d and right and (np.diagonal(factor) if full else factor).min() > 0.0):
+        """Make a bandwidth of what :meth:`arrays` has returned; ValueError where it cannot be right."""
+        given = arrays.get("matrix", arrays.get("factor", np.zeros(0)))
+        d = len(given) if given.ndim in (1, 2) else 0
+        if not d or given.dtype != float or not np.isfinite(given).all() or given.shape not in ((d,), (d, d)):
             raise ValueError("its bandwidth cannot be right")
-        inverse = Inverse(known["scale"], known["high"], known.get("low")) if full else None
-        if inverse is not None:  # of one bandwidth, but for rounding: nearly dependent columns leave few digits
-            rows, matrix = np.linalg.vector_norm(factor, axis=1), known.get("matrix", factor @ factor.T)
-            near = abs(inverse.factor - factor) <= 1e-6 * rows[:, None]
-            near &= abs(factor @ factor.T - matrix) <= 1e-6 * np.multiply.outer(rows, rows)
-            if not near.all() or np.triu(factor, 1).any():
-                raise ValueError("its bandwidth, the factor and the inverse do not fit one another")
-        return cls(d, factor, rule, selection, known.get("matrix"), inverse)
+        if "matrix" in arrays:
+            return replace(cls.of(given, d, rule), selection=selection)
+        full = given.ndim == 2
+        if (np.diagonal(given) if full else given).min() <= 0.0 or (full and np.triu(given, 1).any()):
+            raise ValueError("its bandwidth cannot be right")
+        return cls(d, given, rule, selection)
 
     @property
     @quiet

@@ -209,14 +209,7 @@ def _warn_of_negative(count: int, rows: int) -> None:
 @_estimator
 @click.option("--measure", is_flag=True, help="Compute it too, and report the time of each pass. Needs files.")
 @json_option
-def explain(
-    train: str,
-    query: str | None,
-    bandwidth: str,
-    weights: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def explain(train: str, query: str | None, bandwidth: str, weights: str | None, as_json: bool, **options: Any) -> None:
     """Explain an estimate without computing it: its passes, each backend's predicted time, and which is chosen and why.
 
     With shapes instead of files no data is read.

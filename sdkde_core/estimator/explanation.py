@@ -17,7 +17,7 @@ from ..protocol import TOLERANCES, Problem, Reduction
 from . import autograd, graphs
 from .fallback import with_fallback
 from .fitted import PassReport, below_zero, run
-from .negative import NegativeMass
+from .laplace import NegativeMass
 from .request import Request
 
 

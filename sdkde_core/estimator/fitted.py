@@ -27,11 +27,10 @@ from .batches import Advance, batch_rows
 from .fallback import set_aside, without
 from .graphs import Replays
 from .kernels import log_constant
-from .negative import NegativeMass, negative_mass
+from .laplace import NegativeMass, laplace_slope, negative_mass
 from .plan import Plan, read_extent
 from .request import Request
 from .resolution import REACH, check_resolution
-from .slope import laplace_slope
 
 R = TypeVar("R")
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..arrays import numbers
 from ..messages import brief
 from .fitted import Fitted
-from .marginals import marginal
-from .mixture import check_positive
+from .mixture import check_positive, marginal
 
 Array = NDArray[np.float64]
 

@@ -17,10 +17,8 @@ from ..messages import brief
 from .batches import check_out, densities, gradients, watched
 from .fitted import Fitted
 from .integrals import distribution, probability, quantiles
-from .marginals import conditional, marginal
-from .mixture import Mixture, check_count, check_positive, components, draws
-from .modes import modes
-from .negative import NegativeMass
+from .laplace import NegativeMass
+from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
 from .public import public
 from .saved import from_saved, origin_of, to_saved
 

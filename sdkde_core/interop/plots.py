@@ -15,7 +15,7 @@ import numpy as np
 
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
-from ..estimator.marginals import indices
+from ..estimator.mixture import indices
 from ..estimator.prepared import Prepared
 from .drawing import (
     COLOURS,
