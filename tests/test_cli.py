@@ -26,7 +26,6 @@ from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.driver import Described
 from sdkde_core.cli import doctor
 from sdkde_core.cli.main import main
-from sdkde_core.engine import columns
 from sdkde_core.estimator import batches
 from sdkde_core.protocol import TOLERANCES, Reduction, Support
 from sdkde_core.scale import files
@@ -170,16 +169,6 @@ def test_an_empty_query(extension):
     assert load(f"out{extension}").shape == (0,)
 
 
-def test_keys_of_archives():
-    np.savez("data.npz", train=X, test=Y)
-    sdkde("estimate", "data.npz:train", "data.npz:test", "-o", "out.npz:p")
-    with np.load("out.npz") as out:
-        assert out.files == ["p"]
-        np.testing.assert_allclose(out["p"], sdkde_core.estimate(X, Y), rtol=1e-9)
-    assert "holds 2 arrays (train, test); name one" in refused("estimate", "data.npz", "-o", "out.npy")
-    assert "holds no 'tst', only train, test" in refused("estimate", "data.npz:tst", "-o", "out.npy")
-
-
 def test_csv_as_people_write_it():
     lines = [",".join(map(repr, row)) for row in X.tolist()]
     want = sdkde_core.estimate(X)
@@ -194,15 +183,6 @@ def test_csv_as_people_write_it():
         Path("x.csv").write_text(text, encoding="utf-8", newline="")
         sdkde("estimate", "x.csv", "-o", "out.npy")
         np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
-
-
-def test_csv_keeps_every_digit():
-    for dtype in ("float32", "float64"):
-        values = np.array([0.1, 1 / 3, 1e-40, np.nan, np.inf, 5e-324]).astype(dtype)
-        with files.writing("v.csv", (6,), dtype, "v") as write:
-            write(values[:4])
-            write(values[4:])
-        np.testing.assert_array_equal(np.loadtxt("v.csv", skiprows=1).astype(dtype), values)
 
 
 @pytest.mark.parametrize(
@@ -370,19 +350,6 @@ def test_a_stream_is_the_whole(method, precision, weighted, small_batches):
     if method == "laplace":
         bound = bound * np.exp(log_plus + h.log_constant) + 1e-300  # M may underflow
     assert (np.abs(got - want)[::7] <= bound).all()
-
-
-def test_training_samples_are_moved_once(small_batches, monkeypatch):
-    asked, reduce_rows = [], columns.PackedColumns._reduce_rows
-    noted = lambda self, packed, *a: (asked.append(packed.problem), reduce_rows(self, packed, *a))[1]  # noqa: E731
-    monkeypatch.setattr(columns.PackedColumns, "_reduce_rows", noted)
-    made, init = [], columns.PackedColumns.__init__
-    monkeypatch.setattr(columns.PackedColumns, "__init__", lambda self, *a: (made.append(self), init(self, *a))[1])
-    points = np.random.default_rng(2).normal(size=(6500, 2))
-    train, query = save("x.npy", points[:1500]), save("y.npy", points[1500:])
-    sdkde("estimate", train, query, "-o", "out.npy", "--bandwidth", "scott")
-    assert [problem.m for problem in asked if problem.reduction == "mean"] == [1024, 476]
-    assert len(made) == 2  # one for each pass
 
 
 def test_neither_query_nor_result_is_whole_in_memory():
@@ -562,50 +529,6 @@ def test_files_that_are_named_as_arguments_are(name):
     assert refused("estimate", name, "-o", "o.npy").startswith(f"Error: {name}: the magic string is not correct")
 
 
-def test_a_rotten_parquet_file_is_named():
-    name = save("x.parquet", X)
-    found = Path(name).read_bytes()
-    Path(name).write_bytes(found[:4] + b"\xa5" * 400 + found[404:])
-    assert refused("estimate", name, "-o", "o.npy").startswith("Error: x.parquet: ")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
-def test_an_output_that_may_not_be_written_is_named(monkeypatch):
-    train = save("x.npy", X)
-
-    def refuse(self, *arguments, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-
-    monkeypatch.setattr(Path, "touch", refuse)  # root may write anywhere
-    assert refused("estimate", train, "-o", "o.npy") == "Error: o.npy: Permission denied\n"
-
-
-def test_running_out_of_memory_is_one_line(monkeypatch):
-    def fail(*arguments, **options):
-        raise MemoryError
-
-    monkeypatch.setattr("sdkde_core.api.fitted", fail)
-    assert "Error: MemoryError" in refused("estimate", save("x.npy", X), "-o", "out.npy")
-    assert not Path("out.npy").exists()
-
-
-def test_what_is_not_expected_keeps_its_traceback(monkeypatch):
-    def fail(*arguments, **options):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr("sdkde_core.api.fitted", fail)
-    result = CliRunner().invoke(main, ["estimate", save("x.npy", X), "-o", "out.npy"])
-    assert isinstance(result.exception, RuntimeError)
-    assert [p.name for p in Path().iterdir()] == ["x.npy"]
-
-
-def test_the_console_script_shows_no_traceback():
-    code = "from sdkde_core.cli.main import main; main(['estimate', 'none.npy', '-o', 'out.npy'])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stderr == "Error: none.npy: No such file or directory\n"
-
-
 # --- the other commands -----------------------------------------------------------------------------------------
 
 
@@ -666,25 +589,6 @@ def test_doctor_reports_what_is_missing_and_what_fails(monkeypatch):
         assert re.search(pattern, text), pattern
     monkeypatch.setenv("SDKDE_NUM_THREADS", "many")
     assert "SDKDE_NUM_THREADS is 'many'" in sdkde("doctor").output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("measured", [False, True])
-def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeypatch):
-    if not measured:
-        rates = {"name": "a CPU", "matrix_flops": {"float32": 8e10, "float64": 4e10}, "source": "measured"}
-        rates |= {"scalar_flops": 5e9, "exps": 1e9, "bandwidth": 1e10, "launch_seconds": 1e-5, "overlaps": False}
-        done = subprocess.CompletedProcess([], 0, json.dumps(rates), "")
-        monkeypatch.setattr(hardware, "run_python", lambda *arguments, **options: done)
-    monkeypatch.setattr(hardware, "cache_folder", lambda: tmp_path)  # KeOps's answer stays where others find it
-    hardware._measured_core.cache_clear()
-    try:
-        text = sdkde("doctor", "--measure").output
-        (kept,) = tmp_path.glob("cpu-*.json")
-        assert f"kept in {kept}" in text
-        assert re.search(r"GFLOP/s.*\n +measured", text)
-    finally:
-        hardware._measured_core.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
 """Warnings about the user's line, once for each cause, and names that were almost right."""
 
-import importlib
-import re
 import subprocess
 import sys
-import threading
 import warnings
 from dataclasses import replace
 
@@ -18,7 +15,6 @@ from sdkde_core.choice import calibration, registry, select
 from sdkde_core.cli.main import main
 from sdkde_core.messages import did_you_mean, warn_once
 from sdkde_core.protocol import Problem, Reduction, Support
-from sdkde_core.tuning import tuned
 
 X = [0.0, 1.0, 3.0]
 
@@ -37,22 +33,6 @@ def test_a_cause_is_told_once():
         warn_once("four", cause="three")
     assert [str(t.message) for t in told] == ["one", "two"]
     assert all(t.filename == __file__ for t in told)
-
-
-def test_threads_that_find_the_same_tell_it_once():
-    ready = threading.Barrier(8)
-
-    def find():
-        ready.wait()
-        warn_once("the same")
-
-    with pytest.warns(SdkdeWarning) as told:
-        threads = [threading.Thread(target=find) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(told) == 1
 
 
 def broken(*arguments):
@@ -119,17 +99,6 @@ def test_commands_tell_it_in_a_line(monkeypatch, tmp_path):
     assert lines
     assert all(line.startswith("Warning: the calibration of ") for line in lines)
     assert len(lines) == len(set(lines))
-
-
-def test_backends_and_the_tuner_tell_it_too(monkeypatch):
-    from sdkde_core import tuning
-
-    monkeypatch.setattr(tuning, "_lookup", lambda: broken)
-    query = tuning.Query("a", "kernel", 1, 2, "card", "sm_90")
-    with pytest.warns(SdkdeWarning, match="look-up for kernel failed.*the disk is on fire") as told:
-        assert tuned(query, Problem(Reduction.MEAN, 10, 10, 2)) is None
-    assert told[0].filename == __file__
-    assert tuned(query, Problem(Reduction.MEAN, 10, 10, 2)) is None
 
 
 @pytest.mark.parametrize(
@@ -242,11 +211,3 @@ def test_no_backend_is_blamed_that_would_stumble_over_it(variable, monkeypatch):
     problem = Problem(Reduction.LOG_SUM, 5, 5, 1, device="cuda:0")
     with pytest.raises(ValueError, match=f"^{variable} is 'of'"):
         select.choose([problem], backend="card", data_device="cuda:0")
-
-
-def test_several_processes_without_pytorch(monkeypatch):
-    """The error says what needs it, and what installs it."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "sdkde_core.distributed", raising=False)
-    with pytest.raises(ImportError, match=re.escape("needs PyTorch: pip install 'sdkde-core[torch]'")):
-        importlib.import_module("sdkde_core.distributed")

@@ -2,12 +2,9 @@
 
 import contextlib
 import gc
-import math
 import sys
-import threading
 import warnings
 import weakref
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,15 +16,13 @@ import torch
 from array_api_compat import array_namespace
 
 import sdkde_core
-from sdkde_core.arrays import Argument, Data, Decisions, Origin, Taken, arguments, look, noting, rounded
+from sdkde_core.arrays import Argument, Data, Origin, Taken, arguments, noting
 from sdkde_core.choice import registry
-from sdkde_core.engine.outliers import SPLIT_SHARE, outlier_share
 from sdkde_core.estimator import fitted, plan
 from sdkde_core.estimator import graphs as replay
 from sdkde_core.estimator import recording as capture
 from sdkde_core.estimator import replay as glue
 from sdkde_core.estimator.request import Goal, Request
-from sdkde_core.protocol import Problem, Reduction, Work
 
 
 class Tensor:
@@ -94,15 +89,6 @@ def test_what_differs_is_another_key(cuda, other):
     assert key(**other) != key()
 
 
-def test_streams_and_the_environment_are_in_the_key(cuda, monkeypatch):
-    before = key()
-    cuda.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=8)
-    assert key() != before
-    cuda.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=7)
-    monkeypatch.setenv("SDKDE_TUNING", "off")
-    assert key() != before
-
-
 def test_there_is_a_switch(cuda, monkeypatch):
     for text in ("off", "OFF", "0", "no"):
         monkeypatch.setenv("SDKDE_REPLAY", text)
@@ -148,59 +134,6 @@ def test_the_switch_is_looked_at_without_a_gpu_too(monkeypatch):
 )
 def test_calls_that_are_not_replayed(cuda, call):
     assert key(**call) is None
-
-
-def test_how_large_a_call_is_recorded_follows_from_the_memory(cuda):
-    call = {"train": Tensor(32768, 128), "query": Tensor(4096, 128)}
-    assert key(**call) is not None
-    cuda.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=16 << 30)
-    assert key(**call) is None
-    assert key(train=Tensor(16384, 128)) is not None  # 4 million coordinates on any device
-    assert key(train=Tensor(16384, 129)) is None
-
-
-@pytest.mark.parametrize("call", [{"device": "cuda"}, {"device": "cuda:0"}, {"bandwidth": np.float64(0.5)}])
-def test_naming_the_tensors_device_or_a_number_of_numpys_changes_nothing(cuda, call):
-    assert key(**call) is not None
-
-
-def test_clipped_and_signed_calls_have_recordings_of_their_own(cuda):
-    signed, clipped = (key(method="laplace", negative=negative) for negative in ("keep", "clip"))
-    assert None not in (signed, clipped)
-    assert signed != clipped
-    assert key(method="laplace", negative="clip", log=True) is not None
-
-
-def test_tensors_on_the_host_are_never_recorded(monkeypatch):
-    monkeypatch.setattr(replay.Replays, "record", None)
-    ready = sdkde_core.prepare(X, bandwidth=1.0)
-    for _ in range(replay.CALLS + 2):
-        sdkde_core.estimate(X, bandwidth=1.0)
-        ready.estimate(X)
-
-
-def test_rounded_extents_bound_and_repeat():
-    for extent in (1e-300, 0.3, 1.0, 12.58, 1e4, 1e149):
-        assert extent <= rounded(extent) <= 1.0906 * extent
-    assert len({rounded(extent) for extent in np.geomspace(1.0, 1000.0, 5000)}) <= 8 * 10 + 1
-    assert rounded(0.0) == 0.0
-    assert rounded(12.4) == rounded(13.4)
-
-
-def test_a_choice_is_by_shares_that_few_outliers_do_not_change():
-    radii = np.ones(20_000)
-
-    def share(far):
-        return outlier_share(np.where(np.arange(20_000) < far, 9.0, 1.0), radii, 2.0)
-
-    assert share(0) == 0.0
-    for far in (1, 2, 3, 5, 19):
-        assert 0.7 * far / 20_000 < share(far) < 1.42 * far / 20_000  # outliers may cost a thousand times as much
-    for far in (40, 3000, 9999, 10_000, 10_001, 19_000):
-        assert share(far) == pytest.approx(far / 20_000, rel=0.046)
-    assert share(557) == share(560)
-    assert share(40) > 0.0 and math.log2(share(3)).is_integer()
-    assert share(10_000) <= SPLIT_SHARE < share(11_000)
 
 
 # --- recordings -----------------------------------------------------------------------------------------------------
@@ -282,87 +215,7 @@ def replays():
     return replay.Replays()
 
 
-@pytest.fixture
-def simple(device, replays):
-    """``call(x, key)``: what an estimate does, with the largest point for the extent and their sum for the result.
-
-    ``alike``: what is made of the extent, all of it by default.
-    """
-
-    def first(x):
-        look(lambda largest: rounded(largest) if largest < 1e9 else largest, x.max())
-        return {"x": x.clone()}
-
-    def call(x, key="key", alike=lambda extent: None):
-        found = replays.play(key, x)
-        if found is not None:
-            return found
-        device.log.append("ordinary")
-        with noting(Decisions()) as noted:
-            result = 2.0 * first(x)["x"].sum(dim=0)
-        second = lambda begun: 2.0 * begun["x"].sum(dim=0)  # noqa: E731
-        replays.record(key, (x,), noted.made, [], first, second, alike(noted.made[0]))
-        return result
-
-    return call
-
-
 X = torch.arange(1.0, 6.0, dtype=torch.float64)[:, None]
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_not_replayed(simple, replays, value):
-    for _ in range(replay.CALLS + 1):
-        simple(X)
-    wrong = X.clone()
-    wrong[2] = value
-    assert replays.play("key", wrong) is None
-    assert replays.play("key", wrong) is None
-    assert torch.equal(simple(X), 2.0 * X.sum(dim=0))
-
-
-def test_threads_get_their_own_results(simple):
-    for _ in range(replay.CALLS):
-        simple(X), simple(3.0 * X)
-    wrong = []
-
-    def work(i):
-        x = (X, 3.0 * X, X.flip(0), 4.5 * X / 1.5)[i]
-        for _ in range(200):
-            if not torch.equal(simple(x), 2.0 * x.sum(dim=0)):
-                wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not wrong
-
-
-def test_released_recordings_are_gone_and_are_made_again(simple, replays, device):
-    for _ in range(replay.CALLS - 1):
-        simple(X, "counted")
-    for _ in range(replay.CALLS):
-        simple(X)
-    (recording,) = (weakref.ref(r) for r in replays.recordings.values())
-    sdkde_core.release_replays()
-    gc.collect()
-    assert recording() is None
-    device.log.clear()
-    simple(X, "counted")
-    for _ in range(replay.CALLS):
-        simple(X)
-    assert device.log == ["ordinary"] * (replay.CALLS + 1) + ["record beginning", "record whole"]
-    simple(X)
-    assert device.log[-1] == "whole"
-
-
-def test_what_cannot_be_recorded_goes_on_as_before(simple, device, monkeypatch):
-    monkeypatch.setattr(capture.Recording, "_captured", lambda recording, *parts: 1 / 0)
-    for _ in range(replay.CALLS + 3):
-        assert torch.equal(simple(X), 2.0 * X.sum(dim=0))
-    assert device.log == ["ordinary"] * (replay.CALLS + 3)
 
 
 # --- whole calls ----------------------------------------------------------------------------------------------------
@@ -454,36 +307,6 @@ def test_calls_are_answered_right_whatever_comes(backend, sets, long, on_device,
     assert "whole" in on_device.log
 
 
-@pytest.mark.parametrize("long", [0, 1 << 33])
-def test_points_that_are_far_for_another_backend_make_no_difference_to_replays(long, on_device, monkeypatch):
-    monkeypatch.setattr(replay, "LONG", long)
-    (record,) = (record for record in registry.records() if record.name == "torch")
-    dear = {"work": lambda problem, config: Work(scalar_flops=1e13), "extent_limit": lambda problem: 12.0}
-    info = replace(record.info, name="dear", **dear)
-    records = [replace(record, name="dear", info=info), record]
-    monkeypatch.setattr(registry, "records", lambda: records)
-    sets = [X40.clone() for _ in range(4)]
-    for i, x in enumerate(sets):
-        x[: 1 + 2 * i] = torch.tensor([9.5, 0.0], dtype=torch.float64)
-    request = Request(Goal.DENSITY, "sdkde", bandwidth=0.5, precision="fast")
-    plans = [plan.plan(request, x) for x in sets]
-    assert {found.choice.name for found in plans} == {"torch"}
-    assert len({glue._alike(found) for found in plans}) == 1
-    assert all(found.shares for found in plans)
-
-    def estimate(x):
-        return sdkde_core.estimate(x, bandwidth=0.5, precision="fast")
-
-    first = [estimate(x) for x in sets]
-    for _ in range(replay.CALLS + 2):
-        for x in sets:
-            estimate(x)
-    on_device.log.clear()
-    for i in np.random.default_rng(0).integers(4, size=40):
-        assert torch.equal(estimate(sets[i]), first[i])
-    assert set(on_device.log) == {"whole", "wait"}
-
-
 def _warned(ask, x):
     """What a call returns, and what it warns of."""
     with warnings.catch_warnings(record=True) as caught:
@@ -548,44 +371,3 @@ def test_prepared_sets_are_replayed_with_their_bits(method, far, weighted, on_de
     gc.collect()
     assert recordings() is None
     assert torch.equal(ready.estimate(queries[0]), first[0]) or method != "laplace"
-
-
-def test_what_goes_on_otherwise_than_taken_for_granted_is_not_answered_by_that(device, replays, monkeypatch):
-    """The first look is the same, and the second one, within the second graph, is not."""
-
-    def first(x):
-        look(lambda largest: rounded(largest), x.max())
-        return {"x": x.clone()}
-
-    def second(begun):
-        return look(int, (begun["x"] > 2.0).sum()) * begun["x"]
-
-    def call(x):
-        found = replays.play("key", x)
-        if found is not None:
-            return found
-        with noting(Decisions()) as noted:
-            result = second(first(x))
-        replays.record("key", (x,), noted.made[:1], noted.made[1:], first, second)
-        return result
-
-    one, two = X, X.clone()
-    two[1] = 2.5
-    for _ in range(replay.CALLS):
-        assert torch.equal(call(one), 3 * one)
-    assert torch.equal(call(one), 3 * one)
-    for _ in range(replay.CALLS):
-        device.log.clear()
-        assert replays.play("key", two) is None
-        assert "whole" in device.log
-        assert torch.equal(call(two), 4 * two)
-    monkeypatch.setattr(replay.Replays, "record", None)  # each has a graph
-    assert torch.equal(call(two), 4 * two) and torch.equal(call(one), 3 * one) and torch.equal(call(two), 4 * two)
-
-
-@pytest.mark.parametrize("variant", [lambda problem: 1 / 0, lambda problem: [1.0]])
-def test_a_plugin_that_does_not_tell_what_it_makes_of_extents_is_recorded_by_them(variant):
-    info = replace(registry.find("numpy").info, variant=variant)
-    asked = Problem(Reduction.LOG_SUM, 10, 10, 2, extent=3.0)
-    found = [glue._but_for_the_extent(info, (replace(asked, extent=extent),)) for extent in (3.0, 3.0, 4.0)]
-    assert found[0] == found[1] != found[2]

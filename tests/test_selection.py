@@ -87,21 +87,6 @@ def test_pairs_of_any_library(method):
             assert g.log_square == pytest.approx(k.log_square, rel=rtol)
 
 
-@pytest.mark.parametrize("d", [1, 16])
-@pytest.mark.parametrize("method", METHODS)
-def test_no_number_is_subnormal(monkeypatch, method, d):
-    """A CPU takes many times as long for these, and narrow bandwidths have many."""
-
-    def product(a, b, *out):
-        both = np.concatenate([np.abs(a).ravel(), np.abs(b).ravel()])
-        assert not ((both > 0) & (both < np.finfo(both.dtype).tiny)).any()
-        return a @ b
-
-    monkeypatch.setattr("sdkde_core.bandwidth.pairs.product", product)
-    x, w = some(300, d)
-    Pairs(x, w, method).at([0.003, 0.03, 0.1, 0.3])
-
-
 def mise_of_normal(method, d, n, h):
     """The MISE on the standard normal, times (4π)^(d/2): exact for kde and laplace.
 

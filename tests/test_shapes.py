@@ -132,14 +132,6 @@ def test_what_a_shape_does_not_depend_on(sample):
     np.testing.assert_allclose(select_bandwidth(x[:, order]).matrix[np.ix_(order, order)], h, 1e-3, 1e-5)
 
 
-def test_threads_do_not_matter(monkeypatch):
-    x, picks = correlated(600), []
-    for threads in "12":
-        monkeypatch.setenv("SDKDE_NUM_THREADS", threads)
-        picks.append(select_bandwidth(x, method="kde").matrix)
-    np.testing.assert_array_equal(*picks)
-
-
 def test_weights_are_repeated_samples():
     x, times = correlated(200), np.random.default_rng(2).integers(1, 4, 200)
     shapes = [
@@ -218,12 +210,3 @@ def test_a_function_is_recorded_when_it_comes_often_with_arrays_of_the_same_shap
     monkeypatch.delenv("SDKDE_REPLAY")
     sdkde_core.release_replays()
     assert recorded.recorded(scaled_sum, small, small) is scaled_sum
-
-
-def test_what_cannot_be_recorded_is_called(recordings, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(recorded, "_Recording", fails)
-    x = torch.ones(3).as_subclass(OnAGpu)
-    assert {recorded.recorded(scaled_sum, x, x) for _ in range(4)} == {scaled_sum}
