@@ -369,7 +369,7 @@ def backends() -> tuple[registry.Record, ...]:
 
 @public
 def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, float]]:
-    """Start every backend that works on a device and compile what is common, so that neither counts any more.
+    """Start every backend that works on a device and compile its common kernels, so that neither counts any more.
 
     ``backend="auto"`` counts a tenth of a backend's start-up in every call, as a process seldom makes one alone, and
     does not look at what has run: the same call takes the same backend. A process that makes many calls says so here,
@@ -449,7 +449,7 @@ def _lazy(
 def _long(
     request: Request, train: Any, query: Any, out: Any, progress: Any
 ) -> Iterator[tuple[Fitted, Argument, Advance | None]]:
-    """Yield fitted columns for a query that is answered by batches, the query, and who is to be told."""
+    """Yield fitted columns for a query that is answered by batches, the query, and what to call with progress."""
     x = Argument.of("train", train)
     given = x if query is None else Argument.of("query", query)
     check_out(out, given)

@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 VERSION = 1  # of the format
 MARK = b"sdkde sha256 "  # what the comment begins with
-LONGEST = 1 << 22  # bytes of JSON at most
+LONGEST = 1 << 22  # bytes of JSON
 DTYPES: dict[str, Any] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 
 

@@ -319,7 +319,7 @@ def _wrong_axes(a: Argument) -> ValueError:
 
 @functools.lru_cache(maxsize=64)
 def _bits(xp: Any, dtype: Any) -> int:
-    """Of a floating number, 64 of an integer or a boolean, 0 of what is no real number."""
+    """The bits of a floating dtype; 64 for integers and booleans; 0 for a dtype without real numbers."""
     if xp.isdtype(dtype, "real floating"):
         return int(xp.finfo(dtype).bits)
     return 64 if xp.isdtype(dtype, ("integral", "bool")) else 0
@@ -429,5 +429,5 @@ def _judged(least: float, most: float, light: float) -> tuple[str, float]:
         return "not finite", 0.0
     if least < 0 or least == most or most == 0:
         return "negative" if least < 0 else "zero" if most == 0 else "equal", 0.0
-    # To a power of two: what is decided from it changes rarely with the weights.
+    # Rounded to a power of two, so that it changes rarely with the weights.
     return "", (2.0 ** round(math.log2(light)) if light > 1e-3 else 0.0)

@@ -69,7 +69,8 @@ def _reached(mass: Array, share: float) -> int:
 def _cosine_power(at: Array, mass: Array, cell: Array, length: float, bins: int) -> Array:
     """Return a_k², k = 1 … bins − 1, of p = 1 + Σ_k a_k cos(π k x) on a unit interval, to which ``at`` is scaled.
 
-    Linear binning, of what is spread by its distribution function at the bins' edges; then a type-2 cosine transform.
+    Linear binning; repeated values, which are spread, by their distribution function at the bins' edges. Then a type-2
+    cosine transform.
     """
     lone, histogram = cell == 0, np.zeros(bins)
     place = at[lone] * (bins / length) - 0.5
@@ -88,7 +89,7 @@ def _cosine_power(at: Array, mass: Array, cell: Array, length: float, bins: int)
 
 
 def _fixed_point(power: Array, n: float) -> float | None:
-    """Return the least t that is ξ γ⁽⁵⁾(t), or what is too small for the grid if that is smaller; None without one."""
+    """Return the least solution of t = ξ γ⁽⁵⁾(t), or the least t that the grid holds if larger; None without one."""
     k2 = np.arange(1.0, len(power) + 1) ** 2 * math.pi**2
     terms = [k2**s * power for s in range(STAGES + 1)]  # (π k)²ˢ a_k²
 

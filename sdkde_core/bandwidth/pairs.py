@@ -38,8 +38,6 @@ from ..engine.threads import map_threads
 
 ROWS = 64  # of a block on a CPU: with 2,000 columns its arrays of float32 stay in a core's cache
 
-NEVER = 1e30  # a squared distance of a sample from itself that leaves it out, and does not overflow
-
 
 class Left(NamedTuple):
     """What one bandwidth gives, without the constant of the kernel of unit bandwidth, (2π)^(−d/2)."""
@@ -75,7 +73,9 @@ class Pairs:
         self._where = {} if self.on_host else {"device": u.device}
         self._index = xp.arange(self.n, **self._where)
         squares = self._squares(self.u)
-        self.squares = self._gather(lambda rows: self._put(squares(rows), rows, NEVER))  # (n, n)
+        self.squares = self._gather(
+            lambda rows: self._put(squares(rows), rows, 1e30)
+        )  # (n, n), itself left out
         self.nearest = xp.min(self.squares, axis=1)
         self._closer = self.nearest[:, None] - self.squares  # (n, n), at most 0
 

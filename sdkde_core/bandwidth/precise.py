@@ -70,7 +70,7 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
         rest = ((r - symmetric) + (r.T - symmetric)) / 2
 
     def remaining(p: Array) -> Array:
-        """C: P R Pᵀ = C Cᵀ, or P K where the factor K is what is given."""
+        """C of P R Pᵀ = C Cᵀ, which is P K where the matrix is given by its factor K."""
         if matrix is None:
             return np.add(*_product(p, given))
         first, low = _product(symmetric, p.T)

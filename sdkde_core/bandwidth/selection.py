@@ -37,15 +37,11 @@ from .shapes import find_shape
 Array = NDArray[np.float64]
 
 CHOOSERS = ("auto", "lscv", "lcv")  # rules that choose from the data
-
 SEED = 20261122  # of the draw of the samples that criteria are summed over
 
 #: The bandwidths that are looked at are multiples e^(STEP k) of the best one for normal samples: k from −31 to 0, for
 #: "lscv" and "lcv" to 5. A first search takes every third.
-STEP, BELOW, ABOVE, STRIDE = 0.15, 31, 5, 3
-
-#: The shares of the samples that make up least squares, effectively, between which the likelihood takes over.
-CARRIED = (0.15, 0.25)
+STEP = 0.15
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +114,7 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         shape = find_shape(sample, u, weights, index, mixed=held)
     if shape is not None:
         u = product(u, np.linalg.inv(np.linalg.cholesky(shape.matrix)).T)
-    steps = np.arange(-BELOW, 1 + (0 if rule == "auto" else ABOVE))
+    steps = np.arange(-31, 1 if rule == "auto" else 6)
     if n >= 1000:  # then a search by 500 of them pays
         few = index[:500]
         steps = _Looks(sample, u[few], weights[few] / weights[few].sum()).worth(rule, steps, n)
@@ -212,27 +208,27 @@ class _Looks:
         self.known: dict[int, Left] = {}
 
     def worth(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
-        """The steps about those that would have weight, were the samples n, by a look at some."""
-        some = steps[::-STRIDE][::-1]
+        """The steps that may be plausible for n samples, by a search among every third of them."""
+        some = steps[::-3][::-1]
         plausible = self._plausible(rule, some, max(1.0, n / len(self.weights)))
         if not len(plausible):
             return steps
         first, last = plausible[[0, -1]]
-        return steps[(steps > some[first] - STRIDE) & (steps <= some[last] + STRIDE)]
+        return steps[(steps > some[first] - 3) & (steps <= some[last] + 3)]
 
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The steps that have weight, and more: some are looked at, then those about the plausible ones.
+        """The plausible steps and their neighbours: every third is looked at, then all around the plausible ones.
 
-        The best of these may be better than the best before, and others plausible beside it, so that is done again. Of
-        "auto" only least squares is asked where enough samples make it up.
+        Repeated until no new step is plausible, as a better best makes others plausible. "auto" looks at least squares
+        alone where enough samples make it up.
         """
-        looked = np.union1d(steps[:1], steps[::-STRIDE])
+        looked = np.union1d(steps[:1], steps[::-3])
         low, high = steps[-1], steps[0]
         while True:
             carried = self.at(looked).carried_by(self.weights) * self.share
-            enough = rule == "auto" and carried >= CARRIED[1]  # as they will make up the same share in the end
+            enough = rule == "auto" and carried >= 0.25  # as they will make up the same share in the end
             plausible = self._plausible("lscv" if enough else rule, looked)
-            if not len(plausible):  # the criteria overflowed: what is wrong is said of all steps
+            if not len(plausible):  # the criteria overflowed: the error message is made from all steps
                 return steps
             first, last = plausible[[0, -1]]
             low = min(low, looked[max(first - 1, 0)])
@@ -243,14 +239,14 @@ class _Looks:
             looked = np.union1d(looked, about)
 
     def _plausible(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> NDArray[np.intp]:
-        """The places of those steps that a criterion of the rule gives weight, were the samples so many times more."""
+        """Indices of the plausible steps by a criterion of the rule, for ``more`` times as many samples."""
         losses = self.at(steps)
         asked = {"lscv": (losses.least_squares,), "lcv": (losses.likelihood,)}.get(rule, losses)
         scores = [more * _plausible(loss, self.weights) for loss in asked if loss is not None]
         return np.flatnonzero(np.max(scores, axis=0) > -6.0)
 
     def at(self, steps: NDArray[np.intp]) -> _Losses:
-        """Return what every sample adds to the criteria; what was seen before is not summed up again."""
+        """Return what every sample adds to the criteria at these steps; sums are kept."""
         new = [int(step) for step in steps if int(step) not in self.known]
         self.known.update(zip(new, self.pairs.at([self.unit * math.exp(STEP * step) for step in new])))
         left = [self.known[int(step)] for step in steps]
@@ -290,12 +286,12 @@ def _of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp], looks: _L
         if carried < min(10, 0.5 / looks.share):
             return 0.0, "as a few samples make up all of least squares"
         return upper, "the upper end of what least squares allows"
-    low, high = CARRIED
-    share = float(np.clip((carried * looks.share - low) / (high - low), 0.0, 1.0))
+    # The likelihood takes over where less than a quarter to 0.15 of the samples make up least squares, effectively.
+    share = float(np.clip((carried * looks.share - 0.15) / (0.25 - 0.15), 0.0, 1.0))
     if share == 1.0:
         return upper, "the upper end of what least squares allows"
     if np.argmin(logs @ weights) == len(steps) - 1:  # or it is found already
-        beyond = np.arange(1, ABOVE + 1)
+        beyond = np.arange(1, 6)
         logs, steps = np.concatenate([logs, looks.at(beyond).likelihood]), np.concatenate([steps, beyond])
     most = _least(logs, weights, steps)
     if share == 0.0:

@@ -40,9 +40,6 @@ SCALE_LENGTHS = (1.6,) * 5
 #: direction, 2 / (1.18 + 0.82 cos((k + ½) π / 6)), long and short in turn. They come as far as ten of 1.6.
 LENGTHS = (1.013, 5.162, 1.136, 3.329, 1.437, 2.066)
 
-#: By how many standard errors a shape that is fitted must be better than a simpler one.
-CLEARLY = 2.0
-
 #: The least eigenvalue of a shape, as a correlation matrix: below it columns are nearly dependent.
 LEAST = 1e-6
 
@@ -99,7 +96,7 @@ def find_shape(
     columns = kernels.scaled(normal, SCALE_LENGTHS)
     simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
     scales = kernels.climb(columns, "scales")
-    if kernels.better(scales, columns, "scale", d - 1, CLEARLY):
+    if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
         found = Shape(matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}")
     correlation = _correlation(u, weights)
@@ -111,14 +108,14 @@ def find_shape(
         factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
         oriented = kernels.scaled(kernels.distances(factor), SCALE_LENGTHS)
         likeliest = max(simple, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
-        if kernels.better(oriented, simple, freed, 0, 1.0):
+        if kernels.better(oriented, simple, freed, 0, errors=1.0):
             simple, freed = oriented, "scale"
             found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
     if most < 3 * d * (d + 1) / 2:  # three samples for each parameter
         return found
     full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
-    if kernels.better(full, simple, freed, more, CLEARLY) and _far_from_singular(full.matrix):
+    if kernels.better(full, simple, freed, more) and _far_from_singular(full.matrix):
         matrix = full.matrix * (size / _size(full.matrix))
         found = Shape((matrix + matrix.T) / 2, f"a full matrix, {_better(full, columns)}")
     return found
@@ -216,7 +213,7 @@ class _Kernels:
         """A small host array where the samples are."""
         return self.xp.asarray(np.ascontiguousarray(x), **self.where)
 
-    def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float) -> bool:
+    def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
         """Whether a fit is better than one with ``more`` parameters less, by so many standard errors.
 
         That one is given as many steps, as the scale of both may not have come to its best.

@@ -47,7 +47,7 @@ _estimator = together(
         type=Choice(tuple(KERNELS)),
         default="gaussian",
         show_default=True,
-        help="Others than the Gaussian go with --method kde, and a bandwidth in numbers.",
+        help="Kernels other than the Gaussian need --method kde, and a bandwidth in numbers.",
     ),
     click.option(
         "--negative",
@@ -301,7 +301,7 @@ def _bandwidth(text: str) -> Any:
 
 
 def _files(train: str, query: str | None, bandwidth: str, weights: str | None) -> dict[str, str | None]:
-    """The files by the arguments of :func:`sdkde_core.estimate` that they are read for; None for what is no file."""
+    """Return file names by argument of :func:`sdkde_core.estimate`; None for an argument that is no file."""
     files = {"train": train, "query": query or train, "weights": weights, "bandwidth": bandwidth}
     return {name: text if text and _is_file(text) else None for name, text in files.items()}
 

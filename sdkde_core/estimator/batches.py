@@ -99,7 +99,7 @@ def check_out(out: Any, query: Argument) -> None:
 def in_batches(
     fitted: Fitted, batches: Iterable[Argument], compute: Callable[[Fitted, Query], R], advance: Advance | None
 ) -> Iterator[R]:
-    """Yield ``compute(fitted, batch)`` for every batch of a query; who watches is told once it was taken."""
+    """Yield ``compute(fitted, batch)`` for every batch of a query, and call ``advance`` after each."""
     for rows in batches:
         yield fitted.serve(lambda here, rows=rows: compute(here, here.read(rows)))  # type: ignore[misc]
         if advance is not None:
@@ -159,7 +159,7 @@ def gradients(fitted: Fitted, query: Argument, advance: Advance | None = None) -
 
 
 def _answered(fitted: Fitted, query: Argument, wanted: Wanted, out: Any, advance: Advance | None) -> Any:
-    """Return what is wanted of a query: of all rows at once, or by batches where there is ``out``, or one watches."""
+    """Return what is wanted at a query: all rows at once, or by batches if ``out`` or ``advance`` is given."""
     if out is None and advance is None:
         return fitted.serve(
             lambda here: wanted(here, here.read(query)) if here.replays is None else replay.answer(here, query, wanted)

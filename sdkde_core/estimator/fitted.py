@@ -1,4 +1,4 @@
-"""A plan run: its passes, and fitted columns, what is left of it once all passes but the last have run."""
+"""Running a plan: all its passes, or all but the last, which leaves fitted columns for any queries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PassReport:
 
 
 def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Partial:
-    """Run all passes of a plan, and return the result of the last; ``report`` is told of each."""
+    """Run all passes of a plan, and return the result of the last; ``report`` is called after each."""
     last = plan.problems[-1]
     if not last.m:
         return empty(last, plan.columns.points)
@@ -157,7 +157,7 @@ class Fitted:
 
     @classmethod
     def of(cls, plan: Plan, advance: Advance | None = None) -> Fitted:
-        """Run all passes of a plan but the last, and pack the columns; ``advance`` is told of samples that moved."""
+        """Run all passes of a plan but the last, and pack the columns; ``advance`` is called with samples moved."""
         columns, choice = _moved(plan, advance=advance), plan.choice
         # The columns and the bandwidth have what the user's arrays say.
         request = replace(plan.request, weights=None, bandwidth="silverman")

@@ -21,9 +21,7 @@ from .mixture import check_positive, marginal
 
 Array = NDArray[np.float64]
 
-#: Bandwidths above a row at which a sample no longer adds to its distribution function, and below it at which it adds
-#: all that it has, in float64.
-ABOVE, BELOW = 38.6, 8.4
+ABOVE = 38.6  # bandwidths above a row at which a sample no longer adds to its distribution function, in float64
 
 
 def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
@@ -83,7 +81,7 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
         for start in range(0, len(y), 256):
             block = by_place[start : start + 256]
             rows = y[block]
-            first = np.searchsorted(u, rows[0] - BELOW - 1.0)
+            first = np.searchsorted(u, rows[0] - 9.4)  # those before add all that they have
             last = np.searchsorted(u, rows[-1] + ABOVE)
             total = np.full(len(rows), reached[first])
             for left in range(first, last, 1 << 14):

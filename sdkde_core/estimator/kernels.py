@@ -72,7 +72,7 @@ def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> NDArray[np.float64]:
 
 
 def _cosine_radii(n: int, d: int, rng: Any) -> NDArray[np.float64]:
-    """Radii of the linear kernel, of which at least 0.64 are kept: cos(π r / 2) is sin z / z of π (1 − r) / 2 = z."""
+    """Radii by rejection from the linear kernel's: with z = π (1 − r) / 2, cos(π r / 2) / (1 − r) ∝ sin z / z ≥ 2/π."""
     radii = rng.beta(d, 2, n)
     new = np.arange(n)
     while new.size:

@@ -61,13 +61,13 @@ def components(fitted: Fitted) -> Mixture:
 
 
 def check_positive(fitted: Fitted, lacks: str) -> None:
-    """Raise ValueError for the signed method, of which ``lacks`` says what it has not."""
+    """Raise ValueError for the signed method; ``lacks`` says what it has not."""
     if fitted.request.method == "laplace":
         raise ValueError(f"method='laplace' is signed and {lacks}; pass method='sdkde' or 'kde'")
 
 
 def check_count(name: str, count: Any) -> int:
-    """Return how many draws there are to be; ValueError for what is no integer ≥ 0."""
+    """Return the number of draws; ValueError if it is no integer ≥ 0."""
     try:
         many = -1 if isinstance(count, (bool, np.bool_)) else operator.index(count)
     except TypeError:

@@ -84,7 +84,7 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     try:
         return data, resolve(bandwidth, data.train, data.log_weights, method=method, kernel=kernel)
     except (TypeError, ValueError):
-        data.check_finite()  # says what is wrong better
+        data.check_finite()  # a better message
         raise
 
 
@@ -138,7 +138,7 @@ def plan_data(
         extent = moved_extent(extent)
     requires = frozenset(["weights"] * (data.log_weights is not None) + ["grad"] * grad)
     samples: dict[str, Sampler] = {}
-    # What several share is summed over all pairs; and processes, of which each has its own queries, are to agree.
+    # Several devices sum all pairs; and processes, each with queries of its own, must agree on the choice.
     alone = request.ranks is None and (isinstance(request.device, str) or request.device is None)
     if alone and (explained or select.named_backend(request.backend) == "auto"):  # otherwise no price is asked for
         samples["train"] = Sampler(points, points, log_weights)
@@ -257,7 +257,7 @@ def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: B
 
 
 def _checked(extent: float, distances: Any, points: Data | Query, bandwidth: Bandwidth) -> float:
-    """The extent, if it is finite and no square overflows; that of the other points where NaN are allowed."""
+    """Return the extent, NaN left out where they are allowed; ValueError where a square of a distance overflows."""
     if extent < FARTHEST:
         return extent
     if not math.isfinite(extent):

@@ -35,7 +35,7 @@ class Prepared:
     """A training set made ready for queries by :func:`sdkde_core.prepare`.
 
     It is immutable, safe to use from several threads, and pickles and copies: with its columns, so that a process or
-    host that loads it has nothing left to do but to pack them, for the same backend, or for the best one that is there.
+    host that loads it only packs them, for the same backend, or for the best one that is there.
     :meth:`save` writes the same to a file that is safe to load.
 
     Attributes
@@ -228,7 +228,7 @@ class Prepared:
 
     @public
     def quantile(self, q: Any) -> Any:
-        """Return the values of which :meth:`cdf` is ``q``, in one dimension: (m,), or a number for a number."""
+        """Return the quantiles, the inverse of :meth:`cdf`, in one dimension: (m,), or a number for a number."""
         values = numbers("q", q)
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"q is {brief(q)}; pass probabilities from 0 to 1")
@@ -314,7 +314,7 @@ class Prepared:
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 
     def _gaussian(self, what: str) -> Fitted:
-        """The fitted density; ValueError where its kernel is another than the Gaussian, of which ``what`` is known."""
+        """The fitted density; ValueError unless its kernel is the Gaussian, the only one with ``what``."""
         if self.kernel != "gaussian":
             raise ValueError(
                 f"kernel={self.kernel!r} has densities and draws, no {what}; prepare with kernel='gaussian'"

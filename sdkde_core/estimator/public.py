@@ -1,4 +1,4 @@
-"""The entrance: what is public runs untraced by torch.compile, and whatever NumPy's error state says."""
+"""The decorator of public functions: torch.compile does not trace them, and NumPy's error state does not matter."""
 
 from __future__ import annotations
 

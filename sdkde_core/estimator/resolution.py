@@ -22,7 +22,6 @@ from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 Array = NDArray[np.float64]
 
 EPS = 2.0**-52
-
 #: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less.
 #: At ``"float64"`` that is 1e4, by the worst rounding. Twice as far is where some rows begin to miss the tolerances:
 #: those that lie some 45 bandwidths from their nearest sample. That is of log sums with a bandwidth per column. A

@@ -43,7 +43,6 @@ from .request import Goal, Options, Request
 Array = NDArray[np.float64]
 
 _WHERE = ("backend", "device", "backend_options")  # what cannot be had where the file is loaded is done without
-_CURVES = ("multiples", "least_squares", "likelihood")  # of a selection
 
 
 def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -75,7 +74,7 @@ def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Fitted:
-    """Return the columns, with the backend that they were made with, or another one that is here.
+    """Return the columns, with the backend that made them, or another one that is here.
 
     Where the user had named a backend or a device that cannot be had here, a warning says so, with the file's ``name``.
     Nothing in the file is trusted: ValueError where it cannot be right.
@@ -136,7 +135,7 @@ def origin_of(content: Mapping[str, Any]) -> Origin:
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that say what is estimated, of the types of their defaults."""
+    """Return the options, if all are known and of the types of their defaults."""
     defaults = {f.name: f.default for f in fields(Request) if f.name in Options.__annotations__}
     for name, value in options.items():
         if name not in defaults:
@@ -149,14 +148,15 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 def _selection(content: Any, arrays: Mapping[str, Array], d: int) -> Selection | None:
     if content is None:
         return None
+    known = {"multiples", "least_squares", "likelihood"}
     curves = {name.removeprefix("selection."): x for name, x in arrays.items() if name.startswith("selection.")}
     found: dict[str, Any] = {**content, **curves} if isinstance(content, dict) else {}
     k, shape = len(curves.get("multiples", ())), curves.get("shape")
     fits = found.pop("shape", None) is shape
     types = {"method": str, "rule": str, "multiple": float, "reason": str, "used": int}
-    fits &= {name: type(x) for name, x in found.items() if name not in _CURVES} == types
+    fits &= {name: type(x) for name, x in found.items() if name not in known} == types
     fits &= all(x.shape == ((d, d) if name == "shape" else (k,)) and x.dtype == float for name, x in curves.items())
-    if not fits or not set(_CURVES) <= set(curves) or not (np.diff(curves["multiples"], prepend=0.0) > 0.0).all():
+    if not fits or not known <= set(curves) or not (np.diff(curves["multiples"], prepend=0.0) > 0.0).all():
         raise ValueError("its selection of the bandwidth cannot be right")
     return Selection(**found, shape=shape)
 

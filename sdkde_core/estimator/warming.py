@@ -84,7 +84,7 @@ def _places(infos: Sequence[BackendInfo], device: str | None) -> list[str]:
 
 
 def _warm(info: BackendInfo, device: str) -> str:
-    """Start a backend and run what is common, unless that compiles for long; return why it cannot, or nothing."""
+    """Start a backend and run the common estimates, unless they compile for long; return why it cannot, or nothing."""
     if device.partition(":")[0] not in info.devices:
         return f"runs on {', '.join(info.devices)}"
     if (info.name, device) in (unusable := started.unusable()):

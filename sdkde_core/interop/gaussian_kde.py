@@ -404,7 +404,7 @@ def _normalised(weights: Any, n: int) -> Array:
 
 
 def _bandwidth(covariance: Array) -> Any:
-    """What :func:`prepare` is to take: in one dimension a number, of which laplace's integrals are known."""
+    """The bandwidth for :func:`prepare`; in one dimension a number, as laplace has integrals for numbers only."""
     return math.sqrt(covariance[0, 0]) if covariance.shape == (1, 1) else covariance
 
 

@@ -45,7 +45,7 @@ class KernelDensity(neighbors.KernelDensity):
         not look at the data's scale. Any other string is a rule of :func:`sdkde_core.estimate`, such as ``"auto"``,
         chosen from the data. One number per dimension is in the data's units, a matrix H in squared units.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
-        Others than the Gaussian for ``method="kde"`` only.
+        Kernels other than the Gaussian need ``method="kde"``.
     rtol : float
         0: log densities to about 1e-10. From 1e-5 and from 5e-4 on, ``precision="auto"`` takes ``"high"`` and
         ``"fast"``, see :data:`sdkde_core.protocol.TOLERANCES`.
@@ -187,7 +187,7 @@ class KernelDensity(neighbors.KernelDensity):
         Raises
         ------
         NotImplementedError
-            Another kernel than the Gaussian and the tophat, as with scikit-learn; ``density_.sample`` draws of all.
+            The kernel is neither Gaussian nor tophat, as with scikit-learn; ``density_.sample`` draws from all.
         ValueError
             ``method="laplace"``, which is signed.
         """
