@@ -177,7 +177,7 @@ def estimate(
         return replay.estimate(key, request, train, query, planned, finish)
 
     result = with_fallback(request, compute)
-    if has_gaps(request, log):
+    if log and has_gaps(request, log):
         warn_of_negative(undefined(result), result.shape[0], request.check_finite)
     return result
 

@@ -295,17 +295,6 @@ def test_errors_that_points_in_columns_explain_say_so(arguments, options, turned
     assert turned or "SciPy" not in str(error.value)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
-def test_numbers_that_are_not_finite_are_found(kind, bad):
-    x = X.copy()
-    x[3, 1] = bad
-    with pytest.raises(ValueError, match=r"train has values that are not finite.*row 3, column 1"):
-        sdkde_core.estimate(kind(x), bandwidth=1.0)
-    with pytest.raises(ValueError, match="query has values"):
-        sdkde_core.estimate(kind(X), kind(x), bandwidth=1.0)
-
-
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
 @pytest.mark.parametrize(
     ("value", "bandwidth", "message"),

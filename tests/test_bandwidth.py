@@ -184,18 +184,6 @@ def test_a_nearly_singular_matrix_costs_no_digits(d, condition):
     assert abs(off).max() < 1e-15 * d * np.sqrt(condition)
 
 
-@pytest.mark.parametrize("attached", ["train", "query", "bandwidth"])
-def test_a_nearly_singular_matrix_costs_no_digits_of_what_is_attached(attached):
-    h, x = _nearly_singular(3, 1e10)
-    tensors = {"train": torch.tensor(x[:30]), "query": torch.tensor(x[30:]), "bandwidth": torch.tensor(h)}
-    tensors[attached].requires_grad_()
-    got = sdkde_core.estimate(**tensors, method="kde", precision="float64", log=True)
-    want = reference.estimate(x[:30], x[30:], bandwidth=h, method="kde", log=True)
-    np.testing.assert_allclose(got.detach().numpy(), want, rtol=1e-11)
-    got.sum().backward()
-    assert torch.isfinite(tensors[attached].grad).all()
-
-
 def test_a_matrix_is_kept_as_it_was_given():
     h, x = _nearly_singular(8, 1e10)
     h = (h + h.T) / 2

@@ -22,9 +22,7 @@ from pairwise import cases
 import sdkde_core
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.rules import RULES, resolve
-from sdkde_core.choice import hardware, registry
-from sdkde_core.choice.driver import Described
-from sdkde_core.cli import doctor
+from sdkde_core.choice import registry
 from sdkde_core.cli.main import main
 from sdkde_core.estimator import batches
 from sdkde_core.protocol import TOLERANCES, Reduction, Support
@@ -589,27 +587,6 @@ def test_doctor_reports_what_is_missing_and_what_fails(monkeypatch):
         assert re.search(pattern, text), pattern
     monkeypatch.setenv("SDKDE_NUM_THREADS", "many")
     assert "SDKDE_NUM_THREADS is 'many'" in sdkde("doctor").output
-
-
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    [
-        (("NVIDIA H200",), "cuda:0  NVIDIA H200, driver 570.1, memory not known"),
-        (("NVIDIA H200",), "rates: NVIDIA H200 data sheet"),
-        (("NVIDIA H200", "NVIDIA T1"), "rates not known"),
-        (("NVIDIA T1200",), "rates: NVML: 16 multiprocessors at 1.425 GHz, 160 GB/s"),
-        ((), "none found"),
-    ],
-)
-def test_doctor_lists_gpus(names, shown, monkeypatch):
-    gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}") for i, name in enumerate(names))
-    said = {"GPU-0": Described(16, 1425, 160e9, 75)}
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(hardware, "described", said.get)
-    monkeypatch.setattr(hardware, "driver_version", lambda: "570.1")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(doctor, "_probe", lambda info, device: Support(False, "not looked at"))  # another test's
-    assert shown in sdkde("doctor").output
 
 
 def test_alone_it_shows_its_help():

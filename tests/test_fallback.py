@@ -241,19 +241,3 @@ def test_what_does_not_load_stands_in_the_way_of_none(install, weak):
     info = "startup_seconds=1e-9, work=lambda problem, config: Work(),"
     install("second", "second", second.format(make="pass", prepare="pass", reduce="pass", info=info))
     assert sdkde_core.prepare(X).backend == "second"
-
-
-@pytest.mark.parametrize(
-    "info",
-    [
-        "work=lambda problem, config: Work(scalar_flops=float('nan')),",
-        "work=lambda problem, config: Work(launches=-1000),",
-        "work=lambda problem, config: Work(), compile_seconds=lambda problem: float('nan'),",
-        "work=lambda problem, config: Work(), compile_seconds=lambda problem: -9.0,",
-        "work=lambda problem, config: Work(), compile_seconds=lambda problem: 1 / 0,",
-    ],
-)
-def test_a_price_that_is_no_number_never_wins(weak, info):
-    weak(info=info)
-    assert sdkde_core.explain(X, Y).backend == "numpy"
-    assert sdkde_core.prepare(X).backend == "numpy"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 import sdkde_core
-from sdkde_core import BackendUnavailable, SdkdeWarning, messages, protocol
-from sdkde_core.choice import calibration, registry, select
+from sdkde_core import BackendUnavailable, SdkdeWarning
+from sdkde_core.choice import calibration, registry
 from sdkde_core.cli.main import main
 from sdkde_core.messages import did_you_mean, warn_once
-from sdkde_core.protocol import Problem, Reduction, Support
+from sdkde_core.protocol import Support
 
 X = [0.0, 1.0, 3.0]
 
@@ -59,17 +58,6 @@ def test_what_plugins_and_libraries_put_between_is_not_the_users(tmp_path, monke
         core["estimate"](backend["reduce"])
     line = sys._getframe().f_lineno - 1
     assert [(t.filename, t.lineno) for t in told] == [(__file__, line)]
-
-
-def test_users_filter_by_category(monkeypatch):
-    monkeypatch.setattr(calibration, "_lookup", lambda: broken)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SdkdeWarning)
-        sdkde_core.estimate(X, [1.0])
-    monkeypatch.setattr(messages, "_told", set())
-    registry.chosen.clear()  # else nobody is priced again
-    with pytest.raises(SdkdeWarning):  # as the filters of the tests make it an error
-        sdkde_core.estimate(X, [1.0])
 
 
 def test_it_is_seen_without_any_setting_up(tmp_path):
@@ -140,21 +128,6 @@ def test_an_argument_that_is_almost_right(options, meant):
     assert str(error.value).endswith(f"; did you mean {meant!r}?")
 
 
-def test_a_function_names_its_own_arguments_only():
-    with pytest.raises(TypeError, match="'logs'") as error:
-        sdkde_core.debias(X, logs=True)
-    assert "did you mean" not in str(error.value)
-
-
-def test_options_of_backends_that_take_any_or_none():
-    def factory(**anything):
-        return anything
-
-    assert protocol._check_options(factory, {"colour": 1}) is None
-    with pytest.raises(TypeError, match=r"there is no option 'colour'; there are none$"):
-        protocol._check_options(lambda: None, {"colour": 1})
-
-
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
@@ -199,15 +172,3 @@ def test_a_variable_that_is_not_right_is_named(variable, value, told, monkeypatc
     if variable == "SDKDE_BACKEND":
         with pytest.raises(BackendUnavailable, match=f"^backend '{value}'"):
             sdkde_core.estimate(X, [1.0], backend=value)
-
-
-@pytest.mark.parametrize("variable", ["SDKDE_NUM_THREADS", "SDKDE_TUNING"])
-def test_no_backend_is_blamed_that_would_stumble_over_it(variable, monkeypatch):
-    """Named, with data on a card, it is not priced, and so nothing looks at what was calibrated before it works."""
-    (working,) = (r for r in registry.records() if r.name == "numpy")
-    card = replace(working, name="card", info=replace(working.info, name="card", devices=("cuda",)))
-    monkeypatch.setattr(registry, "records", lambda: (card,))
-    monkeypatch.setenv(variable, "of")
-    problem = Problem(Reduction.LOG_SUM, 5, 5, 1, device="cuda:0")
-    with pytest.raises(ValueError, match=f"^{variable} is 'of'"):
-        select.choose([problem], backend="card", data_device="cuda:0")

@@ -371,8 +371,6 @@ def test_the_check_can_be_skipped():
 
 # --- on a device ------------------------------------------------------------------------------------------------
 
-DEVICE = array_api_strict.Device("device1")
-
 
 def test_numbers_that_are_not_finite_are_named():
     ready = sdkde_core.prepare(X, bandwidth=H, precision="float64")

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import sys
-import warnings
 import weakref
 from types import SimpleNamespace
 
@@ -305,38 +304,6 @@ def test_calls_are_answered_right_whatever_comes(backend, sets, long, on_device,
     for i in [*np.random.default_rng(0).integers(len(sets), size=60), *[0] * 4]:
         assert torch.equal(estimate(**sets[i]), first[i])
     assert "whole" in on_device.log
-
-
-def _warned(ask, x):
-    """What a call returns, and what it warns of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        got = ask(x)
-    return got, [str(warning.message) for warning in caught]
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-def test_logs_of_negative_densities_are_replayed_with_their_warnings(prepared, on_device, monkeypatch):
-    options = {"method": "laplace", "bandwidth": 0.3, "backend": "torch", "precision": "fast"}
-    ready, near = sdkde_core.prepare(X40, **options), X40[:7].clone()  # at a sample it is positive
-
-    def ask(query):
-        return ready.estimate(query, log=True) if prepared else sdkde_core.estimate(X40, query, log=True, **options)
-
-    queries = [near, near + 0.5, near.flip(1).contiguous()]
-    first = [_warned(ask, y) for y in queries]
-    assert len({len(told) for _, told in first}) == 2, "one has a warning, and one has none"
-    for _ in range(replay.CALLS + 1):
-        for y in queries:
-            _warned(ask, y)
-    monkeypatch.setattr(replay.Replays, "record", None)  # nothing but replays from now on
-    for y, (want, told) in zip(queries, first):
-        got, again = _warned(ask, y)
-        assert torch.equal(got.isnan(), want.isnan())
-        assert torch.equal(got.nan_to_num(), want.nan_to_num())
-        assert again == told == [f"the Laplace estimate is negative at {n} of 7 points, where its log is NaN; use "
-            "log=False for the signed values, negative='clip', or method='sdkde', which is never negative"
-            for n in [int(want.isnan().sum())] if n]  # fmt: skip
 
 
 def test_weights_that_are_equal_are_not_replayed_for_others(on_device):

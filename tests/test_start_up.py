@@ -12,7 +12,7 @@ from plugins import installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning
-from sdkde_core.choice import cards, hardware, judge, registry, select
+from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.cli.main import main
 from sdkde_core.estimator import warming
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
@@ -228,17 +228,6 @@ def test_a_backend_named_in_the_environment_is_warmed_up_alone(plugins, monkeypa
         sdkde_core.warm_up("cpu")
 
 
-def test_data_on_the_host_go_to_a_card_once_it_is_warm(card):
-    """They stayed on the CPU at up to 79 times the time."""
-    problems = [replace(PROBLEM, m=2048, n=16384, d=16, extent=15.0)]
-    assert select.rank(problems)[0].device == "cpu"
-    assert cards.gpu("NVIDIA H200") is not None
-    for record in registry.records():
-        if record.ok:
-            registry.warm.update({(record.name, d): warming.compiles(record.info, d) for d in ("cpu", "cuda:0")})
-    assert select.rank(problems)[0].device == "cuda:0"
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 def test_a_forked_child_is_warm_on_the_cpu_only():
     registry.warm.update({("one", "cpu"): True, ("one", "cuda:0"): True})
@@ -248,18 +237,3 @@ def test_a_forked_child_is_warm_on_the_cpu_only():
 
     assert _status_of_child(child) == 0
     assert len(registry.warm) == 2
-
-
-@pytest.mark.slow
-def test_everything_that_is_here_is_warmed_up():
-    took = sdkde_core.warm_up("cpu")["cpu"]
-    assert "numpy" in took
-    explained = sdkde_core.explain(X)
-    assert {c.name for c in explained.candidates if c.ok} <= took.keys()
-    assert all(
-        c.counted_seconds == 0.0 for c in explained.candidates if c.ok and warming.compiles(_info(c.name), "cpu")
-    )
-
-
-def _info(name):
-    return registry.find(name).info

@@ -73,9 +73,7 @@ class Pairs:
         self._where = {} if self.on_host else {"device": u.device}
         self._index = xp.arange(self.n, **self._where)
         squares = self._squares(self.u)
-        self.squares = self._gather(
-            lambda rows: self._put(squares(rows), rows, 1e30)
-        )  # (n, n), itself left out
+        self.squares = self._gather(lambda rows: self._put(squares(rows), rows, 1e30))  # (n, n), itself left out
         self.nearest = xp.min(self.squares, axis=1)
         self._closer = self.nearest[:, None] - self.squares  # (n, n), at most 0
 

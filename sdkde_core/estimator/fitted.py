@@ -52,7 +52,7 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Parti
     if last.extent > REACH[last.precision]:
         check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     queries = None if last.same else plan.columns.points if plan.query is None else plan.query  # before they moved
-    return _pass(last, _packed(plan, last, _moved(plan, report)), queries, report)
+    return _pass(plan, last, _moved(plan, report), queries, report)
 
 
 def slope(plan: Plan) -> Any:
@@ -82,13 +82,12 @@ def shifted(
     """Return the shift at the columns themselves (n, d): all at once, or by batches where somebody watches."""
     if problem.extent > REACH[problem.precision]:
         check_resolution(problem, plan.bandwidth, columns)
-    packed = _packed(plan, problem, columns)
     if advance is None:
-        return _pass(problem, packed, None, report).shift
-    batches, size = [], batch_rows(problem.n, problem)
+        return _pass(plan, problem, columns, None, report).shift
+    packed, batches, size = _packed(plan, problem, columns), [], batch_rows(problem.n, problem)
     for start in range(0, problem.n, size):
         stop = min(start + size, problem.n)
-        batches.append(_pass(replace(problem, m=stop - start), packed, None, report, some=(start, stop)))
+        batches.append(packed.reduce(None, some=(start, stop))[0])
         to_host(detached(batches[-1].log_sum[:1]))  # waits for the device
         advance(stop - start)
     return concatenate(batches).shift
@@ -111,11 +110,13 @@ def _moved(plan: Plan, report: Callable[[PassReport], None] | None = None, advan
 
 
 def _pass(
-    problem: Problem, columns: Reducer, queries: Any, report: Callable[[PassReport], None] | None, **known: Any
+    plan: Plan, problem: Problem, columns: Columns, queries: Any, report: Callable[[PassReport], None] | None
 ) -> Partial:
-    """Reduce; for a report, wait for the result and take the time."""
+    """Pack and reduce; for a report, take the time of reducing."""
+    choice, where = plan.choice, plan.request.ranks or plan.choice.devices
+    packed = pack_on(where, choice.backend, choice.info, problem, columns)
     start = time.perf_counter()
-    result, outliers = columns.reduce(queries, **known)
+    result, outliers = packed.reduce(queries)
     if report is not None:
         to_host(detached(result.log_sum[:1]))  # waits for the device
         report(PassReport(problem, time.perf_counter() - start, outliers))

@@ -304,8 +304,7 @@ class Prepared:
 
     def to_saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the content and the arrays of a file; classes that hold a prepared density save these too."""
-        content, arrays = to_saved(self._fitted)
-        return {**content, "origin": list(self._origin.address)}, arrays
+        return to_saved(self._fitted, self._origin)
 
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> Prepared:

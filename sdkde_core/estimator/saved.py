@@ -45,7 +45,7 @@ Array = NDArray[np.float64]
 _WHERE = ("backend", "device", "backend_options")  # what cannot be had where the file is loaded is done without
 
 
-def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
+def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
     request, bandwidth, problem, backend, centre, columns, names = fitted.state(fitted.choice.name)
@@ -63,6 +63,7 @@ def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
         "rows": problem.m,
         "extent": problem.extent,
         "backend": backend,
+        "origin": list(origin.address),
     }
     arrays = {"points": columns.points, "log_weights": columns.log_weights, "centre": centre}
     arrays |= bandwidth.arrays()

@@ -262,12 +262,14 @@ class gaussian_kde:
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> gaussian_kde:
         """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
-        try:
-            options, factor, density = content["options"], content["factor"], content["density"]
-            made = cls(arrays["dataset"], factor, arrays.get("weights"), method=content["method"], **options)
-            prepared = Prepared.from_saved(density, arrays, name)
-        except KeyError as error:
-            raise ValueError(f"its {error.args[0]} is missing") from None
+        made = cls(
+            arrays["dataset"],
+            content["factor"],
+            arrays.get("weights"),
+            method=content["method"],
+            **content["options"],
+        )
+        prepared = Prepared.from_saved(content["density"], arrays, name)
         if (prepared.n_train, prepared.n_dimensions, prepared.method) != (made.n, made.d, made.method):
             raise ValueError("its density and its dataset do not fit each other")
         made._made = made.dataset, made.covariance, prepared

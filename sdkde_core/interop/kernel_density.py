@@ -218,11 +218,8 @@ class KernelDensity(neighbors.KernelDensity):
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> KernelDensity:
         """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
-        try:
-            made = cls(**content["parameters"])
-            made.density_ = Prepared.from_saved(content["density"], arrays, name)
-        except KeyError as error:
-            raise ValueError(f"its {error.args[0]} is missing") from None
+        made = cls(**content["parameters"])
+        made.density_ = Prepared.from_saved(content["density"], arrays, name)
         made._validate_params()
         made.bandwidth_, made.n_features_in_ = _plain(made.density_.bandwidth), made.density_.n_dimensions
         if made.density_.method != made.method:

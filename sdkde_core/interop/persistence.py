@@ -62,5 +62,7 @@ def load(path: Path | str) -> Any:
         raise ValueError(f"{name!r} holds a {kind!r:.60}, which this version does not know; pip install -U sdkde-core")
     try:
         return getattr(importlib.import_module(KINDS[kind]), kind).from_saved(content, arrays, name)
+    except KeyError as error:
+        raise ValueError(f"{name!r} cannot be loaded: its {error.args[0]} is missing; save it anew") from error
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:  # forged
         raise ValueError(f"{name!r} cannot be loaded: {error}; save it anew") from error
