@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,25 +12,22 @@ from typing import Any, Unpack
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Argument, Decisions, Origin, detached, ingest, is_dask, noting
+from .arrays import Argument, Origin, detached, is_dask
 from .bandwidth import recorded
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
-from .choice.cost import typical_extent
-from .choice.judge import only_enqueues
-from .estimator import autograd, graphs, warming
+from .estimator import autograd, graphs, replay, warming
 from .estimator.batches import Advance, check_out, densities, gradients, watched
 from .estimator.density import density, has_gaps, undefined, warn_of_negative
-from .estimator.explanation import Explanation, rows_of, shape_of
+from .estimator.explanation import Explanation, explained
 from .estimator.fallback import with_fallback
-from .estimator.fitted import Fitted, PassReport, run, shifted, slope
+from .estimator.fitted import Fitted, below_zero, run, shifted, slope
 from .estimator.kernels import log_constant
-from .estimator.plan import Measured, Plan, located, plan, read
+from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
-from .protocol import Partial
 
 __all__ = [
     "backends",
@@ -41,9 +40,6 @@ __all__ = [
     "select_bandwidth",
     "warm_up",
 ]
-
-#: Estimates that come again.
-_repeated = graphs.Replays()
 
 
 @public
@@ -80,9 +76,9 @@ def estimate(
         has them). What each is good for is in ``docs/bandwidths.md``.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
         Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
-        the Gaussian and the exponential are 0 from r = 1 on. Another than the Gaussian goes with ``method="kde"`` and
-        with a bandwidth in numbers, not with autograd, and takes a backend with the feature ``"kernel"``. Where no
-        sample is within reach log p̂ is −inf.
+        the Gaussian and the exponential are 0 from r = 1 on, and log p̂ is −inf where no sample is within reach. Kernels
+        other than the Gaussian need ``method="kde"``, a bandwidth in numbers, and a backend with the feature
+        ``"kernel"``. They have no derivatives.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
     negative : {"keep", "clip", "renormalise"}
@@ -106,10 +102,10 @@ def estimate(
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
         (:func:`explain` says which and why). Of start-up a tenth counts, until :func:`warm_up`.
     device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
-        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. A GPU
-        that is named reads large host data itself, which their bandwidth and extent take the host longer for. Of
-        several GPUs, as in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster
-        than the first alone; on any number of GPUs of one model a list gives the same bits.
+        Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. If
+        ``device`` is a GPU, host data of more than 2¹⁸ numbers are copied there before they are validated. Of several
+        GPUs, as in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster than the
+        first alone; on any number of GPUs of one model a list gives the same bits.
     check_finite : bool
         Refuse NaN and inf; False skips the check.
     backend_options : mapping, optional
@@ -160,47 +156,28 @@ def estimate(
     (1,)
     """
     request = Request.of(Goal.DENSITY, options, "query", "log", "out", "progress")
-    if any(map(is_dask, (train, query, request.weights))):
+    if is_dask(train) or is_dask(query) or is_dask(request.weights):
         return _lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
         with _long(request, train, query, out, progress) as (ready, given, advance):
             return densities(ready, given, log, out, advance)
-    key, arrays = graphs.key_of(request, train, query, log), (train, query, request.weights)
-    result = None if key is None else _repeated.play(key, *arrays)
-    if result is not None:
-        return _told(result, request, log)
+    key = graphs.key_of(request, train, query, log)
+
+    def finish(ready: Plan) -> Any:
+        constant = log_constant(ready.request.kernel, ready.bandwidth)
+        if request.negative == "renormalise":
+            constant = constant - math.log1p(below_zero(ready).mass)
+        values = density(run(ready), constant, log, clip=request.negative != "keep")
+        return _restored(ready, values, train, query, request.weights, request.bandwidth)
 
     def compute(request: Request) -> Any:
-        with noting(None if key is None else Decisions()) as noted:
-            ready = autograd.plan(request, train, query, replays=key is not None)
-            constant = log_constant(request.kernel, ready.bandwidth)
-            if request.negative == "renormalise":
-                constant = Fitted.of(ready).log_constant
+        if key is None:
+            return finish(autograd.plan(request, train, query))
+        planned = functools.partial(autograd.plan, request, train, query, replays=True)
+        return replay.estimate(key, request, train, query, planned, finish)
 
-            def finish(sums: Partial) -> Any:
-                values = density(sums, constant, log, clip=request.negative != "keep")
-                return _restored(ready, values, train, query, request.weights, request.bandwidth)
-
-            result = finish(run(ready))
-        if noted is not None and not ready.looked and only_enqueues(ready.choice.info, ready.choice.device):
-
-            def first(*buffers: Any) -> Measured:
-                return located(ingest(*buffers, check_finite=request.check_finite), ready.bandwidth)[0]
-
-            def second(measured: Measured) -> Any:
-                return finish(run(ready.again(measured)))
-
-            begun, then = noted.made[: ready.located], noted.made[ready.located :]
-            long = graphs.takes_long(sum(p.n * p.m for p in ready.problems), train.shape[1])
-            _repeated.record(key, arrays, begun, then, first, second, ready.alike, long, len(ready.shares))
-        return result
-
-    return _told(with_fallback(request, compute), request, log)
-
-
-def _told(result: Any, request: Request, log: bool) -> Any:
-    """Return the result, with a warning if it is NaN where the estimate is negative."""
-    if has_gaps(request, log):
+    result = with_fallback(request, compute)
+    if log and has_gaps(request, log):
         warn_of_negative(undefined(result), result.shape[0], request.check_finite)
     return result
 
@@ -233,10 +210,10 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
 
     def compute(request: Request) -> Prepared:
         ready = plan(request, train)  # which refuses tensors that require grad
-        return Prepared(Fitted.of(ready, shared=True, advance=advance), ready.data.dtype, ready.data.origin)
+        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
 
-    moved = 0 if progress is False else _moved(request, Argument.of("train", train))
-    with watched(progress, moved) as advance:
+    moved = Argument.of("train", train) if progress is not False and request.passes[0].moves else None
+    with watched(progress, _count(moved)) as advance:
         return with_fallback(request, compute)
 
 
@@ -262,8 +239,8 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
         shift = _at_home(ready, shifted(ready, ready.problems[0], ready.columns, advance=advance))
         return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
-    rows = 0 if progress is False else _count(Argument.of("train", detached(train)))
-    with watched(progress, rows) as advance:
+    moved = None if progress is False else Argument.of("train", detached(train))
+    with watched(progress, _count(moved)) as advance:
         return with_fallback(request, compute)
 
 
@@ -296,12 +273,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
 
 @public
 def select_bandwidth(
-    train: Any,
-    *,
-    method: str = "sdkde",
-    rule: str = "auto",
-    weights: Any = None,
-    base: Any = None,
+    train: Any, *, method: str = "sdkde", rule: str = "auto", weights: Any = None, base: Any = None
 ) -> Bandwidth:
     """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
 
@@ -397,7 +369,7 @@ def backends() -> tuple[registry.Record, ...]:
 
 @public
 def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, float]]:
-    """Start every backend that works on a device and compile what is common, so that neither counts any more.
+    """Start every backend that works on a device and compile its common kernels, so that neither counts any more.
 
     ``backend="auto"`` counts a tenth of a backend's start-up in every call, as a process seldom makes one alone, and
     does not look at what has run: the same call takes the same backend. A process that makes many calls says so here,
@@ -454,7 +426,7 @@ def fitted(request: Request, train: Any, query: Argument, advance: Advance | Non
     """Return fitted columns for a query that is answered by batches, here and on the command line."""
 
     def compute(request: Request) -> Fitted:
-        return Fitted.of(plan(request, train, expected=query), shared=True, advance=advance)
+        return Fitted.of(plan(request, train, expected=query), advance)
 
     return with_fallback(request, compute)
 
@@ -477,68 +449,20 @@ def _lazy(
 def _long(
     request: Request, train: Any, query: Any, out: Any, progress: Any
 ) -> Iterator[tuple[Fitted, Argument, Advance | None]]:
-    """Yield fitted columns for a query that is answered by batches, the query, and who is to be told."""
+    """Yield fitted columns for a query that is answered by batches, the query, and what to call with progress."""
     x = Argument.of("train", train)
     given = x if query is None else Argument.of("query", query)
     check_out(out, given)
-    with watched(progress, _moved(request, x) + _count(given)) as advance:
+    with watched(progress, _count(x if request.passes[0].moves else None, given)) as advance:
         yield fitted(request, train, given, advance), given, advance
 
 
-def _moved(request: Request, train: Argument) -> int:
-    """How many rows the passes before the last take."""
-    return _count(train) if any(step.moves for step in request.passes) else 0
+def _count(train: Argument | None, query: Argument | None = None) -> int:
+    """How many rows all passes take: those that move the samples ``train``, and a query's; for progress.
 
-
-def _count(points: Argument) -> int:
-    """How many points there are; 0 of what has no axis, which is refused where it is read."""
-    return points.shape[0] if points.shape else 0
-
-
-def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None, *, measure: bool) -> Explanation:
-    """Explain a request, the command line's too."""
-    shape = shape_of("train", train_or_shape)
-    if shape is not None:
-        if measure:
-            raise ValueError("measure=True needs the data, not their shape")
-        return _explained_shape(request, shape, rows_of(query_or_shape, shape[1]))
-    if shape_of("query", query_or_shape) is not None:
-        raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
-
-    def compute(request: Request) -> Explanation:
-        replays = graphs.key_of(request, train_or_shape, query_or_shape, log=False) is not None
-        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True, replays=replays)
-        if not ready.problems[-1].m:
-            raise ValueError("query is empty: there is nothing to explain")
-        reports: list[PassReport] = []
-        if measure:
-            run(ready, reports.append)
-        below = Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None
-        where = str(ready.bandwidth), reports, ready.data.came_from, below, ready.bandwidth.selection
-        return Explanation.of(request.method, ready.problems, ready.choice, *where)
-
-    return with_fallback(request, compute)
-
-
-def _explained_shape(request: Request, shape: tuple[int, int], m: int | None) -> Explanation:
-    """Explain an estimate of which only the shapes are known."""
-    n, d = shape
-    _check_bandwidth(request, d)
-    if request.weights is not None and (given := Argument.of("weights", request.weights).shape) != (n,):
-        raise ValueError(f"weights has shape {given}, but train has {n} points; pass shape ({n},)")
-    requires = frozenset({"weights"} if request.weights is not None else ())
-    problems = request.problems(m, n, d, typical_extent(n, d), requires, "float64", "cpu")
-    where = {"backend": request.backend, "device": request.device, "options": request.backend_options}
-    choice = select.choose(problems, explained=True, calls=request.calls, **where)  # type: ignore[arg-type]
-    return Explanation.of(request.method, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")
-
-
-def _check_bandwidth(request: Request, d: int) -> None:
-    """Raise as :func:`resolve` would, as far as that is known without data."""
-    if isinstance(request.bandwidth, str):
-        check_rule(request.bandwidth, request.method, request.kernel)
-    else:
-        Bandwidth.of(request.bandwidth, d)
+    None for none; what has no axis is refused where it is read.
+    """
+    return sum(given.shape[0] for given in (train, query) if given is not None and given.shape)
 
 
 def _at_home(ready: Plan, x: Any) -> Any:

@@ -27,18 +27,12 @@ from numpy.typing import NDArray
 from .messages import brief
 from .storage import write_atomically
 
-__all__ = ["Saved", "plain", "read", "write"]
-
 Array = NDArray[Any]
 
-#: The format's version; the member that has JSON; what a zip begins with, and what the comment does.
-VERSION, HEADER, ZIP, MARK = 1, "sdkde", b"PK\x03\x04", b"sdkde sha256 "
-
-#: Bytes of the comment, of JSON at most, and of the text at the head of an array at most: eight axes take 200.
-_COMMENT, _LONGEST, _HEAD = len(MARK) + 64, 1 << 22, 1000
-
-#: What arrays may be of, by name.
-_DTYPES: dict[str, Any] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
+VERSION = 1  # of the format
+MARK = b"sdkde sha256 "  # what the comment begins with
+LONGEST = 1 << 22  # bytes of JSON
+DTYPES: dict[str, Any] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 
 
 class Saved(NamedTuple):
@@ -73,37 +67,22 @@ def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """Write a file in a single step; after an error or an interrupt an older one is as it was.
 
-    Parameters
-    ----------
-    path : path
-        In a folder that exists; overwritten.
-    kind : str
-        What it is.
-    content : mapping
-        Of what JSON has, finite: :func:`read` returns the same.
-    arrays : mapping of str to array
-        float64, float32 or int64, on the host, of any shape.
+    ``kind`` says what it is, ``content`` has what JSON has, and ``arrays`` are of :data:`DTYPES`, on the host.
 
     Raises
     ------
-    TypeError
-        The path is none.
-    OSError
-        It cannot be written, or is a pipe.
-    ValueError
-        The content is longer than 4 MiB.
+    TypeError, OSError, ValueError
+        The path is none; it cannot be written, or is a pipe; the content is longer than 4 MiB.
     """
     from . import __version__
 
     _check_path(path)
-    members: dict[str, Any] = {
-        name: np.asarray(x, dtype=_DTYPES[x.dtype.name], order="C") for name, x in arrays.items()
-    }
+    members: dict[str, Any] = {name: np.asarray(x, dtype=DTYPES[x.dtype.name], order="C") for name, x in arrays.items()}
     about = {"format": VERSION, "kind": kind, "library": __version__, "content": dict(content)}
     header = json.dumps(about, allow_nan=False).encode()
-    if len(header) > _LONGEST:
-        raise ValueError(f"what is to be saved beside the arrays takes {len(header)} bytes, and {_LONGEST} at most")
-    members[HEADER] = np.frombuffer(header, np.uint8)
+    if len(header) > LONGEST:
+        raise ValueError(f"what is to be saved beside the arrays takes {len(header)} bytes, and {LONGEST} at most")
+    members["sdkde"] = np.frombuffer(header, np.uint8)
     with write_atomically(path) as temporary, temporary.open("w+b") as file:
         np.savez(file, **members)
         file.seek(-2, os.SEEK_END)  # the length of the comment, which is none yet
@@ -115,17 +94,17 @@ def read(path: Path | str) -> Saved:
 
     Raises
     ------
-    TypeError
-        The path is none.
-    OSError
-        It cannot be read.
-    ValueError
-        It is something else, cut off, altered, or of another format; the message names it.
+    TypeError, OSError, ValueError
+        The path is none; it cannot be read; it is something else, cut off, altered, or of another format.
     """
     _check_path(path)
     with open(path, "rb") as file:
         try:
-            _check_digest(file)
+            if (begins := file.read(4)) != b"PK\x03\x04"[: len(begins)]:
+                raise ValueError("is no file that sdkde has saved; pass one that save() has written")
+            whole = file.seek(0, os.SEEK_END) - 2 - len(MARK) - 64
+            if whole < 0 or _comment(file, whole) != file.read():
+                raise ValueError("is cut off, altered or damaged, or another program wrote it; save it anew")
             return _parsed(file)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)!r} {error}") from error.__cause__
@@ -145,24 +124,16 @@ def _comment(file: IO[bytes], length: int) -> bytes:
     while left and (piece := file.read(min(left, 1 << 20))):
         digest.update(piece)
         left -= len(piece)
-    return struct.pack("<H", _COMMENT) + MARK + digest.hexdigest().encode()
-
-
-def _check_digest(file: IO[bytes]) -> None:
-    if (begins := file.read(len(ZIP))) != ZIP[: len(begins)]:
-        raise ValueError("is no file that sdkde has saved; pass one that save() has written")
-    whole = file.seek(0, os.SEEK_END) - 2 - _COMMENT
-    if whole < 0 or _comment(file, whole) != file.read():
-        raise ValueError("is cut off, altered or damaged, or another program wrote it; save it anew")
+    return struct.pack("<H", len(MARK) + 64) + MARK + digest.hexdigest().encode()
 
 
 def _parsed(file: IO[bytes]) -> Saved:
     try:
         arrays = _members(file)
-        about = json.loads(arrays.pop(HEADER).tobytes().decode(), parse_constant=_no_number)
+        about = json.loads(arrays.pop("sdkde").tobytes().decode(), parse_constant=int)  # not NaN: int raises
         version, kind, content = about["format"], about["kind"], about["content"]
         if not (type(version) is int and isinstance(kind, str) and isinstance(content, dict)):
-            raise ValueError(f"its member {HEADER!r} is incomplete")
+            raise ValueError("its member 'sdkde' is incomplete")
     except Exception as error:  # of a forged file the libraries raise nearly everything
         raise ValueError(f"is altered or damaged: {error!r:.200}; save it anew") from error
     if version != VERSION:
@@ -183,24 +154,20 @@ def _members(file: IO[bytes]) -> dict[str, Array]:
         whole = all(info.compress_type == zipfile.ZIP_STORED and info.header_offset >= 0 for info in infos)
         if not whole or len(found) < len(infos) or sum(info.file_size for info in infos) > size:
             raise ValueError("its members do not fit it")
-        if HEADER in found and found[HEADER].file_size > _LONGEST + _HEAD:
-            raise ValueError(f"its member {HEADER!r} is too long")
+        if "sdkde" in found and found["sdkde"].file_size > LONGEST + 1000:
+            raise ValueError("its member 'sdkde' is too long")
         return {name: _array(archive, info) for name, info in found.items()}
 
 
 def _array(archive: Any, info: Any) -> Array:
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)
-        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(member, max_header_size=_HEAD)
+        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(member, max_header_size=1000)
         taken = math.prod(shape) * dtype.itemsize
-        known = version == (1, 0) and dtype in (*_DTYPES.values(), np.uint8) and not by_columns
+        known = version == (1, 0) and dtype in (*DTYPES.values(), np.uint8) and not by_columns
         if not known or min(shape, default=0) < 0 or len(shape) > 8 or member.tell() + taken != info.file_size:
             raise ValueError(f"{info.filename} does not have the {dtype} numbers of the shape {shape}")
         x = np.empty(shape, dtype)
         if member.readinto(x.reshape(-1).view(np.uint8)) != taken:
             raise ValueError(f"{info.filename} is cut off")
     return x.astype(dtype.newbyteorder("="), copy=False)
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")

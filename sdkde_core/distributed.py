@@ -121,7 +121,7 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
 
     def compute(request: Request) -> Prepared:
         ready = plan(request, whole)
-        return Prepared(Fitted.of(ready, shared=True), ready.data.dtype, ready.data.origin)
+        return Prepared(Fitted.of(ready), ready.data.dtype, ready.data.origin)
 
     prepared = with_fallback(request, compute)
     return prepared.estimate(local_train if local_query is None else local_query, log=log)

@@ -16,18 +16,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext
 
-__all__ = ["run_python", "spawning"]
-
 
 def run_python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a fresh interpreter, with ``arguments`` in ``sys.argv[1:]`` and this one's ``sys.path``.
 
-    Parameters
-    ----------
-    code : str
-    *arguments : str
-    **options
-        As for :func:`subprocess.run`, but for the standard input, which carries the path.
+    Options are those of :func:`subprocess.run`, but for the standard input, which carries the path.
     """
     command = [sys.executable, "-P", "-c", f"import json, sys; sys.path[:] = json.load(sys.stdin)\n{code}", *arguments]
     return subprocess.run(command, input=json.dumps([p for p in sys.path if p]), text=True, **options)

@@ -8,13 +8,11 @@ import warnings
 from collections.abc import Iterable
 from types import FrameType
 
-__all__ = ["SdkdeWarning", "brief", "caller_level", "did_you_mean", "warn_once"]
-
 
 class SdkdeWarning(UserWarning):
     """What cannot be used, such as a backend that fails, a tuned configuration or a damaged file: estimates do without.
 
-    Each cause is told once in a process. It is about the line that called sdkde, so filter by this category:
+    Each cause has one warning in a process. It is about the line that called sdkde, so filter by this category:
     ``warnings.simplefilter("ignore", sdkde_core.SdkdeWarning)``.
     """
 
@@ -24,7 +22,7 @@ _told: set[str] = set()
 
 
 def warn_once(message: str, cause: str | None = None) -> None:
-    """Warn with :class:`SdkdeWarning`, unless this process was told of the cause; the default cause is the message."""
+    """Warn with :class:`SdkdeWarning`, once a process for every cause; the default cause is the message."""
     with _lock:
         cause = cause or message
         if cause in _told:

@@ -1,14 +1,11 @@
 """The public face, end to end, against the reference and against the libraries that define the same estimators."""
 
 import logging
-import threading
 import warnings
 
 import numpy as np
 import pytest
 from pairwise import cases
-from scipy import stats
-from sklearn.neighbors import KernelDensity
 
 import sdkde_core
 from sdkde_core.estimator import plan
@@ -145,41 +142,6 @@ def test_the_gradient_is_the_derivative_of_the_log_density(method, full):
     assert (off <= 1e-6 * size).all()
     if method == "kde":
         np.testing.assert_allclose(got, reference.grad_log_density(x, y, h), rtol=1e-10)
-
-
-def test_the_gradient_at_the_training_points():
-    x, _, _ = _data()
-    h = 0.4 * x.std(0)
-    got = sdkde_core.grad_log_density(x, bandwidth=h, method="kde", precision="float64")
-    np.testing.assert_allclose(got, reference.grad_log_density(x, x, h), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("rule", "scipy_name"), [("scott", "scott"), ("silverman-full", "silverman")])
-@pytest.mark.parametrize("d", [1, 4])
-def test_scipys_gaussian_kde(d, rule, scipy_name, weighted):
-    rng = np.random.default_rng(4)
-    x, y = rng.normal(size=(500, d)) @ rng.normal(size=(d, d)), rng.normal(size=(90, d))
-    w = rng.random(500) if weighted else None
-    want = stats.gaussian_kde(x.T, scipy_name, weights=w)
-    options = {"method": "kde", "bandwidth": rule, "weights": w, "precision": "float64"}
-    # In the far tails SciPy's own distances carry more error than the comparison allows; their logs agree.
-    likely = want(y.T) > 1e-40
-    np.testing.assert_allclose(sdkde_core.estimate(x, y, **options)[likely], want(y.T)[likely], rtol=1e-10)
-    np.testing.assert_allclose(sdkde_core.estimate(x, y, log=True, **options), want.logpdf(y.T), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_scikit_learns_kernel_density(weighted):
-    x, y, w = _data(d=4)
-    x, y = x / x.std(0), y / x.std(0)
-    w = w if weighted else None
-    want = KernelDensity(bandwidth=0.7, rtol=0, atol=0).fit(x, sample_weight=w).score_samples(y)
-    got = sdkde_core.estimate(x, y, method="kde", bandwidth=0.7, weights=w, log=True, precision="float64")
-    # scikit-learn's sum is off by about n·eps absolutely, so compare where the density is not tiny.
-    dense = want > want.max() - 12
-    assert dense.sum() > 40
-    np.testing.assert_allclose(got[dense], want[dense], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("precision", ["auto", "fast", "high", "float64"])
@@ -319,12 +281,6 @@ def test_the_callers_error_state_does_not_matter():
         )
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0", "CPU"])
-def test_the_cpu_by_its_names(device):
-    x, y, _ = _data(n=9)
-    assert sdkde_core.explain(x, y, device=device).device == "cpu"
-
-
 def test_explain():
     x, y, _ = _data(n=100)
     e = sdkde_core.explain(x, y)
@@ -363,13 +319,6 @@ def test_explain_from_shapes():
         sdkde_core.explain((10, 2), measure=True)
 
 
-def test_a_candidates_time_is_that_of_its_passes():
-    x = np.random.default_rng(0).standard_cauchy((3000, 1))
-    for e in (sdkde_core.explain(x, bandwidth=0.3), sdkde_core.explain((1000, 3))):
-        (chosen,) = (c for c in e.candidates if c.chosen)
-        assert chosen.seconds == pytest.approx(sum(p.predicted_seconds for p in e.passes))
-
-
 def test_the_choice_is_logged(caplog):
     x, y, _ = _data(n=9)
     with caplog.at_level(logging.DEBUG, logger="sdkde"):
@@ -377,67 +326,19 @@ def test_the_choice_is_logged(caplog):
     assert "backend numpy on cpu" in caplog.text
 
 
-def test_threads_share_nothing():
-    x, y, _ = _data(n=100)
-    want = sdkde_core.estimate(x, y)
-    got = [None] * 8
-
-    def work(i):
-        got[i] = sdkde_core.estimate(x, y)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert all(np.array_equal(g, want) for g in got)
-
-
-def test_inputs_are_left_untouched():
-    x, y, w = _data(n=100)
-    before = x.copy(), y.copy(), w.copy()
-    for method in METHODS:
-        sdkde_core.estimate(x, y, method=method, weights=w)
-    assert all(np.array_equal(a, b) for a, b in zip(before, (x, y, w)))
-
-
-def test_a_request_of_plain_values_is_made_once(monkeypatch):
-    def made(**options):
-        return Request.of(Goal.DENSITY, options)
-
-    assert made(bandwidth=1.0) is made(bandwidth=1.0)
-    kinds = [made(bandwidth=x).bandwidth for x in (1, 1.0, True, "1.0")]
-    assert [type(x) for x in kinds] == [int, float, bool, str]
-    weights = np.ones(3)
-    weighted = made(bandwidth=1.0, weights=weights)
-    assert weighted.weights is weights and weighted.kind == made(bandwidth=1.0).kind
-    assert made(bandwidth=1.0).weights is None and made(bandwidth=1.0, weights=None).weights is None
-    assert made(precision="auto", bandwidth=1.0).precision == "auto"
-    monkeypatch.setenv("SDKDE_PRECISION", "high")
-    assert made(precision="auto", bandwidth=1.0).precision == "high"
-    assert Request.of(Goal.GRADIENT, {"bandwidth": 1.0}).goal is Goal.GRADIENT
-    matrix = np.eye(2)
-    assert made(bandwidth=matrix).bandwidth is matrix
-    for _ in range(2):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'bandwith'"):
-            made(bandwith=1.0)
-
-
-@pytest.mark.parametrize("bandwidth", [0.3, [0.3, 2.0, 1e-3]])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("queried", [False, True])
-def test_large_data_are_whitened_by_threads_to_the_same_bits(monkeypatch, bandwidth, order, dtype, queried):
+def test_large_data_are_whitened_by_threads_to_the_same_bits(monkeypatch, order, dtype, queried):
     rng = np.random.default_rng(4)
-    x, y = (np.asarray(rng.normal(size=(k, 3)), dtype, order=order) for k in (1001, 77))
+    x, y = (np.asarray(rng.normal(size=(k, 3)), dtype, order=order) for k in (90_000, 77))
     x[5] *= 1e3
-    request = Request.of(Goal.DENSITY, {"bandwidth": bandwidth})
-    together = plan.located(*plan.read(request, x, y if queried else None))
-    monkeypatch.setattr(plan, "SHARED", 1)
-    monkeypatch.setattr(plan, "WHITENED", 100)
-    for threads in ("1", "3"):
-        monkeypatch.setenv("SDKDE_NUM_THREADS", threads)
-        apart = plan.located(*plan.read(request, x, y if queried else None))
-        assert apart[1:] == together[1:]
-        for name in ("points", "distances", "largest", "log_weights", "centre", "queried"):
-            np.testing.assert_array_equal(getattr(apart[0], name), getattr(together[0], name))
+    request = Request.of(Goal.DENSITY, {"bandwidth": [0.3, 2.0, 1e-3]})
+    monkeypatch.setenv("SDKDE_NUM_THREADS", "3")
+    data, bandwidth = plan.read(request, x, y if queried else None)
+    measured = plan.measure(data, bandwidth)
+    want = bandwidth.whiten(np.concatenate([x, y[: 77 * queried]]).astype(float), measured.centre)
+    np.testing.assert_array_equal(measured.train, want[:90_000])
+    np.testing.assert_array_equal(measured.distances, np.sqrt(np.vecdot(want, want)))
+    if queried:
+        np.testing.assert_array_equal(measured.query, want[90_000:])

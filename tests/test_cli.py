@@ -23,14 +23,10 @@ import sdkde_core
 from sdkde_core import files
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.rules import RULES, resolve
-from sdkde_core.choice import hardware, registry
-from sdkde_core.choice.driver import Described
-from sdkde_core.cli import doctor
-from sdkde_core.cli import streaming as stream
+from sdkde_core.choice import registry
 from sdkde_core.cli.main import main
-from sdkde_core.engine import columns
 from sdkde_core.estimator import batches
-from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
+from sdkde_core.protocol import TOLERANCES, Reduction, Support
 from sdkde_core.testing import reference
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
@@ -171,16 +167,6 @@ def test_an_empty_query(extension):
     assert load(f"out{extension}").shape == (0,)
 
 
-def test_keys_of_archives():
-    np.savez("data.npz", train=X, test=Y)
-    sdkde("estimate", "data.npz:train", "data.npz:test", "-o", "out.npz:p")
-    with np.load("out.npz") as out:
-        assert out.files == ["p"]
-        np.testing.assert_allclose(out["p"], sdkde_core.estimate(X, Y), rtol=1e-9)
-    assert "holds 2 arrays (train, test); name one" in refused("estimate", "data.npz", "-o", "out.npy")
-    assert "holds no 'tst', only train, test" in refused("estimate", "data.npz:tst", "-o", "out.npy")
-
-
 def test_csv_as_people_write_it():
     lines = [",".join(map(repr, row)) for row in X.tolist()]
     want = sdkde_core.estimate(X)
@@ -195,15 +181,6 @@ def test_csv_as_people_write_it():
         Path("x.csv").write_text(text, encoding="utf-8", newline="")
         sdkde("estimate", "x.csv", "-o", "out.npy")
         np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
-
-
-def test_csv_keeps_every_digit():
-    for dtype in ("float32", "float64"):
-        values = np.array([0.1, 1 / 3, 1e-40, np.nan, np.inf, 5e-324]).astype(dtype)
-        with files.writing("v.csv", (6,), dtype, "v") as write:
-            write(values[:4])
-            write(values[4:])
-        np.testing.assert_array_equal(np.loadtxt("v.csv", skiprows=1).astype(dtype), values)
 
 
 @pytest.mark.parametrize(
@@ -348,8 +325,7 @@ def allowed(precision, x, y, h, weights=None):
 
 
 @pytest.mark.parametrize(
-    ("method", "precision", "weighted"),
-    cases(("kde", "sdkde", "laplace"), ("fast", "high", "float64"), (False, True)),
+    ("method", "precision", "weighted"), cases(("kde", "sdkde", "laplace"), ("fast", "high", "float64"), (False, True))
 )
 def test_a_stream_is_the_whole(method, precision, weighted, small_batches):
     rng = np.random.default_rng(1)
@@ -372,19 +348,6 @@ def test_a_stream_is_the_whole(method, precision, weighted, small_batches):
     if method == "laplace":
         bound = bound * np.exp(log_plus + h.log_constant) + 1e-300  # M may underflow
     assert (np.abs(got - want)[::7] <= bound).all()
-
-
-def test_training_samples_are_moved_once(small_batches, monkeypatch):
-    asked, reduce_rows = [], columns.PackedColumns._reduce_rows
-    noted = lambda self, packed, *a: (asked.append(packed.problem), reduce_rows(self, packed, *a))[1]  # noqa: E731
-    monkeypatch.setattr(columns.PackedColumns, "_reduce_rows", noted)
-    made, init = [], columns.PackedColumns.__init__
-    monkeypatch.setattr(columns.PackedColumns, "__init__", lambda self, *a: (made.append(self), init(self, *a))[1])
-    points = np.random.default_rng(2).normal(size=(6500, 2))
-    train, query = save("x.npy", points[:1500]), save("y.npy", points[1500:])
-    sdkde("estimate", train, query, "-o", "out.npy", "--bandwidth", "scott")
-    assert [problem.m for problem in asked if problem.reduction == "mean"] == [1024, 476]
-    assert len(made) == 2  # one for each pass
 
 
 def test_neither_query_nor_result_is_whole_in_memory():
@@ -426,18 +389,11 @@ def test_a_batch_that_reaches_farther_than_the_backend_goes_elsewhere_only_under
     x, y = X / [1, 20, 0.3], np.zeros((1100, 3))
     y[1050:] = 40.0
 
-    def densities(backend):
-        sources = files.Source.of("x", x), files.Source.of("y", y)
-        common = {"bandwidth": 1.0, "weights": None, "log": True, "precision": "auto", "device": None}
-        return stream.Stream.of(*sources, method="kde", backend=backend, **common)
-
-    job = densities("auto")
-    got = np.concatenate(list(job.densities(lambda rows: None)))
-    assert job.elsewhere
+    arguments = "estimate", save("x.npy", x), save("y.npy", y), "-o", "o.npy", "--method", "kde", "--bandwidth", "1"
+    assert " on cpu and others, " in CliRunner().invoke(main, [*arguments, "--log"]).stderr
     want = sdkde_core.estimate(x, y, bandwidth=1.0, method="kde", log=True, backend="numpy")
-    np.testing.assert_allclose(got, want, rtol=1e-9)
-    with pytest.raises(BackendUnavailable, match="too far for it"):
-        list(densities("near").densities(lambda rows: None))
+    np.testing.assert_allclose(np.load("o.npy"), want, rtol=1e-9)
+    assert "too far for it" in refused(*arguments, "--backend", "near")
 
 
 def test_a_file_that_grows_while_it_is_read():
@@ -453,8 +409,9 @@ def test_a_file_that_grows_while_it_is_read():
 def test_a_progress_bar_on_a_terminal_for_long_work_only(predicted, bar):
     np.save("x.npy", X)
     code = (
-        "from sdkde_core.cli import main, streaming; "
-        f"streaming.Stream.predicted_seconds = property(lambda self: {predicted}); "
+        "from sdkde_core.cli import main; "
+        "show = main._progress; "
+        f"main._progress = lambda steps, seconds, hidden: show(steps, {predicted}, hidden=hidden); "
         "main.main(['estimate', 'x.npy', '-o', 'out.npy'])"
     )
     leader, follower = os.openpty()
@@ -530,7 +487,7 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(stream, "fitted", None)
+    monkeypatch.setattr("sdkde_core.api.fitted", None)
     line = refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert line == "Error: out.npy: No space left on device\n"
     assert [p.name for p in Path().iterdir()] == ["x.npy"]
@@ -568,50 +525,6 @@ def test_files_that_are_named_as_arguments_are(name):
     assert refused("estimate", good, cut, "-o", "o.npy").startswith(f"Error: {name}: query has 2 dimensions")
     Path(name).write_bytes(b"no array")
     assert refused("estimate", name, "-o", "o.npy").startswith(f"Error: {name}: the magic string is not correct")
-
-
-def test_a_rotten_parquet_file_is_named():
-    name = save("x.parquet", X)
-    found = Path(name).read_bytes()
-    Path(name).write_bytes(found[:4] + b"\xa5" * 400 + found[404:])
-    assert refused("estimate", name, "-o", "o.npy").startswith("Error: x.parquet: ")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
-def test_an_output_that_may_not_be_written_is_named(monkeypatch):
-    train = save("x.npy", X)
-
-    def refuse(self, *arguments, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-
-    monkeypatch.setattr(Path, "touch", refuse)  # root may write anywhere
-    assert refused("estimate", train, "-o", "o.npy") == "Error: o.npy: Permission denied\n"
-
-
-def test_running_out_of_memory_is_one_line(monkeypatch):
-    def fail(*arguments, **options):
-        raise MemoryError
-
-    monkeypatch.setattr(stream, "fitted", fail)
-    assert "Error: MemoryError" in refused("estimate", save("x.npy", X), "-o", "out.npy")
-    assert not Path("out.npy").exists()
-
-
-def test_what_is_not_expected_keeps_its_traceback(monkeypatch):
-    def fail(*arguments, **options):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(stream, "fitted", fail)
-    result = CliRunner().invoke(main, ["estimate", save("x.npy", X), "-o", "out.npy"])
-    assert isinstance(result.exception, RuntimeError)
-    assert [p.name for p in Path().iterdir()] == ["x.npy"]
-
-
-def test_the_console_script_shows_no_traceback():
-    code = "from sdkde_core.cli.main import main; main(['estimate', 'none.npy', '-o', 'out.npy'])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stderr == "Error: none.npy: No such file or directory\n"
 
 
 # --- the other commands -----------------------------------------------------------------------------------------
@@ -674,49 +587,6 @@ def test_doctor_reports_what_is_missing_and_what_fails(monkeypatch):
         assert re.search(pattern, text), pattern
     monkeypatch.setenv("SDKDE_NUM_THREADS", "many")
     assert "SDKDE_NUM_THREADS is 'many'" in sdkde("doctor").output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("measured", [False, True])
-def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeypatch):
-    if not measured:
-        rates = {"name": "a CPU", "matrix_flops": {"float32": 8e10, "float64": 4e10}, "source": "measured"}
-        rates |= {"scalar_flops": 5e9, "exps": 1e9, "bandwidth": 1e10, "launch_seconds": 1e-5, "overlaps": False}
-        done = subprocess.CompletedProcess([], 0, json.dumps(rates), "")
-        monkeypatch.setattr(hardware, "run_python", lambda *arguments, **options: done)
-    monkeypatch.setattr(hardware, "cache_folder", lambda: tmp_path)  # KeOps's answer stays where others find it
-    hardware._measured_core.cache_clear()
-    try:
-        text = sdkde("doctor", "--measure").output
-        (kept,) = tmp_path.glob("cpu-*.json")
-        assert f"kept in {kept}" in text
-        assert re.search(r"GFLOP/s.*\n +measured", text)
-    finally:
-        hardware._measured_core.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    [
-        (
-            ("NVIDIA H200",),
-            "cuda:0  NVIDIA H200, driver 570.1, memory not known",
-        ),
-        (("NVIDIA H200",), "rates: NVIDIA H200 data sheet"),
-        (("NVIDIA H200", "NVIDIA T1"), "rates not known"),
-        (("NVIDIA T1200",), "rates: NVML: 16 multiprocessors at 1.425 GHz, 160 GB/s"),
-        ((), "none found"),
-    ],
-)
-def test_doctor_lists_gpus(names, shown, monkeypatch):
-    gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}") for i, name in enumerate(names))
-    said = {"GPU-0": Described(16, 1425, 160e9, 75)}
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(hardware, "described", said.get)
-    monkeypatch.setattr(hardware, "driver_version", lambda: "570.1")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(doctor, "_probe", lambda info, device: Support(False, "not looked at"))  # another test's
-    assert shown in sdkde("doctor").output
 
 
 def test_alone_it_shows_its_help():

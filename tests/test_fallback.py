@@ -10,9 +10,8 @@ import pytest
 from plugins import installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
-from sdkde_core.choice import judge, registry, select
+from sdkde_core.choice import registry
 from sdkde_core.engine.failures import BackendFailed
-from sdkde_core.protocol import BackendInfo, Problem, Reduction
 
 X = np.random.default_rng(0).normal(size=(60, 2))
 Y = np.random.default_rng(1).normal(size=(7, 2))
@@ -228,40 +227,3 @@ def test_what_does_not_load_stands_in_the_way_of_none(install, weak):
     info = "startup_seconds=1e-9, work=lambda problem, config: Work(),"
     install("second", "second", second.format(make="pass", prepare="pass", reduce="pass", info=info))
     assert sdkde_core.prepare(X).backend == "second"
-
-
-@pytest.mark.parametrize(
-    "info",
-    [
-        "work=lambda problem, config: Work(scalar_flops=float('nan')),",
-        "work=lambda problem, config: Work(launches=-1000),",
-        "work=lambda problem, config: Work(), compile_seconds=lambda problem: float('nan'),",
-        "work=lambda problem, config: Work(), compile_seconds=lambda problem: -9.0,",
-        "work=lambda problem, config: Work(), compile_seconds=lambda problem: 1 / 0,",
-    ],
-)
-def test_a_price_that_is_no_number_never_wins(weak, info):
-    weak(info=info)
-    assert sdkde_core.explain(X, Y).backend == "numpy"
-    assert sdkde_core.prepare(X).backend == "numpy"
-
-
-def test_a_start_that_is_no_number_is_refused():
-    with pytest.raises(TypeError, match="startup_seconds is nan"):
-        BackendInfo("x", (1, 0), "x:y", ("cpu",), ("high",), startup_seconds=float("nan"))
-
-
-def test_logging_changes_no_choice(weak, caplog, monkeypatch):
-    weak()
-    problems = [Problem(Reduction.LOG_SUM, 7, 60, 2)]
-    asked = []
-    judged = judge.judge
-    monkeypatch.setattr(select, "judge", lambda *how: (asked.append(how[0].name), judged(*how))[1])
-    plain = select.choose(problems)
-    count = len(asked)
-    registry.chosen.clear()
-    with caplog.at_level("DEBUG", logger="sdkde"):
-        logged = select.choose(problems)
-    assert (logged.name, logged.candidates) == (plain.name, plain.candidates)
-    assert len(asked) == 2 * count
-    assert "backend weak on cpu: ranked first" in caplog.text

@@ -9,8 +9,6 @@ import torch
 from scipy import stats
 
 import sdkde_core
-from sdkde_core.estimator import slope as slopes
-from sdkde_core.protocol import Columns
 from sdkde_core.testing import reference
 
 METHODS = ("kde", "sdkde", "laplace")
@@ -230,23 +228,6 @@ def test_the_gradient_of_the_laplace_estimate(shape):
     np.testing.assert_allclose(prepared("laplace", shape).grad_log_density(y), want, rtol=1e-8)
     assert sdkde_core.grad_log_density(X, y[:0], **options).shape == (0, 3)
     assert sdkde_core.grad_log_density(X, torch.tensor(y), **options).shape == (20, 3)
-
-
-def test_the_gradient_of_the_laplace_estimate_in_blocks(monkeypatch):
-    """Blocks of rows and columns change nothing, nor does a sample without weight, nor the library."""
-    rng = np.random.default_rng(0)
-    points, queries = rng.normal(size=(301, 2)), rng.normal(size=(37, 2))
-    weights = np.log(rng.random(301))
-    weights[5] = -np.inf
-    columns = Columns(points, weights - np.log(np.exp(weights).sum()))
-    whole = slopes.laplace_slope(queries, columns)
-    monkeypatch.setattr(slopes, "BLOCK", 100)
-    np.testing.assert_allclose(slopes.laplace_slope(queries, columns), whole, rtol=1e-10)
-    np.testing.assert_allclose(
-        slopes.laplace_slope(torch.tensor(queries), Columns(*map(torch.tensor, (columns.points, columns.log_weights)))),
-        whole,
-        rtol=1e-10,
-    )
 
 
 def test_the_gradient_of_the_laplace_estimate_has_no_derivatives():

@@ -241,14 +241,3 @@ def test_bad_options_and_points():
         kde.integrate_gaussian([0, 0], -np.eye(2) * 1e6)
     with pytest.raises(ValueError, match="mean does not have dimension 2"):
         kde.integrate_gaussian([0], np.eye(2))
-
-
-def test_pandas_plots_with_it(monkeypatch):
-    pandas, _ = pytest.importorskip("pandas"), pytest.importorskip("matplotlib")
-    series = pandas.Series(_data(1)[0][0])
-    lines = []
-    for kind in (stats.gaussian_kde, gaussian_kde):
-        monkeypatch.setattr(stats, "gaussian_kde", kind)
-        axes = series.plot.kde(bw_method=0.3)
-        lines.append(axes.get_lines()[-1].get_ydata())
-    np.testing.assert_allclose(lines[1], lines[0], rtol=1e-10)

@@ -77,7 +77,7 @@ def test_large_data_of_the_host_are_worked_with_as_if_they_were_on_the_device(me
     options = {"method": method, "backend": "triton"}
     rng = np.random.default_rng(3)
     x, y, w = rng.normal(size=(9000, 40)).astype(dtype), rng.normal(size=(500, 40)).astype(dtype), rng.random(9000)
-    assert ingest(x, device="cuda").taken
+    assert ingest(x, device="cuda").came_from == "cpu"
     for query, weights in ((y, None), (None, w)):
         there = [None if a is None else _cuda(a) for a in (x, query, weights)]
         want = sdkde_core.estimate(*there[:2], weights=there[2], log=True, **options)

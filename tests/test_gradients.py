@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,9 @@ pytest.importorskip("torch")
 import plain_torch
 import torch
 from pairwise import cases
-from sdkde_torch.info import INFO as TORCH
-from torch.autograd import gradcheck
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.protocol import DeviceOutOfMemory
 
 METHODS = ("kde", "sdkde", "laplace")
 RECORDS = registry.records()
@@ -91,38 +87,6 @@ def same_derivatives(got, want, leaves, rtol=1e-8):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
         assert float(abs(a - b).max()) <= rtol * float(abs(b).max())
-
-
-@pytest.mark.parametrize("bandwidth", ["number", "columns", "matrix"])
-@pytest.mark.parametrize("d", [1, pytest.param(2, marks=pytest.mark.slow), 5])
-@pytest.mark.parametrize("method", METHODS)
-def test_gradcheck(method, d, bandwidth):
-    leaves = inputs(d, n=5, m=3, bandwidth=bandwidth)
-
-    def density(x, y, w, h):
-        h = from_root(h, bandwidth)
-        return sdkde_core.estimate(x, y, weights=w, bandwidth=h, method=method, precision="float64", log=log)
-
-    for log in (False, True):
-        if not log or method != "laplace":
-            # In five dimensions along one random direction: every entry by itself takes seconds.
-            assert gradcheck(density, leaves, fast_mode=d > 2)
-
-
-@pytest.mark.parametrize("bandwidth", ["number", "columns", "matrix"])
-@pytest.mark.parametrize("method", ["kde", "sdkde"])
-def test_gradcheck_of_the_score_and_of_moved_samples(method, bandwidth):
-    leaves = inputs(2, n=5, m=3, bandwidth=bandwidth)
-
-    def score(x, y, w, h):
-        h = from_root(h, bandwidth)
-        return sdkde_core.grad_log_density(x, y, weights=w, bandwidth=h, method=method, precision="float64")
-
-    def moved(x, w, h):
-        return sdkde_core.debias(x, weights=w, bandwidth=from_root(h, bandwidth), precision="float64")
-
-    assert gradcheck(score, leaves)
-    assert gradcheck(moved, [leaves[0], *leaves[2:]])
 
 
 @pytest.mark.parametrize(
@@ -224,13 +188,6 @@ def test_one_dimensional_input():
         same_derivatives(got, textbook(x[:, None], y[:, None], None, matrix.reshape(()).sqrt()), [matrix])
 
 
-def test_layouts_that_are_not_contiguous():
-    x, y, w, h = inputs(3, 20, 8)
-    turned = x.detach().T.contiguous().T.requires_grad_()
-    got = sdkde_core.estimate(turned, y[::2].flip(1).flip(1), weights=w, bandwidth=h, precision="float64")
-    same_derivatives(got, textbook(turned, y[::2], w, h, "sdkde"), (turned, y, w, h))
-
-
 @pytest.mark.parametrize("train", [np.asarray, lambda x: x.tolist(), np.asfortranarray])
 def test_samples_of_another_kind(train):
     x, y, w, h = inputs(2, 20, 6)
@@ -266,13 +223,6 @@ def test_a_rule_is_a_constant(rule):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
 
-def test_equal_weights_that_require_grad_do_not_change_the_rule():
-    x, y, _, _ = inputs(2, 30, 6)
-    w = torch.ones(30, dtype=torch.float64, requires_grad=True)
-    options = {"precision": "float64"}
-    torch.testing.assert_close(sdkde_core.estimate(x, y, weights=w, **options), sdkde_core.estimate(x, y, **options))
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("method", METHODS)
 def test_without_grad_mode_estimates_are_as_always(method, mode):
@@ -289,15 +239,6 @@ def test_without_grad_mode_estimates_are_as_always(method, mode):
                 got = call((x, y, w, h))
             assert not got.requires_grad
             assert torch.equal(got, call(plain))
-
-
-def test_values_are_those_of_the_ordinary_path():
-    x, y, w, h = inputs(4, 50, 20, "matrix")
-    for method in METHODS:
-        got = sdkde_core.estimate(x, y, weights=w, bandwidth=h @ h.T, method=method, precision="float64")
-        with torch.no_grad():
-            want = sdkde_core.estimate(x, y, weights=w, bandwidth=h @ h.T, method=method, precision="float64")
-        torch.testing.assert_close(got.detach(), want, rtol=1e-9, atol=0)
 
 
 def test_what_keeps_numbers_refuses_what_requires_grad():
@@ -342,20 +283,6 @@ def test_only_backends_that_differentiate_are_taken(backend):
         sdkde_core.estimate(x, y[:0], backend="numpy")
 
 
-def test_where_none_differentiates_the_error_says_what_to_do(monkeypatch):
-    absent = registry.Record("torch", "missing", "needs torch", "sdkde", "1", "sdkde_torch.info:INFO", TORCH)
-    here = tuple(r for r in RECORDS if r.name == "numpy")
-    monkeypatch.setattr(registry, "records", lambda: (*here, absent))
-    x, y, _, _ = inputs(2, 20, 6)
-    with pytest.raises(sdkde_core.BackendUnavailable, match=r"grad: install.*sdkde-core\[torch\].*no_grad\(\)"):
-        sdkde_core.estimate(x, y)
-
-
-def test_measured_explanations():
-    x, y, _, h = inputs(2, 20, 6)
-    assert all(p.measured_seconds > 0 for p in sdkde_core.explain(x, y, bandwidth=h, measure=True).passes)
-
-
 def test_the_log_of_a_negative_laplace_estimate():
     x, y, _, h = inputs(2, 20, 6)
     y = (3.0 * y).detach().requires_grad_()
@@ -390,59 +317,6 @@ def test_no_queries(shape):
         assert got.dtype == torch.float64
         for leaf, derivative in zip((x, y, w, h), torch.autograd.grad(got.sum(), (x, y, w, h))):
             assert torch.equal(derivative, torch.zeros_like(leaf))
-
-
-def test_out_of_memory_rows_are_halved(monkeypatch, backend):
-    if backend != "plain-torch":
-        pytest.skip("what the core does about it does not depend on the backend")
-    whole = plain_torch.PlainTorch.reduce
-
-    def small(self, problem, queries, state, own_offset=0):
-        if problem.m > 5:
-            raise DeviceOutOfMemory
-        return whole(self, problem, queries, state, own_offset)
-
-    monkeypatch.setattr(plain_torch.PlainTorch, "reduce", small)
-    for method in METHODS:
-        x, y, w, h = inputs(2, 20, 16)
-        got = sdkde_core.estimate(x, y, weights=w, bandwidth=h, method=method, precision="float64")
-        same_derivatives(got, textbook(x, y, w, h, method), (x, y, w, h))
-
-
-def test_nothing_is_dropped_or_split_off(monkeypatch, backend):
-    if backend != "plain-torch":
-        pytest.skip("what the core hands over does not depend on the backend")
-    seen = []
-    limited = replace(plain_torch.INFO, extent_limit=lambda problem: 3.0)
-    record = registry.Record("plain-torch", "ok", "installed", "tests", "1.0", "plain_torch:INFO", limited)
-    monkeypatch.setattr(registry, "records", lambda: (record,))
-    monkeypatch.setattr(
-        plain_torch.PlainTorch, "prepare", lambda self, problem, columns: seen.append((problem, columns)) or columns
-    )
-    x, y, w, h = inputs(2, 20, 16)
-    x = torch.cat([x.detach()[:-1], torch.tensor([[1e5, 0.0]])]).double().requires_grad_()
-    w = torch.where(torch.arange(20) == 3, 0.0, w.detach()).requires_grad_()
-    got = sdkde_core.estimate(x, y, weights=w, bandwidth=h, precision="float64")
-    same_derivatives(got, textbook(x, y, w, h, "sdkde"), (x, y, w, h), rtol=1e-7)
-    for problem, columns in seen:
-        assert problem.requires == {"weights", "grad"}
-        assert problem.extent > 1e4
-        assert columns.points.shape == (20, 2)
-        assert columns.weights.requires_grad
-        assert not columns.log_weights.requires_grad
-        assert torch.equal(columns.log_weights.isneginf(), columns.weights == 0)
-        torch.testing.assert_close(columns.log_weights.exp(), columns.weights.detach())
-
-
-def test_the_same_bits_again_and_inputs_untouched():
-    leaves = inputs(3, 60, 30, "columns")
-    before = [v.detach().clone() for v in leaves]
-    found = []
-    for _ in range(2):
-        got = sdkde_core.estimate(*leaves[:2], weights=leaves[2], bandwidth=leaves[3])
-        found.append([got.detach(), *torch.autograd.grad(got.sum(), leaves)])
-    assert all(torch.equal(a, b) for a, b in zip(*found))
-    assert all(torch.equal(a, b.detach()) for a, b in zip(before, leaves))
 
 
 @pytest.mark.slow

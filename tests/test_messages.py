@@ -1,11 +1,7 @@
 """Warnings about the user's line, once for each cause, and names that were almost right."""
 
-import importlib
-import re
 import subprocess
 import sys
-import threading
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 import sdkde_core
-from sdkde_core import BackendUnavailable, SdkdeWarning, messages, protocol
-from sdkde_core.choice import calibration, registry, select
+from sdkde_core import BackendUnavailable, SdkdeWarning
+from sdkde_core.choice import calibration, registry
 from sdkde_core.cli.main import main
 from sdkde_core.messages import did_you_mean, warn_once
-from sdkde_core.protocol import Problem, Reduction, Support
-from sdkde_core.tuning import tuned
+from sdkde_core.protocol import Support
 
 X = [0.0, 1.0, 3.0]
 
@@ -37,22 +32,6 @@ def test_a_cause_is_told_once():
         warn_once("four", cause="three")
     assert [str(t.message) for t in told] == ["one", "two"]
     assert all(t.filename == __file__ for t in told)
-
-
-def test_threads_that_find_the_same_tell_it_once():
-    ready = threading.Barrier(8)
-
-    def find():
-        ready.wait()
-        warn_once("the same")
-
-    with pytest.warns(SdkdeWarning) as told:
-        threads = [threading.Thread(target=find) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(told) == 1
 
 
 def broken(*arguments):
@@ -79,17 +58,6 @@ def test_what_plugins_and_libraries_put_between_is_not_the_users(tmp_path, monke
         core["estimate"](backend["reduce"])
     line = sys._getframe().f_lineno - 1
     assert [(t.filename, t.lineno) for t in told] == [(__file__, line)]
-
-
-def test_users_filter_by_category(monkeypatch):
-    monkeypatch.setattr(calibration, "_lookup", lambda: broken)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SdkdeWarning)
-        sdkde_core.estimate(X, [1.0])
-    monkeypatch.setattr(messages, "_told", set())
-    registry.chosen.clear()  # else nobody is priced again
-    with pytest.raises(SdkdeWarning):  # as the filters of the tests make it an error
-        sdkde_core.estimate(X, [1.0])
 
 
 def test_it_is_seen_without_any_setting_up(tmp_path):
@@ -119,17 +87,6 @@ def test_commands_tell_it_in_a_line(monkeypatch, tmp_path):
     assert lines
     assert all(line.startswith("Warning: the calibration of ") for line in lines)
     assert len(lines) == len(set(lines))
-
-
-def test_backends_and_the_tuner_tell_it_too(monkeypatch):
-    from sdkde_core import tuning
-
-    monkeypatch.setattr(tuning, "_lookup", lambda: broken)
-    query = tuning.Query("a", "kernel", 1, 2, "card", "sm_90")
-    with pytest.warns(SdkdeWarning, match="look-up for kernel failed.*the disk is on fire") as told:
-        assert tuned(query, Problem(Reduction.MEAN, 10, 10, 2)) is None
-    assert told[0].filename == __file__
-    assert tuned(query, Problem(Reduction.MEAN, 10, 10, 2)) is None
 
 
 @pytest.mark.parametrize(
@@ -169,21 +126,6 @@ def test_an_argument_that_is_almost_right(options, meant):
     with pytest.raises((ValueError, TypeError, BackendUnavailable)) as error:
         sdkde_core.estimate(X, **options)
     assert str(error.value).endswith(f"; did you mean {meant!r}?")
-
-
-def test_a_function_names_its_own_arguments_only():
-    with pytest.raises(TypeError, match="'logs'") as error:
-        sdkde_core.debias(X, logs=True)
-    assert "did you mean" not in str(error.value)
-
-
-def test_options_of_backends_that_take_any_or_none():
-    def factory(**anything):
-        return anything
-
-    assert protocol._check_options(factory, {"colour": 1}) is None
-    with pytest.raises(TypeError, match=r"there is no option 'colour'; there are none$"):
-        protocol._check_options(lambda: None, {"colour": 1})
 
 
 @pytest.mark.parametrize(
@@ -230,23 +172,3 @@ def test_a_variable_that_is_not_right_is_named(variable, value, told, monkeypatc
     if variable == "SDKDE_BACKEND":
         with pytest.raises(BackendUnavailable, match=f"^backend '{value}'"):
             sdkde_core.estimate(X, [1.0], backend=value)
-
-
-@pytest.mark.parametrize("variable", ["SDKDE_NUM_THREADS", "SDKDE_TUNING"])
-def test_no_backend_is_blamed_that_would_stumble_over_it(variable, monkeypatch):
-    """Named, with data on a card, it is not priced, and so nothing looks at what was calibrated before it works."""
-    (working,) = (r for r in registry.records() if r.name == "numpy")
-    card = replace(working, name="card", info=replace(working.info, name="card", devices=("cuda",)))
-    monkeypatch.setattr(registry, "records", lambda: (card,))
-    monkeypatch.setenv(variable, "of")
-    problem = Problem(Reduction.LOG_SUM, 5, 5, 1, device="cuda:0")
-    with pytest.raises(ValueError, match=f"^{variable} is 'of'"):
-        select.choose([problem], backend="card", data_device="cuda:0")
-
-
-def test_several_processes_without_pytorch(monkeypatch):
-    """The error says what needs it, and what installs it."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "sdkde_core.distributed", raising=False)
-    with pytest.raises(ImportError, match=re.escape("needs PyTorch: pip install 'sdkde-core[torch]'")):
-        importlib.import_module("sdkde_core.distributed")

@@ -175,36 +175,3 @@ def test_groups_of_equal_points():
     for index, expected in want.items():
         assert weights[group[index]] == pytest.approx(expected, rel=1e-15)
     assert duplicates.many(np.zeros((9, 1))) and not duplicates.many(np.arange(9.0)[:, None])
-
-
-def test_the_command_line_chooses_by_the_samples(monkeypatch):
-    """The plan that it shows is made from the shapes; the samples may call for another backend."""
-    from sdkde_core import files
-    from sdkde_core.cli import streaming
-    from sdkde_core.protocol import Work
-
-    (own,) = (r for r in registry.records() if r.name == "numpy")
-    asked = []
-
-    def work(problem, config):
-        asked.append(problem)
-        return Work() if problem.sample is None else Work(scalar_flops=1e15)
-
-    blind = dataclasses.replace(own.info, name="blind", work=work, startup_seconds=0.0)
-    monkeypatch.setattr(registry, "records", lambda: (dataclasses.replace(own, name="blind", info=blind), own))
-    train, query = (
-        files.Source.of(name, np.random.default_rng(0).normal(size=(k, 2))) for name, k in (("x", 50), ("y", 7))
-    )
-    options = {
-        "method": "kde",
-        "bandwidth": 1.0,
-        "weights": None,
-        "precision": "auto",
-        "backend": "auto",
-        "device": None,
-    }
-    job = streaming.Stream.of(train, query, log=False, **options)
-    assert job.plan.backend == "blind"
-    (found,) = job.densities(lambda rows: None)
-    assert job.where == "numpy on cpu" and not job.elsewhere and found.shape == (7,)
-    assert asked[-1].sample is not None and asked[-1].m == 7

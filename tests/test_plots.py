@@ -1,6 +1,5 @@
 """Plots show what the densities say: their content is compared, not their looks."""
 
-import itertools
 import os
 import re
 import subprocess
@@ -202,12 +201,6 @@ def test_the_selectors_curve(ax, x, method):
         assert set(drawn[f"auto: {found.multiple:.3g}"].get_xdata()) == {found.multiple}
 
 
-def test_a_choice_without_curves(ax):
-    """Too few samples to choose from."""
-    plots.selection(select_bandwidth([0.0, 1.0, 3.0]), ax=ax)
-    assert set(lines(ax)) == {"auto: 1"}
-
-
 def test_without_axes_there_is_a_figure(x):
     for draw in (plots.curves, plots.contours, plots.pairs):
         made = draw(prepare(x[:, 0] if draw is plots.curves else x[:, :2], **FAST))
@@ -286,34 +279,6 @@ def test_too_many_pairs():
     density = prepare(np.random.default_rng(0).normal(size=(20, 9)), **FAST)
     with pytest.raises(ValueError, match=r"9 dimensions, too many.*dims="):
         plots.pairs(density)
-
-
-#: From linear sRGB to what is seen without one kind of cone: Machado, Oliveira and Fernandes (2009), severity 1.
-SEEN = {
-    "all cones": np.eye(3),
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
-}
-
-
-def lab(rgb):
-    """CIE L*a*b* of linear sRGB."""
-    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
-    f = np.cbrt(np.array(to_xyz) @ np.clip(rgb, 0, 1) / [0.95047, 1, 1.08883] + 1e-3)
-    return np.array([116 * f[1], 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
-@pytest.mark.parametrize("cones", SEEN)
-def test_colours_are_told_apart(cones):
-    from sdkde_core.interop.drawing import OTHERS
-
-    def seen(colour):
-        c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-        return lab(np.array(SEEN[cones]) @ np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4))
-
-    for one, other in itertools.combinations([*plots.COLOURS.values(), *OTHERS], 2):
-        assert np.linalg.norm(seen(one) - seen(other)) > 14, (one, other)  # 2 can be told apart side by side
 
 
 def test_plots_are_public():

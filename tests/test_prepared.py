@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,10 +16,8 @@ from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
 
 import sdkde_core
-from sdkde_core import arrays
-from sdkde_core.choice import registry, select
+from sdkde_core.choice import registry
 from sdkde_core.engine import columns as packed_columns
-from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 from sdkde_core.testing import reference
 
@@ -194,60 +191,7 @@ def test_dtypes_are_promoted_and_the_level_is_trains(train, query, out, precisio
     assert ready.estimate((Y / SCALE * 9).astype(query)).dtype == np.dtype(out)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_train_may_change_afterwards(kind, method):
-    convert = np.array if kind == "numpy" else pytest.importorskip("torch").tensor
-    x, y, w = convert(X / SCALE), Y / SCALE, convert(W)
-    options = {"bandwidth": 1.0, "method": method, "precision": "float64"}
-    ready = sdkde_core.prepare(x, weights=w, **options)
-    x[:], w[:] = 0.0, 1.0
-    for query in (y, 40 * y):  # the second has them packed anew
-        want = sdkde_core.estimate(X / SCALE, query, weights=W, **options)
-        np.testing.assert_allclose(ready.estimate(query), want, rtol=1e-10)
-
-
-def test_inputs_are_left_untouched():
-    before = X.copy(), Y.copy(), W.copy()
-    for method in METHODS:
-        sdkde_core.prepare(X, method=method, weights=W).estimate(Y)
-    assert all(np.array_equal(a, b) for a, b in zip(before, (X, Y, W)))
-
-
 # --- once -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weights", [None, W])
-@pytest.mark.parametrize("method", METHODS)
-def test_samples_are_moved_and_packed_once(method, weights, limited, monkeypatch):
-    asked = limited(1e3)
-    ready = sdkde_core.prepare(X, method=method, bandwidth=H, weights=weights)
-    passes = 2 if method == "sdkde" else 1
-    assert _count(asked, "prepare") == passes
-    assert sum(p.m for name, p in asked if name == "reduce") == 300 * (passes - 1)
-    asked.clear()
-    for name in ("choose", "rank"):
-        monkeypatch.setattr(select, name, None)  # no backend is looked for again
-    for size in (1, 7, 80):
-        ready.estimate(Y[:size])
-    assert (_count(asked, "prepare"), _count(asked, "reduce")) == (0, 3)
-    if method != "laplace":
-        for _ in range(3):
-            ready.grad_log_density(Y)
-        assert _count(asked, "prepare") == 1
-
-
-def test_queries_beyond_the_samples_have_them_packed_for_powers_of_two(limited):
-    asked = limited(1e3)
-    ready = sdkde_core.prepare(X, method="kde", bandwidth=H)
-    (base,) = (problem.extent for _, problem in asked)
-    asked.clear()
-    for far in np.geomspace(1, 1e4, 100):  # the last ones are beyond the limit
-        ready.estimate((Y[:3] - 5 * SCALE) * far + 5 * SCALE)
-    extents = [problem.extent for name, problem in asked if name == "prepare"]
-    assert base < extents[0] <= 2 * base
-    assert extents == [*(extents[0] * 2.0**k for k in range(len(extents) - 1)), 1e3]
-    assert np.log2(extents[0]) % 1 == 0
 
 
 @pytest.mark.parametrize("outlier", [False, True])
@@ -297,30 +241,6 @@ def test_far_samples_and_queries_are_summed_apart(method, zeros, takes_all, limi
     assert [p.n for name, p in asked if name == "prepare"] == ([400 - 3 * zeros] if takes_all else [])
     rows = [299, 1, 299, 1, 299, 1] if takes_all else [299, 299, 299]
     assert [p.m for name, p in asked if name == "reduce"] == rows
-
-
-@pytest.mark.parametrize("takes_all", [False, True])
-@pytest.mark.parametrize("method", ["kde", "laplace"])
-def test_far_samples_are_packed_once_where_they_matter(method, takes_all, limited):
-    """A far sample within sight of near rows is summed over at its true extent, however far a batch reaches."""
-    x = np.random.default_rng(5).normal(size=(400, 3))
-    x[[3, 50]] = [[39.0, 0.0, 0.0], [0.0, 45.0, 0.0]]
-    y = np.concatenate([x[:100] + 0.1, 0.7 * x[[3, 50]]])  # 55 and 63 bandwidths from the centre
-    asked = limited(60.0, takes_all)
-    options = {"method": method, "bandwidth": 0.5}
-    ready = sdkde_core.prepare(x, precision="float64", **options)
-    made = [(p.n, p.extent) for name, p in asked if name == "prepare"]
-    assert made[0] == (398, 60.0)
-    if takes_all:
-        ((n, extent),) = made[1:]
-        assert n == 2
-        assert 90.0 <= extent <= 99.0
-    asked.clear()
-    for batch in (y[:99], y[-2:-1], 100 * y[4:5], y):
-        got, want = ready.estimate(batch), reference.estimate(x, batch, **options)
-        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-300)
-    packed = [p.n for name, p in asked if name == "prepare"]
-    assert packed == ([400, 400] if takes_all else [])  # for the far query, and for the rows of y that are far
 
 
 @pytest.mark.parametrize("far", [30, 70])
@@ -426,29 +346,6 @@ def test_queries_are_refused_as_estimate_does(query):
         assert _message(mine, query) == _message(its, X, query, bandwidth=H)
 
 
-@pytest.mark.parametrize(
-    ("train", "options"),
-    [
-        (np.empty((0, 3)), {}),
-        (np.where(np.arange(900).reshape(300, 3) == 7, np.nan, X), {}),
-        (X, {"method": "sd-kde"}),
-        (X, {"precision": "double"}),
-        (X, {"bandwidth": "optimal"}),
-        (X, {"bandwidth": -1.0}),
-        (X, {"bandwidth": 1e-200}),
-        (X, {"weights": np.zeros(300)}),
-        (X, {"weights": np.ones(299)}),
-        (X[:9], {"backend": "cuda-magic"}),
-        (X[:9], {"backend": "numpy", "device": "cuda"}),
-        (X[:9], {"backend": "numpy", "backend_options": {"thread": 2}}),
-        (X, {"device": "gpu"}),
-    ],
-    ids=range(13),
-)
-def test_training_samples_are_refused_as_estimate_does(train, options):
-    assert _message(sdkde_core.prepare, train, **options) == _message(sdkde_core.estimate, train, **options)
-
-
 def test_there_is_no_query_of_none():
     with pytest.raises(TypeError, match="query"):
         sdkde_core.prepare(X, bandwidth=H).estimate(None)
@@ -472,106 +369,18 @@ def test_the_check_can_be_skipped():
     assert np.isnan(got).nonzero()[0].tolist() == [2]
 
 
-def test_options_and_the_environment_are_those_of_estimate(monkeypatch):
-    x = X[:9]
-    assert sdkde_core.prepare(x, backend="numpy", backend_options={"threads": 1}).estimate(Y).shape == (80,)
-    monkeypatch.setenv("SDKDE_PRECISION", "float64")
-    assert sdkde_core.prepare(x).precision == "float64"
-    monkeypatch.setenv("SDKDE_BACKEND", "nowhere")
-    with pytest.raises(BackendUnavailable, match="nowhere"):
-        sdkde_core.prepare(x)
-
-
-def test_the_callers_error_state_does_not_matter():
-    with np.errstate(all="raise"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for method in METHODS:
-            ready = sdkde_core.prepare(X, method=method, weights=W)
-            ready.estimate(Y * 100)
-            ready.estimate(Y.astype("f4") * 1e3)
-
-
 # --- on a device ------------------------------------------------------------------------------------------------
 
-DEVICE = array_api_strict.Device("device1")
 
-
-class Exact:
-    """Direct differences on array_api_strict's second device, which mixes with nothing else, as a GPU would."""
-
-    def probe(self, device):
-        return Support(True, "anywhere")
-
-    def prepare(self, problem, columns):
-        return columns
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        return reduce_exact(problem, state.points if queries is None else queries, state)
-
-
-def _there(x):
-    return array_api_strict.asarray(x, device=DEVICE)
-
-
-@pytest.fixture
-def looks(monkeypatch):
-    """What the core looks at on the device: on a GPU each look waits for all that was started before."""
-    monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
-    monkeypatch.setattr("sdkde_core.protocol.ARRAYS", ("numpy", "strict"))
-    info = {"devices": (str(DEVICE).lower(),), "precisions": ("float64",), "arrays": "strict", "work": None}
-    _register(monkeypatch, "there", Exact, features=frozenset({"weights"}), extent_limit=lambda p: 60.0, **info)
-    seen, kind = [], type(_there(X))
-    for name in ("__float__", "__bool__", "__int__"):
-        original = getattr(kind, name)
-        monkeypatch.setattr(kind, name, lambda x, name=name, original=original: (seen.append(name), original(x))[1])
-
-    def to_host(x, original=arrays.to_host):
-        if not isinstance(x, np.ndarray):
-            seen.append("to_host")
-        return original(x)
-
-    for module in [m for name, m in sys.modules.items() if name.startswith("sdkde_core.") and hasattr(m, "to_host")]:
-        monkeypatch.setattr(module, "to_host", to_host)
-    return seen
-
-
-@pytest.mark.parametrize("outlier", [False, True])
-@pytest.mark.parametrize("weights", [None, W])
-@pytest.mark.parametrize("h", [0.5, [0.4, 0.5, 0.6], "scott"])
-@pytest.mark.parametrize("method", METHODS)
-def test_one_number_is_read_back_for_a_batch(method, h, weights, outlier, looks):
-    """With samples of weight zero and far ones, which were sorted out before, too."""
-    x, y = X / SCALE, Y / SCALE
-    if outlier:
-        x[5] += 1e3
-        h = 0.5 if h == "scott" else h
-    options = {"method": method, "bandwidth": h, "weights": weights, "precision": "float64"}
-    ready = sdkde_core.prepare(_there(x), **options | {"weights": None if weights is None else _there(weights)})
-    assert ready.device == str(DEVICE).lower()
-    query = _there(y)
-    for _ in range(2):
-        looks.clear()
-        got = ready.estimate(query)
-        assert looks == ["__float__"]
-    assert got.device == DEVICE
-    host = np.asarray(array_api_strict.asarray(got, device=array_api_strict.Device("CPU_DEVICE")))
-    if h != "scott":
-        np.testing.assert_allclose(host, reference.estimate(x, y, **_plain(options)), rtol=1e-9)
-    np.testing.assert_allclose(ready.estimate(y), host, rtol=1e-12)  # from the host, and back there
-    if method != "laplace":
-        assert ready.grad_log_density(query).device == DEVICE
-        assert isinstance(ready.grad_log_density(y), np.ndarray)
-
-
-def test_numbers_that_are_not_finite_are_named(looks):
-    ready = sdkde_core.prepare(_there(X), bandwidth=H, precision="float64")
+def test_numbers_that_are_not_finite_are_named():
+    ready = sdkde_core.prepare(X, bandwidth=H, precision="float64")
     y = Y.copy()
     y[2, 1] = np.inf
     with pytest.raises(ValueError, match="query has values that are not finite, the first inf at row 2, column 1"):
-        ready.estimate(_there(y))
+        ready.estimate(y)
     y[2, 1] = 1e300
     with pytest.raises(ValueError, match=r"row 2 of query, 1e\+300 in column 1, is too far from the median"):
-        ready.estimate(_there(y))
+        ready.estimate(y)
 
 
 # --- immutable, and at home elsewhere -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import sdkde_core
 from sdkde_core import select_bandwidth
 from sdkde_core.bandwidth import recorded
 from sdkde_core.bandwidth.rules import resolve
-from sdkde_core.bandwidth.shapes import LENGTHS, SCALE_LENGTHS, _Kernels
+from sdkde_core.bandwidth.shapes import LENGTHS, _Kernels
 
 
 def correlated(n=240, seed=0):
@@ -49,37 +49,6 @@ def test_a_fit_is_brute_force(as_array):
         moment += w[i] * (a.T * density) @ a / density.sum()
     np.testing.assert_allclose(np.asarray(fit.logs), logs, 1e-6, 1e-6)
     np.testing.assert_allclose(factor @ fit.moment @ factor.T, moment, 1e-5, 1e-6)
-
-
-def by_steps(kernels, fit, free, lengths):
-    """The likelihood after such steps, plainly."""
-    for length in lengths:
-        moment = {"scale": np.eye(2) * np.trace(fit.moment) / 2, "scales": np.diag(np.diagonal(fit.moment))}.get(free)
-        values, vectors = np.linalg.eigh(fit.moment if moment is None else moment)
-        factor = fit.factor @ (vectors * values ** (length / 2))
-        fit = kernels.fit(factor, np.linalg.inv(factor))
-    return kernels.likelihood(kernels.judged(fit))
-
-
-@pytest.mark.parametrize("start", [0.2, 1.0, 5.0])
-@pytest.mark.parametrize("sample", [parallel, apart])
-def test_steps_of_a_scale_are_those_of_a_matrix(sample, start):
-    """They have only one sum less for each pair."""
-    kernels = _Kernels(sample(200), np.full(200, 1 / 200))
-    fit = kernels.fit(start * np.eye(2), np.eye(2) / start)
-    reached = kernels.scaled(kernels.distances(fit.factor), SCALE_LENGTHS)
-    np.testing.assert_allclose(reached.factor, reached.factor[0, 0] * np.eye(2))
-    assert kernels.likelihood(reached) == pytest.approx(by_steps(kernels, fit, "scale", SCALE_LENGTHS), abs=1e-5)
-
-
-@pytest.mark.parametrize("sample", [parallel, apart])
-@pytest.mark.parametrize("free", ["scale", "scales", "matrix"])
-def test_a_climb_comes_as_far_as_more_steps_of_em(sample, free):
-    kernels = _Kernels(sample(200), np.full(200, 1 / 200))
-    start = kernels.scaled(kernels.distances(2 * np.eye(2)), ())
-    reached = kernels.likelihood(kernels.climb(start, free))
-    assert reached > by_steps(kernels, start, free, [1.6] * 8) - 0.005
-    assert reached > by_steps(kernels, start, free, [1.0] * 6) + 0.01
 
 
 def test_lengths_of_steps_are_chebyshevs():
@@ -163,14 +132,6 @@ def test_what_a_shape_does_not_depend_on(sample):
     np.testing.assert_allclose(select_bandwidth(x[:, order]).matrix[np.ix_(order, order)], h, 1e-3, 1e-5)
 
 
-def test_threads_do_not_matter(monkeypatch):
-    x, picks = correlated(600), []
-    for threads in "12":
-        monkeypatch.setenv("SDKDE_NUM_THREADS", threads)
-        picks.append(select_bandwidth(x, method="kde").matrix)
-    np.testing.assert_array_equal(*picks)
-
-
 def test_weights_are_repeated_samples():
     x, times = correlated(200), np.random.default_rng(2).integers(1, 4, 200)
     shapes = [
@@ -249,20 +210,3 @@ def test_a_function_is_recorded_when_it_comes_often_with_arrays_of_the_same_shap
     monkeypatch.delenv("SDKDE_REPLAY")
     sdkde_core.release_replays()
     assert recorded.recorded(scaled_sum, small, small) is scaled_sum
-
-
-def test_what_cannot_be_recorded_is_called(recordings, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(recorded, "_Recording", fails)
-    x = torch.ones(3).as_subclass(OnAGpu)
-    assert {recorded.recorded(scaled_sum, x, x) for _ in range(4)} == {scaled_sum}
-
-
-def test_few_recordings_are_kept(recordings):
-    for n in range(1, 9):
-        x = torch.ones(n).as_subclass(OnAGpu)
-        for _ in range(3):
-            recorded.recorded(scaled_sum, x, x)
-    assert len(recorded._known()[0]) == recorded.KEPT

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import sys
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +12,7 @@ from plugins import installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning
-from sdkde_core.choice import cards, hardware, judge, registry, select
+from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.cli.main import main
 from sdkde_core.estimator import warming
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
@@ -79,41 +77,6 @@ def test_start_up_is_spread_over_the_calls_of_a_process(plugins, calls, where, f
     assert select._foremost([PROBLEM], "auto", where, where, None, calls, False, {})[0].name == first
 
 
-def test_who_starts_later_than_another_ends_is_not_asked(plugins):
-    asked = []
-    late = info("late", 0.1, 20.0, supports=lambda problem: (asked.append(problem), Support(True, "yes"))[1])
-    plugins(ONE, late)
-    assert select.choose([PROBLEM]).name == "one" and not asked
-    assert select.choose([PROBLEM], explained=True).name == "one" and asked
-
-
-def test_the_processor_is_asked_for_once_for_all_plugins(plugins, monkeypatch):
-    asked = []
-    monkeypatch.setattr(judge, "processor", lambda device: (asked.append(device), hardware.NOMINAL_CORE)[1])
-    plugins(ONE, *(info(f"late {i}", 0.1, 20.0) for i in range(9)))
-    assert select.choose([PROBLEM]).name == "one"
-    assert len(asked) == 2  # and for the price of the one that is judged
-
-
-def test_a_small_call_is_mostly_sums(monkeypatch):
-    """It made 1,185 calls of Python functions when each plugin asked for what all share; 918 suffice."""
-    monkeypatch.delenv("SDKDE_CHECK", raising=False)  # looks at more
-    calls, x = [0], X[:, :1]
-    for _ in range(2):  # what is kept is kept
-        sdkde_core.estimate(x, bandwidth=0.5)
-
-    def count(frame, event, argument):
-        calls[0] += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        sdkde_core.estimate(x, bandwidth=0.5)
-    finally:
-        sys.setprofile(before)
-    assert calls[0] < 1000
-
-
 def test_a_number_that_compiling_does_not_take_is_never_spread(plugins):
     plugins(ONE, info("odd", 0.1, compiling=math.nan))
     for calls in (1, None):
@@ -157,114 +120,10 @@ def test_the_command_line_counts_all(plugins, tmp_path):
     assert "60 rows, one on cpu" in done.output + done.stderr
 
 
-def test_only_the_core_says_how_many_calls_there_are():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'calls'"):
-        sdkde_core.estimate(X, calls=1)
-
-
-# --- choices that were made before ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def judged(monkeypatch):
-    """Names of the backends that were judged."""
-    names, judge_ = [], select.judge
-    monkeypatch.setattr(select, "judge", lambda *how: (names.append(how[0].name), judge_(*how))[1])
-    for kept in ("chosen", "warm", "aside"):  # what tests before have left
-        monkeypatch.setattr(registry, kept, type(getattr(registry, kept))())
-    monkeypatch.delenv("SDKDE_NUM_THREADS", raising=False)
-    return names
-
-
-def test_what_was_chosen_before_is_not_judged_again(judged, monkeypatch):
-    first = select.choose([PROBLEM])
-    assert judged
-    judged.clear()
-    assert select.choose([replace(PROBLEM, sample=lambda: None)]) is first
-    assert not judged
-    for change in (
-        lambda: monkeypatch.setenv("SDKDE_TUNING", "off"),
-        lambda: monkeypatch.setenv("SDKDE_NUM_THREADS", "1"),
-        lambda: monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("Tesla T4", "GPU-0"),)),
-        lambda: monkeypatch.setitem(registry.warm, ("numpy", "cpu"), True),
-        lambda: monkeypatch.setitem(registry.aside, (first.name, "cpu"), "for a test"),
-        lambda: monkeypatch.setattr(registry, "made", {}),
-    ):
-        change()
-        last = select.choose([PROBLEM])
-        assert judged, change
-        judged.clear()
-        assert select.choose([PROBLEM]) is last and not judged
-    assert last.name != first.name  # which was set aside
-    for other in (
-        {"problems": [replace(PROBLEM, n=61)]},
-        {"problems": [PROBLEM], "calls": 7},
-        {"problems": [PROBLEM], "backend": "numpy"},
-        {"problems": [PROBLEM], "explained": True},
-        {"problems": [PROBLEM], "without": {(last.name, "cpu"): "for a test"}},
-    ):
-        select.choose(**other)
-        assert judged, other
-        judged.clear()
-
-
-def test_what_more_of_the_data_decides_is_not_kept(judged):
-    far = replace(PROBLEM, extent=1e9, precision="fast")  # beyond what some take, whose outliers are summed apart
-    for share in (0.0, 0.7):
-        select.choose([far], share=lambda step, limit, share=share: share)
-        assert judged
-        judged.clear()
-    assert not registry.chosen
-
-
-@pytest.mark.parametrize(("share", "ok"), [(0.5, True), (0.6, False)])
-def test_who_has_no_formula_for_most_pairs_declines(monkeypatch, share, ok):
-    """Array code would sum them: on an H200, 150 times as long as another backend takes."""
-    numpy = registry.find("numpy")
-    info = replace(numpy.info, extent_limit=lambda p: 30.0, supports=lambda p: Support(p.extent <= 30.0, "holds to 30"))
-    monkeypatch.setattr(registry, "records", lambda: (replace(numpy, info=info),))
-    (got,) = select.rank([replace(PROBLEM, extent=99.0)], share=lambda step, limit: share)
-    assert got.ok == ok
-    assert ("points beyond 30 bandwidths summed apart" if ok else "60% of the pairs have a point beyond") in got.reason
-
-
-# --- replays --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def card(monkeypatch):
     """An H200 beside the CPU."""
     monkeypatch.setattr(hardware, "visible_gpus", lambda *root: (hardware.ListedGPU("NVIDIA H200", "GPU-1"),))
-
-
-def test_calls_that_can_be_replayed_are_priced_so(card):
-    problems = [replace(PROBLEM, m=512, n=4096, d=16, precision="fast", device="cuda:0", extent=10.0)]
-    shown = {}
-    for replays in (False, True):
-        ranked = select.rank(problems, data_device="cuda:0", replays=replays)
-        shown[replays] = {c.name: c for c in ranked if c.ok and c.seconds is not None}
-    for name, replayed in shown[True].items():
-        ordinary, (record,) = shown[False][name], (r for r in registry.records() if r.name == name)
-        if record.info.capturable:
-            assert replayed.seconds < 0.3 * ordinary.seconds
-            assert "priced as replayed" in replayed.reason
-        else:
-            assert replayed.seconds == ordinary.seconds > judge.CALL_SECONDS
-    far = [replace(problems[0], extent=1e9)]  # beyond what some take, whose outliers are summed apart
-    assert any("replayed" in c.reason for c in select.rank(far, data_device="cuda:0", replays=True))
-    host = select.rank([replace(problems[0], device="cpu")], data_device="cpu", replays=True)
-    assert not any("replayed" in c.reason for c in host)
-
-
-@pytest.mark.parametrize("n", [512, 1024, 2048, 4096])
-def test_small_problems_on_a_card_go_to_what_is_replayed(card, n):
-    """Priced by its kernels alone, what is slow around them and compiles for 20 s came first."""
-    mean = Problem(Reduction.MEAN, n, n, 16, "float32", "fast", "cuda:0", same=True, extent=12.0)
-    problems = [mean, replace(mean, reduction=Reduction.LOG_SUM, m=n // 8, same=False)]
-    able = [c for c in select.rank(problems, data_device="cuda:0", replays=True) if c.ok]
-    first = registry.find(able[0].name).info
-    assert first.capturable
-    assert able[0].seconds < 0.5e-3
 
 
 # --- warm_up --------------------------------------------------------------------------------------------------------
@@ -281,12 +140,6 @@ def test_after_warm_up_start_up_counts_no_more(plugins):
     assert [c.counted_seconds for c in explained.candidates] == [0.0, 0.0, 0.0]
 
 
-def test_a_new_look_for_plugins_finds_them_cold():
-    registry.warm["numpy", "cpu"] = True
-    registry.refresh()
-    assert not registry.warm
-
-
 def test_what_compiles_for_long_is_started_only_and_its_compiling_counts(plugins, monkeypatch):
     plugins(ONE, info("slow", 0.3, 4.0, 6.0))
     ran = []
@@ -295,19 +148,6 @@ def test_what_compiles_for_long_is_started_only_and_its_compiling_counts(plugins
     assert set(ran) == {"one"}
     (slow,) = (c for c in select.rank([PROBLEM]) if c.name == "slow")
     assert slow.counted_seconds == pytest.approx(0.6)
-
-
-def test_what_is_common_is_run_by_every_backend_that_takes_it(plugins, monkeypatch):
-    ran = []
-    monkeypatch.setattr(warming, "_run", lambda info, *asked: ran.append((info.name, *asked)))
-    plugins(ONE, info("low", 1.0, supports=lambda problem: Support(problem.d < 3, "d < 3"), precisions=("high",)))
-    sdkde_core.warm_up("cpu")
-    for name, dimensions, precisions in (("one", {1, 2, 3, 16}, {"fast", "high"}), ("low", {1, 2}, {"high"})):
-        asked = [(request.method, problem) for who, request, problem in ran if who == name]
-        assert {problem.d for _, problem in asked} == dimensions
-        assert {problem.precision for _, problem in asked} == precisions
-        assert {method for method, _ in asked} == {"kde", "sdkde", "laplace"}
-        assert len(asked) == 3 * len(dimensions) * len(precisions)
 
 
 BROKEN = """
@@ -388,17 +228,6 @@ def test_a_backend_named_in_the_environment_is_warmed_up_alone(plugins, monkeypa
         sdkde_core.warm_up("cpu")
 
 
-def test_data_on_the_host_go_to_a_card_once_it_is_warm(card):
-    """They stayed on the CPU at up to 79 times the time."""
-    problems = [replace(PROBLEM, m=2048, n=16384, d=16, extent=15.0)]
-    assert select.rank(problems)[0].device == "cpu"
-    assert cards.gpu("NVIDIA H200") is not None
-    for record in registry.records():
-        if record.ok:
-            registry.warm.update({(record.name, d): warming.compiles(record.info, d) for d in ("cpu", "cuda:0")})
-    assert select.rank(problems)[0].device == "cuda:0"
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 def test_a_forked_child_is_warm_on_the_cpu_only():
     registry.warm.update({("one", "cpu"): True, ("one", "cuda:0"): True})
@@ -408,41 +237,3 @@ def test_a_forked_child_is_warm_on_the_cpu_only():
 
     assert _status_of_child(child) == 0
     assert len(registry.warm) == 2
-
-
-def test_threads_warm_up_at_once(plugins):
-    plugins(ONE, TEN)
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(sdkde_core.warm_up("cpu")["cpu"])) for _ in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert [set(f) for f in found] == [{"one", "ten"}] * 3
-
-
-def test_an_interrupt_ends_it_and_leaves_what_is_not_warm_cold(plugins, monkeypatch):
-    def run(info, request, problem):
-        if info.name == "ten":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(warming, "_run", run)
-    plugins(ONE, TEN)
-    with pytest.raises(KeyboardInterrupt):
-        sdkde_core.warm_up("cpu")
-    assert registry.warm == {("one", "cpu"): True}
-
-
-@pytest.mark.slow
-def test_everything_that_is_here_is_warmed_up():
-    took = sdkde_core.warm_up("cpu")["cpu"]
-    assert "numpy" in took
-    explained = sdkde_core.explain(X)
-    assert {c.name for c in explained.candidates if c.ok} <= took.keys()
-    assert all(
-        c.counted_seconds == 0.0 for c in explained.candidates if c.ok and warming.compiles(_info(c.name), "cpu")
-    )
-
-
-def _info(name):
-    return registry.find(name).info

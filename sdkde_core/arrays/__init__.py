@@ -12,6 +12,7 @@ from .arguments import (
     columns_are_points,
     ingest,
     is_dask,
+    numbers,
     refuse_dask,
     refuse_masked,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "is_dask",
     "look",
     "noting",
+    "numbers",
     "quiet",
     "recording",
     "refuse_dask",

@@ -14,7 +14,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,41 +22,13 @@ from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, 
 from array_api_compat import device as device_of
 
 from .looks import look
-from .places import (
-    Origin,
-    detached,
-    device_name,
-    from_host,
-    grad_enabled,
-    has_float64,
-    is_attached,
-    to_host,
-    with_room,
-)
+from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host, with_room
 
-__all__ = [
-    "LIGHT",
-    "Argument",
-    "Data",
-    "Query",
-    "check_finite",
-    "check_names",
-    "check_query",
-    "check_shapes",
-    "check_weights",
-    "columns_are_points",
-    "ingest",
-    "is_dask",
-    "refuse_dask",
-    "refuse_masked",
-]
+#: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
+LARGE = 1 << 18
 
 
-#: Numbers on the host that a GPU looks at faster, the copy included, and bytes that each may take there meanwhile.
-LARGE, BYTES = 1 << 18, 64
-
-#: Weights below that share of the largest are light, see :class:`sdkde_core.protocol.Problem`.
-LIGHT = 2.0**-15
+_HOST = Origin()
 
 
 def refuse_masked(name: str, value: Any) -> None:
@@ -73,34 +45,33 @@ def is_dask(value: Any) -> bool:
     return type(value).__module__.startswith("dask.array.") and hasattr(value, "chunks")
 
 
-#: What to pass in place of what is Dask's, by the module that it comes from.
-_INSTEAD = {
-    "dask.delayed": "{0}.compute(), or dask.array.from_delayed({0}, shape=..., dtype=...)",
-    "dask.bag": "numpy.asarray({0}.compute()), or a Dask array",
-    "distributed.client": "{0}.result()",
-}
-
-
 def refuse_dask(name: str, value: Any) -> None:
-    """Raise TypeError for what is Dask's, which says what to pass instead: in silence it would all be computed here."""
+    """Raise TypeError for an object of Dask's, with what to pass instead: NumPy would compute all of it in silence."""
     if is_dask(value):
         raise TypeError(
             f"{name} is a Dask array, and only estimate and debias are lazy; pass {name}.compute(), if memory holds it"
         )
     module, kind = type(value).__module__, type(value).__name__.removesuffix("Leaf")
     if module.startswith(("dask.", "dask_expr.", "distributed.")):
-        place = ".".join(module.split(".")[:2])
-        raise TypeError(
-            f"{name} is a Dask {kind}; pass {_INSTEAD.get(place, '{0}.to_dask_array(lengths=True)').format(name)}"
-        )
+        instead = {
+            "dask.delayed": f"{name}.compute(), or dask.array.from_delayed({name}, shape=..., dtype=...)",
+            "dask.bag": f"numpy.asarray({name}.compute()), or a Dask array",
+            "distributed.client": f"{name}.result()",
+        }.get(".".join(module.split(".")[:2]), f"{name}.to_dask_array(lengths=True)")
+        raise TypeError(f"{name} is a Dask {kind}; pass {instead}")
     if isinstance(value, list | tuple) and value and type(value[0]).__module__.startswith("dask."):
         raise TypeError(
             f"{name} is a {kind} of Dask objects; pass one Dask array, such as dask.array.concatenate({name}) of arrays"
         )
 
 
-class _Refused(Exception):
-    """What is wrong with an argument, to follow its name."""
+def numbers(name: str, value: Any) -> np.ndarray:
+    """Return an argument that is real numbers, of any shape, on the host, as float64."""
+    return np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
+
+
+class _Refused(TypeError):
+    """An argument that is no array of real numbers, found by the code here and not by an array library."""
 
 
 class Argument(NamedTuple):
@@ -120,9 +91,12 @@ class Argument(NamedTuple):
     @classmethod
     def of(cls, name: str, value: Any) -> Argument:
         """Recognise ``value``; TypeError or ValueError for what cannot be an array of real numbers."""
+        if type(value) is np.ndarray and value.dtype.kind in "iufb":  # the common case
+            narrow = value.dtype.kind == "f" and value.dtype.itemsize <= 4
+            return cls(name, value, "float32" if narrow else "float64", _HOST)
         refuse_dask(name, value)
         if getattr(value, "requires_grad", False):
-            if grad_enabled() or not is_attached(value):  # who differentiates has detached what comes here
+            if grad_enabled() or not is_attached(value):  # within no_grad, values alone are wanted
                 raise TypeError(
                     f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, without "
                     f"out and progress; pass {name}.detach(), or call within torch.no_grad()"
@@ -132,9 +106,9 @@ class Argument(NamedTuple):
         if hasattr(value, "toarray"):  # SciPy's and CuPy's matrices and arrays
             raise TypeError(f"{name} is a sparse {type(value).__name__}; pass {name}.toarray()")
         try:
-            return cls._of(name, value)
-        except _Refused as error:
-            raise TypeError(f"{name} {error}") from None
+            return cls._recognised(name, value)
+        except _Refused:
+            raise
         except ValueError as error:
             raise ValueError(f"{name} is no array of numbers: pass rows of equal length ({error})") from None
         except Exception as error:  # a library that cannot show its array (sparse, abstract, traced …)
@@ -142,33 +116,38 @@ class Argument(NamedTuple):
             raise TypeError(f"{name} is a {kind} that cannot be read as an array ({error}); pass {dense}") from None
 
     @classmethod
-    def _of(cls, name: str, value: Any) -> Argument:
-        origin, narrow = Origin(), isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__")
-        if is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
+    def _recognised(cls, name: str, value: Any) -> Argument:
+        numpys = isinstance(value, (np.ndarray, np.generic))
+        origin, has_dtype = _HOST, numpys or hasattr(value, "__array__")
+        if not numpys and is_array_api_obj(value):
             xp, device = array_namespace(value), device_of(value)
             bits, place = _bits(xp, value.dtype), str(device).lower()
             if not bits:
-                raise _Refused(f"has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
+                raise _Refused(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
             if place == "meta":
-                raise _Refused("is on the meta device and has no numbers")
+                raise _Refused(f"{name} is on the meta device and has no numbers")
             if bits < 32:
                 value = xp.astype(value, xp.float32)  # NumPy may lack the type (bfloat16)
-            origin, narrow = Origin(xp, device, on_host="cpu" in place), True  # NumPy sees its memory
+            origin, has_dtype = Origin(xp, device, on_host="cpu" in place), True  # NumPy sees its memory
             if not origin.on_host:
                 return cls(name, value, "float32" if bits <= 32 else "float64", origin)
             value = to_host(value)
-        elif hasattr(value, "__dlpack_device__") and not isinstance(value, (np.ndarray, np.generic)):
+        elif not numpys and hasattr(value, "__dlpack_device__"):
             if value.__dlpack_device__()[0] != 1:  # kDLCPU
-                raise _Refused("is on a device and not an array-API array; pass a torch, CuPy or JAX array")
-            value, narrow = np.from_dlpack(value), True
+                raise _Refused(f"{name} is on a device and not an array-API array; pass a torch, CuPy or JAX array")
+            value, has_dtype = np.from_dlpack(value), True
         array = np.asarray(value)
         if array.dtype.kind not in "iufb":
             raise _Refused(
-                f"is {type(value).__name__} of dtype {array.dtype}; "
+                f"{name} is {type(value).__name__} of dtype {array.dtype}; "
                 f"pass real numbers (integer, boolean or floating){_numbers_from(array, value)}"
             )
-        narrow = narrow and array.dtype.kind == "f" and array.dtype.itemsize <= 4
-        names = () if array is value else _names_of(value)
+        narrow = has_dtype and array.dtype.kind == "f" and array.dtype.itemsize <= 4
+        names: tuple[str, ...] = ()
+        for attribute in ("columns", "column_names"):  # of data frames: pandas, polars and pyarrow
+            found = None if array is value else getattr(value, attribute, None)
+            if not names and isinstance(found, Iterable) and all(isinstance(column, str) for column in found):
+                names = tuple(found)
         return cls(name, array, "float32" if narrow else "float64", origin, names)
 
     def rows(self, start: int, stop: int) -> Argument:
@@ -181,7 +160,8 @@ class Argument(NamedTuple):
         On the host as float64; on a device float32 stays what it is, as the first operation with float64 promotes it.
         """
         if place.xp is None:
-            return np.asarray(to_host(self.array), dtype=np.float64)  # extended precision may become inf: refused
+            x = self.array if isinstance(self.array, np.ndarray) else to_host(self.array)
+            return np.asarray(x, dtype=np.float64)  # extended precision may become inf, which is refused later
         x = self.array
         if isinstance(x, np.ndarray):
             narrow = x.dtype.kind == "f" and x.dtype.itemsize <= 4
@@ -195,39 +175,18 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """Validated input, in one array library on one device.
+    """Validated input, in one array library on one device."""
 
-    Parameters
-    ----------
-    train : (n, d) array
-        float64; on a device also float32.
-    query : (m, d) array or None
-        Likewise. None: the training points.
-    log_weights : (n,) float64 array or None
-        Their exponentials sum to 1; −inf for weight zero. None: all equal.
-    dtype : {"float32", "float64"}
-        Of the result.
-    origin : Origin
-        Of the query, else of train: where results go.
-    unchecked : bool
-        NaN and inf are to be refused but were not looked for: :meth:`check_finite` does.
-    names : tuple of str
-        Of train's columns; empty where it has none.
-    taken : bool
-        Brought from the host to the device that the caller named.
-    light : float
-        As of :class:`sdkde_core.protocol.Problem`.
-    """
-
-    train: Any
-    query: Any
-    log_weights: Any
-    dtype: str
-    origin: Origin
-    unchecked: bool = False
-    names: tuple[str, ...] = ()
-    light: float = 0.0
-    taken: bool = False
+    train: Any  # (n, d) float64; on a device also float32
+    query: Any  # (m, d) likewise; None: the training points
+    log_weights: Any  # (n,) float64, whose exponentials sum to 1, −inf for weight zero; None: all equal
+    dtype: str  # of the result: "float32" or "float64"
+    origin: Origin  # of the query, else of train: where results go
+    device: str = "cpu"  # where the points are
+    came_from: str = "cpu"  # where the user had them: host data may have been copied to a GPU
+    unchecked: bool = False  # NaN and inf are to be refused; on a device they have not been looked for
+    names: tuple[str, ...] = ()  # of train's columns; empty where it has none
+    light: float = 0.0  # as of protocol.Problem
 
     @property
     def n(self) -> int:
@@ -237,23 +196,12 @@ class Data:
     def d(self) -> int:
         return int(self.train.shape[1])
 
-    @property
-    def m(self) -> int:
-        return self.n if self.query is None else int(self.query.shape[0])
-
-    @property
-    def device(self) -> str:
-        return device_name(self.train)
-
-    @property
-    def came_from(self) -> str:
-        """The device where the user had them."""
-        return "cpu" if self.taken else self.device
-
     def check_finite(self) -> None:
-        """Look for NaN and inf where that is still to be done; ValueError names the first."""
+        """Raise ValueError for the first NaN or inf, where they are to be refused."""
         if self.unchecked:
-            _check_points(self.train, self.query)
+            check_finite("train", self.train)
+            if self.query is not None:
+                check_finite("query", self.query)
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point, by its number among those of train and query: its argument, its number there, its values."""
@@ -266,58 +214,54 @@ def ingest(
 ) -> Data:
     """Validate the user's arrays and bring them to one place.
 
-    That place is the device of train, else of query, if it has float64, else the host. What is on the host stays there,
-    but for large arrays that a GPU is to work with and has memory for: it looks at them faster.
-
-    Parameters
-    ----------
-    train : (n, d) or (n,) array_like
-        One-dimensional: n points in one dimension.
-    query : (m, d) or (m,) array_like, optional
-    weights : (n,) array_like, optional
-    check_finite : bool
-        Refuse NaN and inf in the points (in the weights they are always refused). On the host they are looked for here;
-        on a device the result is ``unchecked``.
-    device : str, optional
-        Where they will be worked with, if the caller named it. ``"cpu"``: everything goes there, wherever it is.
+    That place is the device of train, else of query, if it has float64, else the host. If ``device`` is a GPU with
+    enough free memory, host data of at least :data:`LARGE` numbers are copied there; ``"cpu"`` brings everything to the
+    host.
 
     Raises
     ------
     TypeError
         Complex, object or string dtype, a masked array, a tensor that requires grad in grad mode.
     ValueError
-        An empty train, wrong or mismatched shapes, data frames whose columns differ in name or order, NaN or inf,
-        weights that are negative or all zero.
+        An empty train, wrong or mismatched shapes, data frames whose columns differ in name or order, weights that are
+        negative or all zero, NaN or inf. Points on a device are looked at when their extent is read.
     """
     x = Argument.of("train", train)
     q = None if query is None else Argument.of("query", query)
     w = None if weights is None else Argument.of("weights", weights)
     check_shapes(x, q, w)
-    place, taken = Origin(), False
-    on_device = [a.origin for a in (x, q) if a is not None and not a.origin.on_host]
-    numbers = sum(math.prod(a.shape) for a in (x, q) if a is not None)
+    place = _HOST
+    points = [x] if q is None else [x, q]
+    on_device = [a.origin for a in points if not a.origin.on_host]
     if on_device and device != "cpu":
-        place = on_device[0] if has_float64(on_device[0]) else Origin()
-    elif device and not on_device and numbers >= LARGE:
-        place = with_room(device, BYTES * numbers)
-        taken = place.xp is not None
-    points = _columns(x.at(place))
-    rows = None if q is None else _columns(q.at(place)) if q.shape[0] else points[:0, :]
-    look = check_finite and place.xp is None
-    if look:
-        _check_points(points, rows)
-    log_weights, light = (None, 0.0) if w is None else _weighed(w.at(place))
-    return Data(
-        train=points,
-        query=rows,
-        log_weights=log_weights,
+        place = on_device[0] if has_float64(on_device[0]) else _HOST
+    elif device and not on_device:
+        numbers = sum(math.prod(a.shape) for a in points)
+        place = with_room(device, 64 * numbers) if numbers >= LARGE else _HOST  # bytes, work space included
+    here = place.xp is None
+    train = x.at(place)
+    train = train[:, None] if train.ndim == 1 else train
+    if q is not None:
+        query = q.at(place) if q.shape[0] else train[:0, :]
+        query = query[:, None] if query.ndim == 1 else query
+    device = "cpu" if here else device_name(train)
+    data = Data(
+        train=train,
+        query=query,
+        log_weights=None,
         dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
         origin=(q or x).origin,
-        unchecked=check_finite and not look,
+        device=device,
+        came_from=device if on_device else "cpu",
+        unchecked=check_finite,
         names=x.names,
-        light=light,
-        taken=taken,
     )
+    if here:
+        data.check_finite()
+    if w is None:
+        return data
+    log_weights, light = _weighed(w.at(place))
+    return replace(data, log_weights=log_weights, light=light)
 
 
 @dataclass(frozen=True)
@@ -333,7 +277,9 @@ class Query:
     @classmethod
     def of(cls, query: Argument, place: Origin, check_finite: bool) -> Query:
         """Bring what :func:`check_query` has let pass to ``place``."""
-        return cls(_columns(query.at(place)), query.dtype, query.origin, check_finite, query.first)
+        points = query.at(place)
+        points = points[:, None] if points.ndim == 1 else points
+        return cls(points, query.dtype, query.origin, check_finite, query.first)
 
     def check_finite(self) -> None:
         """Look for NaN and inf where they are to be refused; ValueError names the first."""
@@ -346,17 +292,34 @@ class Query:
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:
-    """Validate the shape of query points against train, (n, d), and its columns' names; none of their values is read.
+    """Validate a query's shape and its columns' names against train, (n, d); none of the query's values is read.
 
     Raises as :func:`ingest` does.
     """
-    check_names(names, query.names)
-    _check_query(query, n, d)
+    if names and query.names:
+        check_names(names, query.names)
+    shape = query.shape
+    if len(shape) not in (1, 2):
+        raise _wrong_axes(query)
+    if len(shape) == 1 and d > 1 and shape != (0,):
+        hint = "query[None, :] for one point" if shape == (d,) else f"shape (m, {d})"
+        raise ValueError(f"query has shape {shape}, but train has {d} dimensions; pass {hint}")
+    if len(shape) == 2 and shape[1] != d:
+        hint = ""
+        if shape[0] == d:
+            hint = columns_are_points(*shape, "query")
+        elif n in shape:
+            hint = columns_are_points(n, d, *(("train", "query") if shape[0] == n else ("train",)))
+        raise ValueError(f"query has {shape[1]} dimensions, but train has {d}; pass shape (m, {d}){hint}")
+
+
+def _wrong_axes(a: Argument) -> ValueError:
+    return ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or (points,) in one dimension")
 
 
 @functools.lru_cache(maxsize=64)
 def _bits(xp: Any, dtype: Any) -> int:
-    """Of a floating number, 64 of an integer or a boolean, 0 of what is no real number."""
+    """The bits of a floating dtype; 64 for integers and booleans; 0 for a dtype without real numbers."""
     if xp.isdtype(dtype, "real floating"):
         return int(xp.finfo(dtype).bits)
     return 64 if xp.isdtype(dtype, ("integral", "bool")) else 0
@@ -379,15 +342,6 @@ def columns_are_points(n: int, d: int, *names: str) -> str:
     return f"; if columns are points, as for SciPy's gaussian_kde, pass {' and '.join(f'{x}.T' for x in names)}"
 
 
-def _names_of(value: Any) -> tuple[str, ...]:
-    """The names of a data frame's columns, if all are strings: pandas, polars and pyarrow are recognised by them."""
-    for attribute in ("columns", "column_names"):
-        names = getattr(value, attribute, None)
-        if isinstance(names, Iterable) and all(isinstance(name, str) for name in names):
-            return tuple(names)
-    return ()
-
-
 def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
     """Refuse columns that have other names than train's, or another order: no names fit any.
 
@@ -407,51 +361,19 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
     )
 
 
-def _columns(x: Any) -> Any:
-    return x[:, None] if x.ndim == 1 else x
-
-
 def check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
     """Refuse train, query and weights whose shapes do not fit, as :func:`ingest` does."""
-    for a in (x, q):
-        if a is not None:
-            _check_axes(a)
-    if 0 in x.shape:
-        raise ValueError(f"train is empty (shape {x.shape}); pass at least one point with at least one dimension")
-    d = 1 if len(x.shape) == 1 else x.shape[1]
+    shape = x.shape
+    if len(shape) not in (1, 2):
+        raise _wrong_axes(x)
+    if 0 in shape:
+        raise ValueError(f"train is empty (shape {shape}); pass at least one point with at least one dimension")
+    n, d = shape if len(shape) == 2 else (shape[0], 1)
     if q is not None:
-        check_names(x.names, q.names)
-        _check_query(q, x.shape[0], d)
-    if w is not None and w.shape != x.shape[:1]:
-        n = x.shape[0]
+        check_query(q, n, d, x.names)
+    if w is not None and w.shape != (n,):
         hint = columns_are_points(n, d, "train") if w.shape == (d,) else ""
         raise ValueError(f"weights has shape {w.shape}, but train has {n} points; pass shape ({n},){hint}")
-
-
-def _check_query(q: Argument, n: int, d: int) -> None:
-    """Refuse a query that is not of train's d dimensions; n is how many points that has."""
-    _check_axes(q)
-    if len(q.shape) == 1 and d > 1 and q.shape != (0,):
-        hint = "query[None, :] for one point" if q.shape == (d,) else f"shape (m, {d})"
-        raise ValueError(f"query has shape {q.shape}, but train has {d} dimensions; pass {hint}")
-    if len(q.shape) == 2 and q.shape[1] != d:
-        hint = ""
-        if q.shape[0] == d:
-            hint = columns_are_points(*q.shape, "query")
-        elif n in q.shape:
-            hint = columns_are_points(n, d, *(("train", "query") if q.shape[0] == n else ("train",)))
-        raise ValueError(f"query has {q.shape[1]} dimensions, but train has {d}; pass shape (m, {d}){hint}")
-
-
-def _check_axes(a: Argument) -> None:
-    if len(a.shape) not in (1, 2):
-        raise ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or (points,) in one dimension")
-
-
-def _check_points(train: Any, query: Any) -> None:
-    check_finite("train", train)
-    if query is not None:
-        check_finite("query", query)
 
 
 def check_finite(name: str, x: Any, first: int = 0) -> None:
@@ -465,13 +387,6 @@ def check_finite(name: str, x: Any, first: int = 0) -> None:
         f"{name} has values that are not finite, the first {to_host(x)[i, j]} at row {first + i}, column {j}; "
         "drop or fill them"
     )
-
-
-class _Weighed(NamedTuple):
-    """What the host decides of weights: what is wrong with them, if anything, and how many are light."""
-
-    fault: str
-    light: float
 
 
 def _weighed(w: Any) -> tuple[Any, float]:
@@ -493,16 +408,11 @@ def _weighed(w: Any) -> tuple[Any, float]:
 def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
     """Return whether weights (n,) are all "equal", or all "zero", or neither, and the share of them that is light.
 
-    ``first`` is the number of the first one.
-
-    Raises
-    ------
-    ValueError
-        The first that is not finite, or negative.
+    ValueError for the first that is negative or not finite; ``first`` is the number of the first one.
     """
     xp = array_namespace(w)
     least, most = w.aminmax() if is_torch_array(w) else (xp.min(w), xp.max(w))
-    light = xp.mean(xp.astype((w > 0.0) & (w < LIGHT * most), xp.float64))
+    light = xp.mean(xp.astype((w > 0.0) & (w < 2.0**-15 * most), xp.float64))  # see Problem.light
     wrong, share = look(_judged, least, most, light)
     if wrong == "not finite":
         i = first + int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
@@ -513,11 +423,11 @@ def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
     return wrong, share
 
 
-def _judged(least: float, most: float, light: float) -> _Weighed:
-    """What is to be said of weights with these ends, NaN if there is one, of which that share is light."""
+def _judged(least: float, most: float, light: float) -> tuple[str, float]:
+    """What is wrong with weights with these ends, NaN if there is one, and the share of them that is light."""
     if not (math.isfinite(least) and math.isfinite(most)):
-        return _Weighed("not finite", 0.0)
+        return "not finite", 0.0
     if least < 0 or least == most or most == 0:
-        return _Weighed("negative" if least < 0 else "zero" if most == 0 else "equal", 0.0)
-    # To a power of two: what is decided from it changes rarely with the weights.
-    return _Weighed("", 2.0 ** round(math.log2(light)) if light > 1e-3 else 0.0)
+        return "negative" if least < 0 else "zero" if most == 0 else "equal", 0.0
+    # Rounded to a power of two, so that it changes rarely with the weights.
+    return "", (2.0 ** round(math.log2(light)) if light > 1e-3 else 0.0)

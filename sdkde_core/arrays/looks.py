@@ -19,8 +19,6 @@ from array_api_compat import array_namespace, is_torch_array
 
 from .places import to_host
 
-__all__ = ["Decisions", "Taken", "decided", "look", "noting", "recording", "rounded", "taken"]
-
 R = TypeVar("R")
 N = TypeVar("N", bound="Decisions | Taken | None")
 
@@ -126,7 +124,9 @@ def look(decide: Callable[..., R], *numbers: Any) -> R:
     *numbers : array
         float64; of arrays with axes every entry.
     """
-    if _noted.by is None or isinstance(numbers[0], (np.ndarray, np.generic)):
+    if isinstance(numbers[0], (np.ndarray, np.generic)):
+        return decide(*[float(x) for number in numbers for x in np.ravel(number)])
+    if _noted.by is None:
         return decide(*_read(numbers))
     return _noted.by.look(decide, numbers)
 
@@ -137,8 +137,6 @@ def rounded(x: float) -> float:
 
 
 def _read(numbers: tuple[Any, ...]) -> list[float]:
-    if isinstance(numbers[0], (np.ndarray, np.generic)):
-        return [float(x) for number in numbers for x in np.ravel(number)]
     if len(numbers) == 1 and numbers[0].ndim == 0:
         return [float(numbers[0])]
     flat = _flat(numbers)

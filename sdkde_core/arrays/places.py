@@ -12,20 +12,6 @@ import numpy as np
 from array_api_compat import array_namespace, is_cupy_array, is_jax_namespace, is_torch_array, to_device
 from array_api_compat import device as device_of
 
-__all__ = [
-    "Origin",
-    "c_order",
-    "convert",
-    "detached",
-    "device_name",
-    "from_host",
-    "grad_enabled",
-    "has_float64",
-    "is_attached",
-    "to_host",
-    "with_room",
-]
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -59,7 +45,7 @@ class Origin:
     def restore(self, x: Any, dtype: str) -> Any:
         """Return ``x`` with ``dtype``, as the kind of array and on the device that this origin describes."""
         if self.xp is None or isinstance(x, np.ndarray) or (self.on_host and not is_attached(x)):
-            x = np.ascontiguousarray(to_host(x), dtype=dtype)
+            x = np.ascontiguousarray(x if isinstance(x, np.ndarray) else to_host(x), dtype=dtype)
             return x if self.xp is None else self.xp.asarray(x, device=self.device)
         if array_namespace(x) is not self.xp:
             x = self.xp.from_dlpack(x)
@@ -147,7 +133,7 @@ def with_room(device: str, size: int) -> Origin:
         xp = importlib.import_module("array_api_compat.torch")
         place = xp.device("cuda", int(number or 0))
         free = xp.cuda.mem_get_info(place)[0] if xp.cuda.is_available() else 0
-    except (ImportError, RuntimeError, AssertionError):  # who works there says what is wrong
+    except (ImportError, RuntimeError, AssertionError):  # the backend says what is wrong
         return Origin()
     return Origin(xp, place, on_host=False) if free >= size else Origin()
 
@@ -157,7 +143,7 @@ _float64: dict[tuple[str, str], bool] = {}
 
 
 def has_float64(place: Origin) -> bool:
-    """Whether the device has float64: asked once, but of JAX, which has it or not as it was told last."""
+    """Whether the device has float64; JAX is asked every time, as users switch it on and off."""
     key = place.xp.__name__, str(place.device)
     if key not in _float64 or is_jax_namespace(place.xp):
         _float64[key] = _makes_float64(place.xp, place.device)
@@ -171,6 +157,6 @@ def _makes_float64(xp: Any, device: Any) -> bool:
             one = xp.asarray([1.0], dtype=xp.float64, device=device)
             if one.dtype != xp.float64:
                 return False
-            return "xpu" not in str(device) or bool((one + one)[0] == 2.0)  # some of those hold what they cannot add
+            return "xpu" not in str(device) or bool((one + one)[0] == 2.0)  # some Intel GPUs cannot add it
     except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none; JAX gives float32 unless told otherwise
         return False

@@ -8,8 +8,6 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-__all__ = ["quiet"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

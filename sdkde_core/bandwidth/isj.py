@@ -14,43 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["improved_sheather_jones"]
-
 Array = NDArray[Any]
 
-#: Derivatives that are estimated: ‖p⁽⁷⁾‖² at h itself, then ‖p⁽⁶⁾‖² … ‖p″‖², as in the paper.
-STAGES = 7
-
-#: Bins of the first grid, and of the finest.
-BINS, MOST_BINS = 1 << 11, 1 << 15
-
-#: Grids that are tried: scales may be too many powers of ten apart.
-ROUNDS = 12
-
-#: Bins in h from which on the grid does not matter: linear binning widens h by 1/(12·8²), 0.1 %.
-RESOLVED = 8
-
-#: Interquartile ranges to which a longer stretch without samples is shortened, and bins while h is not resolved. Either
-#: is many bandwidths.
-GAP, GAP_BINS = 3, 128
+STAGES = 7  # derivatives that are estimated: ‖p⁽⁷⁾‖² at h itself, then ‖p⁽⁶⁾‖² … ‖p″‖², as in the paper
 
 
 def improved_sheather_jones(x: Array, weights: Array | None, n_eff: float) -> float | None:
     """Return the bandwidth of one column, in its units; None where the equation has no solution that a grid resolves.
 
-    Equivariant to shifts and units. Two things are done to the samples that the paper does not do. Empty stretches of
-    many bandwidths are shortened, so that neither outliers nor groups far apart cost resolution. Values that occur more
-    than once, as in rounded data and counts, are spread evenly, halfway to the nearer neighbour on both sides, and h is
-    at least half the width of that where most samples are of that kind: below, an estimate shows the rounding.
-
-    Parameters
-    ----------
-    x : (n,) float64 array
-        Not constant.
-    weights : (n,) float64 array or None
-        Positive, summing to 1. None: all equal.
-    n_eff : float
-        How many samples that is worth.
+    Equivariant to shifts and units. Two things are done to the samples x (n,) that the paper does not do. Empty
+    stretches of many bandwidths are shortened, so that neither outliers nor groups far apart cost resolution. Values
+    that occur more than once, as in rounded data and counts, are spread evenly, halfway to the nearer neighbour on both
+    sides, and h is at least half the width of that where most samples are of that kind: below, an estimate shows the
+    rounding.
     """
     mass: Array
     if weights is None:
@@ -61,11 +37,13 @@ def improved_sheather_jones(x: Array, weights: Array | None, n_eff: float) -> fl
         mass = np.bincount(inverse, weights, len(values))
     gaps = np.diff(values)
     cell = np.where(counts > 1, np.minimum(np.append(gaps, gaps[-1]), np.insert(gaps, 0, gaps[0])), 0.0)
-    least = 0.5 * _median(cell, mass)
+    order = np.argsort(cell)
+    least = 0.5 * float(cell[order][_reached(mass[order], 0.5)])
     low = values[_reached(mass, 0.25)]
     high = values[::-1][_reached(mass[::-1], 0.25)]
-    gaps, bins = np.minimum(gaps, GAP * (high - low) or math.inf), BINS
-    for _ in range(ROUNDS):
+    # Stretches without samples are shortened to three interquartile ranges, and while h is not resolved to 128 bins.
+    gaps, bins = np.minimum(gaps, 3 * (high - low) or math.inf), 1 << 11
+    for _ in range(12):  # grids; scales may be too many powers of ten apart
         at, cell = np.append(0.0, np.cumsum(gaps)), np.minimum(cell, gaps.max())
         # Half of the span is added on either side, as in the paper: the cosine transform mirrors what is beyond.
         length = 2.0 * at[-1] + float(cell.max())
@@ -73,19 +51,14 @@ def improved_sheather_jones(x: Array, weights: Array | None, n_eff: float) -> fl
         if t is None:
             return None
         h, width = math.sqrt(t) * length, length / bins
-        if h >= RESOLVED * width:
+        if h >= 8 * width:  # linear binning widens h by 1/(12·8²), 0.1 %
             return float(max(h, least))
-        gaps = np.minimum(gaps, GAP_BINS * width)
+        gaps = np.minimum(gaps, 128 * width)
         if gaps.sum() > 0.5 * at[-1]:
             bins *= 4
-            if bins > MOST_BINS:
+            if bins > 1 << 15:
                 break
     return None
-
-
-def _median(x: Array, mass: Array) -> float:
-    order = np.argsort(x)
-    return float(x[order][_reached(mass[order], 0.5)])
 
 
 def _reached(mass: Array, share: float) -> int:
@@ -96,7 +69,8 @@ def _reached(mass: Array, share: float) -> int:
 def _cosine_power(at: Array, mass: Array, cell: Array, length: float, bins: int) -> Array:
     """Return a_k², k = 1 … bins − 1, of p = 1 + Σ_k a_k cos(π k x) on a unit interval, to which ``at`` is scaled.
 
-    Linear binning, of what is spread by its distribution function at the bins' edges; then a type-2 cosine transform.
+    Linear binning; repeated values, which are spread, by their distribution function at the bins' edges. Then a type-2
+    cosine transform.
     """
     lone, histogram = cell == 0, np.zeros(bins)
     place = at[lone] * (bins / length) - 0.5
@@ -115,12 +89,22 @@ def _cosine_power(at: Array, mass: Array, cell: Array, length: float, bins: int)
 
 
 def _fixed_point(power: Array, n: float) -> float | None:
-    """Return the least t that is ξ γ⁽⁵⁾(t), or what is too small for the grid if that is smaller; None without one."""
+    """Return the least solution of t = ξ γ⁽⁵⁾(t), or the least t that the grid holds if larger; None without one."""
     k2 = np.arange(1.0, len(power) + 1) ** 2 * math.pi**2
-    terms = [k2**s * power for s in range(STAGES + 1)]
+    terms = [k2**s * power for s in range(STAGES + 1)]  # (π k)²ˢ a_k²
 
     def off(log_t: float) -> float:
-        return log_t - _implied(log_t, k2, terms, n)
+        """Log t less log ξ γ⁽⁵⁾(t): which h² is best if ‖p⁽⁷⁾‖² is that at bandwidth √t."""
+        t = math.exp(log_t)
+        for s in range(STAGES, 1, -1):
+            some = slice(np.searchsorted(k2, 700.0 / t))  # the exponential of the others underflows
+            norm = 0.5 * float(np.sum(np.exp(-t * k2[some]) * terms[s][some]))  # ‖p⁽ˢ⁾‖²; BLAS would start threads
+            if norm == 0.0:
+                return -math.inf
+            if s > 2:  # the bandwidth for ‖p⁽ˢ⁻¹⁾‖²
+                odd = math.prod(range(1, 2 * s - 2, 2)) * (1 + 0.5 ** (s - 0.5)) / 3
+                t = (2 * odd / (math.sqrt(2 * math.pi) * n * norm)) ** (2 / (2 * s + 1))
+        return log_t + 0.4 * math.log(2 * n * math.sqrt(math.pi) * norm)
 
     high = 2.0 * math.log(2.0 / (len(power) + 1))  # h of two bins; to a third of the length
     over = off(high)
@@ -141,17 +125,3 @@ def _fixed_point(power: Array, n: float) -> float | None:
         if abs(value) < 1e-10:
             break
     return math.exp(middle)
-
-
-def _implied(log_t: float, k2: Array, terms: list[Array], n: float) -> float:
-    """Return log ξ γ⁽⁵⁾(t): which h² is best if ‖p⁽⁷⁾‖² is that at bandwidth √t; ``terms``: (π k)²ˢ a_k² of every s."""
-    t = math.exp(log_t)
-    for s in range(STAGES, 1, -1):
-        some = slice(np.searchsorted(k2, 700.0 / t))  # the exponential of the others underflows
-        norm = 0.5 * float(np.sum(np.exp(-t * k2[some]) * terms[s][some]))  # ‖p⁽ˢ⁾‖²; BLAS would start threads
-        if norm == 0.0:
-            return math.inf
-        if s > 2:  # the bandwidth for ‖p⁽ˢ⁻¹⁾‖²
-            odd = math.prod(range(1, 2 * s - 2, 2)) * (1 + 0.5 ** (s - 0.5)) / 3
-            t = (2 * odd / (math.sqrt(2 * math.pi) * n * norm)) ** (2 / (2 * s + 1))
-    return -0.4 * math.log(2 * n * math.sqrt(math.pi) * norm)

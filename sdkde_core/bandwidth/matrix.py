@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,6 @@ from numpy.typing import NDArray
 
 from ..arrays import Argument, c_order, detached, is_attached, quiet, to_host
 from .precise import Inverse, inverse_of, shifted_product
-
-__all__ = ["Bandwidth", "like"]
-
 
 Array = NDArray[Any]
 
@@ -83,7 +80,10 @@ class Bandwidth:
     @classmethod
     @quiet
     def _of(cls, value: Any, d: int, rule: str) -> Bandwidth:
-        h = _as_numbers(value)
+        h = np.asarray(value) if isinstance(value, float) else to_host(Argument.of("bandwidth", value).array)
+        if h.dtype == bool:
+            raise TypeError(f"bandwidth is {value!r}; pass a rule's name, numbers or a (d, d) matrix H")
+        h = h.astype(np.float64)  # extended precision may overflow, which is found below
         if h.ndim == 2:
             if h.shape != (d, d):
                 raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
@@ -102,35 +102,22 @@ class Bandwidth:
         return cls(d, np.full(d, h, dtype=np.float64), rule)
 
     def arrays(self) -> dict[str, Array]:
-        """Return what :meth:`from_arrays` makes the same bandwidth of, to the last bit, on the host; no tensors."""
-        if self.factor.ndim == 1:
-            return {"factor": self.factor}
-        named = {"factor": self.factor, "matrix": self._matrix, **self._inverse._asdict()}
-        return {name: array for name, array in named.items() if array is not None}
+        """Return what :meth:`from_arrays` makes the same bandwidth of, on the host; no tensors."""
+        return {"factor": self.factor} if self._matrix is None else {"matrix": self._matrix}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], rule: str, selection: Any = None) -> Bandwidth:
-        """Make a bandwidth of what :meth:`arrays` has returned; others among them are passed over.
-
-        Raises
-        ------
-        ValueError
-            They cannot be right.
-        """
-        factor = np.asarray(arrays.get("factor", 0.0))
-        d, full = factor.size if factor.ndim == 1 else len(factor) if factor.ndim == 2 else 0, factor.ndim == 2
-        shapes = {"factor": (d, d) if full else (d,)}
-        if full:
-            shapes |= {"matrix": (d, d), "scale": (d,), "high": (d, d), "low": (d, d)}
-        known = {name: arrays[name] for name in shapes if name in arrays}
-        right = {"scale", "high"} <= set(known) or not full
-        right &= all(x.shape == shapes[name] and x.dtype == float and np.isfinite(x).all() for name, x in known.items())
-        if not (d and right and (np.diagonal(factor) if full else factor).min() > 0.0):
+        """Make a bandwidth of what :meth:`arrays` has returned; ValueError where it cannot be right."""
+        given = arrays.get("matrix", arrays.get("factor", np.zeros(0)))
+        d = len(given) if given.ndim in (1, 2) else 0
+        if not d or given.dtype != float or not np.isfinite(given).all() or given.shape not in ((d,), (d, d)):
             raise ValueError("its bandwidth cannot be right")
-        inverse = Inverse(known["scale"], known["high"], known.get("low")) if full else None
-        if inverse is not None and not _agree(factor, inverse, known.get("matrix", factor @ factor.T)):
-            raise ValueError("its bandwidth, the factor and the inverse do not fit one another")
-        return cls(d, factor, rule, selection, known.get("matrix"), inverse)
+        if "matrix" in arrays:
+            return replace(cls.of(given, d, rule), selection=selection)
+        full = given.ndim == 2
+        if (np.diagonal(given) if full else given).min() <= 0.0 or (full and np.triu(given, 1).any()):
+            raise ValueError("its bandwidth cannot be right")
+        return cls(d, given, rule, selection)
 
     @property
     @quiet
@@ -171,7 +158,8 @@ class Bandwidth:
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
         """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
         if self.factor.ndim == 1:
-            return _division(like(self.factor, centre) if self._number is None else self._number, centre)
+            h = like(self.factor, centre) if self._number is None else self._number
+            return functools.partial(_divided, h, centre)
         inverse = self._inverse
         if inverse.low is None:
             matrix = like(inverse.whole.T, centre)
@@ -181,7 +169,7 @@ class Bandwidth:
 
     @functools.cached_property
     def _number(self) -> float | None:
-        """What all of L's diagonal is, where it is one number: no device has to be sent it."""
+        """The number that all of L's diagonal is, if it is one: no device has to be sent it."""
         one = like(self.factor, self.factor) if self.factor.ndim == 1 else None
         return one if isinstance(one, float) else None
 
@@ -217,23 +205,16 @@ class Bandwidth:
         return f"{self.rule}: h {_span(to_host(detached(self.factor)))}"
 
 
-def _division(h: Any, centre: Any) -> Callable[[Any], Any]:
-    def whiten(x: Any) -> Any:
-        scaled = c_order(x - centre)  # which has the order of x
+def _divided(h: Any, centre: Any, x: Any) -> Any:
+    """(x − centre) / h in C order, where x may have another; in place but for autograd."""
+    if isinstance(x, np.ndarray):
+        scaled = np.subtract(x, centre, dtype=np.float64, order="C")
+    else:
+        scaled = c_order(x - centre)
         if is_attached(scaled) or is_attached(h):
             return scaled / h
-        scaled /= h
-        return scaled
-
-    return whiten
-
-
-def _agree(factor: Array, inverse: Inverse, matrix: Array) -> bool:
-    """Whether they are of one bandwidth, but for rounding: of as many digits as nearly dependent columns leave."""
-    rows = np.linalg.vector_norm(factor, axis=1)
-    near = abs(inverse.factor - factor) <= 1e-6 * rows[:, None]
-    near &= abs(factor @ factor.T - matrix) <= 1e-6 * np.multiply.outer(rows, rows)
-    return bool(near.all() and not np.triu(factor, 1).any())
+    scaled /= h
+    return scaled
 
 
 def _span(h: Array) -> str:
@@ -258,16 +239,6 @@ def like(factor: Any, x: Any) -> Any:
     return array_namespace(x).asarray(np.array(factor, order="C"), device=device(x))  # PyTorch refuses read-only memory
 
 
-def _as_numbers(value: Any) -> Array:
-    if isinstance(value, float):
-        return np.asarray(value, dtype=np.float64)
-    argument = Argument.of("bandwidth", value)
-    h = np.asarray(to_host(argument.array), dtype=np.float64)  # extended precision may overflow, which is found below
-    if argument.array.dtype in (bool, np.bool_):
-        raise TypeError(f"bandwidth is {value!r}; pass a rule's name, numbers or a (d, d) matrix H")
-    return h
-
-
 def _inverse(h: Array) -> Inverse:
     """The inverse of the factor of H; ValueError where H has none."""
     if not np.isfinite(h).all():
@@ -289,15 +260,10 @@ def _inverse(h: Array) -> Inverse:
     with contextlib.suppress(np.linalg.LinAlgError):  # beyond rounding it has no spread in some direction either
         if not flat.any():
             return inverse_of(np.linalg.cholesky(correlation) * scale[:, None], h)
+    order = [int(j) for j in np.argsort(-abs(vectors[:, 0]))[:4] if abs(vectors[j, 0]) > 1e-3]
+    flattest = " ".join(f"{vectors[j, 0]:+.3f}·x{j}" for j in order)
     raise ValueError(
         f"bandwidth is not positive definite: {max(1, int(flat.sum()))} of {len(h)} directions have no spread, "
-        f"the flattest {_direction(vectors[:, 0])} (columns in units of sqrt(H[j, j])); "
+        f"the flattest {flattest} (columns in units of sqrt(H[j, j])); "
         "drop dependent columns, or pass one number or one per dimension"
     )
-
-
-def _direction(vector: Array) -> str:
-    """The largest components of a direction, as a sum over columns."""
-    order = np.argsort(-abs(vector))[:4]
-    kept = [int(j) for j in order if abs(vector[j]) > 1e-3]
-    return " ".join(f"{vector[j]:+.3f}·x{j}" for j in kept)

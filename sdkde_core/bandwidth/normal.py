@@ -7,8 +7,6 @@ import math
 
 import numpy as np
 
-__all__ = ["normal_reference", "widest"]
-
 
 def normal_reference(method: str, d: int, n: float) -> float:
     """The best bandwidth for n normal samples of standard deviation 1 in each of d independent columns.

@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,24 +36,7 @@ from ..choice.hardware import cpu_threads
 from ..engine.products import on_this_thread, product
 from ..engine.threads import map_threads
 
-__all__ = ["Left", "Pairs"]
-
-#: Rows of a block on a CPU: with 2,000 columns its arrays of float32 stay in a core's cache.
-ROWS = 64
-
-#: Threads at most. More get into each other's way: between NumPy's short operations each waits for the interpreter.
-THREADS = 4
-
-#: Elements of an array on a device: of all pairs, for as many bandwidths at a time.
-ELEMENTS = 1 << 26
-
-#: A squared distance of a sample from itself that leaves it out, and does not overflow.
-NEVER = 1e30
-
-#: The least exponent on a CPU, and how close, relative to the least weight, the nearest sample must be to count in
-#: moves. What is less is nothing to sums of float32, and would be subnormal there, alone or in a product: a CPU takes
-#: up to a hundred times as long for such numbers.
-FAR, ALONE = -50.0, 1e-9
+ROWS = 64  # of a block on a CPU: with 2,000 columns its arrays of float32 stay in a core's cache
 
 
 class Left(NamedTuple):
@@ -68,13 +50,8 @@ class Left(NamedTuple):
 class Pairs:
     """All pairs of a sample, ready for any bandwidth.
 
-    Parameters
-    ----------
-    u : (n, d) float64 array
-        Distinct samples, at most a few thousand, in units of their spread, near the origin; of any library.
-    weights : (n,) float64 array
-        Positive, summing to 1.
-    method : {"kde", "sdkde", "laplace"}
+    u (n, d), float64, of any library: distinct samples, at most a few thousand, in units of their spread, near the
+    origin. The weights (n,) are positive and sum to 1.
     """
 
     def __init__(self, u: Any, weights: Any, method: str) -> None:
@@ -85,47 +62,39 @@ class Pairs:
         rows = ROWS if self.on_host else self.n
         self._pool: ThreadPoolExecutor | None = None
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
-        self.threads = min(cpu_threads(), THREADS) if self.on_host and self.n > 4 * ROWS else 1
+        # More than four get into each other's way: between short operations each waits for the interpreter.
+        self.threads = min(cpu_threads(), 4) if self.on_host and self.n > 4 * ROWS else 1
         self.w32, u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
         summed = [self.w32[:, None], self.w32[:, None] * u32]  # (n, 1) and (n, d), which only moves need
         self.weighted = xp.concat(summed, axis=1) if method == "sdkde" else summed[0]
         self.with_ones = xp.concat([u32, xp.ones_like(u32[:, :1])], axis=1)
-        self._alone = ALONE * xp.min(weights)
-        self._product = product if self.on_host else self._in_float64
+        # A nearest sample that is less close, relative to the least weight, is nothing to sums of float32.
+        self._alone = 1e-9 * xp.min(weights)
+        self._where = {} if self.on_host else {"device": u.device}
         self._index = xp.arange(self.n, **self._where)
         squares = self._squares(self.u)
-        self.squares = self._gather(lambda rows: self._put(squares(rows), rows, NEVER))  # (n, n)
+        self.squares = self._gather(lambda rows: self._put(squares(rows), rows, 1e30))  # (n, n), itself left out
         self.nearest = xp.min(self.squares, axis=1)
         self._closer = self.nearest[:, None] - self.squares  # (n, n), at most 0
-
-    @property
-    def _where(self) -> dict[str, Any]:
-        return {} if self.on_host else {"device": self.u.device}
 
     def at(self, bandwidths: Sequence[float]) -> list[Left]:
         """Return the criteria's terms for bandwidths in units of the spread.
 
         On a device for many at a time, in arrays of one axis more: there launching takes longer than computing.
         """
-        if self.on_host:
-            with self._workers():
-                return [self._left(h) for h in bandwidths]
-        some, result = max(1, ELEMENTS // self.n**2), []
+        if self.on_host and self.threads == 1:
+            return [self._left(h) for h in bandwidths]
+        if self.on_host:  # to start threads for each sum takes as long as a sum over 300 samples
+            with ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") as self._pool:
+                found = [self._left(h) for h in bandwidths]
+            self._pool = None
+            return found
+        some, result = max(1, (1 << 26) // self.n**2), []
         for i in range(0, len(bandwidths), some):
             together = self._left(np.array(bandwidths[i : i + some]))
             signs = np.broadcast_to(together.sign, together.log_density.shape)
             result += [Left(*parts) for parts in zip(together.log_density, signs, together.log_square)]
         return result
-
-    @contextmanager
-    def _workers(self) -> Iterator[None]:
-        """Keep the threads for many short sums: to start them for each takes as long as a sum over 300 samples."""
-        if self.threads == 1:
-            yield
-            return
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") as self._pool:
-            yield
-        self._pool = None
 
     def _left(self, h: Any) -> Left:
         """The terms for one bandwidth, or for k of them, (k,): then each has an axis k before."""
@@ -168,8 +137,10 @@ class Pairs:
 
         return self.xp.concat(map_threads(alone, self.blocks, self.threads, pool=self._pool), axis=0)
 
-    def _in_float64(self, a: Any, b: Any) -> Any:
-        """A product on a device: one of float32 may be rounded to TF32 there, as PyTorch can be told to do."""
+    def _product(self, a: Any, b: Any) -> Any:
+        """A product; on a device in float64, as PyTorch may round one of float32 to TF32."""
+        if self.on_host:
+            return product(a, b)
         xp = self.xp
         return xp.astype(xp.matmul(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
 
@@ -181,8 +152,11 @@ class Pairs:
         return self.xp.sum(terms * weights, axis=-1, dtype=self.xp.float64)
 
     def _bounded(self, exponents: Any) -> Any:
-        """On a CPU no exponent below the least; in place."""
-        return np.maximum(exponents, np.float32(FAR), out=exponents) if self.on_host else exponents
+        """On a CPU, in place, none below −50: less is nothing to sums of float32.
+
+        It would be subnormal there, and a CPU takes up to a hundred times as long for such numbers.
+        """
+        return np.maximum(exponents, np.float32(-50.0), out=exponents) if self.on_host else exponents
 
     def _exp(self, exponents: Any) -> Any:
         """exp, in place on a CPU."""

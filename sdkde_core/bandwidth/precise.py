@@ -8,42 +8,27 @@ transformations of matrix multiplication", 2012). So nothing here needs more tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-__all__ = ["Inverse", "inverse_of", "shifted_product"]
-
 Array = NDArray[Any]
 
 #: ‖ |L⁻¹| |L| ‖ up to which plain float64 does: it loses so many roundings of the farthest point's coordinates.
 BENIGN = 16.0
-
-#: The same up to which one step of refinement does.
-MODERATE = 1e4
 
 #: Numbers in a block of rows on the host, which stays in cache, and on a device; some ten blocks are needed at a time.
 HOST_BLOCK, DEVICE_BLOCK = 1 << 15, 1 << 22
 
 
 class Inverse(NamedTuple):
-    """The inverse of a factor L = diag(scale) K.
+    """The inverse of a factor L = diag(scale) K."""
 
-    Parameters
-    ----------
-    scale : (d,) array
-    high : (d, d) array
-        K⁻¹, lower triangular.
-    low : (d, d) array or None
-        What ``high`` has lost to rounding; None where that does not matter. With it ``scale`` is of powers of two.
-    """
-
-    scale: Any
-    high: Any
-    low: Any = None
+    scale: Any  # (d,)
+    high: Any  # (d, d) K⁻¹, lower triangular
+    low: Any = None  # (d, d) what `high` has lost to rounding; with it `scale` is of powers of two
 
     @property
     def whole(self) -> Any:
@@ -69,17 +54,8 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     P R Pᵀ = I + E, with E of cond(R) roundings. It is formed to 1e-29 cond(R), so its Cholesky factor C is right to a
     few roundings, and C⁻¹ P is K⁻¹. A second step finds E of √cond(R) roundings only, and C⁻¹ P is kept in two parts.
 
-    Parameters
-    ----------
-    factor : (d, d) array
-        Lower triangular, within rounding the factor L of the matrix.
-    matrix : (d, d) array, optional
-        Symmetric but for rounding. None: L Lᵀ itself.
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        The matrix is not positive definite.
+    ``factor`` is L within rounding; ``matrix``, symmetric but for rounding, is L Lᵀ itself by default. LinAlgError
+    where it is not positive definite.
     """
     scale = np.ldexp(1.0, np.frexp(np.linalg.vector_norm(factor, axis=1))[1])  # powers of two: division is exact
     given = factor / scale[:, None]
@@ -88,46 +64,33 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
     if condition <= BENIGN:
         return Inverse(scale, high)
-    remaining = _of_factor(given) if matrix is None else _of_matrix(matrix / scale[:, None] / scale)
+    if matrix is not None:
+        r = matrix / scale[:, None] / scale
+        symmetric = (r + r.T) / 2
+        rest = ((r - symmetric) + (r.T - symmetric)) / 2
+
+    def remaining(p: Array) -> Array:
+        """C of P R Pᵀ = C Cᵀ, which is P K where the matrix is given by its factor K."""
+        if matrix is None:
+            return np.add(*_product(p, given))
+        first, low = _product(symmetric, p.T)
+        near_one, lost = _product(p, first)
+        near_one += lost + p @ (low + rest @ p.T)
+        return np.linalg.cholesky((near_one + near_one.T) / 2)
+
     low = high
-    for _ in range(1 if condition <= MODERATE else 2):
+    for _ in range(1 if condition <= 1e4 else 2):
         change = (np.tril(np.linalg.inv(remaining(high))) - np.eye(len(high))) @ high
         high, before = high + change, high
         low = (before - high) + change
     return Inverse(scale, high, low)
 
 
-def _of_matrix(r: Array) -> Callable[[Array], Array]:
-    """Return the function from P to C, with P R Pᵀ = C Cᵀ."""
-    symmetric = (r + r.T) / 2
-    rest = ((r - symmetric) + (r.T - symmetric)) / 2
-
-    def remaining(p: Array) -> Array:
-        high, low = _product(symmetric, p.T)
-        near_one, lost = _product(p, high)
-        near_one += lost + p @ (low + rest @ p.T)
-        return np.linalg.cholesky((near_one + near_one.T) / 2)
-
-    return remaining
-
-
-def _of_factor(k: Array) -> Callable[[Array], Array]:
-    """Return the function from P to C = P K."""
-    return lambda p: np.add(*_product(p, k))
-
-
 def shifted_product(x: Any, centre: Any, unit: Any, coarse: Any, fine: Any, matrix: Any) -> Any:
     """Return ((x − centre) · unit) @ L⁻ᵀ, (n, d), with an error of about half a unit of the last place.
 
-    That is of the farthest coordinate of the point: what is left besides is d 2^−bits cond(L) of one.
-
-    Parameters
-    ----------
-    x : (n, d) array
-    centre, unit : (d,) arrays
-        ``unit``: powers of two.
-    coarse, fine, matrix : (d, d) arrays
-        K⁻ᵀ is coarse + fine, and ``matrix`` where it is rounded.
+    That is of the farthest coordinate of the point: what is left besides is d 2^−bits cond(L) of one. ``unit`` (d,) has
+    powers of two; K⁻ᵀ is coarse + fine, and ``matrix`` where it is rounded.
     """
     xp, (n, d) = array_namespace(x), x.shape
     height = max(1, (HOST_BLOCK if isinstance(x, np.ndarray) else DEVICE_BLOCK) // d)

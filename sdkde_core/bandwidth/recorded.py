@@ -16,8 +16,6 @@ from typing import Any
 
 from ..choice.calibration import switched_off
 
-__all__ = ["recorded", "release"]
-
 #: For which time with arrays of the same shapes a function is recorded: recording takes as long as a few calls.
 TIMES = 2
 

@@ -19,34 +19,12 @@ from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, choose
 
-__all__ = ["FULL_RULES", "RULES", "by_rule", "check_rule", "check_spread", "resolve"]
-
 Array = NDArray[Any]
 
 
 def _silverman(s: Sample) -> Array:
     """h_j = 0.9 σ₁_j n_eff^(−1/(d+4)): Silverman (1986), eq. 3.31, with the rate for d dimensions."""
     return 0.9 * s.spread() * s.n_eff ** (-1 / (s.d + 4))
-
-
-def _silverman_iso(s: Sample) -> Array:
-    """h = 0.9 · mean_j σ₁_j · n_eff^(−1/(d+4)): the isotropic rule behind the paper's tables."""
-    return np.asarray(0.9 * s.spread().mean() * s.n_eff ** (-1 / (s.d + 4)))
-
-
-def _sdkde(s: Sample) -> Array:
-    """h_j = 0.4 σ₁_j n_eff^(−1/(d+8)): the constant is the SD-KDE paper's for d = 1; none is published beyond."""
-    return 0.4 * s.spread() * s.n_eff ** (-1 / (s.d + 8))
-
-
-def _scott(s: Sample) -> Array:
-    """H = n_eff^(−2/(d+4)) · covariance, as ``scipy.stats.gaussian_kde(bw_method="scott")``."""
-    return s.covariance() * s.n_eff ** (-2 / (s.d + 4))
-
-
-def _silverman_full(s: Sample) -> Array:
-    """H = (n_eff (d+2)/4)^(−2/(d+4)) · covariance, as ``scipy.stats.gaussian_kde(bw_method="silverman")``."""
-    return s.covariance() * (s.n_eff * (s.d + 2) / 4) ** (-2 / (s.d + 4))
 
 
 def _normal_reference(s: Sample) -> Array:
@@ -94,16 +72,18 @@ def _chosen(rule: str, s: Sample) -> Array:
 RULES: dict[str, Callable[[Sample], Array]] = {
     **{rule: functools.partial(_chosen, rule) for rule in CHOOSERS},
     "silverman": _silverman,
-    "silverman-iso": _silverman_iso,
-    "sdkde": _sdkde,
-    "scott": _scott,
-    "silverman-full": _silverman_full,
+    # h = 0.9 · mean_j σ₁_j · n_eff^(−1/(d+4)): the isotropic rule behind the paper's tables
+    "silverman-iso": lambda s: np.asarray(0.9 * s.spread().mean() * s.n_eff ** (-1 / (s.d + 4))),
+    # h_j = 0.4 σ₁_j n_eff^(−1/(d+8)): the constant is the SD-KDE paper's for d = 1; none is published beyond
+    "sdkde": lambda s: 0.4 * s.spread() * s.n_eff ** (-1 / (s.d + 8)),
+    # as scipy.stats.gaussian_kde has them
+    "scott": lambda s: s.covariance() * s.n_eff ** (-2 / (s.d + 4)),
+    "silverman-full": lambda s: s.covariance() * (s.n_eff * (s.d + 2) / 4) ** (-2 / (s.d + 4)),
     "normal-reference": _normal_reference,
     "isj": _isj,
 }
 
-#: Those that are a multiple of the covariance.
-FULL_RULES = ("scott", "silverman-full")
+FULL_RULES = ("scott", "silverman-full")  # a multiple of the covariance
 
 
 def check_rule(rule: str, method: str, kernel: str = "gaussian") -> None:
@@ -136,22 +116,10 @@ def resolve(
     kernel: str = "gaussian",
     common: bool = False,
 ) -> Bandwidth:
-    """Return the bandwidth that ``bandwidth`` means for ``train``.
+    """Return the bandwidth that ``bandwidth`` means for ``train``: a rule's name, or values in the data's units.
 
-    Parameters
-    ----------
-    bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
-        A rule's name (see :data:`RULES`), or values in the data's units (a matrix in squared units).
-    train : (n, d) array
-        float64 or float32, of any array library.
-    log_weights : (n,) float64 array, optional
-        Normalised, −inf for weight zero.
-    method : {"kde", "sdkde", "laplace"}
-        The estimator that the bandwidth is for; most rules are the same for all.
-    kernel : str
-        All rules are for ``"gaussian"``.
-    common : bool
-        A rule that chooses from the data chooses one number for all columns.
+    ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
+    chooses from the data chooses one number for all columns.
 
     Raises
     ------
@@ -159,15 +127,16 @@ def resolve(
         As :meth:`Bandwidth.of`; a rule also for an unknown name, a single sample, or a constant column.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
-    turned = columns_are_points(n, d, "train")
     if not isinstance(bandwidth, str):
         try:
             return Bandwidth.of(bandwidth, d)
         except ValueError as error:
+            turned = columns_are_points(n, d, "train")
             if turned and np.shape(bandwidth)[:1] == (n,) and n > 1:
                 raise ValueError(f"{error}{turned}") from None
             raise
     check_rule(bandwidth, method, kernel)
+    turned = columns_are_points(n, d, "train")
     xp = array_namespace(train)
     train = xp.astype(train, xp.float64, copy=False)
     weights, carrying, n_eff = None, None, float(train.shape[0])

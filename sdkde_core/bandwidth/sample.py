@@ -13,38 +13,14 @@ from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads
 from .matrix import like
 
-__all__ = ["Sample", "drawn"]
-
 Array = NDArray[Any]
-
-#: Columns whose quartiles a thread finds at a time; numbers from which threads share them.
-COLUMNS, SHARED = 8, 1 << 18
 
 
 class Sample:
-    """What the rules look at: samples in units of their own spread.
+    """What the rules look at: samples (n, d) in units of their own spread, so that no square overflows.
 
-    So no square overflows, and no offset costs digits.
-
-    Parameters
-    ----------
-    x : (n, d) float64 array
-        Data units.
-    weights : (n,) float64 array or None
-        Positive, summing to 1. None: all equal.
-    n_eff : float
-        How many samples that is worth.
-    method : {"kde", "sdkde", "laplace"}
-        The estimator that the bandwidth is for.
-
-    Attributes
-    ----------
-    note : str
-        What a rule has to say about its result.
-    selection : Selection or None
-        How it was chosen, if it was chosen from the data.
-    common : bool
-        Choose one number for all columns.
+    Weights (n,) are positive and sum to 1, None: all equal; ``n_eff`` is how many samples they are worth. ``note`` is
+    what a rule adds to its name; ``common`` asks for one number for all columns.
     """
 
     note = ""
@@ -96,11 +72,9 @@ class Sample:
         """Standard deviation per column, (d,), ddof 0."""
         if self.weights is None and isinstance(self.x, np.ndarray):
             return self.unit * np.sqrt(np.einsum("ij,ij->j", self.x, self.x) / self.n)
-        xp = array_namespace(self.x)
-        squared = self.x**2
-        return self.unit * np.sqrt(
-            to_host(xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared)
-        )
+        squared, xp = self.x**2, array_namespace(self.x)
+        mean = xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared
+        return self.unit * np.sqrt(to_host(mean))
 
     def covariance(self) -> Array:
         """Covariance, (d, d), normalised as SciPy does: 1 − Σw², which is (n − 1)/n without weights."""
@@ -126,12 +100,17 @@ class Sample:
         xp = array_namespace(self.x)
         if self.weights is None:
             if isinstance(self.x, np.ndarray):
-                parts = [self.x[:, i : i + COLUMNS] for i in range(0, self.d, COLUMNS)]
-                threads = cpu_threads() if self.x.size >= SHARED else 1
+                parts = [self.x[:, i : i + 8] for i in range(0, self.d, 8)]
+                threads = cpu_threads() if self.x.size >= 1 << 18 else 1
                 found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
                 return tuple(np.concatenate(found, axis=1))
-            ordered = xp.sort(self.x, axis=0, stable=False)
-            return _type7(ordered, 0.25), _type7(ordered, 0.75)
+            ordered, result = xp.sort(self.x, axis=0, stable=False), []
+            for p in (0.25, 0.75):
+                position = (self.n - 1) * p
+                low = int(position)
+                high = min(low + 1, self.n - 1)
+                result.append(ordered[low, :] + (position - low) * (ordered[high, :] - ordered[low, :]))
+            return result[0], result[1]
         order = xp.argsort(self.x, axis=0)  # (n, d)
         weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
         reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(self.x, order, axis=0)
@@ -146,10 +125,3 @@ class Sample:
 def drawn(n: int, most: int, rng: np.random.Generator) -> NDArray[np.intp]:
     """Return ``most`` of the numbers below n, ascending, drawn without replacement."""
     return np.sort(rng.choice(n, most, replace=False, shuffle=False))
-
-
-def _type7(ordered: Any, p: float) -> Any:
-    position = (ordered.shape[0] - 1) * p
-    low = int(position)
-    high = min(low + 1, ordered.shape[0] - 1)
-    return ordered[low, :] + (position - low) * (ordered[high, :] - ordered[low, :])

@@ -20,9 +20,7 @@ a few samples count, it gets the upper bound.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,49 +34,14 @@ from .pairs import Left, Pairs
 from .sample import Sample
 from .shapes import find_shape
 
-__all__ = ["CHOOSERS", "SEED", "Selection", "choose", "most_of"]
-
 Array = NDArray[np.float64]
 
-#: Rules that choose from the data.
-CHOOSERS = ("auto", "lscv", "lcv")
+CHOOSERS = ("auto", "lscv", "lcv")  # rules that choose from the data
+SEED = 20261122  # of the draw of the samples that criteria are summed over
 
-#: Samples that criteria are summed over, in few dimensions; in many dimensions the pairs times those are limited.
-MOST, MOST_PRODUCTS = 1500, 1500**2 * 16
-
-#: Of the draw of these.
-SEED = 20261122
-
-#: Samples of the coarse search, and how many more there must be before a coarse search pays.
-COARSE, PAYS = 500, 2
-
-#: Bandwidths that are looked at: from a hundredth of the best one for normal samples, in steps of e^0.15, and how many
-#: beyond it by "lscv" and "lcv".
-STEP, BELOW, ABOVE = 0.15, 31, 5
-
-#: Every how many of them the coarse search looks at.
-STRIDE = 3
-
-#: How many there must be left before all samples are searched like that too.
-WIDE = 10
-
-#: The quantile of the weighted bandwidths that "auto" takes, and the log weight below which none is looked at.
-UPPER, IMPLAUSIBLE = 0.8, -6.0
-
-#: Spreads beyond which a gap between samples is shortened: no bandwidth looks that far.
-GAP = 20.0
-
-#: Spreads beyond which a sample is put there: the range of a column may overflow in them.
-FARTHEST = 1e150
-
-#: Weight of a sample below which it adds nothing to sums of float32.
-LIGHTEST = 1e-16
-
-#: Distinct samples that a choice takes, and those that must make up least squares of a Laplace estimate.
-FEWEST, FEW = 5, 10
-
-#: The shares of the samples that make up least squares, effectively, between which the likelihood takes over.
-CARRIED = (0.15, 0.25)
+#: The bandwidths that are looked at are multiples e^(STEP k) of the best one for normal samples: k from −31 to 0, for
+#: "lscv" and "lcv" to 5. A first search takes every third.
+STEP = 0.15
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,19 +99,12 @@ class _Losses(NamedTuple):
 def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     """Choose a multiple of the normal reference, and by ``"auto"`` a shape first.
 
-    Parameters
-    ----------
-    sample : Sample
-        With the method.
-    rule : str
-        One of :data:`CHOOSERS`.
-    spreads : (d,) array
-        The columns' share in the bandwidth, data units, where no other shape is chosen.
+    ``spreads``: the columns' shares in the bandwidth (d,), data units, where no other shape is chosen.
     """
     method = sample.method
     u, weights, index = _distinct(sample, spreads)
     n = len(u)
-    if n < FEWEST:
+    if n < 5:
         empty = np.empty(0)
         reason = f"the normal reference: {n} distinct samples are too few to choose from"
         return Selection(method, rule, 1.0, reason, empty, empty, empty, n)
@@ -158,12 +114,12 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         shape = find_shape(sample, u, weights, index, mixed=held)
     if shape is not None:
         u = product(u, np.linalg.inv(np.linalg.cholesky(shape.matrix)).T)
-    steps = np.arange(-BELOW, 1 + (0 if rule == "auto" else ABOVE))
-    if n >= PAYS * COARSE:
-        few = index[:COARSE]
+    steps = np.arange(-31, 1 if rule == "auto" else 6)
+    if n >= 1000:  # then a search by 500 of them pays
+        few = index[:500]
         steps = _Looks(sample, u[few], weights[few] / weights[few].sum()).worth(rule, steps, n)
     looks = _Looks(sample, u, weights)
-    if len(steps) >= WIDE:
+    if len(steps) >= 10:
         steps = looks.closely(rule, steps)
     losses = looks.at(steps)
     squares, logs = losses.least_squares, losses.likelihood
@@ -172,9 +128,7 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     elif rule == "lcv" and logs is not None:
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
     else:
-        beyond = np.arange(1, ABOVE + 1)
-        wider = functools.partial(looks.at, beyond)
-        log_multiple, what = _of_both(losses, weights, steps, beyond, wider)
+        log_multiple, what = _of_both(losses, weights, steps, looks)
     unit = widest(method, sample.d, sample.n_eff)
     multiple = unit * math.exp(log_multiple)
     reason = f"{multiple:.3g} of the normal reference, {what}, each of {n} samples left out in turn"
@@ -185,14 +139,9 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     return Selection(method, rule, multiple, reason, *curves, n, None if shape is None else shape.matrix)
 
 
-def _unit(method: str, d: int, n: float) -> float:
-    """The widest bandwidth of ``"auto"``, in spreads: the best one, were the samples normal."""
-    return normal_reference(method, d, n) * widest(method, d, n)
-
-
 def most_of(d: int) -> int:
-    """How many samples in d dimensions the criteria are summed over at most."""
-    return min(MOST, math.isqrt(MOST_PRODUCTS // max(d, 16)))
+    """How many samples in d dimensions the criteria are summed over at most: 1,500, and fewer above 16 dimensions."""
+    return min(1500, math.isqrt(1500**2 * 16 // max(d, 16)))
 
 
 def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp]]:
@@ -204,7 +153,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     """
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
-    u = np.clip(x / (spreads / sample.unit), -FARTHEST, FARTHEST)
+    u = np.clip(x / (spreads / sample.unit), -1e150, 1e150)  # the range of a column may overflow in them
     u = _without_gaps(u - np.median(u, axis=0))
     first = np.argsort(u[:, 0], kind="stable")
     if (np.diff(u[first, 0]) > 0).all():  # as nearly always: no two are equal, and they are sorted
@@ -213,7 +162,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
         u, inverse = np.unique(u, axis=0, return_inverse=True)
         together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
     together = together / together.sum()
-    heard = together > LIGHTEST
+    heard = together > 1e-16  # less adds nothing to sums of float32
     u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
     _spread_ties(u, together, rng)
@@ -233,16 +182,15 @@ def _spread_ties(u: Array, weights: Array, rng: np.random.Generator) -> None:
         u[:, j] += math.sqrt(2 * math.pi) * share * (rng.random(len(u)) - 0.5)
 
 
-def _without_gaps(u: Array) -> Array:
-    """Shorten the stretches of each column that have no samples, where no bandwidth looks across them.
+def _without_gaps(u: Array, gap: float = 20.0) -> Array:
+    """Shorten the stretches of each column that have no samples to ``gap`` spreads: no bandwidth looks that far.
 
     Differences of coordinates then keep their digits in float32, and one sample far away does not rule the likelihood.
     """
-    wide = np.flatnonzero(np.ptp(u, axis=0) > GAP)
-    for j in wide:
+    for j in np.flatnonzero(np.ptp(u, axis=0) > gap):
         order = np.argsort(u[:, j], kind="stable")
         steps = np.diff(u[order, j], prepend=u[order[0], j])
-        u[order, j] = np.cumsum(np.minimum(steps, GAP))
+        u[order, j] = np.cumsum(np.minimum(steps, gap))
         u[:, j] -= np.median(u[:, j])
     return u
 
@@ -252,32 +200,35 @@ class _Looks:
 
     def __init__(self, sample: Sample, u: Array, weights: Array) -> None:
         self.method, self.weights = sample.method, weights
-        self.unit, (x, w) = _unit(sample.method, sample.d, 1.0 / float(weights @ weights)), sample.there(u, weights)
+        self.share = float(weights @ weights)  # of one sample, effectively
+        asked = sample.method, sample.d, 1.0 / self.share
+        self.unit = normal_reference(*asked) * widest(*asked)  # in spreads
+        x, w = sample.there(u, weights)
         self.pairs = Pairs(x, w, sample.method)
         self.known: dict[int, Left] = {}
 
     def worth(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
-        """The steps about those that would have weight, were the samples n, by a look at some."""
-        some = steps[::-STRIDE][::-1]
+        """The steps that may be plausible for n samples, by a search among every third of them."""
+        some = steps[::-3][::-1]
         plausible = self._plausible(rule, some, max(1.0, n / len(self.weights)))
         if not len(plausible):
             return steps
         first, last = plausible[[0, -1]]
-        return steps[(steps > some[first] - STRIDE) & (steps <= some[last] + STRIDE)]
+        return steps[(steps > some[first] - 3) & (steps <= some[last] + 3)]
 
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The steps that have weight, and more: some are looked at, then those about the plausible ones.
+        """The plausible steps and their neighbours: every third is looked at, then all around the plausible ones.
 
-        The best of these may be better than the best before, and others plausible beside it, so that is done again. Of
-        "auto" only least squares is asked where enough samples make it up.
+        Repeated until no new step is plausible, as a better best makes others plausible. "auto" looks at least squares
+        alone where enough samples make it up.
         """
-        looked = np.union1d(steps[:1], steps[::-STRIDE])
+        looked = np.union1d(steps[:1], steps[::-3])
         low, high = steps[-1], steps[0]
         while True:
-            carried = self.at(looked).carried_by(self.weights) * float(self.weights @ self.weights)
-            enough = rule == "auto" and carried >= CARRIED[1]  # as they will make up the same share in the end
+            carried = self.at(looked).carried_by(self.weights) * self.share
+            enough = rule == "auto" and carried >= 0.25  # as they will make up the same share in the end
             plausible = self._plausible("lscv" if enough else rule, looked)
-            if not len(plausible):  # the criteria overflowed: what is wrong is said of all steps
+            if not len(plausible):  # the criteria overflowed: the error message is made from all steps
                 return steps
             first, last = plausible[[0, -1]]
             low = min(low, looked[max(first - 1, 0)])
@@ -288,14 +239,14 @@ class _Looks:
             looked = np.union1d(looked, about)
 
     def _plausible(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> NDArray[np.intp]:
-        """The places of those steps that a criterion of the rule gives weight, were the samples so many times more."""
+        """Indices of the plausible steps by a criterion of the rule, for ``more`` times as many samples."""
         losses = self.at(steps)
         asked = {"lscv": (losses.least_squares,), "lcv": (losses.likelihood,)}.get(rule, losses)
         scores = [more * _plausible(loss, self.weights) for loss in asked if loss is not None]
-        return np.flatnonzero(np.max(scores, axis=0) > IMPLAUSIBLE)
+        return np.flatnonzero(np.max(scores, axis=0) > -6.0)
 
     def at(self, steps: NDArray[np.intp]) -> _Losses:
-        """Return what every sample adds to the criteria; what was seen before is not summed up again."""
+        """Return what every sample adds to the criteria at these steps; sums are kept."""
         new = [int(step) for step in steps if int(step) not in self.known]
         self.known.update(zip(new, self.pairs.at([self.unit * math.exp(STEP * step) for step in new])))
         left = [self.known[int(step)] for step in steps]
@@ -326,35 +277,26 @@ def _plausible(loss: Array, weights: Array) -> Array:
     return np.where(mean == 0, 0.0, -2.0 * n_eff * mean**2 / variance)  # minus infinity where all lose the same
 
 
-def _upper(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
-    """The log multiple at the upper end of what is plausible."""
-    shares = np.exp(_plausible(loss, weights))
-    return min(0.0, float(np.interp(UPPER, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
-
-
-def _of_both(
-    losses: _Losses,
-    weights: Array,
-    steps: NDArray[np.intp],
-    beyond: NDArray[np.intp],
-    wider: Callable[[], _Losses],
-) -> tuple[float, str]:
-    """The log multiple that ``"auto"`` takes, and what it is; ``wider`` sums up at the steps ``beyond``."""
+def _of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp], looks: _Looks) -> tuple[float, str]:
+    """The log multiple that ``"auto"`` takes, and what it is; ``looks`` has the criteria at wider bandwidths too."""
     squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
-    upper = _upper(squares, weights, steps), "the upper end of what least squares allows"
+    shares = np.exp(_plausible(squares, weights))
+    upper = min(0.0, float(np.interp(0.8, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
     if logs is None:
-        few = carried < min(FEW, 0.5 / float(weights @ weights))
-        return (0.0, "as a few samples make up all of least squares") if few else upper
-    low, high = CARRIED
-    share = float(np.clip((carried * float(weights @ weights) - low) / (high - low), 0.0, 1.0))
+        if carried < min(10, 0.5 / looks.share):
+            return 0.0, "as a few samples make up all of least squares"
+        return upper, "the upper end of what least squares allows"
+    # The likelihood takes over where less than a quarter to 0.15 of the samples make up least squares, effectively.
+    share = float(np.clip((carried * looks.share - 0.15) / (0.25 - 0.15), 0.0, 1.0))
     if share == 1.0:
-        return upper
+        return upper, "the upper end of what least squares allows"
     if np.argmin(logs @ weights) == len(steps) - 1:  # or it is found already
-        logs, steps = np.concatenate([logs, wider().likelihood]), np.concatenate([steps, beyond])
+        beyond = np.arange(1, 6)
+        logs, steps = np.concatenate([logs, looks.at(beyond).likelihood]), np.concatenate([steps, beyond])
     most = _least(logs, weights, steps)
     if share == 0.0:
         return most, "the maximum of the likelihood, as few samples make up least squares"
-    return share * upper[0] + (1.0 - share) * most, "between least squares and the likelihood"
+    return share * upper + (1.0 - share) * most, "between least squares and the likelihood"
 
 
 def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:

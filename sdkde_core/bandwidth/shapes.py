@@ -30,15 +30,7 @@ from .normal import normal_reference
 from .recorded import recorded
 from .sample import Sample
 
-__all__ = ["Shape", "find_shape"]
-
 Array = NDArray[np.float64]
-
-#: Samples that a shape is judged by, in few dimensions; in many the pairs times those are limited.
-MOST, MOST_PRODUCTS = 500, 500**2 * 16
-
-#: How many samples there must be for each column, and for each parameter of a matrix that is fitted.
-ENOUGH, ENOUGH_FOR_EACH = 10, 3
 
 #: How much longer than EM's the steps to the first scale are. There are few, as the likelihood alone would have kernels
 #: too narrow: where samples say little they stay near the normal reference, as wide as it is.
@@ -47,22 +39,6 @@ SCALE_LENGTHS = (1.6,) * 5
 #: The same for the steps from there: Chebyshev's six for an EM that takes away between 0.18 and 1 of what is left in a
 #: direction, 2 / (1.18 + 0.82 cos((k + ½) π / 6)), long and short in turn. They come as far as ten of 1.6.
 LENGTHS = (1.013, 5.162, 1.136, 3.329, 1.437, 2.066)
-
-#: The log by which no step stretches a variance more.
-FARTHEST_STEP = 5.0
-
-#: A difference of squared distances that leaves a sample itself out.
-NEVER = 1e15
-
-#: By how many standard errors a shape that is fitted must be better than a simpler one, and the samples' correlation.
-CLEARLY, LIKELY = 2.0, 1.0
-
-#: How many times what Akaike takes for chance the correlation must add to the log likelihood of normal samples.
-BEYOND_CHANCE = 2.0
-
-#: The share of the samples, those of least density, that count for less, and how far from the median a sample's
-#: difference counts, in nats: one far sample can have more than all others.
-FEWEST, FAR = 0.03, 2.0
 
 #: The least eigenvalue of a shape, as a correlation matrix: below it columns are nearly dependent.
 LEAST = 1e-6
@@ -102,27 +78,15 @@ def find_shape(
 ) -> Shape | None:
     """Find a shape that is clearly better than the columns' spreads; None where there is none.
 
-    A scale per column is tried first, then the samples' correlation, then any matrix. "Clearly": by the score of the
-    differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike). So where a
-    choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is not fitted
-    to that likelihood: it need not be as clear.
-
-    Parameters
-    ----------
-    sample : Sample
-        Where the data are.
-    u : (n, d) array
-        Distinct samples in units of their spread.
-    weights : (n,) array
-        Positive, summing to 1.
-    order : (n,) int array
-        One in which samples may be cut short.
-    mixed : bool
-        Look at full matrices too.
+    A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
+    score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
+    So where a choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is
+    not fitted to that likelihood: it need not be as clear. ``u`` (n, d): distinct samples in units of their spread;
+    ``order``: one in which they may be cut short.
     """
     n, d = u.shape
-    most = min(n, MOST, math.isqrt(MOST_PRODUCTS // max(d, 16)))
-    if d == 1 or most < ENOUGH * d:
+    most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))
+    if d == 1 or most < 10 * d:
         return None
     few = order[:most]
     w = weights[few] / weights[few].sum()
@@ -132,25 +96,26 @@ def find_shape(
     columns = kernels.scaled(normal, SCALE_LENGTHS)
     simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
     scales = kernels.climb(columns, "scales")
-    if kernels.better(scales, columns, "scale", d - 1, CLEARLY):
+    if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
         found = Shape(matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}")
     correlation = _correlation(u, weights)
     if not mixed or not _far_from_singular(correlation):
         return found
     size, more, likeliest = _size(correlation), d * (d - 1) / 2, simple
-    if -0.5 * d * math.log(size) > BEYOND_CHANCE * more * float(weights @ weights):
+    # What the correlation adds to the log likelihood of normal samples, against what Akaike takes for chance.
+    if -0.5 * d * math.log(size) > 2.0 * more * float(weights @ weights):
         factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
         oriented = kernels.scaled(kernels.distances(factor), SCALE_LENGTHS)
-        likeliest = max(simple, oriented, key=kernels.likelihood)
-        if kernels.better(oriented, simple, freed, 0, LIKELY):
+        likeliest = max(simple, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
+        if kernels.better(oriented, simple, freed, 0, errors=1.0):
             simple, freed = oriented, "scale"
             found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
-    if most < ENOUGH_FOR_EACH * d * (d + 1) / 2:
+    if most < 3 * d * (d + 1) / 2:  # three samples for each parameter
         return found
     full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
-    if kernels.better(full, simple, freed, more, CLEARLY) and _far_from_singular(full.matrix):
+    if kernels.better(full, simple, freed, more) and _far_from_singular(full.matrix):
         matrix = full.matrix * (size / _size(full.matrix))
         found = Shape((matrix + matrix.T) / 2, f"a full matrix, {_better(full, columns)}")
     return found
@@ -179,8 +144,7 @@ class _Kernels:
 
     def count(self, rows: Array) -> None:
         """Take the samples' shares in the likelihood, Σ = 1."""
-        self.rows = rows
-        self.shares = self._there(rows[:, None])
+        self.rows, self.shares = rows, self._there(rows[:, None])
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
@@ -204,7 +168,7 @@ class _Kernels:
             if free == "matrix":
                 values, vectors = np.linalg.eigh(fit.moment)
             logs = length * np.log(np.maximum(values, LEAST))
-            stretch = np.exp(0.5 * np.clip(logs, -FARTHEST_STEP, FARTHEST_STEP))
+            stretch = np.exp(0.5 * np.clip(logs, -5.0, 5.0))
             fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
         return self.judged(fit)
 
@@ -214,18 +178,18 @@ class _Kernels:
         v = _product(self.u, self._there(np.linalg.inv(factor).T))
         norms = xp.sum(0.5 * v * v, axis=1)
         squares = norms[None, :] - _product(v, v.T)  # less, in each row, its sample's norm
-        squares = xp.where(self.itself, xp.full_like(squares, NEVER), squares)
+        squares = xp.where(self.itself, xp.full_like(squares, 1e15), squares)
         least = xp.min(squares, axis=1)
         beyond = xp.astype(squares - least[:, None], self.weights.dtype)
         return _Distances(factor, to_host(least + norms), beyond)
 
     def without_the_far(self, distances: _Distances) -> None:
-        """Let the samples in the thinnest places count for less, by kernels of that factor.
+        """Let the 3 % of the samples in the thinnest places count in proportion to their density there.
 
-        In proportion to their density there: far samples would have the kernels reach as far.
+        Far samples would have the kernels reach as far.
         """
         logs = np.log(self._sums(distances, 1.0)[0]) - distances.least - np.log1p(-self.w)
-        rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, FEWEST), 0.0))
+        rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, 0.03), 0.0))
         self.count(rows / rows.sum())
 
     def scaled(self, distances: _Distances, lengths: Sequence[float]) -> _Fit:
@@ -234,7 +198,7 @@ class _Kernels:
         for length in lengths:
             sums, products = self._sums(distances, c)
             mean = 2.0 * c * float(self.rows @ (distances.least + products / sums)) / self.d
-            c *= math.exp(-min(max(length * math.log(max(mean, LEAST)), -FARTHEST_STEP), FARTHEST_STEP))
+            c *= math.exp(-min(max(length * math.log(max(mean, LEAST)), -5.0), 5.0))
         factor = distances.factor / math.sqrt(c)
         return self.judged(self.fit(factor, np.linalg.inv(factor)))
 
@@ -249,11 +213,7 @@ class _Kernels:
         """A small host array where the samples are."""
         return self.xp.asarray(np.ascontiguousarray(x), **self.where)
 
-    def likelihood(self, fit: _Fit) -> float:
-        """The mean of log p̂₋ᵢ."""
-        return float(fit.logs @ self.rows)
-
-    def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float) -> bool:
+    def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
         """Whether a fit is better than one with ``more`` parameters less, by so many standard errors.
 
         That one is given as many steps, as the scale of both may not have come to its best.
@@ -264,7 +224,7 @@ class _Kernels:
         """By how many standard errors a fit is better than another, which has ``more`` parameters less."""
         differences, rows = fit.logs - other.logs, self.rows
         middle = float(np.median(differences))
-        differences = np.clip(differences, middle - FAR, middle + FAR)
+        differences = np.clip(differences, middle - 2.0, middle + 2.0)  # one far sample can have more than all others
         mean = float(differences @ rows)
         error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
@@ -274,26 +234,17 @@ def _responses(u: Any, logs: Any, columns: Any, shares: Any, turned: Any) -> tup
     """The moment, and what the kernels say of left-out samples.
 
     That is Σ_i a_i Σ_j r_ij (u_i − u_j)(u_i − u_j)ᵀ, (d, d), not symmetric yet; and each row's sum relative to its
-    largest kernel, and the log of that, (2, n).
-
-    Parameters
-    ----------
-    u : (n, d) array
-    logs : (n, n) array
-        Of w_j, minus infinity for j = i.
-    columns : (n, 1 + d) array
-        Ones and 2 u.
-    shares : (n, 1) array
-        a_i.
-    turned : (d, d) array
-        The transpose of L⁻¹.
+    largest kernel, and the log of that, (2, n). Arguments: u (n, d); ``logs`` of w_j (n, n), −∞ for j = i; ``columns``,
+    ones and 2 u, (n, 1 + d); ``shares`` a_i (n, 1); the transpose of L⁻¹ (d, d).
     """
     xp = array_namespace(u)
     v = _product(u, turned)
     norms = xp.sum(0.5 * v * v, axis=1)
     logs = _product(v, v.T) + (logs - norms)  # less, in each row, its sample's norm
     most = xp.max(logs, axis=1)
-    near = _exp(logs - most[:, None])
+    near = logs - most[:, None]
+    # Single precision takes a CPU half the time; on a GPU two conversions cost more.
+    near = xp.exp(near.astype(np.float32)).astype(np.float64) if isinstance(near, np.ndarray) else xp.exp(near)
     sums = _product(near, columns)
     share = shares / sums[:, :1]
     both = shares + _product(share.T, near).T
@@ -305,13 +256,6 @@ def _near(beyond: Any, weights: Any, rate: Any) -> Any:
     xp = array_namespace(beyond)
     near = xp.exp(beyond * rate)
     return xp.concat([_product(terms, weights) for terms in (near, near * beyond)], axis=1)
-
-
-def _exp(x: Any) -> Any:
-    """exp to single precision, which takes a CPU half the time; on a GPU two conversions cost more."""
-    if isinstance(x, np.ndarray):
-        return np.exp(x.astype(np.float32)).astype(np.float64)
-    return array_namespace(x).exp(x)
 
 
 def _product(a: Any, b: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import re
@@ -19,13 +18,7 @@ from ..messages import SdkdeWarning, did_you_mean
 from ..protocol import BackendUnavailable
 from ..storage import remove_temporaries
 
-__all__ = ["Argument", "Choice", "Group", "json_option", "table", "together"]
-
-#: Seconds that a command may take to end after a signal.
-PATIENCE = 3.0
-
-#: Errors that a user can correct: bad input, a missing file or package, too little memory.
-EXPECTED = (ValueError, TypeError, BackendUnavailable, OSError, ImportError, MemoryError)
+PATIENCE = 3.0  # seconds that a command may take to end after a signal
 
 
 class _Refused(click.ClickException):
@@ -42,7 +35,15 @@ def _one_line() -> Iterator[None]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = functools.partial(_show, warnings.showwarning)
+            otherwise = warnings.showwarning
+
+            def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+                if issubclass(category, SdkdeWarning):
+                    click.echo(f"Warning: {_flat(str(message))}", err=True)
+                else:
+                    otherwise(message, category, *where)
+
+            warnings.showwarning = show  # type: ignore[assignment]
             yield
     except BrokenPipeError:  # the reader of a pipe has left: click ends quietly
         raise
@@ -51,15 +52,8 @@ def _one_line() -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         raise _Refused(_flat(where)) from error
-    except EXPECTED as error:
+    except (ValueError, TypeError, BackendUnavailable, ImportError, MemoryError) as error:  # what users can correct
         raise _Refused(_flat(str(error)) or type(error).__name__) from error
-
-
-def _show(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
-    if issubclass(category, SdkdeWarning):
-        click.echo(f"Warning: {_flat(str(message))}", err=True)
-    else:
-        otherwise(message, category, *where)
 
 
 def _flat(text: str) -> str:

@@ -18,19 +18,11 @@ from ..choice.driver import may_have_driver
 from ..choice.judge import as_support, ask
 from ..protocol import BackendInfo, Support
 
-__all__ = ["sections"]
-
-#: Distributions that ``sdkde doctor`` lists, by name, importing none.
-DISTRIBUTIONS = (
-    *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),
-    *("torch", "triton", "numba", "numba-cuda", "cuda-core", "pykeops", "finufft", "optuna", "pyarrow"),
-)
-
 
 def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
     """Yield each section of the report: its title, and rows of cells."""
     yield "environment", _environment()
-    yield "versions", _versions()
+    yield "versions", list(_versions())
     yield "devices", _devices()
     yield "backends", _backends()
 
@@ -46,16 +38,16 @@ def _environment() -> list[tuple[str, str]]:
     return rows + (variables or [("SDKDE_*", "no variable set")])
 
 
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _versions() -> list[tuple[str, str]]:
-    """The distributions that sdkde can use, importing none."""
-    return [(name, _version(name)) for name in DISTRIBUTIONS]
+def _versions() -> Iterator[tuple[str, str]]:
+    """Yield the distributions that sdkde can use, importing none."""
+    for name in (
+        *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),
+        *("torch", "triton", "numba", "numba-cuda", "cuda-core", "pykeops", "finufft", "optuna", "pyarrow"),
+    ):
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield name, "not installed"
 
 
 def _backends() -> list[tuple[str, str, str, str]]:

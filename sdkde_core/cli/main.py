@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ import click
 import numpy as np
 
 from .. import __version__, api
-from ..bandwidth.rules import RULES
-from ..choice import hardware, registry
+from ..arrays import Argument as Given
+from ..arrays import ingest
+from ..bandwidth.rules import RULES, resolve
+from ..choice import hardware
+from ..estimator.batches import batch_rows, density_of, in_batches
+from ..estimator.density import has_gaps, undefined
+from ..estimator.explanation import explained
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean
@@ -24,9 +30,6 @@ from ..protocol import KERNELS, PRECISIONS
 from ..scale import job as job_of
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
-from .streaming import Stream
-
-__all__ = ["main"]
 
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
@@ -43,7 +46,7 @@ _estimator = together(
         type=Choice(tuple(KERNELS)),
         default="gaussian",
         show_default=True,
-        help="Others than the Gaussian go with --method kde, and a bandwidth in numbers.",
+        help="Kernels other than the Gaussian need --method kde, and a bandwidth in numbers.",
     ),
     click.option(
         "--negative",
@@ -132,20 +135,47 @@ def estimate(
         return
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**files):
-        job = Stream.of(*given, **options)
-    name = "log_density" if options["log"] else "density"
-    with (
-        about(**files),
-        writing(output, (job.query.rows,), job.dtype, name) as write,
-        _progress(job.steps, job.predicted_seconds, hidden=quiet) as advance,
-    ):
-        for batch in job.densities(advance):
-            write(batch)
-    _warn_of_negative(job.negative, job.query.rows)
+        rows, where = _by_batches(*given, output, quiet, options)
     if not quiet:
-        where = f"{job.where}{' and others' if job.elsewhere else ''}"
-        seconds = time.perf_counter() - start
-        click.echo(f"{output}: {job.query.rows} rows, {where}, {seconds:.2f} s", err=True)
+        click.echo(f"{output}: {rows} rows, {where}, {time.perf_counter() - start:.2f} s", err=True)
+
+
+def _by_batches(
+    train: Source, query: Source | None, output: str, quiet: bool, options: dict[str, Any]
+) -> tuple[int, str]:
+    """Estimate, with queries read and results written by batches; return how many rows that were, and where."""
+    log = options.pop("log")
+    request, points = Request(Goal.DENSITY, **options, calls=1), query or train
+    check_order(train, points)
+    data = ingest(train.read(), np.empty((0, points.columns), points.dtype), request.weights, device="cpu")
+    means: dict[str, Any] = {"method": request.method, "kernel": request.kernel}
+    bandwidth = resolve(request.bandwidth, data.train, data.log_weights, **means)
+    request = replace(request, precision=request.precision_for(data.dtype), bandwidth=bandwidth)
+    plan = explained(request, (data.n, data.d), (max(1, points.rows), data.d), measure=False)
+    seconds = sum(p.predicted_seconds or 0.0 for p in plan.passes)  # 0 where not known
+    steps = points.rows + (data.n if request.passes[0].moves else 0)
+    points, where, negative = Source.of(train.name, data.train) if query is None else query, "", 0
+    with (
+        writing(output, (points.rows,), data.dtype, "log_density" if log else "density") as write,
+        _progress(steps, seconds, hidden=quiet) as advance,
+    ):
+        if points.rows:
+            shape = np.broadcast_to(np.zeros((), points.dtype), (points.rows, points.columns))
+            ready = api.fitted(request, data.train, Given.of("query", shape), advance)
+            batches = _rows(points, batch_rows(points.rows, ready.problem))
+            for part in in_batches(ready, batches, density_of(log), advance):
+                negative += undefined(part) if has_gaps(request, log) else 0
+                write(part.astype(data.dtype))
+            where = f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"
+    _warn_of_negative(negative, points.rows)
+    return points.rows, where
+
+
+def _rows(points: Source, size: int) -> Iterator[Given]:
+    done = 0
+    for batch in points.batches(size):
+        yield Given.of("query", batch)._replace(first=done)
+        done += len(batch)
 
 
 def _by_shards(
@@ -178,14 +208,7 @@ def _warn_of_negative(count: int, rows: int) -> None:
 @_estimator
 @click.option("--measure", is_flag=True, help="Compute it too, and report the time of each pass. Needs files.")
 @json_option
-def explain(
-    train: str,
-    query: str | None,
-    bandwidth: str,
-    weights: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def explain(train: str, query: str | None, bandwidth: str, weights: str | None, as_json: bool, **options: Any) -> None:
     """Explain an estimate without computing it: its passes, each backend's predicted time, and which is chosen and why.
 
     With shapes instead of files no data is read.
@@ -196,7 +219,7 @@ def explain(
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**_files(train, query, bandwidth, weights)):
         measure = options.pop("measure")
-        explanation = api.explained(Request(Goal.DENSITY, **options, calls=1), *data, measure=measure)
+        explanation = explained(Request(Goal.DENSITY, **options, calls=1), *data, measure=measure)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
 
 
@@ -204,20 +227,21 @@ def explain(
 @json_option
 def backends(as_json: bool) -> None:
     """List the backends: what is installed, what each can do, and what is missing."""
-    header = ("name", "status", "devices", "precisions", "features", "from", "reason")
-    rows = [_describe(record) for record in api.backends()]
+    rows: list[dict[str, Any]] = []
+    for record in api.backends():
+        row: dict[str, Any] = {"name": record.name, "status": record.status}
+        for name in ("devices", "precisions", "features"):
+            found = getattr(record.info, name, ())
+            row[name] = sorted(found) if name == "features" else list(found)
+        rows.append(row | {name: getattr(record, name) for name in ("distribution", "version", "reason")})
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    cells = [
-        (
-            *(row["name"], row["status"]),
-            *(", ".join(row[key]) or "-" for key in ("devices", "precisions", "features")),
-            *(f"{row['distribution']} {row['version']}", row["reason"]),
-        )
-        for row in rows
-    ]
-    click.echo(table([header, *cells]))
+    cells = [["name", "status", "devices", "precisions", "features", "from", "reason"]]
+    for row in rows:
+        lists = [", ".join(row[key]) or "-" for key in ("devices", "precisions", "features")]
+        cells.append([row["name"], row["status"], *lists, f"{row['distribution']} {row['version']}", row["reason"]])
+    click.echo(table(cells))
 
 
 @main.command()
@@ -276,7 +300,7 @@ def _bandwidth(text: str) -> Any:
 
 
 def _files(train: str, query: str | None, bandwidth: str, weights: str | None) -> dict[str, str | None]:
-    """The files by the arguments of :func:`sdkde_core.estimate` that they are read for; None for what is no file."""
+    """Return file names by argument of :func:`sdkde_core.estimate`; None for an argument that is no file."""
     files = {"train": train, "query": query or train, "weights": weights, "bandwidth": bandwidth}
     return {name: text if text and _is_file(text) else None for name, text in files.items()}
 
@@ -325,17 +349,3 @@ def _progress(steps: int, predicted_seconds: float, *, hidden: bool) -> Iterator
     with ExitStack() as stack:
         advance(0)
         yield advance
-
-
-def _describe(record: registry.Record) -> dict[str, Any]:
-    info = record.info
-    return {
-        "name": record.name,
-        "status": record.status,
-        "devices": list(info.devices) if info else [],
-        "precisions": list(info.precisions) if info else [],
-        "features": sorted(info.features) if info else [],
-        "distribution": record.distribution,
-        "version": record.version,
-        "reason": record.reason,
-    }

@@ -13,52 +13,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from ..arrays import Data, convert, detached, grad_enabled, is_attached
+from ..arrays import convert, detached, grad_enabled, is_attached
 from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
 from .plan import Plan, plan_data, read
 from .plan import plan as plan_detached
 from .request import Goal, Request
 
-__all__ = ["plan", "tie"]
-
-
-class Given(NamedTuple):
-    """The arguments that an estimate can be differentiated by, as the user gave them."""
-
-    train: Any
-    query: Any = None
-    weights: Any = None
-    bandwidth: Any = None
-
-    @property
-    def attached(self) -> bool:
-        """Whether one of them requires grad, and grad mode is on."""
-        return grad_enabled() and any(map(is_attached, self))
-
-    @property
-    def required(self) -> str:
-        """The names of those that require grad."""
-        return ", ".join(name for name, x in zip(self._fields, self) if is_attached(x))
-
-    def detached(self, request: Request) -> Request:
-        """Return the request with its tensors detached."""
-        return replace(request, weights=detached(self.weights), bandwidth=detached(self.bandwidth))
-
 
 def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, replays: bool = False) -> Plan:
     """Plan as :func:`sdkde_core.estimator.plan.plan`, attached to what of the arguments requires grad."""
-    given = Given(train, query, request.weights, request.bandwidth)
-    if not given.attached:
+    given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
+    attached = [name for name, x in given.items() if is_attached(x)]
+    if not attached or not grad_enabled():
         return plan_detached(request, train, query, explained=explained, replays=replays)
+    required = ", ".join(attached)
     if request.kernel != "gaussian":
         raise ValueError(
-            f"{given.required} requires grad, but kernel={request.kernel!r} has no derivatives; leave kernel out, "
+            f"{required} requires grad, but kernel={request.kernel!r} has no derivatives; leave kernel out, "
             "pass detached tensors, or call within torch.no_grad()"
         )
     if request.negative == "renormalise":
@@ -71,9 +48,20 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
             "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde', "
             "or call within torch.no_grad()"
         )
-    request = given.detached(request)
+    request = replace(request, weights=detached(request.weights), bandwidth=detached(request.bandwidth))
     data, bandwidth = read(request, detached(train), detached(query))
-    return _attach(given, plan_data(request, _accepted(given, data), bandwidth, explained=explained, grad=True))
+    if getattr(data.origin.xp, "__name__", "") != "array_api_compat.torch":
+        name = "train" if query is None else "query"
+        raise TypeError(
+            f"{required} requires grad, but {name} is a {type(given[name]).__name__}, and so would the result be, "
+            f"without derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
+        )
+    if data.log_weights is None and "weights" in attached:  # equal ones have different derivatives
+        xp = array_namespace(data.train)
+        equal = xp.full((data.n,), -math.log(data.n), dtype=xp.float64, device=device(data.train))
+        data = replace(data, log_weights=equal)
+    ready = plan_data(request, data, bandwidth, explained=explained, grad=True)
+    return _attach(ready, *given.values())
 
 
 def tie(result: Any, *tensors: Any) -> Any:
@@ -83,42 +71,27 @@ def tie(result: Any, *tensors: Any) -> Any:
     return result
 
 
-def _accepted(given: Given, data: Data) -> Data:
-    """Return the data, with log weights where the weights require grad: equal ones have different derivatives.
-
-    Raises
-    ------
-    TypeError
-        The result is to be no tensor, so that it could not be attached.
-    """
-    if getattr(data.origin.xp, "__name__", "") != "array_api_compat.torch":
-        name, kind = ("train", given.train) if given.query is None else ("query", given.query)
-        raise TypeError(
-            f"{given.required} requires grad, but {name} is a {type(kind).__name__}, and so would the result be, "
-            f"without derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
-        )
-    if data.log_weights is None and is_attached(given.weights):
-        xp = array_namespace(data.train)
-        equal = xp.full((data.n,), -math.log(data.n), dtype=xp.float64, device=device(data.train))
-        return replace(data, log_weights=equal)
-    return data
-
-
-def _attach(given: Given, plan: Plan) -> Plan:
-    """Return the plan, of problems that require ``"grad"``, with the user's tensors in place of their values."""
-    data, columns, place = plan.data, plan.columns, plan.choice.device
-    train = _points(given.train, data.train, place)
-    query = None if data.query is None else _points(given.query, data.query, place)
-    bandwidth = plan.bandwidth
-    if is_attached(given.bandwidth):
-        bandwidth = _attached(bandwidth, _double(given.bandwidth, place))
-    whiten = bandwidth.whitening(convert(plan.centre, "torch", place))
+def _attach(plan: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -> Plan:
+    """Return the plan with the user's tensors in place of their values."""
+    data, columns, place, h = plan.data, plan.columns, plan.choice.device, plan.bandwidth
+    train = _points(train, data.train, place)
+    query = None if data.query is None else _points(query, data.query, place)
+    if is_attached(bandwidth):
+        h = _attached(h, bandwidth.to(place).double())
+    whiten = h.whitening(convert(plan.centre, "torch", place))
     points = _valued(whiten(train), columns.points)
-    weights = None if data.log_weights is None else _weights(given.weights, columns.log_weights, place)
+    if data.log_weights is None:
+        weights = None
+    elif is_attached(weights):
+        weights = weights.to(place).double()
+        weights = weights / weights.detach().max()  # their sum may be beyond float64
+        weights = weights / weights.sum()
+    else:
+        weights = columns.log_weights.exp()
     return replace(
         plan,
         data=replace(data, train=train, query=query),
-        bandwidth=bandwidth,
+        bandwidth=h,
         columns=Columns(points, columns.log_weights, weights),
         query=None if query is None else _valued(whiten(query), plan.query),
     )
@@ -144,23 +117,9 @@ def _valued(x: Any, value: Any) -> Any:
     return x + (value - x.detach())
 
 
-def _double(x: Any, place: str) -> Any:
-    """A tensor in float64 on a device, in this order: not every device has float64."""
-    return x.to(place).double()
-
-
 def _points(given: Any, value: Any, place: str) -> Any:
     """Points (n, d), float64: the user's tensor where it requires grad, otherwise what was read of the argument."""
     if not is_attached(given):
         return convert(value, "torch", place).double()
-    x = _double(given, place)
+    x = given.to(place).double()  # in this order: not every device has float64
     return x[:, None] if x.ndim == 1 else x
-
-
-def _weights(given: Any, log_weights: Any, place: str) -> Any:
-    """Weights (n,), float64, that sum to 1."""
-    if not is_attached(given):
-        return log_weights.exp()
-    w = _double(given, place)
-    w = w / w.detach().max()  # their sum may be beyond float64
-    return w / w.sum()

@@ -7,7 +7,6 @@ of a batch follows from the shapes and the number of threads, so the same call g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,64 +15,39 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from array_api_compat import array_namespace
 
-from ..arrays import Argument, Decisions, Query, decided, noting, to_host
+from ..arrays import Argument, Query, to_host
 from ..choice.hardware import cpu_threads
 from ..protocol import Problem, Reduction
+from . import replay
 from .density import density, has_gaps, undefined, warn_of_negative
-from .graphs import PAIRS, place_of, small_enough, takes_long
 
 if TYPE_CHECKING:
     from .fitted import Fitted
 
-__all__ = [
-    "NUMBERS",
-    "ROWS",
-    "Advance",
-    "batch_rows",
-    "check_out",
-    "densities",
-    "density_of",
-    "gradients",
-    "in_batches",
-    "watched",
-]
-
 R = TypeVar("R")
 
-#: Told of every k rows that are done.
-Advance = Callable[[int], None]
+Advance = Callable[[int], None]  # called with every number of rows that are done
 
 #: Rows of a batch at most, and numbers in it at most (32 MiB).
 ROWS, NUMBERS = 1 << 16, 1 << 22
 
-#: Rows of a batch at least, as fewer would occupy no backend; and batches that show progress well enough.
-FEWEST, STEPS = 256, 256
-
 
 def batch_rows(m: int, problem: Problem) -> int:
-    """Return the rows of a batch, of m over the samples: up to 32 MiB, on a CPU about a second's work or a 256th."""
+    """Return the rows of a batch, of m over the samples: up to 32 MiB, on a CPU about a second's work or a 256th.
+
+    At least 256, as fewer would occupy no backend.
+    """
     n, d, rows = problem.n, problem.d, min(ROWS, NUMBERS // problem.d)
     if problem.device == "cpu":
-        rows = min(rows, max(cpu_threads() * (1 << 32) // (n * (d + 16)), m // STEPS))
-    return max(rows, FEWEST)
+        rows = min(rows, max(cpu_threads() * (1 << 32) // (n * (d + 16)), m // 256))
+    return max(rows, 256)
 
 
 @contextmanager
 def watched(progress: Any, rows: int) -> Iterator[Advance | None]:
     """Yield the function to call with every number of rows done; None where nobody watches, or there are no rows.
 
-    Parameters
-    ----------
-    progress : bool or callable
-        As the user has it: a bar of tqdm's, or a function of the rows done and of all rows.
-    rows : int
-        To be done, in all passes.
-
-    Raises
-    ------
-    TypeError
-    ImportError
-        There is no tqdm.
+    ``progress`` is the user's: a bool, or a function of the rows done and of all ``rows``.
     """
     if isinstance(progress, bool | np.bool_):
         if progress:
@@ -108,12 +82,7 @@ def _bar(rows: int) -> Iterator[Advance]:
 
 
 def check_out(out: Any, query: Argument) -> None:
-    """Raise unless results for every row of the query can be written to ``out``; None can always.
-
-    Raises
-    ------
-    TypeError, ValueError
-    """
+    """Raise TypeError or ValueError unless results for a query can be written to ``out``; None can always."""
     if out is None:
         return
     if not isinstance(out, np.ndarray) or out.dtype.kind != "f":
@@ -130,7 +99,7 @@ def check_out(out: Any, query: Argument) -> None:
 def in_batches(
     fitted: Fitted, batches: Iterable[Argument], compute: Callable[[Fitted, Query], R], advance: Advance | None
 ) -> Iterator[R]:
-    """Yield ``compute(fitted, batch)`` for every batch of a query; who watches is told once it was taken."""
+    """Yield ``compute(fitted, batch)`` for every batch of a query, and call ``advance`` after each."""
     for rows in batches:
         yield fitted.serve(lambda here, rows=rows: compute(here, here.read(rows)))  # type: ignore[misc]
         if advance is not None:
@@ -140,15 +109,7 @@ def in_batches(
 def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advance: Advance | None = None) -> Any:
     """Return the density, or its log, at a query (m,), as the user wants it; NaN has one RuntimeWarning.
 
-    Parameters
-    ----------
-    fitted : Fitted
-    query : Argument
-    log : bool
-    out : (m,) array, optional
-        Takes the result, and is returned.
-    advance : callable, optional
-        Who watches. With one of these it is done by batches, else at once.
+    With ``out``, which takes the result, or with ``advance``, who watches, it is done by batches, else at once.
     """
     result, m = _answered(fitted, query, density_of(log), out, advance), query.shape[0]
     if has_gaps(fitted.request, log):
@@ -160,36 +121,22 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted at the rows of a query: a function from fitted columns and rows.
+    """What is wanted at the rows of a query: a function from fitted columns and rows."""
 
-    Parameters
-    ----------
-    name : {"density", "log", "score"}
-    reduction : Reduction or None
-        That the rows are for; None: the last pass's.
-    at : callable
-        ``at(fitted, points, known)`` of rows placed by :meth:`Fitted.placed`.
-    shape : tuple
-        Of the result of a row.
-    """
-
-    name: str
-    reduction: Reduction | None
-    at: Callable[[Fitted, Any, dict[str, Any]], Any]
-    shape: tuple[int, ...] = ()
+    name: str  # "density", "log" or "score"
+    reduction: Reduction | None  # that the rows are for; None: the last pass's
+    at: Callable[[Fitted, Any, dict[str, Any]], Any]  # of fitted columns and rows placed by `Fitted.placed`
+    shape: tuple[int, ...] = ()  # of the result of a row
 
     def __call__(self, fitted: Fitted, rows: Query) -> Any:
         if not rows.points.shape[0]:
-            return _restored(fitted, np.empty((0, *self.shape)), rows)
-        return self.of(fitted, rows, *self.placed(fitted, rows))
+            return self.restored(fitted, np.empty((0, *self.shape)), rows)
+        points, known = fitted.placed(rows, self.reduction or fitted.problem.reduction)
+        return self.restored(fitted, self.at(fitted, points, known), rows)
 
-    def placed(self, fitted: Fitted, rows: Query) -> tuple[Any, dict[str, Any]]:
-        """Place the rows, m ≥ 1."""
-        return fitted.placed(rows, self.reduction or fitted.problem.reduction)
-
-    def of(self, fitted: Fitted, rows: Query, points: Any, known: dict[str, Any]) -> Any:
-        """Return the result for rows that were placed, as the user wants it."""
-        return _restored(fitted, self.at(fitted, points, known), rows)
+    def restored(self, fitted: Fitted, x: Any, rows: Query) -> Any:
+        """Return a result as the user wants it."""
+        return rows.origin.restore(x, max(rows.dtype, fitted.problem.dtype))  # "float64" > "float32"
 
 
 def density_of(log: bool) -> Wanted:
@@ -211,20 +158,12 @@ def gradients(fitted: Fitted, query: Argument, advance: Advance | None = None) -
     return _answered(fitted, query, Wanted("score", Reduction.MEAN, at, (fitted.problem.d,)), None, advance)
 
 
-def _restored(fitted: Fitted, x: Any, query: Query) -> Any:
-    return query.origin.restore(x, max(query.dtype, fitted.problem.dtype))  # "float64" > "float32"
-
-
-def _answered(
-    fitted: Fitted,
-    query: Argument,
-    wanted: Wanted,
-    out: Any,
-    advance: Advance | None,
-) -> Any:
-    """Return what is wanted of a query: of all rows at once, or by batches where there is ``out``, or one watches."""
+def _answered(fitted: Fitted, query: Argument, wanted: Wanted, out: Any, advance: Advance | None) -> Any:
+    """Return what is wanted at a query: all rows at once, or by batches if ``out`` or ``advance`` is given."""
     if out is None and advance is None:
-        return fitted.serve(lambda here: _at_once(here, query, wanted))
+        return fitted.serve(
+            lambda here: wanted(here, here.read(query)) if here.replays is None else replay.answer(here, query, wanted)
+        )
     m = query.shape[0]
     size = batch_rows(m, fitted.problem)
     batches = (query.rows(start, start + size) for start in range(0, max(m, 1), size))  # one of no rows where m = 0
@@ -238,46 +177,3 @@ def _answered(
     if out is not None:
         return out
     return parts[0] if len(parts) == 1 else array_namespace(parts[0]).concat(parts)
-
-
-def _at_once(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
-    """Return what is wanted of all rows, by a replay where it was asked for often."""
-    key = _key(fitted, query, wanted)
-    if key is None or fitted.replays is None:
-        return wanted(fitted, fitted.read(query))
-    result = fitted.replays.play(key, query.array)
-    if result is not None:
-        return result
-    rows, noted = fitted.read(query), Decisions()
-    with noting(noted):
-        points, known = wanted.placed(fitted, rows)
-        placed = decided()
-        result = wanted.of(fitted, rows, points, known)
-
-    def first(x: Any) -> tuple[Any, Any]:
-        points, other = wanted.placed(fitted, fitted.read(query._replace(array=x)))
-        return points, other["distances"]
-
-    def second(placed: tuple[Any, Any]) -> Any:
-        points, distances = placed
-        return wanted.of(fitted, rows, points, known | {"distances": distances})
-
-    # Columns are packed for their own extent: of queries within it the extent makes no difference.
-    alike = "within" if known["extent"] <= fitted.problem.extent and fitted.whole else None
-    long = takes_long(fitted.problem.n * query.shape[0], fitted.problem.d)
-    fitted.replays.record(key, (query.array,), noted.made[:placed], noted.made[placed:], first, second, alike, long)
-    return result
-
-
-def _key(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
-    """What calls that can be replayed for each other have in common; None where it cannot be replayed."""
-    x = query.array
-    looks = fitted.request.method == "laplace" and wanted.name == "score"  # which is the core's own
-    if fitted.replays is None or looks or query.origin != fitted.home:
-        return None
-    if not x.shape[0] or fitted.problem.n * x.shape[0] > PAIRS:
-        return None
-    place = place_of(x)
-    if place is None or not small_enough(math.prod(x.shape), place[1]):
-        return None
-    return wanted.name, place

@@ -12,20 +12,11 @@ from ..messages import caller_level
 from ..protocol import Partial
 from .request import Request
 
-__all__ = ["density", "has_gaps", "undefined", "warn_of_negative"]
-
 
 def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> Any:
     """Return the density, or its log: NaN where it is negative. Nothing is read on the host, so it can be recorded.
 
-    Parameters
-    ----------
-    sums : Partial
-    constant : float
-        The kernel's log normalising constant.
-    log : bool
-    clip : bool
-        Zero where it is negative, and the log −inf.
+    ``constant`` is the kernel's log normalising constant; ``clip``: zero where it is negative, and the log −inf.
     """
     xp = array_namespace(sums.log_sum)
     if sums.sign is None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..arrays import Argument
+from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.rules import check_rule
 from ..bandwidth.selection import Selection
+from ..choice import select
+from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
-from ..choice.select import Choice
 from ..protocol import TOLERANCES, Problem, Reduction
-from .fitted import PassReport
-from .negative import NegativeMass
-
-__all__ = ["Explanation", "PassLine", "shape_of"]
+from . import autograd, graphs
+from .fallback import with_fallback
+from .fitted import PassReport, below_zero, run
+from .laplace import NegativeMass
+from .request import Request
 
 
 @dataclass(frozen=True)
@@ -52,39 +55,19 @@ class Explanation:
 
     @classmethod
     def of(
-        cls,
-        method: str,
-        problems: Sequence[Problem],
-        choice: Choice,
-        bandwidth: str,
-        reports: Sequence[PassReport] = (),
-        data_device: str = "cpu",
-        negative_mass: NegativeMass | None = None,
-        selection: Selection | None = None,
+        cls, request: Request, problems: tuple[Problem, ...], choice: select.Choice, bandwidth: str, **more: Any
     ) -> Explanation:
-        """Put together what planning, and running if it was run, have said."""
+        """Make one of a plan; ``more``: ``reports`` of the passes, if they were run, and the last fields."""
+        seconds = next(c for c in choice.candidates if c.chosen).pass_seconds
+        reports: list[PassReport] = more.pop("reports", [])
         lines = []
-        priced = next(c for c in choice.candidates if c.chosen).pass_seconds
         for i, problem in enumerate(problems):
-            report = reports[i] if reports else None
-            if report:
-                problem = report.problem
-            lines.append(
-                PassLine(
-                    str(problem.reduction),
-                    problem.m,
-                    problem.n,
-                    problem.d,
-                    problem.precision,
-                    problem.extent,
-                    priced[i] if priced else None,
-                    report.seconds if report else None,
-                    report.far_points if report else 0,
-                )
-            )
-        chosen = (choice.name, choice.where, choice.reason)
-        what = tuple(lines), choice.candidates, choice.calls
-        return cls(method, bandwidth, *chosen, *what, data_device, negative_mass, selection, problems[-1].kernel)
+            p = reports[i].problem if reports else problem
+            took = (reports[i].seconds, reports[i].far_points) if reports else ()
+            size = str(p.reduction), p.m, p.n, p.d, p.precision, p.extent
+            lines.append(PassLine(*size, seconds[i] if seconds else None, *took))
+        chosen = choice.name, choice.where, choice.reason, tuple(lines), choice.candidates, choice.calls
+        return cls(request.method, bandwidth, *chosen, kernel=request.kernel, **more)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -136,7 +119,54 @@ class Explanation:
         return f"a ten-thousandth, for one of many calls with data on {self.data_device}"
 
 
-def shape_of(name: str, value: Any) -> tuple[int, int] | None:
+def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None, *, measure: bool) -> Explanation:
+    """Explain a request; see :func:`sdkde_core.explain`."""
+    shape = _shape_of("train", train_or_shape)
+    if shape is not None:
+        if measure:
+            raise ValueError("measure=True needs the data, not their shape")
+        return _of_shape(request, *shape, _rows_of(query_or_shape, shape[1]))
+    if _shape_of("query", query_or_shape) is not None:
+        raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
+
+    def compute(request: Request) -> Explanation:
+        replays = graphs.key_of(request, train_or_shape, query_or_shape, log=False) is not None
+        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True, replays=replays)
+        if not ready.problems[-1].m:
+            raise ValueError("query is empty: there is nothing to explain")
+        reports: list[PassReport] = []
+        if measure:
+            run(ready, reports.append)
+        return Explanation.of(
+            request,
+            ready.problems,
+            ready.choice,
+            str(ready.bandwidth),
+            reports=reports,
+            data_device=ready.data.came_from,
+            negative_mass=below_zero(ready) if measure and request.method == "laplace" else None,
+            selection=ready.bandwidth.selection,
+        )
+
+    return with_fallback(request, compute)
+
+
+def _of_shape(request: Request, n: int, d: int, m: int | None) -> Explanation:
+    """Explain an estimate of which only the shapes are known."""
+    if isinstance(request.bandwidth, str):
+        check_rule(request.bandwidth, request.method, request.kernel)
+    else:
+        Bandwidth.of(request.bandwidth, d)
+    if request.weights is not None and (given := Argument.of("weights", request.weights).shape) != (n,):
+        raise ValueError(f"weights has shape {given}, but train has {n} points; pass shape ({n},)")
+    requires = frozenset({"weights"} if request.weights is not None else ())
+    problems = request.problems(m, n, d, typical_extent(n, d), requires, "float64", "cpu")
+    where: Any = {"backend": request.backend, "device": request.device, "options": request.backend_options}
+    choice = select.choose(problems, explained=True, calls=request.calls, **where)
+    return Explanation.of(request, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")
+
+
+def _shape_of(name: str, value: Any) -> tuple[int, int] | None:
     """Return (points, dimensions) if ``value`` is a shape, a tuple of one or two integers; None for anything else."""
     if not isinstance(value, tuple) or not value or not all(isinstance(v, numbers.Integral) for v in value):
         return None
@@ -146,11 +176,11 @@ def shape_of(name: str, value: Any) -> tuple[int, int] | None:
     return shape[0], shape[1] if len(shape) == 2 else 1
 
 
-def rows_of(query: Any, d: int) -> int | None:
+def _rows_of(query: Any, d: int) -> int | None:
     """Return the rows of ``query``, a shape or an array, for a train that is given by its shape; None for None."""
     if query is None:
         return None
-    shape = shape_of("query", query)
+    shape = _shape_of("query", query)
     if shape is None:
         given = Argument.of("query", query).shape
         shape = (given[0], given[1] if len(given) == 2 else 1) if len(given) in (1, 2) else (0, 0)

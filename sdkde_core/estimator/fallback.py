@@ -12,8 +12,6 @@ from ..engine.failures import BackendFailed, OutOfReach
 from ..messages import warn_once
 from .request import Request
 
-__all__ = ["set_aside", "with_fallback", "without"]
-
 _logger = logging.getLogger("sdkde")
 
 R = TypeVar("R")

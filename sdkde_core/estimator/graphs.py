@@ -33,8 +33,6 @@ from ..engine.forks import new_lock
 from .recording import Recording, keep
 from .request import Request
 
-__all__ = ["Replays", "key_of", "place_of", "release", "small_enough", "takes_long"]
-
 #: A call is recorded when it comes for this time with the same decisions: recording takes as long as ten calls.
 CALLS = 8
 
@@ -71,6 +69,9 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     That takes plain tensors on the current CUDA device, weights too, no other device asked for, a number for the
     bandwidth, and ``SDKDE_REPLAY`` that is not off.
     """
+    torch = sys.modules.get("torch")
+    if torch is None or type(train) is not torch.Tensor or not train.is_cuda:
+        return None
     number = isinstance(request.bandwidth, (float, int)) and not isinstance(request.bandwidth, bool)
     if not number or request.backend_options:
         return None
@@ -86,7 +87,9 @@ def key_of(request: Request, train: Any, query: Any, log: bool) -> Any:
     (n, d), m = train.shape, (train if query is None else query).shape[0]
     if not (n and d and m) or n * max(n, m) > PAIRS or not small_enough((n + m) * d, place[1]):
         return None
-    return float(request.bandwidth), bool(log), request.kind, request.device, query is None, place
+    names = "method", "kernel", "negative", "precision", "backend", "check_finite"
+    kind = tuple(getattr(request, name) for name in names)
+    return float(request.bandwidth), bool(log), kind, request.device, query is None, place
 
 
 def small_enough(numbers: int, device: int) -> bool:

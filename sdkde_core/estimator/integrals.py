@@ -14,38 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Argument, to_host
+from ..arrays import numbers
 from ..messages import brief
 from .fitted import Fitted
-from .marginals import marginal
-from .mixture import check_positive
-
-__all__ = ["distribution", "probability", "quantiles"]
+from .mixture import check_positive, marginal
 
 Array = NDArray[np.float64]
 
-#: Bandwidths above a row at which a sample no longer adds to its distribution function, and below it at which it adds
-#: all that it has, in float64.
-ABOVE, BELOW = 38.6, 8.4
-
-#: Rows and columns of a block of the distribution function.
-ROWS, COLUMNS = 256, 1 << 14
-
-#: Nodes of the quadrature in two dimensions.
-NODES = 96
-
-#: Of the rule for more: points times samples, the least and the most points (log2), and numbers of a block.
-WORK, POINTS, BLOCK = 1 << 23, (11, 14), 1 << 16
+ABOVE = 38.6  # bandwidths above a row at which a sample no longer adds to its distribution function, in float64
 
 
 def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
-    """Return the probability of the box between two corners, which may be infinite.
-
-    Raises
-    ------
-    ValueError
-        The corners are none, or the method is signed and the bandwidth is a full matrix.
-    """
+    """Return the probability of the box between two corners, which may be infinite."""
     d = fitted.problem.d
     low, high = _corner("lower", lower, d), _corner("upper", upper, d)
     if (low > high).any():
@@ -80,13 +60,7 @@ def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
 
 
 def distribution(fitted: Fitted) -> Callable[[Any], Array]:
-    """Return the distribution function in one dimension: of values (m,) in data units to probabilities (m,).
-
-    Raises
-    ------
-    ValueError
-        There are more dimensions.
-    """
+    """Return the distribution function in one dimension: of values (m,) in data units to probabilities (m,)."""
     if fitted.problem.d != 1:
         raise ValueError(
             f"the density has {fitted.problem.d} dimensions, and a distribution function has one; "
@@ -98,23 +72,20 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
     order = np.argsort(points[:, 0], kind="stable")
     u, w = points[order, 0], np.exp(log_weights[order])
     reached = np.concatenate([[0.0], np.cumsum(w)])
-    h, laplace, cumulative = (
-        float(fitted.bandwidth.factor.reshape(-1)[0]),
-        fitted.request.method == "laplace",
-        _normal(),
-    )
+    h, laplace = float(fitted.bandwidth.factor.reshape(-1)[0]), fitted.request.method == "laplace"
+    cumulative = _normal()
 
     def sums(x: Array) -> Array:
         y = (x - centre[0]) / h
         result, by_place = np.empty(len(y)), np.argsort(y, kind="stable")
-        for start in range(0, len(y), ROWS):
-            block = by_place[start : start + ROWS]
+        for start in range(0, len(y), 256):
+            block = by_place[start : start + 256]
             rows = y[block]
-            first = np.searchsorted(u, rows[0] - BELOW - 1.0)
+            first = np.searchsorted(u, rows[0] - 9.4)  # those before add all that they have
             last = np.searchsorted(u, rows[-1] + ABOVE)
             total = np.full(len(rows), reached[first])
-            for left in range(first, last, COLUMNS):
-                t = rows[:, None] - u[None, left : min(left + COLUMNS, last)]
+            for left in range(first, last, 1 << 14):
+                t = rows[:, None] - u[None, left : min(left + (1 << 14), last)]
                 share = cumulative(t)
                 if laplace:
                     share += 0.5 * _times_density(t)
@@ -145,7 +116,7 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
 
 
 def _corner(name: str, value: Any, d: int) -> Array:
-    corner = np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
+    corner = numbers(name, value)
     if corner.shape not in ((d,), (1,), ()) or np.isnan(corner).any():
         raise ValueError(
             f"{name} is {brief(value)}; pass {d} numbers, or one for all dimensions, which may be infinite"
@@ -182,7 +153,7 @@ def _plane(factor: Array, low: Array, high: Array) -> Array:
     """
     slope = abs(factor[1, 0]) / factor[1, 1]
     parts = int(min(64, math.ceil(max(1.0, slope))))
-    x, w = np.polynomial.legendre.leggauss(NODES)
+    x, w = np.polynomial.legendre.leggauss(96)
     a, b = (np.clip(side[:, 0] / factor[0, 0], -9.0, 9.0) for side in (low, high))
     total = np.zeros(len(a))
     for part in range(parts):
@@ -203,9 +174,9 @@ def _sequential(factor: Array, low: Array, high: Array) -> Array:
     from scipy.stats import qmc
 
     n, d = low.shape
-    many = int(2 ** np.clip(math.log2(WORK / n) // 1, *POINTS))
+    many = int(2 ** np.clip(math.log2((1 << 23) / n) // 1, 11, 14))
     points = qmc.Sobol(d - 1, seed=np.random.default_rng(0)).random(many)
-    ndtr, total, step = _normal(), np.zeros(n), max(1, BLOCK // n)
+    ndtr, total, step = _normal(), np.zeros(n), max(1, (1 << 16) // n)
     for start in range(0, many, step):
         t = points[start : start + step]
         z, share = np.zeros((len(t), n, d)), np.ones((len(t), n))

@@ -8,6 +8,7 @@ lacks a term: in the plane its density integrates to 0.36, in four dimensions it
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -16,16 +17,13 @@ from numpy.typing import NDArray
 
 from ..bandwidth.matrix import Bandwidth
 
-__all__ = ["kernel_draws", "log_constant", "log_norm"]
-
 
 def log_constant(kernel: str, bandwidth: Bandwidth) -> Any:
     """Return what a log sum is raised by: log of 1 / (det L · ∫K), a float; a () tensor where the factor is one."""
-    if kernel == "gaussian":
-        return bandwidth.log_constant
     return -log_norm(kernel, bandwidth.d) - bandwidth.log_determinant
 
 
+@functools.lru_cache
 def log_norm(kernel: str, d: int) -> float:
     """Return log ∫K(‖u‖) du over d dimensions, of one of ``protocol.KERNELS``, K(0) = 1."""
     if kernel == "gaussian":
@@ -74,7 +72,7 @@ def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> NDArray[np.float64]:
 
 
 def _cosine_radii(n: int, d: int, rng: Any) -> NDArray[np.float64]:
-    """Radii of the linear kernel, of which at least 0.64 are kept: cos(π r / 2) is sin z / z of π (1 − r) / 2 = z."""
+    """Radii by rejection from the linear kernel's: with z = π (1 − r) / 2, cos(π r / 2) / (1 − r) ∝ sin z / z ≥ 2/π."""
     radii = rng.beta(d, 2, n)
     new = np.arange(n)
     while new.size:

@@ -1,20 +1,37 @@
-"""A fitted kde or sdkde as what it is, a mixture of normals of one covariance: its components, and draws from it."""
+"""A fitted density as what it is, a mixture: its components, draws and modes, and its marginals and conditionals.
+
+The marginal of a normal over some coordinates has the means and the covariance of these. So has that of the Laplace
+kernel N(x) (1 + d/2 − ½ r²): r² is the sum of that within the coordinates kept and one whose mean is the number of the
+others.
+
+Of the conditional, let the coordinates given come first and L be the lower Cholesky factor of H in that order. A
+component's whitened coordinates are independent, so those of the others do not depend on what is given: they keep
+their places, the origin moves to where the value given is regressed to, and weights are multiplied by the densities
+there.
+
+Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002).
+A row moves by the shift that MEAN gives, to the mean of the samples under its kernel weights, which never lowers a
+density of normal kernels.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import is_torch_array
+from array_api_compat import array_namespace, device, is_torch_array
 from numpy.typing import NDArray
 
+from ..arrays import to_host
+from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
+from ..protocol import Partial, Reduction
 from .fitted import Fitted
 from .kernels import kernel_draws
-
-__all__ = ["Mixture", "check_count", "check_positive", "components", "draws", "generator", "mixture"]
 
 Array = NDArray[np.float64]
 
@@ -37,12 +54,6 @@ class Mixture(NamedTuple):
     covariance: Array
 
 
-def mixture(fitted: Fitted) -> Mixture:
-    """Return the components."""
-    check_positive(fitted, "is no mixture of normals")
-    return components(fitted)
-
-
 def components(fitted: Fitted) -> Mixture:
     """Return where the kernels are, their weights and their covariance, of the signed method too."""
     points, log_weights, centre = fitted.on_host
@@ -50,13 +61,13 @@ def components(fitted: Fitted) -> Mixture:
 
 
 def check_positive(fitted: Fitted, lacks: str) -> None:
-    """Raise ValueError for the signed method, of which ``lacks`` says what it has not."""
+    """Raise ValueError for the signed method; ``lacks`` says what it has not."""
     if fitted.request.method == "laplace":
         raise ValueError(f"method='laplace' is signed and {lacks}; pass method='sdkde' or 'kde'")
 
 
 def check_count(name: str, count: Any) -> int:
-    """Return how many draws there are to be; ValueError for what is no integer ≥ 0."""
+    """Return the number of draws; ValueError if it is no integer ≥ 0."""
     try:
         many = -1 if isinstance(count, (bool, np.bool_)) else operator.index(count)
     except TypeError:
@@ -67,13 +78,7 @@ def check_count(name: str, count: Any) -> int:
 
 
 def generator(random_state: Any) -> Any:
-    """Return a generator of NumPy: the one given, a RandomState too, or a new one from a seed.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``random_state`` is no seed.
-    """
+    """Return a generator of NumPy: the one given, a RandomState too, or a new one from a seed."""
     if isinstance(random_state, (np.random.Generator, np.random.RandomState)):
         return random_state
     try:
@@ -91,21 +96,140 @@ def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
     """
     check_positive(fitted, "cannot be sampled")
     rng, d = generator(random_state), fitted.problem.d
-    points, bandwidth = fitted.points, fitted.bandwidth
+    points, bandwidth = fitted.columns.points, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
         there = torch.Generator(points.device)
         there.manual_seed(int(rng.integers(1 << 62) if hasattr(rng, "integers") else rng.randint(1 << 31)))
-        reached = torch.cumsum(fitted.log_weights.exp(), 0)
+        reached = torch.cumsum(fitted.columns.log_weights.exp(), 0)
         uniform = torch.rand(n, dtype=torch.float64, device=points.device, generator=there) * reached[-1]
         which = torch.searchsorted(reached, uniform, right=True).clamp_(max=len(reached) - 1)
         normal = torch.randn(n, d, dtype=torch.float64, device=points.device, generator=there)
         return bandwidth.stretch(points.index_select(0, which) + normal) + torch.asarray(fitted.centre).to(points)
     host, log_weights, centre = fitted.on_host
     reached = np.cumsum(np.exp(log_weights))
-    which = np.searchsorted(
-        reached,
-        reached[-1] * rng.random_sample(n) if hasattr(rng, "random_sample") else reached[-1] * rng.random(n),
-        side="right",
-    )
+    uniform = rng.random_sample(n) if hasattr(rng, "random_sample") else rng.random(n)
+    which = np.searchsorted(reached, reached[-1] * uniform, side="right")
     return centre + bandwidth.stretch(host[which] + kernel_draws(fitted.request.kernel, n, d, rng))
+
+
+def marginal(fitted: Fitted, dims: Any) -> Fitted:
+    """Return the density of the coordinates ``dims``, in that order."""
+    kept = indices("dims", fitted, dims)
+    if fitted.request.negative != "keep":
+        raise ValueError(
+            f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
+        )
+    points, log_weights, centre = fitted.on_host
+    names = tuple(fitted.names[k] for k in kept) if fitted.names else ()
+    whole = fitted.bandwidth
+    if whole.factor.ndim == 1:
+        bandwidth, points = Bandwidth(len(kept), whole.factor[kept], whole.rule), points[:, kept]
+    else:
+        bandwidth = _of_matrix(whole.matrix[np.ix_(kept, kept)], whole.rule)
+        points = bandwidth.whiten(whole.stretch(points)[:, kept], np.zeros(len(kept)))
+    return fitted.derived(bandwidth, centre[kept], np.ascontiguousarray(points), log_weights, names)
+
+
+def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
+    """Return the density of the other coordinates where some have the values ``given``."""
+    check_positive(fitted, "has no conditional density")
+    if not isinstance(given, Mapping):
+        raise TypeError(f"given is {brief(given)}; pass a mapping from dimensions to values, such as {{0: 1.5}}")
+    first = indices("given", fitted, list(given))
+    if len(first) == fitted.problem.d:
+        raise ValueError(f"given has all {fitted.problem.d} dimensions; leave out those that the density is of")
+    try:
+        values = np.array([float(v) for v in given.values()])
+    except (TypeError, ValueError):
+        raise TypeError(f"given is {brief(dict(given))}; pass a number for each dimension") from None
+    if not np.isfinite(values).all():
+        raise ValueError(f"given is {brief(dict(given))}; pass finite values")
+    others = [k for k in range(fitted.problem.d) if k not in first]
+    order, k, whole = [*first, *others], len(first), fitted.bandwidth
+    points, log_weights, centre = fitted.on_host
+    away = values - centre[first]
+    if whole.factor.ndim == 1:
+        points, value, moved = points[:, order], away / whole.factor[first], np.zeros(len(others))
+        bandwidth = Bandwidth(len(others), whole.factor[others], whole.rule)
+    else:
+        joint = _of_matrix(whole.matrix[np.ix_(order, order)], whole.rule)
+        factor = np.diag(joint.factor) if joint.factor.ndim == 1 else joint.factor
+        points = joint.whiten(whole.stretch(points)[:, order], np.zeros(len(order)))
+        value = Bandwidth(k, factor[:k, :k]).whiten(away[None, :], np.zeros(k))[0]
+        moved, bandwidth = factor[k:, :k] @ value, Bandwidth(len(others), factor[k:, k:], whole.rule)
+    with np.errstate(over="ignore"):
+        log_weights = log_weights - 0.5 * np.square(points[:, :k] - value).sum(axis=1)
+    log_weights = log_weights - log_weights.max()
+    if not math.isfinite(log_weights.sum()) and not np.isfinite(log_weights).any():
+        raise ValueError(f"given is {brief(dict(given))}, too far from every sample: squared distances overflow")
+    log_weights = log_weights - math.log(np.exp(log_weights).sum())
+    names = tuple(fitted.names[j] for j in others) if fitted.names else ()
+    return fitted.derived(bandwidth, centre[others] + moved, np.ascontiguousarray(points[:, k:]), log_weights, names)
+
+
+def _of_matrix(matrix: Array, rule: str) -> Bandwidth:
+    return Bandwidth.of(math.sqrt(matrix[0, 0]) if len(matrix) == 1 else matrix, len(matrix), rule)
+
+
+def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
+    """Return dimensions as distinct indices, counted from the end where negative; of a data frame also by name.
+
+    ``name`` is the argument's, for errors: TypeError, ValueError.
+    """
+    d, names = fitted.problem.d, fitted.names
+    try:
+        listed: list[Any] = [dims] if isinstance(dims, str) else list(dims)
+    except TypeError:  # a single one
+        listed = [dims]
+    found = []
+    for one in listed:
+        if isinstance(one, str) and one in names:
+            found.append(names.index(one))
+            continue
+        try:
+            k = operator.index(one)
+        except TypeError:
+            known = f", or names of columns: {', '.join(names)}" if names else ""
+            raise TypeError(f"{name} has {brief(one)}; pass indices of dimensions{known}") from None
+        if isinstance(one, (bool, np.bool_)) or not -d <= k < d:
+            raise ValueError(f"{name} has {brief(one)}; pass indices of dimensions below {d}")
+        found.append(k % d)
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"{name} is {brief(dims)}; pass at least one dimension, each once")
+    return found
+
+
+def modes(fitted: Fitted, starts: Array | None = None) -> Array:
+    """Return the local maxima that mean shift finds (k, d), highest first, in data units, float64.
+
+    ``starts``: (m, d), in bandwidths from the centre; by default up to 512 samples, drawn by a fixed seed.
+    """
+    check_positive(fitted, "mean shift may lower it")
+    points, log_weights, centre = fitted.on_host
+    if starts is None:
+        carried = np.flatnonzero(log_weights > -math.inf)
+        if len(carried) > 512:
+            carried = np.sort(np.random.default_rng(0).choice(carried, 512, replace=False))
+        starts = points[carried]
+    rows, going = starts.copy(), np.arange(len(starts))
+    for _ in range(5000):
+        shift = to_host(_reduced(fitted, rows[going], rows, Reduction.MEAN).shift)
+        rows[going] += shift
+        going = going[np.sqrt(np.vecdot(shift, shift)) > 1e-7]
+        if not going.size:
+            break
+    heights = to_host(_reduced(fitted, rows, rows, Reduction.LOG_SUM).log_sum)
+    found: list[Array] = []
+    for i in np.argsort(-heights, kind="stable"):
+        if all(np.linalg.vector_norm(rows[i] - other) > 1e-2 for other in found):  # else it is the same mode
+            found.append(rows[i])
+    return centre + fitted.bandwidth.stretch(np.array(found))
+
+
+def _reduced(fitted: Fitted, rows: Array, all_rows: Array, reduction: Reduction) -> Partial:
+    """Reduce for some rows on the host; the extent is that of all."""
+    points, extent = fitted.columns.points, float(np.sqrt(np.vecdot(all_rows, all_rows).max()))
+    if not isinstance(points, np.ndarray):
+        rows = array_namespace(points).asarray(rows, device=device(points))
+    return fitted.reduce(rows, reduction, extent=extent)

@@ -11,20 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..archive import write
-from ..arrays import Argument, Origin, to_host
+from ..arrays import Origin, numbers, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .batches import check_out, densities, gradients, watched
 from .fitted import Fitted
 from .integrals import distribution, probability, quantiles
-from .marginals import conditional, marginal
-from .mixture import Mixture, check_count, draws, mixture
-from .modes import modes
-from .negative import NegativeMass
+from .laplace import NegativeMass
+from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
 from .public import public
 from .saved import from_saved, origin_of, to_saved
-
-__all__ = ["Divergence", "Prepared"]
 
 
 class Divergence(NamedTuple):
@@ -39,7 +35,7 @@ class Prepared:
     """A training set made ready for queries by :func:`sdkde_core.prepare`.
 
     It is immutable, safe to use from several threads, and pickles and copies: with its columns, so that a process or
-    host that loads it has nothing left to do but to pack them, for the same backend, or for the best one that is there.
+    host that loads it only packs them, for the same backend, or for the best one that is there.
     :meth:`save` writes the same to a file that is safe to load.
 
     Attributes
@@ -177,7 +173,9 @@ class Prepared:
     @public
     def mixture(self) -> Mixture:
         """Return the density as a mixture of normals: means, weights and their covariance. Not for laplace."""
-        return mixture(self._gaussian("normal components"))
+        fitted = self._gaussian("normal components")
+        check_positive(fitted, "is no mixture of normals")
+        return components(fitted)
 
     @public
     def marginal(self, dims: Any) -> Prepared:
@@ -223,13 +221,15 @@ class Prepared:
 
         Right to rounding, relative to itself in the lower tail. Laplace's is not monotone.
         """
-        values = _numbers("x", x)
+        values = numbers("x", x)
+        if np.isnan(values).any():
+            raise ValueError("x has NaN; drop or fill it")
         return distribution(self._gaussian("distribution function"))(values.ravel()).reshape(values.shape)[()]
 
     @public
     def quantile(self, q: Any) -> Any:
-        """Return the values of which :meth:`cdf` is ``q``, in one dimension: (m,), or a number for a number."""
-        values = _numbers("q", q)
+        """Return the quantiles, the inverse of :meth:`cdf`, in one dimension: (m,), or a number for a number."""
+        values = numbers("q", q)
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"q is {brief(q)}; pass probabilities from 0 to 1")
         return quantiles(self._gaussian("quantiles"), values.ravel()).reshape(values.shape)[()]
@@ -303,18 +303,17 @@ class Prepared:
         write(path, "Prepared", *self.to_saved())
 
     def to_saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the content and the arrays of a file: what other kinds of files, of this in something else, need."""
-        content, arrays = to_saved(self._fitted)
-        return {**content, "origin": list(self._origin.address)}, arrays
+        """Return the content and the arrays of a file; classes that hold a prepared density save these too."""
+        return to_saved(self._fitted, self._origin)
 
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> Prepared:
-        """Return what :meth:`to_saved` was of; ValueError where it cannot be right. ``name``: of the file."""
+        """Return the density that :meth:`to_saved` described; ValueError where the file ``name`` cannot be right."""
         fitted = from_saved(content, arrays, name)
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 
     def _gaussian(self, what: str) -> Fitted:
-        """The fitted density; ValueError where its kernel is another than the Gaussian, of which ``what`` is known."""
+        """The fitted density; ValueError unless its kernel is the Gaussian, the only one with ``what``."""
         if self.kernel != "gaussian":
             raise ValueError(
                 f"kernel={self.kernel!r} has densities and draws, no {what}; prepare with kernel='gaussian'"
@@ -325,11 +324,3 @@ class Prepared:
         size = f"{self.n_train} × {self.n_dimensions}"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
         return f"Prepared({how}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
-
-
-def _numbers(name: str, value: Any) -> np.ndarray:
-    """Real numbers without NaN, on the host, float64."""
-    array = np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
-    if np.isnan(array).any():
-        raise ValueError(f"{name} has NaN; drop or fill it")
-    return array

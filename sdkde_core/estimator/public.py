@@ -1,4 +1,4 @@
-"""The entrance: what is public runs untraced by torch.compile, and whatever NumPy's error state says."""
+"""The decorator of public functions: torch.compile does not trace them, and NumPy's error state does not matter."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from ..arrays import quiet
+import numpy as np
 
-__all__ = ["public"]
+from ..arrays import quiet
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,19 +18,18 @@ T = TypeVar("T")
 def public(function: Callable[P, T]) -> Callable[P, T]:
     """Make ``function`` :func:`quiet`, and break PyTorch's graphs at its call: nothing within is traced.
 
-    There is little to trace, and much to stumble over: of an estimate PyTorch would compile some 250 frames, which
-    takes it ten seconds, turn NumPy into tensors, warn of caches, and fail in kernels. PyTorch is not imported for
-    this: as long as its tracer is not either, nobody traces.
+    Of an estimate PyTorch would compile some 250 frames, which takes it ten seconds, turn NumPy into tensors, warn of
+    caches, and fail in kernels. PyTorch is not imported for this: without its tracer nobody traces.
     """
-    function = quiet(function)
     outside: Any = None
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         nonlocal outside
         if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
+            with np.errstate(all="ignore"):
+                return function(*args, **kwargs)
         if outside is None:
-            outside = sys.modules["torch"].compiler.disable(function)
+            outside = sys.modules["torch"].compiler.disable(quiet(function))
         return outside(*args, **kwargs)
 
     call.__code__ = call.__code__.replace(co_name=function.__name__)  # of its own: by it PyTorch counts recompilations

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 from ..arrays import Decisions, Taken, noting
 from ..engine.forks import new_lock
 
-__all__ = ["Graph", "Numbers", "Recording", "keep"]
-
 #: Graphs of a recording, which share their memory but for results.
 GRAPHS = 4
 

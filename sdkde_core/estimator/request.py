@@ -18,12 +18,9 @@ from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample, with_fields
 from ..spreading.devices import Group
 
-__all__ = ["METHODS", "NEGATIVE", "Goal", "Options", "Pass", "Request", "takes_options"]
-
 METHODS = ("kde", "sdkde", "laplace")
 
-#: What becomes of negative values of a signed density.
-NEGATIVE = ("keep", "clip", "renormalise")
+NEGATIVE = ("keep", "clip", "renormalise")  # what becomes of negative values of a signed density
 
 
 class Goal(StrEnum):
@@ -67,14 +64,7 @@ class Request:
     * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
 
-    Three fields are no options. ``calls``: how many like this one the process makes, over which ``"auto"`` spreads
-    start-up; None: as many as the place of the data says. ``without``: backends by name and device that have given up
-    this call, and why. ``ranks``: the processes that share the rows.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An option cannot be right, or the goal is not the method's; the message names it.
+    TypeError or ValueError for an option that cannot be right, or a goal that is not the method's.
     """
 
     goal: Goal
@@ -88,55 +78,71 @@ class Request:
     device: str | Sequence[str] | None = None
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None
-    calls: int | None = None
-    without: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    ranks: Group | None = None
+    # No options:
+    calls: int | None = None  # over how many "auto" spreads start-up; None: as many as the place of the data says
+    without: Mapping[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
+    ranks: Group | None = None  # the processes that share the rows
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
         """Make a request from a public function's keyword arguments; ``own``: those that only this function takes.
 
-        One of plain values is made once: in a loop of small estimates to make it takes a tenth of a call.
+        A request of plain values is kept: in a loop of small estimates to make it takes a tenth of a call.
         """
-        key = _plain(goal, options)
-        made = _made.get(key)
+        key: Any = [goal, os.environ.get("SDKDE_PRECISION")]
+        for name, value in options.items():
+            if name == "weights":
+                continue
+            if type(value) not in (str, bool, int, float, type(None)) or (name == "device" and value is not None):
+                key = None
+                break
+            key += name, type(value), value  # True equals 1 and is another option
+        key = None if key is None else tuple(key)
+        made = _kept.get(key)
         if made is None:
-            made = cls._of(goal, options, own)
+            unknown = [name for name in options if name not in Options.__annotations__]
+            if unknown:
+                known = [*own, *Options.__annotations__]
+                raise TypeError(
+                    f"got an unexpected keyword argument {unknown[0]!r}; pass some of {', '.join(known)}"
+                    f"{did_you_mean(unknown[0], known)}"
+                )
+            made = cls(goal, **options)
             if key is None:
                 return made
-            if len(_made) >= MOST_MADE:
-                _made.clear()
-            _made[key] = made if made.weights is None else with_fields(made, weights=None)
+            if len(_kept) >= 64:
+                _kept.clear()
+            _kept[key] = made if made.weights is None else with_fields(made, weights=None)
         weights = options.get("weights")
         return made if weights is made.weights else with_fields(made, weights=weights)
-
-    @classmethod
-    def _of(cls, goal: Goal, options: Options, own: Sequence[str]) -> Request:
-        unknown = [name for name in options if name not in Options.__annotations__]
-        if unknown:
-            known = [*own, *Options.__annotations__]
-            hint = did_you_mean(unknown[0], known)
-            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; pass some of {', '.join(known)}{hint}")
-        return cls(goal, **options)
 
     def __post_init__(self) -> None:
         for name in ("method", "kernel", "negative", "precision", "backend"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
-        if self.method not in METHODS:
-            known = ", ".join(map(repr, METHODS))
-            raise ValueError(f"method is {self.method!r}; pass one of {known}{did_you_mean(self.method, METHODS)}")
-        if self.kernel != "gaussian":
-            self._check_kernel()
-        if self.negative not in NEGATIVE:
-            known, hint = ", ".join(map(repr, NEGATIVE)), did_you_mean(self.negative, NEGATIVE)
-            raise ValueError(f"negative is {self.negative!r}; pass one of {known}{hint}")
+        for name, known in (("method", METHODS), ("kernel", tuple(KERNELS)), ("negative", NEGATIVE)):
+            _check_known(name, getattr(self, name), known)
+        if self.kernel != "gaussian" and self.method != "kde":
+            raise ValueError(
+                f"kernel={self.kernel!r} is for method='kde', but method={self.method!r} is made for the Gaussian "
+                "kernel; pass method='kde', or leave kernel out"
+            )
+        if self.kernel != "gaussian" and self.goal is Goal.GRADIENT:
+            raise ValueError(
+                f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out: those are of "
+                "the Gaussian kernel"
+            )
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
                 "leave negative out"
             )
-        object.__setattr__(self, "precision", _asked_precision(self.precision))
+        _check_known("precision", self.precision, ("auto", *PRECISIONS))
+        if self.precision == "auto" and (chosen := os.environ.get("SDKDE_PRECISION")):
+            if chosen not in ("auto", *PRECISIONS):
+                hint = did_you_mean(chosen, PRECISIONS)
+                raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(PRECISIONS)}{hint}")
+            object.__setattr__(self, "precision", chosen)
         if self.method != "sdkde" and self.goal is Goal.DEBIASED:
             raise ValueError(f"method={self.method!r} moves no samples; debiased samples are method='sdkde'")
         options = self.backend_options
@@ -144,33 +150,11 @@ class Request:
             raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
         object.__setattr__(self, "device", parse_device(self.device))
 
-    def _check_kernel(self) -> None:
-        """Raise where there is no such kernel, or it does not go with the method or the goal."""
-        if self.kernel not in KERNELS:
-            known, hint = ", ".join(map(repr, KERNELS)), did_you_mean(self.kernel, KERNELS)
-            raise ValueError(f"kernel is {self.kernel!r}; pass one of {known}{hint}")
-        if self.method != "kde":
-            raise ValueError(
-                f"kernel={self.kernel!r} is for method='kde', but method={self.method!r} is made for the Gaussian "
-                "kernel; pass method='kde', or leave kernel out"
-            )
-        if self.goal is Goal.GRADIENT:
-            raise ValueError(
-                f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out: those are of "
-                "the Gaussian kernel"
-            )
-
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
 
     @functools.cached_property
-    def kind(self) -> tuple[Any, ...]:
-        """Those options that are plain values and on which the result depends, but for the bandwidth."""
-        names = "method", "kernel", "negative", "precision", "backend", "check_finite"
-        return tuple(getattr(self, name) for name in names)
-
-    @property
     def passes(self) -> tuple[Pass, ...]:
         """The passes, in order."""
         if self.goal is Goal.DEBIASED:
@@ -196,23 +180,10 @@ class Request:
         samples: Mapping[str, Callable[[], Sample]] | None = None,
         light: float = 0.0,
     ) -> tuple[Problem, ...]:
-        """Describe each pass.
+        """Describe each pass; moved samples are means of samples, so they stay within the extent.
 
-        Moved samples are means of samples, so they stay within the extent.
-
-        Parameters
-        ----------
-        m : int or None
-            Query rows; None: the training points.
-        n, d : int
-        extent : float
-            In bandwidths, over train and query.
-        requires : frozenset of str
-        dtype, device : str
-        samples : mapping, optional
-            By what a pass's rows are, ``"train"`` and ``"query"``.
-        light : float
-            As of :class:`sdkde_core.protocol.Problem`.
+        ``m``: query rows, None: the training points. ``samples``: by what a pass's rows are, ``"train"`` and
+        ``"query"``.
         """
         moved, result = False, []
         if self.kernel != "gaussian":
@@ -240,37 +211,13 @@ class Request:
         return tuple(result)
 
 
-#: Requests by what :func:`_plain` has of them; so many are kept, and then forgotten.
-_made: dict[Any, Request] = {}
-MOST_MADE = 64
+_kept: dict[Any, Request] = {}  # by goal, environment and options, weights left out
 
 
-def _plain(goal: Goal, options: Options) -> Any:
-    """Return what a request follows from, but for the weights; None where that is more than plain values."""
-    key: list[Any] = [goal, os.environ.get("SDKDE_PRECISION")]
-    for name, value in options.items():
-        if name != "weights":
-            kind = type(value)  # True is no 1 to who reads the request
-            if kind not in _PLAIN or (name == "device" and value is not None):
-                return None
-            key += name, kind, value
-    return tuple(key)
-
-
-_PLAIN = frozenset({str, bool, int, float, type(None)})
-
-
-def _asked_precision(precision: str) -> str:
-    """The precision asked for, with the environment's in place of ``"auto"``."""
-    known = ("auto", *PRECISIONS)
-    if precision not in known:
-        hint = did_you_mean(precision, known)
-        raise ValueError(f"precision is {precision!r}; pass one of {', '.join(map(repr, known))}{hint}")
-    chosen = os.environ.get("SDKDE_PRECISION") or "auto" if precision == "auto" else precision
-    if chosen not in known:
-        hint = did_you_mean(chosen, PRECISIONS)
-        raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(PRECISIONS)}{hint}")
-    return chosen
+def _check_known(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        hint = did_you_mean(value, known)
+        raise ValueError(f"{name} is {value!r}; pass one of {', '.join(map(repr, known))}{hint}")
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,12 +19,9 @@ from ..bandwidth.matrix import Bandwidth
 from ..engine.outliers import radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 
-__all__ = ["CLEAR", "REACH", "check_resolution", "clearest_centre"]
-
 Array = NDArray[np.float64]
 
 EPS = 2.0**-52
-
 #: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less.
 #: At ``"float64"`` that is 1e4, by the worst rounding. Twice as far is where some rows begin to miss the tolerances:
 #: those that lie some 45 bandwidths from their nearest sample. That is of log sums with a bandwidth per column. A
@@ -33,12 +30,9 @@ EPS = 2.0**-52
 #: error of a log sum.
 REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
 
-#: Bandwidths: a sample at √(r² + SIGHT²) adds nothing to a row that has one at r, whatever the weights.
-SIGHT = 64.0
+SIGHT = 64.0  # bandwidths: a sample at √(r² + SIGHT²) adds nothing to a row that has one at r, whatever the weights
 
-
-#: Bandwidths from the centre within which rounding does not matter at any precision.
-CLEAR = 1e4
+CLEAR = 1e4  # bandwidths from the centre within which rounding does not matter at any precision
 
 
 def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
@@ -48,14 +42,7 @@ def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
     digits of the others. So in each column it competes with the medians of smaller and smaller values, of which float64
     knows the most; where no points are near each other the smallest wins.
 
-    Parameters
-    ----------
-    train, query : (n, d), (m, d) array
-        On the host, in data units; query may be None.
-    h : (d,) array
-        sqrt(diag H), in data units.
-    centre : (d,) array
-        Their median.
+    Points on the host, in data units; h is sqrt(diag H), (d,), and ``centre`` their median.
     """
     best = centre.copy()
     for k in np.flatnonzero(abs(centre) > CLEAR * h):
@@ -75,22 +62,9 @@ def check_resolution(
 ) -> None:
     """Raise where a row and a column, both beyond the precision's reach, are too near each other for their rounding.
 
-    Parameters
-    ----------
-    problem : Problem
-        With the extent of rows and columns.
-    bandwidth : Bandwidth
-        By a matrix each coordinate is a sum over all columns of the data, so that one which is far spoils them all.
-    columns : Columns
-        Those of weight zero add nothing and are passed over.
-    rows : (m, d) array, optional
-        Query points. None: the columns.
-    first : int
-        The first row's number in the whole query.
-
-    Raises
-    ------
-    ValueError
+    ``rows``: query points, None: the columns; ``first``: the first row's number in the whole query. Columns of weight
+    zero add nothing and are passed over. By a full matrix each coordinate is a sum over all columns of the data, so
+    that one which is far spoils them all.
     """
     reach = REACH[problem.precision]
     if problem.extent <= reach:

@@ -13,26 +13,12 @@ from ..engine.rows import take_rows
 from ..nearby import places
 from ..protocol import Sample
 
-__all__ = ["Sampler"]
-
 #: Rows, and columns, of a sample, at most.
 SIZE = 1 << 13
 
 
 class Sampler:
-    """Takes the sample of a pass when a backend first asks for it.
-
-    Parameters
-    ----------
-    points : (n, d) array
-        The columns, whitened, where the data are.
-    rows : (m, d) array
-    log_weights : (n,) array
-
-    Attributes
-    ----------
-    taken : Sample or None
-    """
+    """Takes the sample of a pass when a backend first asks for it; ``taken`` is None until then."""
 
     def __init__(self, points: Any, rows: Any, log_weights: Any) -> None:
         self._arrays: Any = points, rows, log_weights

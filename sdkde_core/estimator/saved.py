@@ -40,25 +40,13 @@ from ..protocol import BackendUnavailable, Columns
 from .fitted import Fitted, loaded
 from .request import Goal, Options, Request
 
-__all__ = ["from_saved", "origin_of", "to_saved"]
-
 Array = NDArray[np.float64]
 
-#: Of arrays that samples may be drawn as.
-_LIBRARIES = ("array_api_compat.torch", "array_api_compat.cupy", "jax.numpy")
-
-#: Where to compute: what cannot be had where the file is loaded is done without.
-_WHERE = ("backend", "device", "backend_options")
+_WHERE = ("backend", "device", "backend_options")  # what cannot be had where the file is loaded is done without
 
 
-def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the content and the arrays of a file.
-
-    Raises
-    ------
-    TypeError
-        backend_options has something else than what JSON has.
-    """
+def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
     request, bandwidth, problem, backend, centre, columns, names = fitted.state(fitted.choice.name)
     options = request.options("bandwidth", "weights") | {"precision": problem.precision}
@@ -75,6 +63,7 @@ def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
         "rows": problem.m,
         "extent": problem.extent,
         "backend": backend,
+        "origin": list(origin.address),
     }
     arrays = {"points": columns.points, "log_weights": columns.log_weights, "centre": centre}
     arrays |= bandwidth.arrays()
@@ -86,29 +75,20 @@ def to_saved(fitted: Fitted) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Fitted:
-    """Return the columns, with the backend that they were made with, or another one that is here.
+    """Return the columns, with the backend that made them, or another one that is here.
 
-    Where the user had named a backend or a device that cannot be had here, a warning says so.
-
-    Parameters
-    ----------
-    content, arrays
-        As from :func:`to_saved`; nothing in them is trusted.
-    name : str
-        Of the file, for the warning.
-
-    Raises
-    ------
-    ValueError
-        They cannot be right.
-    BackendUnavailable
-        No backend that is here can take them.
+    Where the user had named a backend or a device that cannot be had here, a warning says so, with the file's ``name``.
+    Nothing in the file is trusted: ValueError where it cannot be right.
     """
     options = dict(_checked(content, "request", dict))
     where = {key: options.pop(key, None) for key in _WHERE}
     named = {key: value for key, value in where.items() if value not in (None, "auto")}
     request = Request(Goal.DENSITY, bandwidth="silverman", **_options(options))
-    points, log_weights, centre = (_array(arrays, key, ndim) for key, ndim in _COLUMNS.items())
+    for key, ndim in (("points", 2), ("log_weights", 1), ("centre", 1)):
+        x = arrays.get(key)
+        if x is None or x.ndim != ndim or x.dtype != np.float64:
+            raise ValueError(f"its array {key!r} is missing, or is another")
+    points, log_weights, centre = arrays["points"], arrays["log_weights"], arrays["centre"]
     n, d = points.shape
     selection = _selection(content.get("selection"), arrays, d)
     bandwidth = Bandwidth.from_arrays(arrays, _checked(content, "rule", str), selection)
@@ -127,9 +107,11 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         raise ValueError("its fields cannot be right")
     asked = None if rows == n else rows, n, d, extent, frozenset(["weights"] * weighted), dtype, "cpu"
     problem = request.problems(*asked)[-1]
-    names = _names(content, d)
+    names = _checked(content, "names", list)
+    if len(names) not in (0, d) or not all(isinstance(name, str) for name in names):
+        raise ValueError("its columns' names cannot be right")
     backend = _checked(content, "backend", str)
-    state = bandwidth, problem, backend, centre, Columns(points, log_weights), names
+    state = bandwidth, problem, backend, centre, Columns(points, log_weights), tuple(names)
     try:
         return loaded(replace(request, **named), *state)
     except (BackendUnavailable, TypeError, ValueError) as error:
@@ -144,20 +126,17 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
 def origin_of(content: Mapping[str, Any]) -> Origin:
     """Where the samples came from, if that is here, and of a library that is known: no other is imported."""
     match content.get("origin"):
-        case [str(library), str(device), bool(on_host)] if library in _LIBRARIES:
+        case [str(library), str(device), bool(on_host)] if library in (
+            "array_api_compat.torch",
+            "array_api_compat.cupy",
+            "jax.numpy",
+        ):
             return Origin.at(library, device, on_host)
     return Origin()
 
 
-_COLUMNS = {"points": 2, "log_weights": 1, "centre": 1}
-
-#: A selection's fields: its curves, and the types of the others but for ``shape``.
-_CURVES = ("multiples", "least_squares", "likelihood")
-_SELECTED = {"method": str, "rule": str, "multiple": float, "reason": str, "used": int}
-
-
 def _options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that say what is estimated, of the types of their defaults."""
+    """Return the options, if all are known and of the types of their defaults."""
     defaults = {f.name: f.default for f in fields(Request) if f.name in Options.__annotations__}
     for name, value in options.items():
         if name not in defaults:
@@ -170,29 +149,17 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 def _selection(content: Any, arrays: Mapping[str, Array], d: int) -> Selection | None:
     if content is None:
         return None
+    known = {"multiples", "least_squares", "likelihood"}
     curves = {name.removeprefix("selection."): x for name, x in arrays.items() if name.startswith("selection.")}
     found: dict[str, Any] = {**content, **curves} if isinstance(content, dict) else {}
     k, shape = len(curves.get("multiples", ())), curves.get("shape")
     fits = found.pop("shape", None) is shape
-    fits &= {name: type(x) for name, x in found.items() if name not in _CURVES} == _SELECTED
+    types = {"method": str, "rule": str, "multiple": float, "reason": str, "used": int}
+    fits &= {name: type(x) for name, x in found.items() if name not in known} == types
     fits &= all(x.shape == ((d, d) if name == "shape" else (k,)) and x.dtype == float for name, x in curves.items())
-    if not fits or not set(_CURVES) <= set(curves) or not (np.diff(curves["multiples"], prepend=0.0) > 0.0).all():
+    if not fits or not known <= set(curves) or not (np.diff(curves["multiples"], prepend=0.0) > 0.0).all():
         raise ValueError("its selection of the bandwidth cannot be right")
     return Selection(**found, shape=shape)
-
-
-def _names(content: Mapping[str, Any], d: int) -> tuple[str, ...]:
-    names = _checked(content, "names", list)
-    if len(names) not in (0, d) or not all(isinstance(name, str) for name in names):
-        raise ValueError("its columns' names cannot be right")
-    return tuple(names)
-
-
-def _array(arrays: Mapping[str, Array], name: str, ndim: int) -> Array:
-    x = arrays.get(name)
-    if x is None or x.ndim != ndim or x.dtype != np.float64:
-        raise ValueError(f"its array {name!r} is missing, or is another")
-    return x
 
 
 def _checked(content: Mapping[str, Any], name: str, kind: type) -> Any:

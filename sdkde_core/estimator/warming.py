@@ -22,17 +22,6 @@ from .fitted import run
 from .plan import plan
 from .request import METHODS, Goal, Request
 
-__all__ = ["common", "compiles", "warm_up"]
-
-#: What is common: so many dimensions, and both dtypes, in the precision that either has by default.
-DIMENSIONS, DTYPES = (1, 2, 3, 16), ("float32", "float64")
-
-#: Samples and queries of the estimates that are made. On a device launch parameters go by the size.
-SIZES, DEVICE_SIZES = (64, 8), (4096, 512)
-
-#: Seconds of compiling for a pass beyond which that is left to the calls that need it.
-PATIENCE = 5.0
-
 _logger = logging.getLogger("sdkde")
 
 
@@ -68,9 +57,9 @@ def warm_up(device: str | None) -> dict[str, dict[str, float]]:
 
 def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem, ...]]]:
     """Return the estimates that a backend is warmed up by, each with its passes: those of the common ones it takes."""
-    n, m = SIZES if device == "cpu" else DEVICE_SIZES
+    n, m = (64, 8) if device == "cpu" else (4096, 512)  # on a device launch parameters go by the size
     found = []
-    for d, dtype, method in itertools.product(DIMENSIONS, DTYPES, METHODS):
+    for d, dtype, method in itertools.product((1, 2, 3, 16), ("float32", "float64"), METHODS):
         where = {"backend": info.name, "device": device}
         request = Request(Goal.DENSITY, method, "silverman", **where)  # type: ignore[arg-type]
         problems = request.problems(m, n, d, typical_extent(n, d), frozenset(), dtype, device)
@@ -80,9 +69,9 @@ def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem,
 
 
 def compiles(info: BackendInfo, device: str) -> bool:
-    """Whether warming up compiles what a backend needs for common estimates: whether no pass takes it too long."""
+    """Whether warming up compiles what a backend needs for common estimates: no pass takes more than five seconds."""
     passes = {problem for _, problems in common(info, device) for problem in problems}
-    return all(compile_seconds(info, [problem]) <= PATIENCE for problem in passes)
+    return all(compile_seconds(info, [problem]) <= 5.0 for problem in passes)
 
 
 def _places(infos: Sequence[BackendInfo], device: str | None) -> list[str]:
@@ -95,7 +84,7 @@ def _places(infos: Sequence[BackendInfo], device: str | None) -> list[str]:
 
 
 def _warm(info: BackendInfo, device: str) -> str:
-    """Start a backend and run what is common, unless that compiles for long; return why it cannot, or nothing."""
+    """Start a backend and run the common estimates, unless they compile for long; return why it cannot, or nothing."""
     if device.partition(":")[0] not in info.devices:
         return f"runs on {', '.join(info.devices)}"
     if (info.name, device) in (unusable := started.unusable()):

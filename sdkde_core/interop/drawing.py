@@ -8,58 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Argument, to_host
+from ..arrays import numbers
 from ..estimator.mixture import components
 from ..estimator.prepared import Prepared
-
-__all__ = [
-    "COLOURS",
-    "DARK",
-    "LINES",
-    "OTHERS",
-    "SHARES",
-    "STYLE",
-    "Drawn",
-    "axes_of",
-    "draw_contours",
-    "draw_curves",
-    "kind",
-    "labelled",
-    "limits_of",
-    "points_of",
-    "shares_of",
-    "some",
-    "style",
-]
 
 Array = NDArray[np.float64]
 
 #: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
 COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
 DARK = "#2b2d42"
+OTHERS = ("#edae49", "#c77dff", DARK)  # of further densities of a method that is drawn already
 
-#: Of further densities of a method that is drawn already.
-OTHERS = ("#edae49", "#c77dff", DARK)
-
-#: What new figures look like, for ``matplotlib.rc_context``.
-STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
-
+STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}  # of new figures, for rc_context
 LINES: dict[str, dict[str, Any]] = {"kde": {"lw": 2}, "sdkde": {"lw": 2}, "laplace": {"lw": 1.5, "ls": "--"}}
 
-#: The shares of probability that contours enclose.
-SHARES = (0.5, 0.8, 0.95)
-
-#: The range of a plot: the middle part of the samples, less this at each end, a tenth more and this many bandwidths.
-TAIL, BANDWIDTHS = 0.005, 4.0
-
-#: Points of a curve, and of a grid along each dimension: how many for a bandwidth, the fewest, the most.
-CURVE, GRID = (8, 400, 4000), (2, 80, 200)
-
-#: Samples drawn, of which more would be a black bar.
-MOST = 2000
-
-#: A contour plot marks as negative what is below minus this share of the highest value: far out all of laplace's is.
-NEGATIVE = 1e-3
+SHARES = (0.5, 0.8, 0.95)  # of the probability, that contours enclose
 
 
 class Drawn(NamedTuple):
@@ -97,7 +60,7 @@ def kind(value: Any) -> str:
 
 def points_of(samples: Any, d: int) -> Array:
     """The samples on the host, (n, d)."""
-    x = np.asarray(to_host(Argument.of("samples", samples).array), dtype=np.float64)
+    x = numbers("samples", samples)
     x = x[:, None] if x.ndim == 1 and d == 1 else x
     if x.ndim != 2 or x.shape[1] != d:
         raise ValueError(f"samples has shape {x.shape}, but the density has {d} dimensions: pass shape (n, {d})")
@@ -147,35 +110,40 @@ def axes_of(ax: Any) -> Any:
         return pyplot.subplots(layout="constrained")[1]
 
 
-def _range(drawn: Sequence[Drawn], j: int, tail: float = TAIL) -> tuple[float, float, float]:
-    """Where to draw dimension ``j`` of all densities, from and to, and the smallest of their bandwidths."""
+def _grid(
+    drawn: Sequence[Drawn],
+    j: int,
+    per_bandwidth: int,
+    fewest: int,
+    most: int,
+    tail: float = 0.005,
+    limits: tuple[float, float] | None = None,
+) -> Array:
+    """Points of dimension ``j`` to draw all densities at: so many for the smallest of their bandwidths.
+
+    By default they span the samples less the share ``tail`` at each end, a tenth more and four bandwidths.
+    """
     ends, widths = [], []
     for one in drawn:
         means, weights, covariance = components(one.density._fitted)
         means, weights = means[weights > 0], weights[weights > 0]
         x, h = means[:, j], float(np.sqrt(covariance[j, j]))
         low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")
-        more = 0.1 * (high - low) + BANDWIDTHS * h
-        ends.append((max(low - more, x.min() - BANDWIDTHS * h), min(high + more, x.max() + BANDWIDTHS * h)))
+        more = 0.1 * (high - low) + 4.0 * h
+        ends.append((max(low - more, x.min() - 4.0 * h), min(high + more, x.max() + 4.0 * h)))
         widths.append(h)
-    return float(min(low for low, _ in ends)), float(max(high for _, high in ends)), min(widths)
-
-
-def _grid(low: float, high: float, h: float, points: tuple[int, int, int]) -> Array:
-    per_bandwidth, fewest, most = points
-    return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / h, fewest, most)))
+    low, high = limits or (float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
+    return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / min(widths), fewest, most)))
 
 
 def some(n: int) -> slice:
-    """Which of n samples to draw."""
-    return slice(None, None, -(-n // MOST) or 1)
+    """Which of n samples to draw: at most 2,000, as more would be a black bar."""
+    return slice(None, None, -(-n // 2000) or 1)
 
 
 def draw_curves(ax: Any, drawn: Sequence[Drawn], rug: Array | None, limits: tuple[float, float] | None) -> None:
     """Draw curves over what is in the axes; ``rug``: the samples for it, (n, 1)."""
-    low, high, h = _range(drawn, 0)
-    low, high = limits or (low, high)
-    x = _grid(low, high, h, CURVE)
+    x = _grid(drawn, 0, 8, 400, 4000, limits=limits)
     baseline = ax.axhline(0, color="#adb5bd", lw=0.8, zorder=0)
     baseline.sticky_edges.y.append(0)  # a density begins on the axis
     ax.margins(x=0)
@@ -186,52 +154,35 @@ def draw_curves(ax: Any, drawn: Sequence[Drawn], rug: Array | None, limits: tupl
             look = {"facecolor": "none", "edgecolor": one.colour, "hatch": "//////", "lw": 0}
             ax.fill_between(x, y, 0, where=y < 0, interpolate=True, label=f"{one.label} < 0", **look)
     if rug is not None:
-        there = rug[(rug >= low) & (rug <= high)]
+        there = rug[(rug >= x[0]) & (rug <= x[-1])]
         there = there[some(len(there))]
         alpha = float(np.clip(100 / max(len(there), 1), 0.1, 0.5))
         look = {"color": DARK, "alpha": alpha, "ms": 6, "transform": ax.get_xaxis_transform(), "label": "_samples"}
         ax.plot(there, np.full(len(there), 0.015), "|", **look)  # at a height that is a part of the axes'
 
 
-def draw_contours(ax: Any, drawn: Sequence[Drawn], dots: Array | None, shares: Array, told: bool) -> None:
-    """Draw contours over what is in the axes.
-
-    Parameters
-    ----------
-    ax : Axes
-    drawn : sequence of Drawn
-    dots : (n, 2) array or None
-        The samples.
-    shares : (k,) array
-        Descending.
-    told : bool
-        Whether the shares stand beside the contours.
-    """
-    tail = min(TAIL, (1 - shares[0]) / 8)  # so that the largest share is within
-    x, y = (_grid(*_range(drawn, j, tail), GRID) for j in (0, 1))
+def draw_contours(ax: Any, drawn: Sequence[Drawn], dots: Array | None, shares: Array, labels: bool) -> None:
+    """Draw contours over what is in the axes; ``dots`` are the samples, shares descend, and ``labels`` writes them."""
+    tail = min(0.005, (1 - shares[0]) / 8)  # so that the largest share is within
+    x, y = (_grid(drawn, j, 2, 80, 200, tail) for j in (0, 1))
     where = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
     cell = (x[1] - x[0]) * (y[1] - y[0])
     for one in drawn:
         values = one.density.estimate(where).reshape(len(y), len(x))
-        levels = _levels(values, cell, shares)
+        # The densities above which the shares lie; ascending, as the shares descend.
+        heights = np.sort(values, axis=None)[::-1]
+        levels = np.interp(shares, np.maximum.accumulate(np.cumsum(heights)) * cell, heights)
         if len(drawn) == 1:
             shades = [(one.colour, alpha) for alpha in np.linspace(0.2, 0.7, len(levels))]
             ax.contourf(x, y, values, [*levels, 2 * values.max()], colors=shades, zorder=1)
         look = LINES[one.density.method].get("ls", "-")
         lines = ax.contour(x, y, values, levels, colors=one.colour, linewidths=1.2, linestyles=look)
-        if told and one is drawn[0]:  # those of the others lie beside them
+        if labels and one is drawn[0]:  # those of the others lie beside them
             ax.clabel(lines, fmt={level: f"{100 * share:g}%" for level, share in zip(levels, shares)}, fontsize=8)
-        floor = -NEGATIVE * values.max()
+        floor = -1e-3 * values.max()  # far out all of laplace's is negative
         if values.min() < floor:
             below = ax.contourf(x, y, values, [2 * values.min(), floor], colors="none", hatches=["////"])
             below.set(edgecolor=one.colour, linewidth=0)
     if dots is not None:
         there = dots[((dots >= [x[0], y[0]]) & (dots <= [x[-1], y[-1]])).all(axis=1)]
         ax.plot(*there[some(len(there))].T, ".", color=DARK, alpha=0.35, ms=2, mew=0, zorder=1.5, label="_samples")
-
-
-def _levels(values: Array, cell: float, shares: Array) -> Array:
-    """The densities above which the shares lie, from the values on a grid; ascending, as the shares descend."""
-    heights = np.sort(values, axis=None)[::-1]
-    enclosed = np.maximum.accumulate(np.cumsum(heights)) * cell
-    return np.interp(shares, enclosed, heights)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..api import estimate, prepare
 from ..archive import write
-from ..arrays import Argument, Origin, quiet, to_host
+from ..arrays import Argument, Origin, numbers, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
@@ -24,8 +24,6 @@ from ..estimator.prepared import Prepared
 from ..estimator.public import public
 from ..estimator.request import Goal, Request
 from ..messages import brief
-
-__all__ = ["gaussian_kde"]
 
 Array = NDArray[Any]
 
@@ -157,7 +155,7 @@ class gaussian_kde:
     @public
     def integrate_gaussian(self, mean: Any, cov: Any) -> float:
         """Return the integral of the density times a normal density with that mean (d,) and covariance (d, d)."""
-        mean, cov = np.atleast_1d(np.squeeze(_numbers("mean", mean))), np.atleast_2d(_numbers("cov", cov))
+        mean, cov = np.atleast_1d(np.squeeze(numbers("mean", mean))), np.atleast_2d(numbers("cov", cov))
         if mean.shape != (self.d,):
             raise ValueError(f"mean does not have dimension {self.d}")
         if cov.shape != (self.d, self.d):
@@ -183,11 +181,11 @@ class gaussian_kde:
         For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` are SciPy's, and change
         nothing: the sum is the same every time.
         """
-        low, high = (_numbers(n, b) for n, b in (("low_bounds", low_bounds), ("high_bounds", high_bounds)))
+        low, high = numbers("low_bounds", low_bounds), numbers("high_bounds", high_bounds)
         for name, bound in (("low_bounds", low), ("high_bounds", high)):
             if bound.shape not in ((), (1,), (self.d,)):
                 raise ValueError(f"{name} has shape {bound.shape}; pass ({self.d},), or one number for all dimensions")
-        low, high = (np.broadcast_to(b, (self.d,)) for b in (low, high))
+        low, high = np.broadcast_to(low, (self.d,)), np.broadcast_to(high, (self.d,))
         sign = (-1) ** int((low > high).sum())  # as for any integral
         return sign * self.prepared.probability(np.minimum(low, high), np.maximum(low, high))
 
@@ -264,12 +262,14 @@ class gaussian_kde:
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> gaussian_kde:
         """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
-        try:
-            options, factor, density = content["options"], content["factor"], content["density"]
-            made = cls(arrays["dataset"], factor, arrays.get("weights"), method=content["method"], **options)
-            prepared = Prepared.from_saved(density, arrays, name)
-        except KeyError as error:
-            raise ValueError(f"its {error.args[0]} is missing") from None
+        made = cls(
+            arrays["dataset"],
+            content["factor"],
+            arrays.get("weights"),
+            method=content["method"],
+            **content["options"],
+        )
+        prepared = Prepared.from_saved(content["density"], arrays, name)
         if (prepared.n_train, prepared.n_dimensions, prepared.method) != (made.n, made.d, made.method):
             raise ValueError("its density and its dataset do not fit each other")
         made._made = made.dataset, made.covariance, prepared
@@ -291,9 +291,9 @@ class gaussian_kde:
         """Change the bandwidth; ``bw_method`` as for the class, None keeps ``covariance_factor``."""
         if isinstance(bw_method, str):
             formulas = {"scott": self.scotts_factor, "silverman": self.silverman_factor}
-            self.covariance_factor = formulas.get(bw_method) or partial(_same, self._factor_by(bw_method))
+            self.covariance_factor = formulas.get(bw_method) or partial(float, self._factor_by(bw_method))
         elif isinstance(bw_method, Real):
-            self.covariance_factor = partial(_same, bw_method)
+            self.covariance_factor = partial(np.positive, bw_method)  # pickles, and returns the number
         elif callable(bw_method):
             self.covariance_factor = partial(bw_method, self)
         elif bw_method is not None:
@@ -405,13 +405,8 @@ def _normalised(weights: Any, n: int) -> Array:
     return w / w.sum()
 
 
-def _numbers(name: str, value: Any) -> Array:
-    """Real numbers on the host, float64."""
-    return np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
-
-
 def _bandwidth(covariance: Array) -> Any:
-    """What :func:`prepare` is to take: in one dimension a number, of which laplace's integrals are known."""
+    """The bandwidth for :func:`prepare`; in one dimension a number, as laplace has integrals for numbers only."""
     return math.sqrt(covariance[0, 0]) if covariance.shape == (1, 1) else covariance
 
 
@@ -421,7 +416,3 @@ def _definite(covariance: Array, otherwise: str) -> Bandwidth:
         return Bandwidth.of(covariance, len(covariance))
     except ValueError as error:
         raise np.linalg.LinAlgError(otherwise) from error
-
-
-def _same(value: Any) -> Any:
-    return value

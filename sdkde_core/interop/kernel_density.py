@@ -29,8 +29,6 @@ except ImportError as error:
         f"sdkde_core.KernelDensity needs scikit-learn, 1.6 or newer: pip install 'sdkde-core[sklearn]' ({error})"
     ) from error
 
-__all__ = ["KernelDensity"]
-
 Array = NDArray[Any]
 
 
@@ -47,7 +45,7 @@ class KernelDensity(neighbors.KernelDensity):
         not look at the data's scale. Any other string is a rule of :func:`sdkde_core.estimate`, such as ``"auto"``,
         chosen from the data. One number per dimension is in the data's units, a matrix H in squared units.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
-        Others than the Gaussian for ``method="kde"`` only.
+        Kernels other than the Gaussian need ``method="kde"``.
     rtol : float
         0: log densities to about 1e-10. From 1e-5 and from 5e-4 on, ``precision="auto"`` takes ``"high"`` and
         ``"fast"``, see :data:`sdkde_core.protocol.TOLERANCES`.
@@ -189,7 +187,7 @@ class KernelDensity(neighbors.KernelDensity):
         Raises
         ------
         NotImplementedError
-            Another kernel than the Gaussian and the tophat, as with scikit-learn; ``density_.sample`` draws of all.
+            The kernel is neither Gaussian nor tophat, as with scikit-learn; ``density_.sample`` draws from all.
         ValueError
             ``method="laplace"``, which is signed.
         """
@@ -220,11 +218,8 @@ class KernelDensity(neighbors.KernelDensity):
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> KernelDensity:
         """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
-        try:
-            made = cls(**content["parameters"])
-            made.density_ = Prepared.from_saved(content["density"], arrays, name)
-        except KeyError as error:
-            raise ValueError(f"its {error.args[0]} is missing") from None
+        made = cls(**content["parameters"])
+        made.density_ = Prepared.from_saved(content["density"], arrays, name)
         made._validate_params()
         made.bandwidth_, made.n_features_in_ = _plain(made.density_.bandwidth), made.density_.n_dimensions
         if made.density_.method != made.method:

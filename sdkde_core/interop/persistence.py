@@ -14,17 +14,12 @@ from typing import Any
 from ..archive import read
 from ..estimator.public import public
 
-__all__ = ["load"]
-
 #: The modules of the classes, by kind: a file says which of these it is for, and no more.
 KINDS = {
     "KernelDensity": "sdkde_core.interop.kernel_density",
     "Prepared": "sdkde_core.estimator.prepared",
     "gaussian_kde": "sdkde_core.interop.gaussian_kde",
 }
-
-#: What fields raise that no density has: wrong types and values, numbers beyond all bounds, what is missing.
-FORGED = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
 @public
@@ -67,5 +62,7 @@ def load(path: Path | str) -> Any:
         raise ValueError(f"{name!r} holds a {kind!r:.60}, which this version does not know; pip install -U sdkde-core")
     try:
         return getattr(importlib.import_module(KINDS[kind]), kind).from_saved(content, arrays, name)
-    except FORGED as error:
+    except KeyError as error:
+        raise ValueError(f"{name!r} cannot be loaded: its {error.args[0]} is missing; save it anew") from error
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:  # forged
         raise ValueError(f"{name!r} cannot be loaded: {error}; save it anew") from error

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
-from ..estimator.marginals import indices
+from ..estimator.mixture import indices
 from ..estimator.prepared import Prepared
 from .drawing import (
     COLOURS,
@@ -62,7 +62,7 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
     Raises
     ------
     ImportError
-        matplotlib is missing.
+        matplotlib is missing; so do the other functions.
     TypeError, ValueError
         Not a prepared density, or not of one dimension.
     """
@@ -99,8 +99,6 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
 
     Raises
     ------
-    ImportError
-        matplotlib is missing.
     TypeError, ValueError
         Not a prepared density, not of two dimensions, or shares that are not between 0 and 1.
     """
@@ -108,7 +106,7 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
     enclosed = shares_of(shares)
     dots = None if samples is None else points_of(samples, 2)
     ax = axes_of(ax)
-    draw_contours(ax, drawn, dots, enclosed, told=True)
+    draw_contours(ax, drawn, dots, enclosed, labels=True)
     if len(drawn) > 1:
         for one in drawn:
             ax.plot([], [], color=one.colour, label=one.label, **LINES[one.density.method])
@@ -134,8 +132,6 @@ def moves(density: Prepared, samples: Any, *, ax: Any = None) -> Any:
 
     Raises
     ------
-    ImportError
-        matplotlib is missing.
     TypeError, ValueError
         Another method, other dimensions, or other samples than it was prepared from.
     """
@@ -184,8 +180,6 @@ def pairs(
 
     Raises
     ------
-    ImportError
-        matplotlib is missing.
     TypeError, ValueError
         Not prepared densities of the same dimensions, or ``dims``, ``labels`` or ``shares`` that do not fit.
     """
@@ -216,7 +210,7 @@ def pairs(
             draw_curves(ax, marginals, part, None)
             ax.set_yticks([])
         else:
-            draw_contours(ax, marginals, part, enclosed, told=False)
+            draw_contours(ax, marginals, part, enclosed, labels=False)
             ax.tick_params(labelleft=column == 0)
     for place, name in enumerate(labels):
         panels[place, 0].set_ylabel(name)
@@ -244,8 +238,6 @@ def selection(chosen: Any, *, ax: Any = None) -> Any:
 
     Raises
     ------
-    ImportError
-        matplotlib is missing.
     TypeError, ValueError
         Something else, or a bandwidth that was not chosen from the data.
     """
