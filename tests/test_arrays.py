@@ -389,29 +389,15 @@ def test_differences_that_overflow_are_the_datas():
         sdkde_core.estimate(np.array([0.0, 1e-323]), bandwidth="scott")
 
 
-def test_the_share_of_light_weights_is_known_to_a_power_of_two():
-    """Beside the heaviest one, those of zero left out; and log weights are the same to rounding in every library."""
+def test_log_weights_are_the_same_in_every_library():
     rng = np.random.default_rng(0)
-    for share, light, zeros, heaviest in (
-        (0.0, 0.0, 0, 1.0),
-        (0.0, 0.0, 600, 1e200),
-        (0.27, 0.25, 0, 1.0),
-        (0.97, 1.0, 10, 1e-200),
-        (0.0008, 0.0, 0, 1.0),
-        (0.002, 2.0**-9, 0, 1.0),
-    ):
-        w = rng.uniform(0.1, 1.0, 10_000)
-        w[0] = 1.0
-        w[1 : 1 + round(share * len(w))] *= 1e-5
-        w[len(w) - zeros :] = 0.0
+    w = rng.uniform(1e-5, 1.0, 10_000)
+    w[:600] = 0.0
+    for heaviest in (1.0, 1e200, 1e-200):
         with np.errstate(divide="ignore"):
-            logs, found = arguments._weighed(w * heaviest)
-            assert found == light
             exact = np.log(w) - math.log(math.fsum(w))
-        np.testing.assert_allclose(logs, exact, atol=1e-13)
-        of_torch, found = arguments._weighed(torch.from_numpy(w * heaviest))
-        assert found == light
-        np.testing.assert_allclose(of_torch.numpy(), exact, atol=1e-13)
+            np.testing.assert_allclose(arguments._weighed(w * heaviest), exact, atol=1e-13)
+        np.testing.assert_allclose(arguments._weighed(torch.from_numpy(w * heaviest)).numpy(), exact, atol=1e-13)
 
 
 @pytest.mark.parametrize(

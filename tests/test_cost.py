@@ -10,7 +10,7 @@ import pytest
 from of_benchmarks import FOLDER
 from sdkde_numpy.info import INFO
 
-from sdkde_core.choice import cards, cost, hardware, registry, select
+from sdkde_core.choice import cards, cost, hardware, registry
 from sdkde_core.protocol import Problem, Reduction, Work
 
 K = 32768
@@ -253,16 +253,6 @@ def test_the_cpu_is_nominal_until_measured(monkeypatch, tmp_path):
     hardware._measured_core.cache_clear()
     assert "nominal" in hardware.cpu().source
     hardware._measured_core.cache_clear()
-
-
-def test_a_backend_elsewhere_does_not_read_data_on_a_device_for_its_price(monkeypatch):
-    """It comes last there, and a sample would keep the call from being replayed."""
-    asked = []
-    records = [r for r in registry.records() if r.info is not None and r.info.devices == ("cpu",)]
-    monkeypatch.setattr(registry, "records", lambda: records)
-    problem = Problem(Reduction.MEAN, 1_000_000, 1_000_000, 3, extent=1e6, sample=lambda: asked.append(1))
-    found = select.rank([replace(problem, device="cuda:0")], data_device="cuda:0", share=lambda step, limit: 0.0)
-    assert "numba" in [c.name for c in found if c.device == "cpu"] and not asked
 
 
 def test_what_is_summed_apart_on_a_gpu_is_priced_as_it_was_measured():

@@ -35,7 +35,6 @@ from .places import (
 )
 
 __all__ = [
-    "LIGHT",
     "Argument",
     "Data",
     "Query",
@@ -54,9 +53,6 @@ __all__ = [
 
 #: Numbers on the host that a GPU looks at faster, the copy included, and bytes that each may take there meanwhile.
 LARGE, BYTES = 1 << 18, 64
-
-#: Weights below that share of the largest are light, see :class:`sdkde_core.protocol.Problem`.
-LIGHT = 2.0**-15
 
 
 def refuse_masked(name: str, value: Any) -> None:
@@ -215,8 +211,6 @@ class Data:
         Of train's columns; empty where it has none.
     taken : bool
         Brought from the host to the device that the caller named.
-    light : float
-        As of :class:`sdkde_core.protocol.Problem`.
     """
 
     train: Any
@@ -226,7 +220,6 @@ class Data:
     origin: Origin
     unchecked: bool = False
     names: tuple[str, ...] = ()
-    light: float = 0.0
     taken: bool = False
 
     @property
@@ -306,7 +299,7 @@ def ingest(
     look = check_finite and place.xp is None
     if look:
         _check_points(points, rows)
-    log_weights, light = (None, 0.0) if w is None else _weighed(w.at(place))
+    log_weights = None if w is None else _weighed(w.at(place))
     return Data(
         train=points,
         query=rows,
@@ -315,7 +308,6 @@ def ingest(
         origin=(q or x).origin,
         unchecked=check_finite and not look,
         names=x.names,
-        light=light,
         taken=taken,
     )
 
@@ -467,31 +459,24 @@ def check_finite(name: str, x: Any, first: int = 0) -> None:
     )
 
 
-class _Weighed(NamedTuple):
-    """What the host decides of weights: what is wrong with them, if anything, and how many are light."""
-
-    fault: str
-    light: float
-
-
-def _weighed(w: Any) -> tuple[Any, float]:
-    """Log weights (n,), float64, normalised, and the share that is light; None where the weights are all equal."""
+def _weighed(w: Any) -> Any:
+    """Log weights (n,), float64, normalised; None where the weights are all equal."""
     xp = array_namespace(w)
     w = xp.astype(w, xp.float64, copy=False)
-    wrong, light = check_weights(w)
+    wrong = check_weights(w)
     if wrong == "zero":
         raise ValueError("weights are all zero; pass at least one positive weight")
     if wrong == "equal":
-        return None, 0.0
+        return None
     log_w = xp.log(w)
     if is_torch_array(w):
-        return log_w.log_softmax(0), light  # one kernel for five
+        return log_w.log_softmax(0)  # one kernel for five
     log_w = log_w - xp.max(log_w)  # logs first: the ratio of two weights may underflow
-    return log_w - xp.log(xp.sum(xp.exp(log_w))), light
+    return log_w - xp.log(xp.sum(xp.exp(log_w)))
 
 
-def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
-    """Return whether weights (n,) are all "equal", or all "zero", or neither, and the share of them that is light.
+def check_weights(w: Any, first: int = 0) -> str:
+    """Return whether weights (n,) are all ``"equal"``, or all ``"zero"``, or neither (an empty string).
 
     ``first`` is the number of the first one.
 
@@ -502,22 +487,20 @@ def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
     """
     xp = array_namespace(w)
     least, most = w.aminmax() if is_torch_array(w) else (xp.min(w), xp.max(w))
-    light = xp.mean(xp.astype((w > 0.0) & (w < LIGHT * most), xp.float64))
-    wrong, share = look(_judged, least, most, light)
+    wrong: str = look(_judged, least, most)
     if wrong == "not finite":
         i = first + int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
         raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
     if wrong == "negative":
         i = int(np.flatnonzero(to_host(w) < 0)[0])
         raise ValueError(f"weights has negative values, the first {float(w[i])} at index {first + i}; pass weights ≥ 0")
-    return wrong, share
+    return wrong
 
 
-def _judged(least: float, most: float, light: float) -> _Weighed:
-    """What is to be said of weights with these ends, NaN if there is one, of which that share is light."""
+def _judged(least: float, most: float) -> str:
+    """What is to be said of weights with these ends, NaN if there is one."""
     if not (math.isfinite(least) and math.isfinite(most)):
-        return _Weighed("not finite", 0.0)
+        return "not finite"
     if least < 0 or least == most or most == 0:
-        return _Weighed("negative" if least < 0 else "zero" if most == 0 else "equal", 0.0)
-    # To a power of two: what is decided from it changes rarely with the weights.
-    return _Weighed("", 2.0 ** round(math.log2(light)) if light > 1e-3 else 0.0)
+        return "negative" if least < 0 else "zero" if most == 0 else "equal"
+    return ""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..protocol import Problem, with_fields
+from ..protocol import Problem
 from . import calibration, hardware, registry
 from .judge import Share
 
@@ -48,15 +48,7 @@ def remembered(
         assert share is not None  # it is handed on only where there is one
         return share(step, limit)
 
-    def noting_sample(sample: Callable[[], Any]) -> Callable[[], Any]:
-        def take() -> Any:
-            looked.append(sample)
-            return sample()
-
-        return take
-
-    noted = [p if p.sample is None else with_fields(p, sample=noting_sample(p.sample)) for p in problems]
-    choice = choose(noted, None if share is None else noting_share)
+    choice = choose(problems, None if share is None else noting_share)
     if not looked:
         if len(registry.chosen) >= MOST:
             registry.chosen.clear()

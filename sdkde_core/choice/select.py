@@ -55,8 +55,7 @@ class Choice:
 
     def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
         """Return the passes as the backend is asked them."""
-        asked = {"device": self.device, "sample": None}
-        return tuple(p if (p.device, p.sample) == (self.device, None) else with_fields(p, **asked) for p in problems)
+        return at(problems, self.device)
 
 
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
@@ -400,8 +399,6 @@ def _candidates(
     if not places:
         reason = f"runs on {', '.join(record.info.devices)}, not on {device or data_device}"
         return [Candidate(record.name, "-", False, reason)]
-    if data_device != "cpu" and data_device not in places:  # it comes last: nothing of the data is read back for that
-        problems = [with_fields(p, sample=None) for p in problems]
     asked = [(record.info, at(problems, place)) for place in places]
     return [judge(*a, data_device, share, start_up(*a, calls), replays) for a in asked]
 

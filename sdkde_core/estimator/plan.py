@@ -40,7 +40,6 @@ from ..engine.threads import map_threads
 from ..protocol import TOLERANCES, BackendInfo, Columns, Problem, Reduction, with_fields
 from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
-from .sample import Sampler
 
 __all__ = [
     "FARTHEST",
@@ -230,15 +229,9 @@ def plan_data(
     m = expected if rows is None else data.m
     weighted = data.log_weights is not None
     requires = frozenset(["weights"] * weighted + ["grad"] * grad)
-    samples: dict[str, Sampler] = {}
-    # What several share is summed over all pairs; and processes, of which each has its own queries, are to agree.
-    alone = request.ranks is None and (isinstance(request.device, str) or request.device is None)
-    if alone and (explained or select.named_backend(request.backend) == "auto"):  # otherwise no price is asked for
-        samples["train"] = Sampler(points, points, log_weights)
-        samples["query"] = samples["train"] if rows is None else Sampler(points, rows, log_weights)
     device = data.device
     asked = m, data.n, data.d, extent, requires, data.dtype, device
-    problems = request.problems(*asked, samples, data.light)
+    problems = request.problems(*asked)
 
     shares: dict[tuple[int, float], float] = {}
 
@@ -260,7 +253,7 @@ def plan_data(
         explained=explained,
         without=request.without,
     )
-    looked = far or bool(request.without) or any(sampler.taken for sampler in samples.values())
+    looked = far or bool(request.without)
     library, place = choice.info.arrays, choice.device
     if xp.__name__ != f"array_api_compat.{library}" or device != place:
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)

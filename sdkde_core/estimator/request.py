@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 from ..choice.select import parse_device
 from ..engine.spread import Group
 from ..messages import did_you_mean
-from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample, with_fields
+from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, with_fields
 
 __all__ = ["METHODS", "NEGATIVE", "Goal", "Options", "Pass", "Request", "takes_options"]
 
@@ -193,8 +193,6 @@ class Request:
         requires: frozenset[str],
         dtype: str,
         device: str,
-        samples: Mapping[str, Callable[[], Sample]] | None = None,
-        light: float = 0.0,
     ) -> tuple[Problem, ...]:
         """Describe each pass.
 
@@ -209,10 +207,6 @@ class Request:
             In bandwidths, over train and query.
         requires : frozenset of str
         dtype, device : str
-        samples : mapping, optional
-            By what a pass's rows are, ``"train"`` and ``"query"``.
-        light : float
-            As of :class:`sdkde_core.protocol.Problem`.
         """
         moved, result = False, []
         if self.kernel != "gaussian":
@@ -232,8 +226,6 @@ class Request:
                     requires=requires,
                     extent=extent,
                     kernel=self.kernel,
-                    light=light,
-                    sample=samples[step.rows] if samples else None,
                 )
             )
             moved = moved or step.moves
