@@ -1,7 +1,7 @@
 """How good the choice of backend="auto" is: what it takes against the fastest, over a grid of estimates.
 
     python -m benchmarks.choice [--device cpu|cuda] [--save FILE.json] [--budget SECONDS] [--largest PAIRS]
-        [--startups FILE.json] [--compiled] [--beside CHECKOUT]
+        [--startups FILE.json] [--compiled] [--beside CHECKOUT] [--without NAMES]
     python -m benchmarks.choice compile --device cuda [--budget SECONDS]
     python -m benchmarks.choice headline [--budget SECONDS] [--precisions fast,high]
     python -m benchmarks.choice explain
@@ -145,7 +145,10 @@ class Worker:
 class Bench:
     """Measures cases, every backend that can."""
 
-    def __init__(self, kind: str, budget: float = math.inf, beside: Path | None = None) -> None:
+    def __init__(
+        self, kind: str, budget: float = math.inf, beside: Path | None = None, without: Sequence[str] = ()
+    ) -> None:
+        self.without = without
         self.beside = Beside(beside, kind) if beside else None
         self.device = "cpu" if kind == "cpu" else None  # on a GPU's host, host data may go to either
         self.workers: dict[str, Worker] = {}
@@ -174,11 +177,12 @@ class Bench:
         asked = {way: self.explain(case, x, y, h, way) for way in WAYS_OF[case.place]}
         picks = {way: label({"name": e.backend, "device": e.device}) for way, e in asked.items()}
         others = self.beside.picks(case) if self.beside else {}
+        taken = {*picks.values(), *others.values()}
         able = [c for c in asked["calls"].candidates if c.ok and c.seconds is not None]
+        able = [c for c in able if c.name not in self.without or label({"name": c.name, "device": c.device}) in taken]
         want = truth(case, x, y, h)
         del x, y
         found, prices = [], []
-        taken = {*picks.values(), *others.values()}
         entries = [(self.entry(c, asked["calls"].passes, taken), c) for c in able]
         for entry, c in sorted(entries, key=lambda e: (not e[0]["chosen"], e[1].seconds)):
             found.append(entry)
@@ -252,7 +256,8 @@ class Bench:
         return entry
 
     def priced(self, case: Case) -> list[Candidate]:
-        return priced(case, self.device if case.place == "host" else None)
+        found = priced(case, self.device if case.place == "host" else None)
+        return [c for c in found if c.name not in self.without]
 
     def compile_ahead(self, cases: list[Case], most: float) -> None:
         """Compile what the cases need on a GPU, on all cores at once, for so many seconds at most."""
@@ -436,6 +441,7 @@ def main() -> None:
     parser.add_argument("--startups", type=Path, metavar="FILE.json", help="take those that this record has")
     parser.add_argument("--compiled", action="store_true", help="`compile` was run before, with the same options")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="judge that one's auto by the same times, too")
+    parser.add_argument("--without", default="", metavar="NAMES", help="leave these out, unless they are chosen")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write every record there")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="print the tables of saved records")
@@ -444,7 +450,8 @@ def main() -> None:
         return show(json.loads(options.table.read_text()))
     start, call = time.perf_counter(), options.budget or 60.0
     options.budget = options.budget or BUDGET[options.device]
-    options.count, bench = options.count or COUNT[options.device], Bench(options.device, options.budget, options.beside)
+    options.count = options.count or COUNT[options.device]
+    bench = Bench(options.device, options.budget, options.beside, options.without.split(","))
     if options.what == "headline":
         place = "host" if options.device == "cpu" else "device"
         cases = [replace(case, seed=options.seed) for case in headline(options.precisions.split(","), place)]
