@@ -676,25 +676,6 @@ def test_doctor_reports_what_is_missing_and_what_fails(monkeypatch):
     assert "SDKDE_NUM_THREADS is 'many'" in sdkde("doctor").output
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("measured", [False, True])
-def test_doctor_measures_and_says_where_it_kept_that(measured, tmp_path, monkeypatch):
-    if not measured:
-        rates = {"name": "a CPU", "matrix_flops": {"float32": 8e10, "float64": 4e10}, "source": "measured"}
-        rates |= {"scalar_flops": 5e9, "exps": 1e9, "bandwidth": 1e10, "launch_seconds": 1e-5, "overlaps": False}
-        done = subprocess.CompletedProcess([], 0, json.dumps(rates), "")
-        monkeypatch.setattr(hardware, "run_python", lambda *arguments, **options: done)
-    monkeypatch.setattr(hardware, "cache_folder", lambda: tmp_path)  # KeOps's answer stays where others find it
-    hardware._measured_core.cache_clear()
-    try:
-        text = sdkde("doctor", "--measure").output
-        (kept,) = tmp_path.glob("cpu-*.json")
-        assert f"kept in {kept}" in text
-        assert re.search(r"GFLOP/s.*\n +measured", text)
-    finally:
-        hardware._measured_core.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("names", "shown"),
     [

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from ..choice.calibration import switched_off
+from ..switches import switched_off
 
 __all__ = ["recorded", "release"]
 

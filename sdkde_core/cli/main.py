@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import __version__, api
 from ..bandwidth.rules import RULES
-from ..choice import hardware, registry
+from ..choice import registry
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
@@ -222,15 +222,11 @@ def backends(as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--measure", is_flag=True, help="Measure this CPU first, about a second; predictions then use its rates.")
-def doctor(measure: bool) -> None:
+def doctor() -> None:
     """Report the environment, versions, devices, and a probe of each backend.
 
     A backend that is not installed is reported as such; the exit status is 0 all the same.
     """
-    if measure:
-        hardware.measure_cpu()
-        click.echo(f"measured one CPU core; kept in {hardware.cpu_cache_file()}\n")
     for title, rows in sections():
         click.echo(f"{title}\n{table(rows, indent='  ')}\n")
 
