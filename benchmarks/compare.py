@@ -9,9 +9,9 @@ from typing import Any
 
 import sdkde_core
 from sdkde_core.choice import hardware
-from sdkde_core.choice.cost import paper_model
 
 from . import metrics, timing
+from .paper import paper_model
 from .problems import Data, pool
 from .registry import Case, Setting, Skipped
 from .subjects import Task, find, here

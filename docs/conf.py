@@ -11,9 +11,22 @@ project = "sdkde"
 author = copyright = "The sdkde developers"
 version = release = sdkde_core.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "docs/reference/*.rst", "benchmarks/README.md", "benchmarks/notes/**.md", "benchmarks/recorded/**.md", "*.md"]
+include_patterns = [
+    "docs/**.md",
+    "docs/reference/*.rst",
+    "benchmarks/README.md",
+    "benchmarks/notes/**.md",
+    "benchmarks/recorded/**.md",
+    "*.md",
+]
 exclude_patterns = ["build", "dist", ".*", "**/node_modules", "**/*.egg-info"]
 
 templates_path = ["templates"]  # a page a function: docs/reference, made by autosummary

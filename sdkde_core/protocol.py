@@ -48,7 +48,6 @@ __all__ = [
     "Partial",
     "Problem",
     "Reduction",
-    "Sample",
     "Support",
     "Tolerance",
     "Work",
@@ -138,29 +137,6 @@ class DeviceOutOfMemory(MemoryError):
     """Raised by ``Backend.reduce`` when the device's memory does not suffice: the core tries half the rows."""
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Some of a pass's rows and columns, whitened, float64 on the host, and where all columns end.
-
-    Parameters
-    ----------
-    rows : (k, d) array
-        All of them, where they are few.
-    columns : (l, d) array
-        Likewise, but for those of weight zero; as the data came, before the pass before has moved them.
-    log_weights : (l,) array
-        Of the sampled columns among all n.
-    low, high : (d,) arrays
-        Least and greatest coordinates of all columns.
-    """
-
-    rows: Any
-    columns: Any
-    log_weights: Any
-    low: Any
-    high: Any
-
-
 @dataclass(frozen=True)
 class Problem:
     """One pass over the data, described wherever a description is needed.
@@ -189,13 +165,6 @@ class Problem:
         ``"kernel"`` there is no limit to it: nothing is taken off.
     kernel : str
         One of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``.
-    light : float
-        About what share of the columns weigh less than 2⁻¹⁵ of the heaviest one, those of weight zero left out: a power
-        of two, or 0 for less than a thousandth, or where that is not known. For the price.
-    sample : callable, optional
-        ``sample() -> Sample``, for ``supports`` and ``work`` of problems whose price depends on more than the extent.
-        The first call takes it, from a device too, where it keeps the estimate from being replayed: so ask only where
-        it matters. None: there are no data yet; in ``prepare`` and ``reduce`` always.
     """
 
     reduction: Reduction
@@ -209,8 +178,6 @@ class Problem:
     requires: frozenset[str] = frozenset()
     extent: float = 0.0
     kernel: str = "gaussian"
-    light: float = 0.0
-    sample: Callable[[], Sample] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if type(self.reduction) is not Reduction:  # a plain string would equal but not be it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,12 +12,25 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
-from .choice.calibration import load_lookup, tuning_is_off
-from .choice.cards import GPU
+from .choice.cards import GPU, card_name
 from .messages import warn_once
 from .protocol import BackendInfo, Problem
+from .switches import tuning_is_off
 
-__all__ = ["GROUP", "Compiled", "Config", "Query", "Space", "Tuned", "reject", "space_of", "tuned", "using"]
+__all__ = [
+    "GPU",
+    "GROUP",
+    "Compiled",
+    "Config",
+    "Query",
+    "Space",
+    "Tuned",
+    "card_name",
+    "reject",
+    "space_of",
+    "tuned",
+    "using",
+]
 
 GROUP = "sdkde.tuning"
 
@@ -200,4 +214,15 @@ def _frozen(config: Config) -> frozenset[Any]:
 
 @functools.cache
 def _lookup() -> Callable[..., Any] | None:
-    return load_lookup(GROUP)
+    """The first entry point of the group, by name; None if there is none or it does not load, with a warning."""
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
+    if len(points) > 1:
+        warn_once(f"several entry points of group {GROUP}, using the first: {', '.join(p.value for p in points)}")
+    try:
+        found: Callable[..., Any] | None = points[0].load() if points else None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        warn_once(f"{points[0].value} does not load, so group {GROUP} is not used: {error!r}")
+        return None
+    return found

@@ -164,7 +164,7 @@ def test_tables_are_whole(choice, capsys):
     choice.main.show(saved | {"what": "headline"})
     text = capsys.readouterr().out
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 4
+    assert len(tables) == 5
     for table in tables:
         assert len({line.count("|") for line in table}) == 1
     assert "Data on the host, start-up whole, 1 cases: within 1.1 times the fastest in 0.0%" in text

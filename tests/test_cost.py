@@ -1,54 +1,30 @@
 """The cost model: units, roofs, the paper's figures, and the processors it knows."""
 
 import json
-import math
-import re
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from of_benchmarks import FOLDER
 from sdkde_numpy.info import INFO
 
-from sdkde_core.choice import cards, cost, hardware, registry, select
+from benchmarks.paper import paper_model
+from sdkde_core.choice import cards, cost, hardware, registry
 from sdkde_core.protocol import Problem, Reduction, Work
-
-K = 32768
 
 #: Backends whose prices on a GPU were measured.
 MEASURED = ("triton", "hopper", "numba-cuda")
 
 
 def test_the_papers_figures_by_pass_with_their_units():
-    model = cost.paper_model(K)
-    flops_per_pair, bytes_per_pair = model.score.flops / K**2, model.score.bytes / K**2
+    model = paper_model(32768)
+    flops_per_pair, bytes_per_pair = model.score.flops / 32768**2, model.score.bytes / 32768**2
     assert flops_per_pair == 76.0  # FLOP
     assert model.tile_bytes == 73_984  # bytes
     assert bytes_per_pair == pytest.approx(1.129, abs=5e-4)  # bytes
-    assert model.total.flops / K**2 == 81.5  # FLOP
+    assert model.total.flops / 32768**2 == 81.5  # FLOP
     assert model.score.intensity == pytest.approx(67.3, abs=0.05)  # FLOP/byte
     assert model.total.intensity == pytest.approx(64.6, abs=0.05)  # FLOP/byte
     assert model.published_intensity == pytest.approx(72.2, abs=0.05)  # FLOP/byte, two passes over one's bytes
-
-
-def test_the_papers_intensity_is_a_constant_and_not_its_general_formula():
-    """C(16) = 1.13 shares its digits with the bytes per k² by coincidence; C(d) · k grows, the tile's does not."""
-    c = (17 / 4 * 16 + 27 / 2) / (9 / 2 * 16)
-    assert c == pytest.approx(1.13, abs=5e-3)
-    small, large = cost.paper_model(1024), cost.paper_model(K)
-    assert small.score.intensity == large.score.intensity
-    assert c * K > 100 * large.published_intensity
-
-
-@pytest.mark.parametrize("d", [2, 16, 64])
-def test_the_papers_flops_are_its_sum(d):
-    model = cost.paper_model(K, d)
-    assert model.total.flops == pytest.approx((4 * d + 12 + d / 4 + 3 / 2) * K**2, rel=1e-12)
-
-
-def test_the_papers_model_has_no_1d():
-    with pytest.raises(ValueError, match="1-D"):
-        cost.paper_model(K, 1)
 
 
 GPU = cards.Processor("toy", {"float16": 100.0, "float32": 10.0}, 10.0, 4.0, 50.0, 0.5, transfer=25.0)
@@ -79,35 +55,6 @@ def test_serial_work_has_one_threads_share():
     work = Work({"float32": 20.0}, exps=12.0)
     alone = cost.work_seconds(replace(work, parallel=False), on) - 0.5
     assert alone == pytest.approx(hardware.speedup(8) * (cost.work_seconds(work, on) - 0.5))
-
-
-def test_threads_help_less_the_more_there_are():
-    assert hardware.speedup(1) == 1.0
-    gains = [hardware.speedup(t + 1) - hardware.speedup(t) for t in range(1, 64)]
-    assert all(0.0 < b < a < 1.0 for a, b in pairwise(gains))
-
-
-def test_utilisation_of_a_measured_time():
-    work = Work({"float16": 300.0}, exps=12.0)
-    used = cost.utilisation(work, GPU, 6.0)
-    assert used["exp"] == 0.5
-    assert used["matrix float16"] == 0.5
-    for bad in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="positive time"):
-            cost.utilisation(work, GPU, bad)
-
-
-def test_intensity():
-    assert cost.intensity(Work({"float32": 30.0}, scalar_flops=10.0, bytes=4.0)) == 10.0
-
-
-def test_intensity_of_a_tile():
-    """The paper's traffic; its FLOPs differ: here exps are apart and norms in the product."""
-    problem = Problem(Reduction.MEAN, K, K, 16, precision="fast")
-    work = cost.tiled(problem, 64, 1024)
-    assert work.bytes == cost.paper_model(K).score.bytes
-    assert cost.intensity(work) == (2 * 18 + 2 * 17 + 5) * 64 * 1024 / 73_984
-    assert cost.tiled(problem, 128, 1024).bytes < work.bytes
 
 
 def test_plain_work_counts_pairs():
@@ -230,39 +177,6 @@ def test_every_name_is_one_cards():
     for card in cards.GPUS:
         assert all(cards.gpu(name) is card for name in (card.name, *card.aliases, card.name.upper()))
         assert cards.card_name(card.name) == card.name  # a database has it as a key
-
-
-def test_the_cpu_is_nominal_until_measured(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("SDKDE_NUM_THREADS", "3")
-    hardware._measured_core.cache_clear()
-    nominal = hardware.cpu()
-    assert "nominal" in nominal.source
-    assert nominal.exps == hardware.speedup(3) * hardware.NOMINAL_CORE.exps
-    (tmp_path / "here").mkdir()
-    for name in ("json", "numpy"):
-        (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit('the working directory is imported from')")
-    monkeypatch.chdir(tmp_path / "here")
-    core = hardware.measure_cpu()
-    assert core.source == "measured"
-    assert hardware.cpu().matrix_flops["float64"] == hardware.speedup(3) * core.matrix_flops["float64"]
-    assert 1e8 < core.exps < 1e11
-    assert 1e9 < core.matrix_flops["float64"] < core.matrix_flops["float32"] * 1.5 < 1e13
-    (kept,) = tmp_path.rglob("*.json")
-    kept.write_text(re.sub(r'"numpy": ".*"', '"numpy": "1.0"', kept.read_text()))
-    hardware._measured_core.cache_clear()
-    assert "nominal" in hardware.cpu().source
-    hardware._measured_core.cache_clear()
-
-
-def test_a_backend_elsewhere_does_not_read_data_on_a_device_for_its_price(monkeypatch):
-    """It comes last there, and a sample would keep the call from being replayed."""
-    asked = []
-    records = [r for r in registry.records() if r.info is not None and r.info.devices == ("cpu",)]
-    monkeypatch.setattr(registry, "records", lambda: records)
-    problem = Problem(Reduction.MEAN, 1_000_000, 1_000_000, 3, extent=1e6, sample=lambda: asked.append(1))
-    found = select.rank([replace(problem, device="cuda:0")], data_device="cuda:0", share=lambda step, limit: 0.0)
-    assert "numba" in [c.name for c in found if c.device == "cpu"] and not asked
 
 
 def test_what_is_summed_apart_on_a_gpu_is_priced_as_it_was_measured():

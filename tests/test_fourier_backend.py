@@ -13,13 +13,13 @@ import pytest
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction, Sample
+from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import Case, errors, make
 
 pytest.importorskip("finufft")
 
-from sdkde_fourier import bounds, forecast, memory, modes, price, transforms
+from sdkde_fourier import bounds, memory, modes, price, transforms
 from sdkde_fourier.backend import FourierBackend
 from sdkde_fourier.neighbours import Neighbourhoods, Outside
 from sdkde_fourier.transforms import to_modes, to_points
@@ -260,18 +260,6 @@ def test_prices_and_support():
     small = replace(problem, m=100, n=100, d=3)
     assert price.seconds(info.work(small, None)) < 0.01  # a small problem is not priced as one of modes
     assert numpy.supports(small).ok
-
-
-def test_counts_are_forecast_as_they_are_summed():
-    """Promised were direct sums over the few points that differ, where the backend transforms without looking."""
-    rng = np.random.default_rng(0)
-    points = np.exp(1.5 * rng.normal(size=(100_000, 2))).astype(int).clip(0, 40) * 4.0
-    log_weights = np.full(len(points), -np.log(len(points)))
-    problem = Problem(Reduction.LOG_SUM, 1000, len(points), 2, precision="fast", extent=230.0)
-    sample = Sample(points[:1000], points[:8192], log_weights[:8192], points.min(axis=0), points.max(axis=0))
-    way = forecast.estimate(replace(problem, sample=lambda: sample))[0]
-    state = FourierBackend().prepare(problem, Columns(points, log_weights))
-    assert (way == "direct sums") == (state.series is None)
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"threads": True}, {"always": 1}])

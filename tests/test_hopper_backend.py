@@ -23,8 +23,7 @@ from sdkde_hopper.backend import HopperBackend
 from sdkde_hopper.info import INFO
 from sdkde_hopper.wgmma import wgmma
 
-from sdkde_core.arrays.arguments import _weighed
-from sdkde_core.choice import hardware, registry, select
+from sdkde_core.choice import registry
 from sdkde_core.choice.started import start
 from sdkde_core.protocol import Columns, Problem, Reduction
 
@@ -454,35 +453,3 @@ def test_an_older_driver_is_told_apart(monkeypatch):
     monkeypatch.setattr(compiled.driver, "cuDriverGetVersion", lambda: (success, 12080))
     with pytest.raises(RuntimeError, match=r"NVRTC is 13\.0 and the driver knows CUDA up to 12\.8"):
         compiled.check_driver()
-
-
-def _chosen(d, light, monkeypatch):
-    """Which of the two takes a first pass with weights, of which that share is light, on an H200."""
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("NVIDIA H200", "GPU-1"),))
-    more = {"same": True, "extent": 12.0, "requires": frozenset({"weights"}), "light": light}
-    problem = Problem(Reduction.MEAN, 32768, 32768, d, "float32", "fast", "cuda:0", **more)
-    return next(c.name for c in select.rank([problem], data_device="cuda:0") if c.name in ("hopper", "triton"))
-
-
-@pytest.mark.parametrize("d", [2, 16, 32, 64])
-def test_where_most_rows_would_be_summed_again_another_backend_is_taken(d, monkeypatch):
-    assert _chosen(d, 0.0, monkeypatch) == _chosen(d, 2.0**-9, monkeypatch) == "hopper"
-    assert _chosen(d, 1.0, monkeypatch) == "triton"
-    assert _chosen(d, 0.125, monkeypatch) == ("triton" if d > 2 else "hopper")
-
-
-@pytest.mark.parametrize(
-    ("d", "spread"), [(2, 3.0), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(16, 3.0), (64, 4.0)]), (64, 1.5)]
-)
-def test_rows_that_are_summed_again_are_foreseen(d, spread):
-    """Of log-normal weights no more than twice as many, and a hundredth; as ``finish_dense`` lists them."""
-    rng, n = np.random.default_rng(d), 3000
-    x = 2.0 * rng.normal(size=(8, d))[rng.integers(8, size=n)] + rng.normal(size=(n, d))
-    u = (x - x.mean(0)) / (0.9 * x.std() * n ** (-1 / (d + 4)))
-    weights = np.exp(spread * rng.normal(size=n))
-    light = _weighed(weights)[1]
-    phi = np.exp(-0.5 * ((u[:, None] - u[None]) ** 2).sum(2)) if d < 32 else np.eye(n)
-    relative = weights / weights.max()
-    few = (phi @ relative < phi.sum(1) * 2.0**-15) | (phi @ relative < min(relative.sum(), 2**17) * 2.0**-22)
-    foreseen = bounds.rows_again(Problem(Reduction.MEAN, n, n, d, light=light))
-    assert few.mean() <= 2.0 * foreseen + 0.01

@@ -14,7 +14,7 @@ from some_of_all import some_of_all
 from benchmarks.problems import data
 from sdkde_core import nearby
 from sdkde_core.nearby import index, lists, order
-from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Sample
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 lists_module = importlib.import_module("sdkde_core.nearby.lists")
 SIZE, HEIGHT = 16, 8
@@ -256,18 +256,21 @@ def test_lists_of_tensors_are_those_of_arrays(reduction):
 # --- forecasts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", [Reduction.LOG_SUM, Reduction.MEAN])
-@pytest.mark.parametrize("kind", ["normal", "unlike", "often"])
-def test_the_share_that_is_forecast_is_that_of_the_lists(kind, reduction):
-    """From samples of fewer points than there are: their boxes are made smaller, those of few points larger."""
-    x, y, h = data(kind, 40_000, 5000, 3, seed=5, dtype="float64")
-    x, y = x / h, (x if reduction is Reduction.MEAN else y) / h
-    log_w, size, height = np.full(len(x), -math.log(len(x))), 128, 32
-    problem = Problem(reduction, len(y), len(x), 3, same=reduction is Reduction.MEAN)
-    found = lists(problem, index(x, log_w, size, 8), y[order(y, 8)], height, together=512)
-    left = len(found.tiles) / (len(found.ends) - 1) / -(-len(x) // size)
-    sample = Sample(y[::6], x[::6], log_w[::6], x.min(axis=0), x.max(axis=0))
-    assert 0.1 < left < 0.6 and left / 1.4 < nearby.share(problem, sample, size, height) < 1.4 * left
+@pytest.mark.parametrize(("d", "counted"), [(4, 0.10), (5, 0.2), (6, 0.4), (8, 0.9), (12, 1.0)])
+def test_the_share_of_typical_data_is_that_counted_of_a_normal_sample(d, counted):
+    """Of a million points at Silverman's bandwidth, counted between "fast" and "high"."""
+    n = 1_000_000
+    extent = n ** (1 / (d + 4)) / 0.9 * (math.sqrt(d) + math.sqrt(2 * math.log(n)))
+    shares = [
+        nearby.typical_share(
+            Problem(Reduction.LOG_SUM, n, n, d, precision=precision, extent=extent), 128, 128, 0.15 * tolerance
+        )
+        for precision, tolerance in (("fast", 5e-4), ("high", 1e-5))
+    ]
+    assert shares[0] < shares[1] and counted / 1.5 < np.mean(shares) < 1.5 * counted
+    for odd in (0.0, 1e-6, 1e9, 1e200):
+        problem = Problem(Reduction.MEAN, n, n, d, extent=odd)
+        assert 0.0 <= nearby.typical_share(problem, 128, 128, 1e-5) <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -301,17 +304,12 @@ def test_the_rough_share_is_about_that_of_boxes(kind, d, reduction):
     assert math.isclose(nearby.rough_share(problem, *tensors, size, height, out), found, rel_tol=0.01)
 
 
-def test_forecasts_of_odd_points():
+def test_rough_shares_of_odd_points():
     """Equal points, clusters far apart, few points: a share, whatever they are."""
-    x = np.zeros((4000, 2))
+    x, log_weights = np.zeros((4000, 2)), np.full(4000, -math.log(1e6))
     for points in (x, x + 1e4 * (np.arange(4000)[:, None] % 3), x + 1e150 * np.arange(4000)[:, None]):
         for reduction in Reduction:
             problem = Problem(reduction, 10**6, 10**6, 2)
-            sample = Sample(points, points, np.full(4000, -math.log(1e6)), points.min(axis=0), points.max(axis=0))
-            with np.errstate(over="ignore", invalid="ignore"):
-                assert 0.0 <= nearby.share(problem, sample, 128, 32) <= 1.0
-                assert 0.0 <= nearby.rough_share(problem, points[:64], points, sample.log_weights, 32, 64, 1e-5) <= 1.0
-    few = Sample(x[:9], x[:9], np.full(9, -math.log(9)), x[0], x[0])
-    assert nearby.share(Problem(Reduction.MEAN, 9, 9, 2), few, 128, 32) == 1.0
-    assert nearby.rough_share(problem, x[:9], x[:9], few.log_weights, 32, 64, 1e-5) == 1.0
-    assert nearby.rough_share(problem, x * math.nan, x * math.nan, np.zeros(4000), 32, 64, 1e-5) == 1.0
+            assert 0.0 <= nearby.rough_share(problem, points[:64], points, log_weights, 32, 64, 1e-5) <= 1.0
+    assert nearby.rough_share(problem, x[:9], x[:9], log_weights[:9], 32, 64, 1e-5) == 1.0
+    assert nearby.rough_share(problem, x * math.nan, x * math.nan, log_weights, 32, 64, 1e-5) == 1.0

@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import math
 import os
 import subprocess
 import sys
@@ -28,7 +27,7 @@ import sdkde_core
 from sdkde_core.choice import cost, hardware, registry
 from sdkde_core.nearby import lists, order
 from sdkde_core.plugin import each, map_threads
-from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, Sample
+from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from sdkde_core.testing.problems import Case, answer, errors, far, make, truth
 
 # --- the exponential ------------------------------------------------------------------------------------------------
@@ -548,45 +547,22 @@ def test_rows_that_are_not_finite_are_alone():
     assert errors(replace(problem, m=49), part, want).max() <= 0.6
 
 
-def test_the_price_follows_a_sample():
-    """Cheaper where few pairs matter, in many dimensions with few intrinsic too; as it was where all do, or are few."""
+def test_pairs_that_matter_are_priced():
+    """Cheaper where few pairs of a normal sample matter; over all pairs where all do, or where they are few."""
 
-    def problem(n, d, intrinsic):
-        rng = np.random.default_rng(0)
-        directions = np.linalg.qr(rng.normal(size=(d, d)))[0][:intrinsic]
-        u = 20.0 * rng.normal(size=(8192, intrinsic)) @ directions
-        sample = Sample(u, u, np.full(8192, -np.log(n)), u.min(0), u.max(0))
-        return Problem(Reduction.MEAN, n, n, d, same=True, extent=100.0, sample=lambda: sample)
+    def asked(n, d, extent, **more):
+        return Problem(Reduction.MEAN, n, n, d, same=True, extent=extent, **more)
 
-    for few in (problem(1_000_000, 4, 4), problem(1_000_000, 10, 3)):
-        all_pairs = replace(few, sample=None)
-        assert INFO.work(few, None).exps < 0.4 * INFO.work(all_pairs, None).exps
-        assert "% of the pairs matter" in INFO.supports(few).reason
-        assert "matter" not in INFO.supports(all_pairs).reason
-    for whole in (replace(problem(1_000_000, 24, 24), precision="float64"), problem(2000, 3, 3)):
-        assert INFO.work(whole, None) == INFO.work(replace(whole, sample=None), None)
+    few, most = asked(1_000_000, 4, 50.0), asked(1_000_000, 12, 12.0)
+    for problem, some in ((few, True), (most, False), (asked(2000, 3, 30.0), False)):
+        assert (INFO.work(problem, None).exps < 0.2 * problem.pairs) is some
+        assert ("% of the pairs matter" in INFO.supports(problem).reason) is some
 
 
 def test_explain_says_how_many_pairs_matter():
     x = np.random.default_rng(0).normal(size=(300_000, 3))
     found = sdkde_core.explain(x, x[:1000], bandwidth=0.02, backend="numba", method="sdkde")
     assert "% of the pairs matter" in str(found)
-
-
-def test_a_forecast_takes_little_of_what_it_may_save(monkeypatch):
-    """In 64 dimensions it would take a third of a second, and in 256 two: not where a glance says that all matters."""
-    from sdkde_numba import price
-
-    asked, share = [], price.share
-    monkeypatch.setattr(price, "share", lambda *a: asked.append(a) or share(*a))
-    rng = np.random.default_rng(0)
-    for d, pairs, shape, takes in ((64, 1e9, 64, False), (64, 1e9, 2, True), (64, 1e8, 2, False), (4, 1e9, 4, True)):
-        x = 30.0 * rng.normal(size=(2000, shape)) @ np.linalg.qr(rng.normal(size=(d, shape)))[0].T
-        n = int(math.sqrt(pairs))
-        sample = Sample(x, x, np.full(2000, -math.log(n)), x.min(axis=0), x.max(axis=0))
-        found = price.forecast(Problem(Reduction.LOG_SUM, n, n, d, precision="high"), sample)
-        assert bool(asked) is takes and (found is not None) <= takes
-        asked.clear()
 
 
 @pytest.mark.parametrize("skip", ["yes", 2])

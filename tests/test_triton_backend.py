@@ -23,7 +23,7 @@ from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.arrays import Decisions, Taken, noting, to_host
 from sdkde_core.choice import cards, cost
 from sdkde_core.plugin import each
-from sdkde_core.protocol import Columns, Problem, Reduction, Sample, Work
+from sdkde_core.protocol import Columns, Problem, Reduction, Work
 from sdkde_core.testing import problems
 from sdkde_core.tuning import Query, Tuned
 
@@ -41,32 +41,21 @@ def test_a_period_in_the_data_says_nothing_of_the_pairs_that_matter():
         assert worth.share_of(asked, arrays[0], *arrays) < 0.05
 
 
-def test_lists_are_priced_by_a_sample():
-    """Only where that may pay; half of the pairs of a wide cloud take less, those of a narrow one all."""
-    taken, rng = [], np.random.default_rng(0)
+def test_lists_are_priced_where_they_pay():
+    """Half of the pairs of a wide cloud take less; few pairs, or those of a narrow cloud, are all summed."""
 
-    def asked(width, **more):
-        def sample():
-            taken.append(width)
-            x = width * rng.random((2000, 3))
-            return Sample(x, x, np.full(2000, -math.log(2**20)), x.min(axis=0), x.max(axis=0))
-
-        given = {"m": 2**20, "n": 2**20, "d": 3, "same": True, "sample": sample, "extent": 2.0 * width} | more
-        return problem("mean", **given)
+    def asked(extent, n=2**20, d=3, **more):
+        return problem("mean", m=n, n=n, d=d, same=True, extent=extent, **more)
 
     def price(problem):  # besides launches
         return cost.work_seconds(replace(INFO.work(problem, None), launches=0), cards.gpu("h200").processor)
 
-    assert price(asked(12.0)) < 0.5 * price(asked(1.0)) and "% of the pairs matter" in INFO.supports(asked(12.0)).reason
-    assert "%" not in INFO.supports(asked(1.0)).reason
-    wide, narrow = (asked(width, precision="high") for width in (12.0, 1.0))  # all pairs are summed directly
-    assert "% of the pairs matter" in INFO.supports(wide).reason and "direct" in INFO.supports(narrow).reason
-    assert price(wide) < price(narrow)
-    assert taken
-    taken.clear()
-    for more in ({"m": 2**13, "n": 2**13}, {"extent": 50.0}, {"d": 64}, {"sample": None}):
-        assert "%" not in INFO.supports(asked(6.0, **more)).reason
-    assert not taken
+    for precision, extent in (("fast", 40.0), ("high", 30.0)):
+        wide, narrow = (asked(e, precision=precision) for e in (extent, 2.0))
+        assert price(wide) < 0.7 * price(narrow) and "% of the pairs matter" in INFO.supports(wide).reason
+        assert "%" not in INFO.supports(narrow).reason
+    for more in ({"n": 2**13}, {"d": 64}, {"d": 16}):
+        assert "%" not in INFO.supports(asked(20.0, **more)).reason
 
 
 def test_what_lists_hold_is_the_limit_where_they_may_pay():

@@ -1,47 +1,17 @@
-"""Which way is likely to be taken, and its Work, from the extent of the points or a sample of them."""
+"""Which way is likely to be taken, and its Work, from the extent of the points."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
-import numpy as np
+from sdkde_core.protocol import Problem, Reduction, Work
 
-from sdkde_core.protocol import Problem, Reduction, Sample, Work
-
-from . import bounds
-from .around import around
 from .bounds import cutoff
 from .memory import peak
-from .modes import choose_box, density_bound
-from .price import (
-    CPU,
-    DEVICE,
-    MOST_MODES,
-    Ways,
-    box_seconds,
-    box_work,
-    by_looking,
-    by_modes,
-    by_neighbours,
-    by_products,
-    by_tiles,
-    direct_work,
-    looks,
-    plus,
-    seconds,
-    times,
-)
+from .price import MOST_MODES, by_looking, by_modes, by_neighbours, by_products, by_tiles, plus, seconds, times
 
 __all__ = ["estimate", "estimate_on_device", "least_memory"]
-
-#: Extents, over the usual one, and pairs, on a CPU and on a device, from which a price is made from a sample of the
-#: data. On a device smaller calls may be replayed, which those that take a sample are not.
-ODD, WORTH_A_SAMPLE, ON_A_DEVICE = 1.5, 1 << 23, 1 << 32
-
-#: Of a sample, the fewest columns that boxes are chosen by, and how many pairs of the problem allow for one.
-FEWEST, ONE_IN = 1 << 10, 1 << 15
 
 #: Memory that any machine has, bytes.
 LITTLE = 128 << 20
@@ -52,8 +22,7 @@ USUAL, NEIGHBOURS = 1e-11, 1000.0
 
 def estimate(problem: Problem) -> tuple[str, Work]:
     """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
-    sample = _sample_of(problem)
-    way, work = _likely(problem, _ways) if sample is None else _from_sample(problem, sample, CPU)
+    way, work = _likely(problem, _ways)
     return way, plus(work, by_looking(problem, work))
 
 
@@ -71,53 +40,7 @@ def least_memory(problem: Problem) -> int:
 
 def estimate_on_device(problem: Problem) -> tuple[str, Work]:
     """As :func:`estimate`, of products and tiles."""
-    sample = _sample_of(problem)
-    return _likely(problem, _ways_on_device) if sample is None else _from_sample(problem, sample, DEVICE)
-
-
-def _sample_of(problem: Problem) -> Sample | None:
-    """Return a sample of the data where they are odd: the price then depends on where the points are.
-
-    They are where the extent is not the usual one. In float64, rows are summed directly at any extent.
-    """
-    if problem.sample is None or problem.pairs < (WORTH_A_SAMPLE if problem.device == "cpu" else ON_A_DEVICE):
-        return None
-    odd = problem.extent > ODD * _usual_extent(problem) or problem.precision == "float64"
-    sample = problem.sample() if odd else None
-    known = sample is not None and len(sample.columns) > 0 and bool(np.isfinite(sample.low + sample.high).all())
-    return sample if known else None
-
-
-@functools.lru_cache(8)  # supports and work ask the same; of a sample, which is itself and equal to no other
-def _from_sample(problem: Problem, sample: Sample, ways: Ways) -> tuple[str, Work]:
-    """The way that the backend would take, were the sample all: as it decides itself, when it has the points."""
-    here = around(problem, sample.rows, sample.columns, sample.log_weights, ways.merges)
-    thin = -(-len(sample.columns) // max(FEWEST, problem.pairs // ONE_IN))
-    columns, log_weights = sample.columns[::thin], sample.log_weights[::thin]
-    direct = direct_work(ways, problem, here, here.rows, float(here.neighbours.mean()))
-    usual = bounds.tolerance(problem, float(np.exp(log_weights.mean())), 1.0)
-    found = choose_box(
-        problem, (sample.low, sample.high), columns, usual, functools.partial(box_seconds, ways, problem, usual)
-    )
-    if found is None:
-        return "direct sums", direct
-    box, _, arguments = found
-    inside = box.holds(columns, np.zeros(problem.d))
-    weights = np.exp(log_weights[inside]) * (problem.n / len(columns))
-    largest = density_bound(box, columns[inside], weights)
-    epsilon = max(usual, bounds.tolerance(problem, float(np.exp(log_weights.mean())), largest))
-    error = bounds.error(epsilon, largest, float(box.period.max()))
-    held = box.holds(here.some, -np.minimum(box.margin, cutoff(epsilon)))
-    share = 1.0 * (~held | ~(error <= bounds.relative_budget(problem, 2.0) * here.sums))
-    redone = float(share.mean())
-    neighbours = float(share @ here.neighbours) / max(float(share.sum()), 1e-300)
-    by_box = box_work(ways, problem, usual, *arguments)
-    modes = plus(by_box, direct_work(ways, problem, here, redone * here.rows, neighbours))
-    # The backend does not know what it redoes.
-    alone = seconds(by_box, problem.device)
-    if alone > seconds(direct, problem.device) and (ways is not CPU or looks(problem, alone)):
-        return "direct sums", direct
-    return f"{math.prod(box.shape)} modes, and {redone:.2g} of the rows directly", modes
+    return _likely(problem, _ways_on_device)
 
 
 def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str, Work]]]) -> tuple[str, Work]:
@@ -125,8 +48,8 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
 
     With Silverman's bandwidth the extent is about 5 n^(1/(d+4)), the usual extent. Where it is much larger, there are
     two possibilities. The bandwidth is small: then all neighbourhoods are. Or a few points are far out: then the others
-    cost what they do at the usual extent. The price lies a sixth of the way from the first to the second (in logs), or
-    is that of the modes of the whole extent, if that is less.
+    cost what they do at the usual extent. The price lies a sixth of the way from the first to the second (in logs), at
+    "float64" half of it, or is that of the modes of the whole extent, if that is less.
     """
 
     def price(way: tuple[str, Work]) -> float:
@@ -136,7 +59,7 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
     ways = ways_at(problem, problem.extent)
     if problem.extent > 3.0 * usual:
         bulk, direct = min(ways_at(problem, usual), key=price), ways[-1]
-        dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 6.0)
+        dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 2.0 if problem.precision == "float64" else 1.0 / 6.0)
         ways[-1] = "small neighbourhoods, or modes of the most", times(direct[1], dearer)
     return min(ways, key=price)
 

@@ -13,7 +13,6 @@ __all__ = [
     "WEIGHT_BITS",
     "extent_limit",
     "grid_step",
-    "rows_again",
     "supports",
     "symmetric",
 ]
@@ -93,15 +92,3 @@ def symmetric(problem: Problem) -> bool:
     """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
     every = problem.same and problem.m == problem.n
     return every and problem.d <= SYMMETRIC_DIMENSIONS and "weights" not in problem.requires
-
-
-def rows_again(problem: Problem) -> float:
-    """Return what share of the rows MEAN will sum again, of columns of which ``problem.light`` are light.
-
-    Such a row weighs next to nothing, and so do its neighbours. Where a row has none that matter, because the bandwidth
-    is narrow or the dimensions are many, it is every light one: at such a bandwidth a share of 0.13 took an H200 as
-    long as if 0.06 of the rows were summed again in 16 dimensions and 0.13 in 32. At bandwidths about Silverman's the
-    share of the rows is near light to the power 64/d, so this prices too high there: then another backend is taken,
-    which costs less than all rows would.
-    """
-    return problem.light

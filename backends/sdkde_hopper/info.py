@@ -7,7 +7,7 @@ from typing import Any
 
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Work
 
-from .bounds import extent_limit, grid_step, rows_again, supports, symmetric
+from .bounds import extent_limit, grid_step, supports, symmetric
 from .plan import symmetric_width
 
 __all__ = ["INFO"]
@@ -15,11 +15,6 @@ __all__ = ["INFO"]
 
 #: The host's time around a pass's kernels, in launches.
 LAUNCHES = 84
-
-#: A row that is summed again, by direct differences in float64: operations a pair and a dimension, as if they were of
-#: matrix products, and apart from dimensions. On an H200 all rows of 32768² took 23 ms more in 8 dimensions, 45 in 16
-#: and 63 in 32.
-AGAIN, AGAIN_ANYWAY = 64.0, 64.0
 
 #: Time of kernels over that of their products at the peak rate, and over that of their exponentials: the symmetric
 #: kernel, shifts by dense tiles, other sums. Measured on an H100 with 32,768 points in 3 to 64 dimensions.
@@ -39,11 +34,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         products = (4 * width + 16.0 + 3 * (width + 8.0)) if mean else 3 * width + 16.0
     halves = 2 * (2 * width + 16.0)
     slower, waits = WAITS["symmetric" if both else "shifts" if mean else "sums"]
-    matrix = {"float16": slower * 2.0 * products * pairs}
-    if mean and problem.light:
-        matrix["float64"] = rows_again(problem) * (AGAIN * d + AGAIN_ANYWAY) * problem.pairs
     return Work(
-        matrix_flops=matrix,
+        matrix_flops={"float16": slower * 2.0 * products * pairs},
         scalar_flops=waits * (8.0 if mean else 4.0) * pairs,
         exps=waits * (0.5 if both else 1.0) * pairs,
         bytes=(problem.m + problem.n) * (8.0 * d + 2.0 * halves)

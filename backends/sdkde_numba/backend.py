@@ -27,7 +27,7 @@ from .bounds import Form, choose, double_limit, takes_leaves
 from .compiled import kernel
 from .cpu_kernels import ABSENT, CODES, FLOOR, MULTIPLE, ROWS
 from .near import Near, leaf_bytes, order_columns, sum_leaves
-from .price import HEIGHT, LEAF, SIZE, TASK, forecast, sample_of
+from .price import HEIGHT, LEAF, SIZE, TASK, pays
 
 Array = NDArray[Any]
 
@@ -130,7 +130,7 @@ class NumbaBackend:
         """The columns in order, where it pays to leave tiles out."""
         if self.skip is False or problem.kernel != "gaussian" or not np.isfinite(columns.points).all():
             return None
-        if self.skip is None and forecast(problem, sample_of(columns)) is None:
+        if self.skip is None and not pays(problem, columns):
             return None
         return order_columns(columns, problem.reduction is Reduction.MEAN, self.threads or cpu_threads())
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from sdkde_core.nearby import LEFT_OUT, boxes, places, rough_share, share
+from sdkde_core.nearby import LEFT_OUT, rough_share, typical_share
 from sdkde_core.plugin import busy, cpu_threads, speedup
-from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Sample, Work
+from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Work
 
-from .bounds import LeafSums, choose, leaf_errors, takes_leaves
+from .bounds import choose, takes_leaves
 
-__all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "Forecast", "forecast", "sample_of", "work"]
+__all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "Forecast", "pays", "work"]
 
 #: Least work of a task, in multiplications.
 TASK = 1 << 25
@@ -23,13 +22,12 @@ TASK = 1 << 25
 #: Where tiles are left out: columns and rows of a tile, and columns of a leaf, which stand together in their order.
 SIZE, HEIGHT, LEAF = 128, 128, 16
 
-#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: a glance takes 5 ms,
-#: and where it leaves less than NEARLY_ALL a forecast 20 ms and more, in many dimensions LOOK / LOOKED for each. The
-#: share of these seconds below which the others are left out.
-LOOK, LOOKED, NEARLY_ALL, PAYS = 0.5, 16, 0.95, 0.8
+#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: a look takes 20 ms in
+#: up to sixteen dimensions. The share of pairs beyond which all are summed, and of these seconds.
+LOOK, NEARLY_ALL, PAYS = 0.5, 0.95, 0.8
 
-#: Columns, and rows, by which the backend looks; and rows whose sums it looks at; rows and columns of a glance.
-SAMPLE, ROWS, FEW = 1 << 12, 48, (32, 1 << 10)
+#: Rows and columns that are looked at, and the share of rows for which float32 does not do, of most data.
+LOOKED, AGAIN = (48, 1 << 12), 0.05
 
 #: One thread's operations a second: in products by dtype, others, exponentials. Nominal: a choice on which bits depend
 #: may not depend on what is measured, nor on the number of threads.
@@ -38,9 +36,7 @@ RATES = {"float64": 2.3e10, "float32": 4.6e10, "scalar": 4.4e9, "exp": 1.2e9}
 
 def work(problem: Problem) -> tuple[Work, Forecast | None]:
     """Return what the backend does, and what is forecast of the pairs that matter, where it leaves others out."""
-    left = None
-    if problem.sample is not None and _looks(problem):
-        left = forecast(problem, problem.sample())
+    left = _typical(problem)
     some = _over_all(problem) if left is None else _over_some(problem, left)
     threads = cpu_threads()
     tasks = min(max(1.0, problem.pairs * (problem.d + 16.0) / TASK), 4.0 * threads)
@@ -59,64 +55,42 @@ def work(problem: Problem) -> tuple[Work, Forecast | None]:
     )
 
 
-def sample_of(columns: Columns) -> Sample:
-    """Return some of the columns, as rows too."""
-    some = places(len(columns.points), SAMPLE)
-    points, log_weights = columns.points[some], columns.log_weights[some]
-    return Sample(points, points, log_weights, points.min(axis=0), points.max(axis=0))
-
-
 class Forecast(NamedTuple):
-    """What a sample says of the pairs that matter."""
+    """What is expected of the pairs that matter."""
 
     pairs: float  # share of the pairs that are listed
     again: float  # share of the rows that are summed again by tiles
 
 
-@functools.lru_cache(2)  # supports and work ask the same
-def forecast(problem: Problem, sample: Sample) -> Forecast | None:
-    """Return what matters; None where sums over all pairs take little or not much longer."""
-    if not _looks(problem) or not np.isfinite(sample.columns).all() or not np.isfinite(sample.rows).all():
+def _typical(problem: Problem) -> Forecast | None:
+    """What is expected of typical data; None where sums over all pairs are."""
+    return _if_it_pays(problem, typical_share(problem, SIZE, HEIGHT, _out(problem))) if _looks(problem) else None
+
+
+def pays(problem: Problem, columns: Columns) -> bool:
+    """Whether to leave pairs out of sums over these columns, by some of them."""
+    if not _looks(problem) or not np.isfinite(columns.points).all():
+        return False
+    points, log_weights = columns.points, columns.log_weights
+    found = rough_share(problem, points, points, log_weights, SIZE, HEIGHT, _out(problem), LOOKED)
+    return _if_it_pays(problem, found) is not None
+
+
+def _out(problem: Problem) -> float:
+    return LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
+
+
+def _if_it_pays(problem: Problem, share: float) -> Forecast | None:
+    if share > NEARLY_ALL:
         return None
-    if _glance(problem, sample) > NEARLY_ALL:
-        return None
-    with np.errstate(all="ignore"):
-        again = _again(problem, sample) if takes_leaves(problem) else 1.0
-        found = Forecast(share(problem, sample, SIZE, HEIGHT), again)
+    found = Forecast(share, AGAIN if takes_leaves(problem) else 1.0)
     some = _seconds(_over_some(problem, found)) + 2.0 * _sorting(problem) / RATES["scalar"]  # by one thread
     return found if some < PAYS * _seconds(_over_all(problem)) else None
 
 
-def _glance(problem: Problem, sample: Sample) -> float:
-    """About what share of the pairs is left."""
-    out = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
-    return rough_share(problem, sample.rows, sample.columns, sample.log_weights, SIZE, HEIGHT, out, FEW)
-
-
-def _again(problem: Problem, sample: Sample) -> float:
-    """The share of the rows for which float32 would not do, as :func:`~sdkde_numba.bounds.leaf_errors` has it.
-
-    A row's own column is in the sample, but stands for no others.
-    """
-    thin, every = (-(-len(x) // few) for x, few in ((sample.columns, SAMPLE), (sample.rows, ROWS)))
-    columns, weights, rows = sample.columns[::thin], sample.log_weights[::thin], sample.rows[::every]
-    many = problem.n / len(columns)
-    _, widths = boxes(sample.rows, HEIGHT * len(sample.rows) / problem.m, HEIGHT)
-    apart = rows[:, None, :] - columns  # (rows, columns, d)
-    square = np.vecdot(apart, apart)
-    terms = np.exp(weights - weights.max() - 0.5 * square)
-    terms = np.where(square > 0.0, many * terms, terms)
-    total = terms.sum(axis=1)
-    mean, shift = (terms * square).sum(axis=1) / total, -(terms[:, :, None] * apart).sum(axis=1) / total[:, None]
-    fourth, across = (terms * square**2).sum(axis=1) / total, 0.5 * np.linalg.norm(widths[::every], axis=1)
-    log_sum = np.log(total) + weights.max()
-    sums = LeafSums(log_sum, total, mean, fourth, shift, across, 1.0 / SIZE, float(np.ptp(weights)) / math.log(2.0))
-    return float((~(leaf_errors(problem, sums) <= 1.0)).mean())
-
-
 def _looks(problem: Problem) -> bool:
     """Whether to look: of few rows the columns are shared out over threads, but not where tiles are left out."""
-    least = LOOK * max(1.0, problem.d / LOOKED)
+    least = LOOK * max(1.0, problem.d / 16)
     return problem.kernel == "gaussian" and problem.m >= 8 * HEIGHT and _seconds(_over_all(problem)) > least
 
 

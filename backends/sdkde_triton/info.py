@@ -79,11 +79,10 @@ def _supports(problem: Problem) -> Support:
 
 def _share(problem: Problem) -> float | None:
     """About what share of the pairs is summed; None: all."""
-    if problem.sample is None or not worth.looks(problem, for_price=True):
+    if not worth.looks(problem, for_price=True) or formula(problem, problem.extent, listed=True) != "packed":
         return None
-    if formula(problem, problem.extent, listed=True) != "packed":
-        return None
-    return worth.forecast(problem, problem.sample())
+    share = worth.typical(problem)
+    return share if worth.pays(problem, share) else None
 
 
 def _extent_limit(problem: Problem) -> float:

@@ -5,17 +5,16 @@ The figures are of an H200; pairs stand for time, which a GPU with other rates t
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import Any
 
-from sdkde_core.nearby import rough_share
-from sdkde_core.protocol import TOLERANCES, Problem, Sample, Work
+from sdkde_core.nearby import rough_share, typical_share
+from sdkde_core.protocol import TOLERANCES, Problem, Work
 
 from .space import HEIGHT, LEAF
 
-__all__ = ["LEFT_OUT", "SLOWER", "forecast", "looks", "over_lists", "pays", "share_of", "takes"]
+__all__ = ["LEFT_OUT", "SLOWER", "looks", "over_lists", "pays", "share_of", "takes", "typical"]
 
 #: Dimensions from which it can pay, and up to which a packed operand is as narrow as any.
 LEAST, MOST = 2, 16
@@ -36,8 +35,8 @@ LOOK, PRICED = 4e10, 2e11
 #: Pairs a second at "fast", and launches a second of the host.
 RATE, LAUNCHED = 2e12, 2.5e5
 
-#: Rows and columns that the backend looks at, and the host.
-LOOKED, SAMPLED = (64, 2048), (32, 1024)
+#: Rows and columns that the backend looks at.
+LOOKED = (64, 2048)
 
 
 def takes(problem: Problem) -> bool:
@@ -83,8 +82,6 @@ def share_of(problem: Problem, rows: Any, columns: Any, log_weights: Any, few: t
     return rough_share(problem, rows, columns, log_weights, LEAF, HEIGHT, out, few)
 
 
-@functools.lru_cache(4)  # a backend's supports and work ask the same
-def forecast(problem: Problem, sample: Sample) -> float | None:
-    """What share lists leave, by a sample on the host; None where sums are over all pairs."""
-    share = share_of(problem, sample.rows, sample.columns, sample.log_weights, SAMPLED)
-    return share if pays(problem, share) else None
+def typical(problem: Problem) -> float:
+    """What share lists leave of typical data, for the price."""
+    return typical_share(problem, LEAF, HEIGHT, LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute)

@@ -1,8 +1,8 @@
 """How good the choice of backend="auto" is: what it takes against the fastest, over a grid of estimates.
 
     python -m benchmarks.choice [--device cpu|cuda] [--save FILE.json] [--budget SECONDS] [--largest PAIRS]
-        [--startups FILE.json] [--compiled]
-    python -m benchmarks.choice compile --device cuda
+        [--startups FILE.json] [--compiled] [--beside CHECKOUT] [--without NAMES]
+    python -m benchmarks.choice compile --device cuda [--budget SECONDS]
     python -m benchmarks.choice headline [--budget SECONDS] [--precisions fast,high]
     python -m benchmarks.choice explain
     python -m benchmarks.choice --table FILE.json
@@ -23,6 +23,10 @@ come often enough before that they are replayed, where they can be, as auto pric
 earlier record of the same machine, and what the grid needs on a GPU may be compiled beforehand, by a command of its
 own.
 
+--beside names another checkout, whose auto is asked in every case, too: both are judged by the same times. The tables
+are of this one; the summary at the end has both. python -m benchmarks.choice.again judges a later commit by a saved
+record.
+
 The fastest of many noisy times is one that came out too low. So where auto's choice is not the fastest, in some way,
 both are timed once more, in turn, and by these times they are judged; so is a third that is then the fastest.
 
@@ -39,12 +43,13 @@ import argparse
 import json
 import math
 import multiprocessing
+import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -75,6 +80,7 @@ from .report import (
     misses,
     ratio_text,
     scores,
+    summary,
 )
 from .worker import Job, compile_ahead, placed, serve, startup, truth
 
@@ -113,12 +119,12 @@ class Worker:
         # On a GPU the first call of a shape may compile, which is none of the time that counts.
         compiling = PATIENCE if job.device != "cpu" else 0.0
         waits = {"ready": PATIENCE, "first": limit + compiling, "done": PATIENCE + 20 * limit}
-        for step, wait in waits.items():
-            if not self.connection.poll(wait):
+        for step, most in waits.items():
+            if not self.connection.poll(most):
                 self.stop()
                 if step == "first":
                     return {"outcome": "over", "seconds": limit}
-                return {"outcome": "failed", "why": f"nothing within {wait:.0f} s, waiting for {step}"}
+                return {"outcome": "failed", "why": f"nothing within {most:.0f} s, waiting for {step}"}
             try:
                 kind, told = self.connection.recv()
             except EOFError:
@@ -139,7 +145,11 @@ class Worker:
 class Bench:
     """Measures cases, every backend that can."""
 
-    def __init__(self, kind: str, budget: float = math.inf) -> None:
+    def __init__(
+        self, kind: str, budget: float = math.inf, beside: Path | None = None, without: Sequence[str] = ()
+    ) -> None:
+        self.without = without
+        self.beside = Beside(beside, kind) if beside else None
         self.device = "cpu" if kind == "cpu" else None  # on a GPU's host, host data may go to either
         self.workers: dict[str, Worker] = {}
         self.startups: dict[str, float] = {}
@@ -166,11 +176,14 @@ class Bench:
         x, y, h = data(case)
         asked = {way: self.explain(case, x, y, h, way) for way in WAYS_OF[case.place]}
         picks = {way: label({"name": e.backend, "device": e.device}) for way, e in asked.items()}
+        others = self.beside.picks(case) if self.beside else {}
+        taken = {*picks.values(), *others.values()}
         able = [c for c in asked["calls"].candidates if c.ok and c.seconds is not None]
+        able = [c for c in able if c.name not in self.without or label({"name": c.name, "device": c.device}) in taken]
         want = truth(case, x, y, h)
         del x, y
         found, prices = [], []
-        entries = [(self.entry(c, asked["calls"].passes, picks), c) for c in able]
+        entries = [(self.entry(c, asked["calls"].passes, taken), c) for c in able]
         for entry, c in sorted(entries, key=lambda e: (not e[0]["chosen"], e[1].seconds)):
             found.append(entry)
             doubtful, kind = (
@@ -191,6 +204,7 @@ class Bench:
                 counts = case.place == "host" and not patient
                 prices.append(Price(entry["seconds"], self.startup_of(c.name, c.device) if counts else 0.0))
         record = {"case": asdict(case), "picks": picks, "candidates": found}
+        record |= {"beside": others} if others else {}
         if not patient:
             self.compare(case, record)
         return record
@@ -201,7 +215,8 @@ class Bench:
             if c["outcome"] in ("measured", "over"):
                 self.startup_of(c["name"], c["device"])
         for _ in range(CONTENDERS):
-            judged = [judge(record, self.startups, way) for way in WAYS_OF[case.place]]
+            whose = [key for key in ("picks", "beside") if key in record]
+            judged = [judge(record, self.startups, way, key) for way in WAYS_OF[case.place] for key in whose]
             names = {name for v in judged if v is not None and v.pick != v.fastest for name in (v.pick, v.fastest)}
             rivals = [c for c in record["candidates"] if label(c) in names and c["outcome"] == "measured"]
             if all("times_before" in c for c in rivals) or any(c["seconds"] > LONG for c in rivals):
@@ -224,7 +239,7 @@ class Bench:
             return PATIENCE
         return max(2.0, TOO_SLOW * min(p.seconds for p in found), HOPELESS_IN_ALL * min(p.total for p in found))
 
-    def entry(self, c: Candidate, passes: Sequence[PassLine], picks: dict[str, str]) -> dict[str, Any]:
+    def entry(self, c: Candidate, passes: Sequence[PassLine], taken: set[str]) -> dict[str, Any]:
         """What is known of a candidate beforehand."""
         entry = {"name": c.name, "device": c.device, "predicted": c.seconds, "predicted_passes": list(c.pass_seconds)}
         record = registry.find(c.name)
@@ -235,16 +250,17 @@ class Bench:
             for p in passes
         ]
         entry |= {"declared_startup": c.startup_seconds, "compiling": compile_seconds(record.info, problems)}
-        entry |= {"compiled": compiles(record.info, c.device), "chosen": label(entry) in picks.values()}
+        entry |= {"compiled": compiles(record.info, c.device), "chosen": label(entry) in taken}
         entry |= {"reason": c.reason}
         self.declared[label(entry)] = c.startup_seconds
         return entry
 
     def priced(self, case: Case) -> list[Candidate]:
-        return priced(case, self.device if case.place == "host" else None)
+        found = priced(case, self.device if case.place == "host" else None)
+        return [c for c in found if c.name not in self.without]
 
-    def compile_ahead(self, cases: list[Case]) -> None:
-        """Compile what the cases need on a GPU, on all cores at once."""
+    def compile_ahead(self, cases: list[Case], most: float) -> None:
+        """Compile what the cases need on a GPU, on all cores at once, for so many seconds at most."""
         todo = []
         for case in cases:
             able = self.priced(case)
@@ -254,11 +270,15 @@ class Bench:
             ]
         if todo:
             jobs = max(1, min(12, hardware.cpu_threads() - 2))
-            try:
-                with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-                    list(pool.map(compile_ahead, *zip(*todo)))
-            except BrokenProcessPool as error:
-                print(f"not all is compiled ahead: {error}", flush=True)
+            pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+            made = [pool.submit(compile_ahead, *one) for one in todo]
+            _, left = wait(made, timeout=most)
+            processes = list((pool._processes or {}).values())
+            pool.shutdown(wait=not left, cancel_futures=True)
+            if left:
+                print(f"out of time: {len(left)} of {len(made)} are not compiled ahead", flush=True)
+                for process in processes:
+                    process.kill()
 
     def start_up(self, cases: list[Case]) -> None:
         """Measure the start-up of everything that one of the cases may take."""
@@ -279,6 +299,54 @@ class Bench:
     def stop(self) -> None:
         for worker in self.workers.values():
             worker.stop()
+        if self.beside:
+            self.beside.stop()
+
+
+class Beside:
+    """The auto of another checkout, asked in a process that imports its code."""
+
+    def __init__(self, checkout: Path, kind: str) -> None:
+        there = checkout.resolve()
+        paths = os.pathsep.join(str(there / part) for part in ("", "backends", "autotune"))
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", BESIDE, kind],
+            cwd=there,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def picks(self, case: Case) -> dict[str, str]:
+        """Return its choice by way, as labels."""
+        assert self.process.stdin and self.process.stdout
+        print(json.dumps(asdict(case)), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the other checkout's process ended; its message is above")
+        found: dict[str, str] = json.loads(answer)
+        return found
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+#: What another checkout runs: any since the grid has ways.
+BESIDE = """
+import json, sys
+import sdkde_core
+from benchmarks.choice.__main__ import Bench
+from benchmarks.choice.cases import Case, data
+from benchmarks.choice.report import WAYS_OF, label
+bench = Bench(sys.argv[1])
+for line in sys.stdin:
+    case = Case(**json.loads(line))
+    x, y, h = data(case)
+    asked = {way: bench.explain(case, x, y, h, way) for way in WAYS_OF[case.place]}
+    print(json.dumps({way: label({"name": e.backend, "device": e.device}) for way, e in asked.items()}))
+"""
 
 
 @contextmanager
@@ -351,6 +419,7 @@ def show(saved: dict[str, Any]) -> None:
     print(f"\n{judged}")
     print(f"\n{grid_table(records, startups)}\n\n{by_axis(records, startups)}")
     print(f"\n{fit_table(records, startups, saved['declared'])}\n\nBeyond the goal:\n{misses(records, startups)}")
+    print(f"\n{summary(records, startups)}")
     failed = {f"{label(c)}: {c['why']}" for r in records for c in r["candidates"] if c["outcome"] == "failed"}
     print("\n".join(["", *sorted(failed)]))
 
@@ -371,15 +440,18 @@ def main() -> None:
     parser.add_argument("--precisions", default="fast,high", help="of headline")
     parser.add_argument("--startups", type=Path, metavar="FILE.json", help="take those that this record has")
     parser.add_argument("--compiled", action="store_true", help="`compile` was run before, with the same options")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="judge that one's auto by the same times, too")
+    parser.add_argument("--without", default="", metavar="NAMES", help="leave these out, unless they are chosen")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write every record there")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="print the tables of saved records")
     options = parser.parse_args()
     if options.table:
         return show(json.loads(options.table.read_text()))
-    call = options.budget or 60.0
+    start, call = time.perf_counter(), options.budget or 60.0
     options.budget = options.budget or BUDGET[options.device]
-    options.count, bench = options.count or COUNT[options.device], Bench(options.device, options.budget)
+    options.count = options.count or COUNT[options.device]
+    bench = Bench(options.device, options.budget, options.beside, options.without.split(","))
     if options.what == "headline":
         place = "host" if options.device == "cpu" else "device"
         cases = [replace(case, seed=options.seed) for case in headline(options.precisions.split(","), place)]
@@ -388,16 +460,15 @@ def main() -> None:
     if options.what == "explain":
         return explain(cases, bench)
     if options.what == "compile":
-        return bench.compile_ahead(cases)
+        return bench.compile_ahead(cases, options.budget)
     if options.startups:
         bench.startups |= json.loads(options.startups.read_text())["startups"]
-    start = time.perf_counter()
     saved: dict[str, Any] = {"what": options.what, "seed": options.seed, "machine": about(options.device)}
     saved |= {"startups": bench.startups, "declared": bench.declared, "records": []}
     try:
         if options.what == "grid":
             if not options.compiled:
-                bench.compile_ahead(cases)
+                bench.compile_ahead(cases, options.budget)
             bench.start_up(cases)
         for done, case in enumerate(cases):
             if options.what == "grid" and time.perf_counter() - start > options.budget:

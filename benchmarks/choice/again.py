@@ -1,35 +1,32 @@
-"""What auto would take by today's prices in the cases of a record of the grid, and how good that was there.
+"""How good today's auto would have been in the cases of saved records of the grid, beside the choices saved with them.
 
-    python -m benchmarks.choice.again benchmarks/recorded/choice-cpu.json
-    python -m benchmarks.choice.again benchmarks/recorded/choice-h200.json --gpu "NVIDIA H200" --threads 16 \\
-        --core benchmarks/recorded/core-h200.json
+    python -m benchmarks.choice.again FILE.json [FILE.json ...] [--misses]
 
 For work on prices without the machine: data are made again, every backend installed here is priced on the processors
-named, and times are the record's. Prices fitted to a record say little about others: see what a new one gives.
-
---core: rates of one core, as `sdkde doctor --measure` keeps them; default: the nominal ones.
+that the record names, and times are the record's. Prices fitted to a record say little about others: judge them by a
+new one. A choice that was not measured counts as what was predicted of it then, and one that was given up as the time
+after which it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import math
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import sdkde_core
-from sdkde_core.choice import cards, hardware, select
+from sdkde_core.choice import hardware, select
 from sdkde_core.choice.judge import Candidate
-from sdkde_core.estimator import plan as execute
+from sdkde_core.estimator import plan
 from sdkde_core.estimator.resolution import CLEAR
 
 from .__main__ import as_if_warm
 from .cases import Case, data
-from .report import WAYS, WAYS_OF, Record, counted, label
+from .report import BAD, GOOD, WAYS, WAYS_OF, Record, counted, figures, label, pick_of, rows_of, time_text
 
 
 class _Asked(Exception):
@@ -40,64 +37,82 @@ def _ask(problems: Any, **options: Any) -> Any:
     raise _Asked(problems, options["share"])
 
 
-def ranked(case: Case, cpu_alone: bool, way: str, replays: bool) -> list[Candidate]:
-    """All candidates for a case, by the data that it has."""
+def asked(case: Case) -> tuple[Any, Any]:
+    """The passes of a case, by the data that it has, and the share of their pairs beyond an extent."""
     x, y, h = data(case)
     try:
         sdkde_core.estimate(x, y, method=case.method, bandwidth=h, precision=case.precision)
-    except _Asked as asked:
-        problems, share = asked.args
+    except _Asked as found:
+        return found.args[0], found.args[1]
+    raise AssertionError("no backend was asked for")
+
+
+def ranked(case: Case, found: tuple[Any, Any], cpu_alone: bool, way: str) -> list[Candidate]:
+    """Those that can, best first."""
+    problems, share = found
     where = "cuda:0" if case.place == "device" else "cpu"
     how = {"data_device": where, "share": share, "calls": 1 if way == "whole" else None}
-    how |= {
-        "device": "cpu" if cpu_alone else None,
-        "replays": replays and where != "cpu" and problems[0].extent <= CLEAR,
-    }
+    how |= {"device": "cpu" if cpu_alone else None, "replays": where != "cpu" and problems[0].extent <= CLEAR}
     with as_if_warm() if way == "warm" else nullcontext():
-        return select.rank(select.at(problems, where), **how)
+        return [c for c in select.rank(select.at(problems, where), **how) if c.ok and c.seconds is not None]
 
 
-def measured(candidate: dict[str, Any]) -> bool:
-    return candidate["outcome"] == "measured"
+def seconds(c: dict[str, Any], place: str, startups: dict[str, float], way: str) -> float:
+    """What a candidate took, with what counts of its start-up, or was predicted to take where it was not measured."""
+    took = c["seconds"] if c["outcome"] in ("measured", "over") else c["predicted"]
+    started = label(c) in startups
+    return float(took + (counted(c, place, startups, way) if started else c["declared_startup"]))
 
 
-def judged(record: Record, startups: dict[str, float], cpu_alone: bool, way: str) -> tuple[float, str]:
-    """Time of what is taken now over the fastest of the record (inf: it was not measured), and both in words."""
+def judged(record: Record, startups: dict[str, float], way: str, now: list[Candidate]) -> list[tuple[float, str]]:
+    """Time over the fastest of what is taken now and of what was taken then, and in words."""
     case = Case(**record["case"])
-    took = {label(c): c["seconds"] + counted(c, case.place, startups, way) for c in record["candidates"] if measured(c)}
-    known = {label(c) for c in record["candidates"]}
-    replays = "picks" in record  # older ones have times of calls that were not replayed
-    able = [c for c in ranked(case, cpu_alone, way, replays) if c.ok and c.seconds is not None]
-    able = [c for c in able if label({"name": c.name, "device": c.device}) in known]
-    pick, best = label({"name": able[0].name, "device": able[0].device}), min(took, key=lambda name: took[name])
-    ratio = took[pick] / took[best] if pick in took else math.inf
-    return ratio, f"{case.text}: {pick}, where {best} is the fastest"
+    known = {label(c): c for c in record["candidates"] if c["outcome"] != "failed"}
+    took = {name: seconds(c, case.place, startups, way) for name, c in known.items()}
+    best = min((name for name, c in known.items() if c["outcome"] == "measured"), key=lambda name: took[name])
+    priced = {label({"name": c.name, "device": c.device}): c.total_seconds for c in now}
+    taken = {"today": next((name for name in priced if name in known), None)}
+    for whose in ("picks", "beside"):
+        then = pick_of(record, way, whose)
+        taken |= {whose: label(then)} if then is not None and label(then) in known else {}
+    found = []
+    for whose, name in taken.items():
+        if name is not None:
+            prices = ", ".join(f"{x} {time_text(took[x])}, priced {time_text(priced.get(x))}" for x in (name, best))
+            found.append((whose, max(1.0, took[name] / took[best]), f"{case.text}: {prices}"))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("record", type=Path)
-    parser.add_argument("--gpu", default="", help="the driver's name of a card; none: the CPU alone")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--core", type=Path, metavar="FILE.json")
+    parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("--misses", action="store_true", help=f"list what takes more than {GOOD:g} times the fastest")
     options = parser.parse_args()
-    os.environ["SDKDE_NUM_THREADS"] = str(options.threads)
-    core = json.loads(options.core.read_text()) if options.core else None
-    processor = cards.Processor(**{k: v for k, v in core.items() if k != "numpy"}) if core else None
-    hardware._measured_core = functools.cache(lambda: processor)
-    hardware.visible_gpus = lambda root="": (hardware.ListedGPU(options.gpu, ""),) * bool(options.gpu)
-    execute.select.choose = _ask
-    saved = json.loads(options.record.read_text())
-    for way, text in WAYS.items():
-        those = [
-            r for r in saved["records"] if way in WAYS_OF[r["case"]["place"]] and any(map(measured, r["candidates"]))
-        ]
-        found = [judged(record, saved["startups"], not options.gpu, way) for record in those]
-        good, bad = sum(r <= 1.1 for r, _ in found), sum(r > 2 for r, _ in found)
-        print(f"{text}: within 1.1 times the fastest in {good / len(found):.1%}, beyond 2 times in {bad}")
-        for ratio, case in sorted(found, reverse=True):
-            if ratio > 1.1:
-                print(f"  {ratio:.2f} {case}")
+    plan.select.choose = _ask
+    hardware._measured_core = lambda: None
+    rows = []
+    for path in options.records:
+        saved = json.loads(path.read_text())
+        gpus = [hardware.ListedGPU(name, "") for name in saved["machine"].get("gpus", ())]
+        hardware.visible_gpus = lambda found=gpus: tuple(found)
+        threads = re.search(r"(\d+) threads", saved["machine"]["priced by"])
+        os.environ["SDKDE_NUM_THREADS"] = threads[1] if threads else "1"
+        found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
+        for record in saved["records"]:
+            case = Case(**record["case"])
+            if any(c["outcome"] == "measured" for c in record["candidates"]):
+                problems = asked(case)
+                for way in WAYS_OF[case.place]:
+                    now = ranked(case, problems, not gpus, way)
+                    for whose, ratio, text in judged(record, saved["startups"], way, now):
+                        found.setdefault((case.place, way, whose), []).append((ratio, text))
+        for (place, way, whose), cases in sorted(found.items()):
+            rows.append([path.stem, f"{place}, {WAYS[way]}", whose, *figures([ratio for ratio, _ in cases])])
+            if options.misses and whose == "today":
+                print(f"{path.stem}, {place}, {WAYS[way]}")
+                print("\n".join(f"  {ratio:.2f} {text}" for ratio, text in sorted(cases)[::-1] if ratio > GOOD))
+    head = ("record", "", "auto", "cases", "geometric mean", f"within {GOOD:g}", f"beyond {BAD:g}", "worst")
+    print(rows_of(head, *rows, right=3))
 
 
 if __name__ == "__main__":

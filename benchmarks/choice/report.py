@@ -56,18 +56,18 @@ def counted(c: dict[str, Any], place: str, startups: dict[str, float], way: str)
     return left / (1 if way == "whole" else calls_of(None, "cpu" if place == "host" else "cuda:0"))
 
 
-def pick_of(record: Record, way: str) -> dict[str, Any] | None:
-    """auto's choice; None where it is not known, or nothing can."""
-    picks = record.get("picks")
-    if picks is None:
+def pick_of(record: Record, way: str, whose: str = "picks") -> dict[str, Any] | None:
+    """auto's choice, or the one ``"beside"`` it; None where it is not known, or nothing can."""
+    picks = record.get(whose)
+    if picks is None and whose == "picks":
         old = {"host": "whole", "device": "warm"}[record["case"]["place"]]
         picks = {old: next((label(c) for c in record["candidates"] if c["chosen"]), None)}
-    return next((c for c in record["candidates"] if label(c) == picks.get(way)), None)
+    return next((c for c in record["candidates"] if label(c) == (picks or {}).get(way)), None)
 
 
-def judge(record: Record, startups: dict[str, float], way: str) -> Verdict | None:
+def judge(record: Record, startups: dict[str, float], way: str, whose: str = "picks") -> Verdict | None:
     """Compare auto's choice with all that were measured, in one of WAYS; None where it failed, or none was."""
-    pick = pick_of(record, way)
+    pick = pick_of(record, way, whose)
     done = [c for c in record["candidates"] if c["outcome"] == "measured"]
     if pick is None or pick["outcome"] not in ("measured", "over") or not done:
         return None
@@ -99,6 +99,34 @@ class Score(NamedTuple):
 def score(judged: Sequence[Verdict]) -> Score:
     ratios = [v.ratio for v in judged]
     return Score(len(ratios), sum(r <= GOOD for r in ratios) / len(ratios), sum(r > BAD for r in ratios), max(ratios))
+
+
+def summary(records: Sequence[Record], startups: dict[str, float]) -> str:
+    """A short table of this checkout's auto, and of the one beside it, over the cases in which both can be judged."""
+    rows = []
+    for place in sorted({r["case"]["place"] for r in records}, reverse=True):
+        for way in WAYS_OF[place]:
+            both = [
+                {whose: judge(r, startups, way, whose) for whose in ("picks", "beside") if whose in r}
+                for r in records
+                if r["case"]["place"] == place
+            ]
+            both = [verdicts for verdicts in both if verdicts and None not in verdicts.values()]
+            for whose, name in (("picks", "this one"), ("beside", "beside")):
+                ratios = [verdicts[whose].ratio for verdicts in both if whose in verdicts]
+                if ratios:
+                    rows.append([f"{place}, {WAYS[way]}", name, *figures(ratios)])
+    return rows_of(
+        ("", "auto of", "cases", "geometric mean", f"within {GOOD:g}", f"beyond {BAD:g}", "worst"), *rows, right=2
+    )
+
+
+def figures(ratios: Sequence[float]) -> list[str]:
+    """Of ratios over the fastest: their number, geometric mean, shares within GOOD and beyond BAD, and the worst."""
+    n = len(ratios)
+    good, bad = sum(r <= GOOD for r in ratios) / n, sum(r > BAD for r in ratios) / n
+    mean = math.exp(sum(map(math.log, ratios)) / n)
+    return [str(n), f"{mean:.3f}", f"{good:.1%}", f"{bad:.1%}", f"{max(ratios):.2f}"]
 
 
 class Fit(NamedTuple):

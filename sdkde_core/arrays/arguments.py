@@ -186,7 +186,6 @@ class Data:
     came_from: str = "cpu"  # where the user had them: host data may have been copied to a GPU
     unchecked: bool = False  # NaN and inf are to be refused; on a device they have not been looked for
     names: tuple[str, ...] = ()  # of train's columns; empty where it has none
-    light: float = 0.0  # as of protocol.Problem
 
     @property
     def n(self) -> int:
@@ -258,10 +257,7 @@ def ingest(
     )
     if here:
         data.check_finite()
-    if w is None:
-        return data
-    log_weights, light = _weighed(w.at(place))
-    return replace(data, log_weights=log_weights, light=light)
+    return data if w is None else replace(data, log_weights=_weighed(w.at(place)))
 
 
 @dataclass(frozen=True)
@@ -389,45 +385,43 @@ def check_finite(name: str, x: Any, first: int = 0) -> None:
     )
 
 
-def _weighed(w: Any) -> tuple[Any, float]:
-    """Log weights (n,), float64, normalised, and the share that is light; None where the weights are all equal."""
+def _weighed(w: Any) -> Any:
+    """Log weights (n,), float64, normalised; None where the weights are all equal."""
     xp = array_namespace(w)
     w = xp.astype(w, xp.float64, copy=False)
-    wrong, light = check_weights(w)
+    wrong = check_weights(w)
     if wrong == "zero":
         raise ValueError("weights are all zero; pass at least one positive weight")
     if wrong == "equal":
-        return None, 0.0
+        return None
     log_w = xp.log(w)
     if is_torch_array(w):
-        return log_w.log_softmax(0), light  # one kernel for five
+        return log_w.log_softmax(0)  # one kernel for five
     log_w = log_w - xp.max(log_w)  # logs first: the ratio of two weights may underflow
-    return log_w - xp.log(xp.sum(xp.exp(log_w))), light
+    return log_w - xp.log(xp.sum(xp.exp(log_w)))
 
 
-def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
-    """Return whether weights (n,) are all "equal", or all "zero", or neither, and the share of them that is light.
+def check_weights(w: Any, first: int = 0) -> str:
+    """Return whether weights (n,) are all ``"equal"``, or all ``"zero"``, or neither (an empty string).
 
     ValueError for the first that is negative or not finite; ``first`` is the number of the first one.
     """
     xp = array_namespace(w)
     least, most = w.aminmax() if is_torch_array(w) else (xp.min(w), xp.max(w))
-    light = xp.mean(xp.astype((w > 0.0) & (w < 2.0**-15 * most), xp.float64))  # see Problem.light
-    wrong, share = look(_judged, least, most, light)
+    wrong: str = look(_judged, least, most)
     if wrong == "not finite":
         i = first + int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
         raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
     if wrong == "negative":
         i = int(np.flatnonzero(to_host(w) < 0)[0])
         raise ValueError(f"weights has negative values, the first {float(w[i])} at index {first + i}; pass weights ≥ 0")
-    return wrong, share
+    return wrong
 
 
-def _judged(least: float, most: float, light: float) -> tuple[str, float]:
-    """What is wrong with weights with these ends, NaN if there is one, and the share of them that is light."""
+def _judged(least: float, most: float) -> str:
+    """What is to be said of weights with these ends, NaN if there is one."""
     if not (math.isfinite(least) and math.isfinite(most)):
-        return "not finite", 0.0
+        return "not finite"
     if least < 0 or least == most or most == 0:
-        return "negative" if least < 0 else "zero" if most == 0 else "equal", 0.0
-    # Rounded to a power of two, so that it changes rarely with the weights.
-    return "", (2.0 ** round(math.log2(light)) if light > 1e-3 else 0.0)
+        return "negative" if least < 0 else "zero" if most == 0 else "equal"
+    return ""

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
-import platform
 import re
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from ..fresh import run_python
-from ..messages import warn_once
-from ..storage import cache_folder, write_atomically
 from .cards import GPU, Processor, card_name, derived, gpu, same_name
 from .driver import Described, ListedGPU, ask_nvml, described, driver_version, visible_gpus
 
@@ -32,13 +21,11 @@ __all__ = [
     "card",
     "card_called",
     "cpu",
-    "cpu_cache_file",
     "cpu_threads",
     "driver_version",
     "gpu_name",
     "is_here",
     "local_cards",
-    "measure_cpu",
     "one_thread",
     "processor",
     "speedup",
@@ -79,7 +66,7 @@ def cpu_threads() -> int:
     return os.cpu_count() or 1
 
 
-#: Rates of one core, for a CPU that has not been measured: a server core with AVX2, running NumPy on tiles in cache.
+#: Rates of one core of any CPU: a server core with AVX2, running NumPy on tiles in cache.
 NOMINAL_CORE = Processor(
     name="CPU core, nominal",
     matrix_flops={"float64": 21e9, "float32": 42e9},
@@ -88,27 +75,19 @@ NOMINAL_CORE = Processor(
     bandwidth=8e9,
     launch_seconds=1e-5,
     overlaps=False,
-    source="nominal; `sdkde doctor --measure` measures this one",
+    source="nominal",
 )
 
 
 def cpu() -> Processor:
-    """Return the rates of this CPU with :func:`cpu_threads` threads: as :func:`measure_cpu` kept them, else nominal."""
-    global _asked
-    core, threads = _measured_core() or NOMINAL_CORE, cpu_threads()
-    known = _asked
-    if known is None or known[0] is not core or known[1] != threads:
-        _asked = known = core, threads, _cores(core, threads)
-    return known[2]
+    """Return the nominal rates of a CPU with :func:`cpu_threads` threads."""
+    return _cores(cpu_threads())
 
 
-#: A core, threads, and the rates of so many, as :func:`cpu` was asked last: that is ten times for every choice.
-_asked: tuple[Processor, int, Processor] | None = None
-
-
-def _cores(core: Processor, threads: int) -> Processor:
+@functools.cache
+def _cores(threads: int) -> Processor:
     """The rates of so many threads together."""
-    cores = speedup(threads)
+    core, cores = NOMINAL_CORE, speedup(threads)
     return replace(
         core,
         name=f"{core.name}, {threads} threads",
@@ -132,89 +111,6 @@ def busy(tasks: float, threads: int) -> float:
     """Return how many of the threads work at a time, on average, on tasks of one length; a last one may be shorter."""
     whole = int(tasks)
     return tasks / (math.ceil(whole / threads) + (tasks - whole if whole % threads == 0 else 0.0))
-
-
-def measure_cpu() -> Processor:
-    """Measure one core's rates with NumPy on tiles in cache; store them in the user's cache folder, and return them.
-
-    Takes about a second, in a process of its own: BLAS reads its number of threads from the environment as it loads.
-    """
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    code = "import json; from sdkde_core.choice import hardware; print(json.dumps(hardware._measure()))"
-    printed = run_python(code, env={**os.environ, **one_thread}, capture_output=True, check=True).stdout
-    kept = {**json.loads(printed), "numpy": np.__version__}
-    path = cpu_cache_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as temporary:
-        temporary.write_text(json.dumps(kept, indent=1))
-    _measured_core.cache_clear()
-    core = _measured_core()
-    assert core is not None  # written just now
-    return core
-
-
-def _measure() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    single = rng.normal(size=(256, 1024)).astype(np.float32)
-    out, matrix = np.empty_like(single), {}
-    for dtype in ("float32", "float64"):  # thin, like the products of kernel sums
-        a, b = rng.normal(size=(256, 32)).astype(dtype), rng.normal(size=(32, 1024)).astype(dtype)
-        tile = np.empty((256, 1024), dtype)
-        matrix[dtype] = 2 * 256 * 32 * 1024 / _seconds(functools.partial(np.matmul, a, b, out=tile))
-    large = np.zeros(1 << 23)
-    return {
-        "name": platform.processor() or platform.machine(),
-        "matrix_flops": matrix,
-        "scalar_flops": single.size / _seconds(lambda: np.subtract(single, 0.5, out=out)),
-        "exps": single.size / _seconds(lambda: np.exp(single, out=out)),
-        "bandwidth": 2 * large.nbytes / _seconds(lambda: np.negative(large, out=large)),
-        "launch_seconds": NOMINAL_CORE.launch_seconds,
-        "overlaps": False,
-        "source": "measured",
-    }
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    """Median time of a call."""
-    call()
-    times = []
-    for _ in range(21):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def cpu_cache_file() -> Path:
-    """Return the file in which :func:`measure_cpu` keeps the rates of this host."""
-    return cache_folder() / f"cpu-{platform.node() or 'host'}.json"
-
-
-@functools.cache
-def _measured_core() -> Processor | None:
-    path: Path | None = None
-    try:
-        path = cpu_cache_file()
-        return _kept_core(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # nothing was measured
-        return None
-    except Exception as error:  # an estimate must not fail because of what is in a file
-        if path is not None:  # else the user has no home
-            warn_once(f"{path} is not used: {error!r}; `sdkde doctor --measure` writes it anew", str(path))
-        return None
-
-
-def _kept_core(text: str) -> Processor | None:
-    """The rates in a file's text; None if another NumPy has them."""
-    kept = json.loads(text)
-    if kept.pop("numpy") != np.__version__:
-        return None
-    core = Processor(**kept)
-    by_dtype = core.matrix_flops["float32"], core.matrix_flops["float64"], *core.matrix_flops.values()
-    rates = (*by_dtype, core.scalar_flops, core.exps, core.bandwidth, core.launch_seconds)
-    if not all(0 < rate < math.inf for rate in rates):
-        raise ValueError("rates are positive numbers")
-    return core
 
 
 def is_here(device: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -10,9 +11,8 @@ from typing import Any, NamedTuple
 from ..engine.outliers import SPLIT_SHARE, limit_of, within_limit
 from ..protocol import BackendInfo, Problem, Support
 from . import cost, registry
-from .calibration import calibration_of, machine_of
 from .cards import PLAIN
-from .hardware import Processor, gpu_name, processor
+from .hardware import Processor, processor
 
 __all__ = [
     "Candidate",
@@ -21,28 +21,15 @@ __all__ = [
     "as_support",
     "ask",
     "calls_of",
+    "compile_seconds",
+    "has_context",
     "judge",
-    "machine",
     "only_enqueues",
     "start_up",
 ]
 
 #: ``share(step, limit)``: the share of a pass's pairs that have a point farther than ``limit`` from the origin.
 Share = Callable[[int, float], float]
-
-#: Calls that a process makes, over which start-up is spread: with data on the host, and with data on a device, which
-#: are in loops. The command line makes one.
-CALLS, DEVICE_CALLS = 10, 10_000
-
-#: Seconds that an estimate on a GPU takes besides its passes, ordinarily and replayed, and what share of its
-#: time a launch still takes in a replay. Ordinarily it is the host's time for validation, whitening and some twenty
-#: small kernels; replayed, a copy each way and the same kernels as a graph. Measured on an H200 and its host with
-#: python -m benchmarks.choice.overheads: 0.48 to 0.69 ms, 0.09, and 4 to 8 %.
-CALL_SECONDS, REPLAY_SECONDS, REPLAYED_LAUNCH = 0.5e-3, 0.09e-3, 0.06
-
-#: What it takes more, likewise, where points are summed apart: to find them, to sort rows and columns and to put sums
-#: together are some thirty kernels, and the host waits for some numbers. 0.4 to 1.4 ms there, and 0.15 to 0.5.
-APART_SECONDS, APART_REPLAY_SECONDS = 1.0e-3, 0.25e-3
 
 
 @dataclass(frozen=True)
@@ -66,8 +53,8 @@ class Candidate:
         What of that is added to ``seconds`` when ranking; see :func:`start_up`.
     chosen : bool
     plain_seconds : float or None
-        Where nobody knows the device's rates: what ``seconds`` would be on a plain GPU. No prediction: it ranks those
-        whose ``seconds`` are None.
+        Where nobody knows the device's rates: what ``seconds`` would be on a plain GPU. It ranks those whose
+        ``seconds`` are None.
     """
 
     name: str
@@ -95,39 +82,35 @@ class StartUp(NamedTuple):
 
 
 def calls_of(calls: int | None, data_device: str) -> int:
-    """Over how many calls start-up is spread: as many as the caller says, else by where the data are."""
+    """Over how many calls start-up is spread: as many as the caller says, else by where the data are.
+
+    A process makes ten calls with data on the host. Calls with data on a device are in loops. The command line makes
+    one.
+    """
     if calls is not None:
         return calls
-    return CALLS if data_device == "cpu" else DEVICE_CALLS
+    return 10 if data_device == "cpu" else 10_000
 
 
-def machine(device: str) -> str | None:
-    """Return the name by which measurements on a device are kept; None where it is not here.
+def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> StartUp:
+    """Return what a backend's start costs: what is declared, and compiling. One of ``calls`` calls counts its share.
 
-    A card's own, so that CUDA is not asked for the rates of an unlisted one.
+    A context that PyTorch has made already does not count, nor what :func:`sdkde_core.warm_up` has done; nothing else
+    that is imported or compiled matters, so that the choice does not depend on the calls before. Whole it is infinite
+    where the plugin gives no number of seconds for compiling.
     """
-    name = gpu_name(device)
-    if name is None and (on := processor(device)) is not None:
-        name = machine_of(on)
-    return name
-
-
-def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int, on: str | None = None) -> StartUp:
-    """Return what a backend's start costs: as measured on this machine, else as declared, and compiling.
-
-    One of ``calls`` calls counts so much less of it, and nothing of what :func:`sdkde_core.warm_up` has done. Nothing
-    else that is imported or compiled already matters, so that the choice does not depend on the calls before. Infinite
-    where the plugin gives no number of seconds for compiling. ``on``: :func:`machine` of their device, where the caller
-    has it.
-    """
-    device = problems[0].device
-    on = on or machine(device)
-    measured = calibration_of(info.name, on).startup if on is not None else None
-    compiling = compile_seconds(info, problems)
-    starting = info.startup_seconds if measured is None else measured
+    device, compiling = problems[0].device, compile_seconds(info, problems)
     compiled = registry.warm.get((info.name, device))
-    left = starting + compiling if compiled is None else 0.0 if compiled else compiling
-    return StartUp(starting + compiling, left / calls)
+    left = 0.0 if compiled else compiling
+    if compiled is None and not has_context(device):
+        left += info.startup_seconds
+    return StartUp(info.startup_seconds + compiling, left / calls)
+
+
+def has_context(device: str) -> bool:
+    """Whether a device is a GPU of which PyTorch has made the context: most of a backend's start is that."""
+    torch = sys.modules.get("torch")
+    return device.startswith("cuda") and torch is not None and bool(torch.cuda.is_initialized())
 
 
 def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
@@ -166,55 +149,29 @@ def judge(
     device, priced = problems[0].device, startup is not None
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
-    measured = calibration_of(info.name, on) or None if on is not None else None
     rates = on or (PLAIN if priced else None)
     replayed = replays and device == data_device and only_enqueues(info, device)
-    if replayed and rates is not None:  # most of a launch, and what a pass takes besides, is the host's
-        rates = replace(rates, launch_seconds=REPLAYED_LAUNCH * rates.launch_seconds)
-        measured = None if measured is None else replace(measured, overhead=0.0)
-
-    def no(reason: str) -> Candidate:
-        return Candidate(info.name, device, False, reason, None, *startup)
-
-    reasons: list[tuple[str, str]] = []
+    if replayed and rates is not None:  # in a replay a launch takes 4 to 8 % of its time
+        rates = replace(rates, launch_seconds=0.06 * rates.launch_seconds)
+    answers: list[tuple[str, str]] = []  # reductions, and reasons
     passes: list[float | None] = []
-    transfer = transfer_seconds(problems, data_device, rates)
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
     for step, problem in enumerate(problems):
-        if problem.precision not in info.precisions:
-            return no(f"has precisions {', '.join(info.precisions)}, not {problem.precision}")
-        lacking = sorted(problem.requires - info.features)
-        if lacking:
-            return no(f"lacks {', '.join(lacking)}")
-        answer, failure = ask(_supports, info, problem, step, share)
+        answer, failure = ask(_pass, info, problem, step, share, rates)
         if failure:
-            return no(f"broken: its BackendInfo fails on this problem: {failure}")
-        asked, far, support = answer
-        if not support.ok:
-            return no(support.reason)
-        if asked is not problem and far > SPLIT_SHARE:  # it has no formula of its own for them
-            lacks = as_support(info.supports(problem)).reason
-            return no(f"{lacks}; {far:.0%} of the pairs have a point beyond {asked.extent:.3g}")
-        reasons.append((problem.reduction, support.reason))
+            answer = f"broken: its BackendInfo fails on this problem: {failure}"
+        if isinstance(answer, str):
+            return Candidate(info.name, device, False, answer, None, *startup)
+        asked, far, reason, seconds = answer
+        answers.append((problem.reduction, reason))
+        passes.append(seconds)
         if asked is not problem and far:
             apart.append((far, asked.extent))
-        if not priced:
-            passes.append(None)
-            continue
-        predicted, failure = ask(_seconds, info, problem, asked, far, rates)
-        if failure:
-            return no(f"broken: its work fails on this problem: {failure}")
-        if predicted is not None and not predicted >= 0.0:
-            return no(f"broken: its work gives {predicted} seconds for this problem")
-        passes.append(measured.seconds(problem, predicted) if measured and predicted is not None else predicted)
-    known = tuple(p for p in passes if p is not None)
-    differ = len({text for _, text in reasons}) > 1
-    notes = [f"{reduction}: {text}" if differ else text for reduction, text in reasons]
+    differ = len({text for _, text in answers}) > 1
+    notes = [f"{reduction}: {text}" if differ else text for reduction, text in answers]
     if apart:
         share_apart, limit = max(apart)
         notes.append(f"points beyond {limit:.3g} bandwidths summed apart, {share_apart:.2g} of the pairs")
-    if measured:
-        notes.append("priced as measured on this machine")
     if replayed:
         notes.append("priced as replayed")
     if priced and on is None:
@@ -223,34 +180,50 @@ def judge(
     if compiled is not None:
         notes.append("warmed up: " + ("start-up does not count" if compiled else "of start-up only compiling counts"))
     reason = "; ".join(dict.fromkeys(notes))
-    if transfer is None or len(known) < len(passes):
+    known = tuple(p for p in passes if p is not None)
+    if rates is None or len(known) < len(passes):
         return Candidate(info.name, device, True, reason, None, *startup)
-    on_gpu = "cuda" in (data_device.partition(":")[0], device.partition(":")[0])
-    host = REPLAY_SECONDS if replayed else CALL_SECONDS
-    if apart:
-        host += APART_REPLAY_SECONDS if replayed else APART_SECONDS
-    total = transfer + host * on_gpu + sum(known)
+    total = transfer_seconds(problems, data_device, rates) + sum(known)
+    if "cuda" in (data_device.partition(":")[0], device.partition(":")[0]):
+        total += host_seconds(replayed, bool(apart))
     if on is None:
         return Candidate(info.name, device, True, reason, None, *startup, plain_seconds=total)
     return Candidate(info.name, device, True, reason, total, *startup, known)
 
 
-def _supports(info: BackendInfo, problem: Problem, step: int, share: Share | None) -> tuple[Problem, float, Support]:
-    """The problem as the backend will see it, the share of the pairs that it will not, and its answer."""
+def _pass(
+    info: BackendInfo, problem: Problem, step: int, share: Share | None, rates: Processor | None
+) -> str | tuple[Problem, float, str, float | None]:
+    """Why a pass cannot be; or the pass as the backend sees it, the share of pairs apart, its reason and its time."""
+    if problem.precision not in info.precisions:
+        return f"has precisions {', '.join(info.precisions)}, not {problem.precision}"
+    if lacking := sorted(problem.requires - info.features):
+        return f"lacks {', '.join(lacking)}"
     limit = limit_of(info, problem)
     far = share(step, limit) if share is not None and problem.extent > limit else 1.0
     asked = problem if share is None else within_limit(info, problem, far)
-    return asked, far, as_support(info.supports(asked))
+    support = as_support(info.supports(asked))
+    if not support.ok:
+        return support.reason
+    if asked is not problem and far > SPLIT_SHARE:  # it has no formula of its own for them
+        lacks = as_support(info.supports(problem)).reason
+        return f"{lacks}; {far:.0%} of the pairs have a point beyond {asked.extent:.3g}"
+    seconds, failure = ask(_seconds, info, problem, asked, far, rates) if rates is not None else (None, "")
+    if failure:
+        return f"broken: its work fails on this problem: {failure}"
+    if seconds is not None and not seconds >= 0.0:
+        return f"broken: its work gives {seconds} seconds for this problem"
+    return asked, far, support.reason, seconds
 
 
-def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on: Processor | None) -> float | None:
+def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on: Processor) -> float | None:
     """Predicted time of a problem of which the backend is ``asked`` some and a share of the pairs, ``far``, is apart.
 
     These are summed by the backend if it can, else exactly. Near rows over far columns and far rows are calls of their
     own, and far rows take all columns, packed for their extent.
     """
     near = cost.predict(info, asked, on)
-    if near is None or on is None or asked is problem:
+    if near is None or asked is problem:
         return near
     beyond = cost.predict(info, problem, on) if info.supports(problem).ok else None
     begun = cost.predict(info, replace(asked, m=1, n=1), on) or 0.0
@@ -260,10 +233,21 @@ def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on
     return (1.0 - far) * near + far * beyond + (begun + packed) * (far > 0.0)
 
 
-def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor | None) -> float | None:
-    """Time to bring the points to the device and the result back; None where the device is not known."""
-    if on is None:
-        return None
+def host_seconds(replayed: bool, apart: bool) -> float:
+    """Return what an estimate on a GPU takes besides its passes; ``apart``: of which some points are summed apart.
+
+    Ordinarily it is the host's time for validation, whitening and some twenty small kernels; replayed, a copy each way
+    and the same kernels as a graph: 0.48 to 0.69 ms, and 0.09. To find points, to sort rows and columns and to put sums
+    together are some thirty kernels more, and the host waits for some numbers: 0.4 to 1.4 ms, and 0.15 to 0.5. Measured
+    on an H200 and its host with python -m benchmarks.choice.overheads.
+    """
+    if replayed:
+        return 0.09e-3 + 0.25e-3 * apart
+    return 0.5e-3 + 1.0e-3 * apart
+
+
+def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor) -> float:
+    """Return the time to bring the points to the device and the result back."""
     first, last = problems[0], problems[-1]
     if first.device == data_device:
         return 0.0

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
+from ..switches import switched_off, tuning_is_off
 from . import registry, started
-from .calibration import switched_off, tuning_is_off
 from .hardware import cpu_threads, gpu_name, is_here, visible_gpus
-from .judge import Candidate, Share, StartUp, calls_of, judge, machine, start_up
-from .remembered import remembered
+from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
-
-#: What sharing rows among devices takes besides copies, in seconds: threads that start, and what every device does for
-#: itself; and the bytes per second that go from one card to another over PCIe.
-SHARED_SECONDS, SHARED_BYTES = 2e-3, 20e9
 
 _logger = logging.getLogger("sdkde")
 
@@ -55,8 +49,17 @@ class Choice:
 
     def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
         """Return the passes as the backend is asked them."""
-        asked = {"device": self.device, "sample": None}
-        return tuple(p if (p.device, p.sample) == (self.device, None) else with_fields(p, **asked) for p in problems)
+        return at(problems, self.device)
+
+
+class _Asked(NamedTuple):
+    """What is asked for, besides the passes; ``device``: as the user named it."""
+
+    named: str
+    device: str | None
+    data_device: str
+    calls: int
+    replays: bool
 
 
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
@@ -115,21 +118,24 @@ def rank(
     ===============================================  ====================================================
     a plugin is broken, incompatible, or missing     not a candidate; the registry's reason
     it runs on none of the devices in question       not a candidate
-    it lacks the precision, a feature of the         not a candidate; the plugin is not asked
-    problem, or determinism where that is required
+    it lacks the precision or a feature of the       not a candidate; the plugin is not asked
+    problem
     ``supports`` declines one of the passes          not a candidate; the plugin's reason
     data on a device                                 plugins that work on that device first
-    all                                              by predicted time, transfers included, plus what counts of
-                                                     start-up and compiling
+    all                                              by predicted time (``work`` at the rates of the processor),
+                                                     transfers included, plus what counts of start-up and compiling
     no predicted time                                last; by what it would be on a plain GPU, then by name
     ===============================================  ====================================================
 
-    What counts of start-up and compiling, as if nothing were imported or compiled yet:
+    Predicted times depend on the problems' fields and on the rates of the hardware, not on the data.
+
+    What counts of start-up and compiling:
 
     ===============================================  ====================================================
     the command line                                 all: it makes one call
     data on the host                                 a tenth: a process makes ten calls
     data on a device                                 a ten-thousandth: they are in loops
+    on a GPU whose context PyTorch has made          of start-up nothing
     after :func:`sdkde_core.warm_up` of the device   nothing; of a backend that it leaves to compile later, compiling
     ===============================================  ====================================================
 
@@ -150,10 +156,9 @@ def rank(
     replays : bool
         The call can be replayed, by a backend that is ``capturable``: it is priced so, recorded already or not.
     """
-    candidates = []
-    for record in registry.records():
-        candidates += _candidates(record, problems, device, data_device, share, calls_of(calls, data_device), replays)
-    return _sorted(candidates, data_device)
+    return _ranked(
+        problems, share, _Asked("auto", device, data_device, calls_of(calls, data_device), replays), {}, True
+    )
 
 
 def choose(
@@ -188,17 +193,19 @@ def choose(
         ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``,
         ``SDKDE_TUNING`` or ``SDKDE_REPLAY`` cannot be right; several devices for input that requires grad.
     """
+    calls, aside = calls_of(calls, data_device), dict(without or {})
     if isinstance(device, str) or device is None:
-        return _choose(problems, backend, device, data_device, options, share, calls, replays, explained, without)
+        asked = _Asked(named_backend(backend), device, data_device, calls, replays)
+        return _choose(problems, share, asked, backend, options, explained, aside)
     if "grad" in problems[0].requires:
         raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
-    aside = dict(without or {})
+    asked = _Asked(named_backend(backend), device[0], data_device, calls, False)
     while True:
-        choice = _choose(problems, backend, device[0], data_device, options, share, calls, False, explained, aside)
+        choice = _choose(problems, share, asked, backend, options, explained, aside)
         reason = _unusable_on(device[1:], choice, options, aside)
         if not reason:
             break
-        if named_backend(backend) != "auto":
+        if asked.named != "auto":
             raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
         aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
     return replace(choice, devices=tuple(device[: _worth_sharing(choice, problems, data_device, share, len(device))]))
@@ -219,69 +226,91 @@ def _unusable_on(
 def _worth_sharing(
     choice: Choice, problems: Sequence[Problem], data_device: str, share: Share | None, devices: int
 ) -> int:
-    """How many of so many devices are predicted to be fastest: all, or one."""
+    """How many of so many devices are predicted to be fastest: all, or one.
+
+    Threads start in 2 ms, and 20 GB a second go from one card to another over PCIe.
+    """
     judged = judge(choice.info, at(problems, choice.device), data_device, share, StartUp(0.0, 0.0))
     if judged.seconds is None:
         return devices
-    copied = 8 * sum((p.n + p.m) * (p.d + 1) for p in problems) * (devices - 1) / devices / SHARED_BYTES
-    return devices if judged.seconds / devices + copied + SHARED_SECONDS < judged.seconds else 1
+    copied = 8 * sum((p.n + p.m) * (p.d + 1) for p in problems) * (devices - 1) / devices / 20e9
+    return devices if judged.seconds / devices + copied + 2e-3 < judged.seconds else 1
 
 
 def _choose(
     problems: Sequence[Problem],
-    backend: str,
-    device: str | None,
-    data_device: str,
-    options: Mapping[str, Any] | None,
     share: Share | None,
-    calls: int | None,
-    replays: bool,
+    asked: _Asked,
+    backend: str,
+    options: Mapping[str, Any] | None,
     explained: bool,
-    without: Mapping[tuple[str, str], str] | None,
+    aside: Mapping[tuple[str, str], str],
 ) -> Choice:
-    named = named_backend(backend)
-    told = f"SDKDE_BACKEND is {named!r}: " if named != backend else ""
-    calls = calls_of(calls, data_device)
-    asked = named, device, data_device, calls, replays
-    tried: dict[tuple[str, str], str] = {}
-
-    def check() -> None:
-        check_environment()
-        if named != "auto":
-            require_known(named, told)
-        elif options:
-            raise ValueError("backend_options go with a named backend; pass backend=... too")
-        else:
-            tried.update(started.unusable() | dict(without or {}))
-
-    if explained:
-        check()
+    """The choice for one device: first among those that may rank first, then among all."""
+    key = None if explained or options or aside else _key(problems, asked)
+    if (known := _remembered(key)) is not None:
+        return known
+    check_environment()
+    named, told, tried = asked.named, f"SDKDE_BACKEND is {asked.named!r}: " if asked.named != backend else "", {}
+    if named != "auto":
+        require_known(named, told)
+    elif options:
+        raise ValueError("backend_options go with a named backend; pass backend=... too")
     else:
+        tried = started.unusable() | dict(aside)
+    looked: list[float] = []
 
-        def first(problems: Sequence[Problem], share: Share | None) -> Choice | None:
-            check()
-            return _first(problems, share, *asked, tried, options)
+    def noted(step: int, limit: float) -> float:
+        assert share is not None  # it is handed on only where there is one
+        looked.append(limit)
+        return share(step, limit)
 
-        choice = first(problems, share) if options or without else remembered(problems, share, asked, first)
-        if choice:
-            _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
-            return choice
-    candidates = rank(problems, device=device, data_device=data_device, share=share, calls=calls, replays=replays)
-    if device is None:  # a plugin without a CPU has a device that was not asked for; it is tried if it was named
-        candidates = [c if c.name == named or c.device == data_device else _if_here(c) for c in candidates]
-    for candidate in candidates:
-        if candidate.ok and named in ("auto", candidate.name) and (candidate.name, candidate.device) not in tried:
-            reason = _why(candidate, candidates) if named == "auto" else "named"
-            choice = _start(candidate, candidates, options, tried, reason, calls)
-            if choice:
-                _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
-                return choice
+    for everything in (True,) if explained else (False, True):
+        candidates = _ranked(problems, None if share is None else noted, asked, tried, everything)
+        for candidate in candidates if everything else candidates[:1]:
+            if candidate.ok and named in ("auto", candidate.name) and (candidate.name, candidate.device) not in tried:
+                reason = "named" if named != "auto" else _why(candidate, candidates) if everything else "ranked first"
+                choice = _start(candidate, candidates, options, tried, reason, asked.calls)
+                if choice:
+                    _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
+                    if key is not None and not looked:
+                        _remember(key, choice)
+                    return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
         reasons = "; ".join(c.reason for c in failures)
         raise BackendUnavailable(f"{told}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
+
+
+# --- choices made before: in a loop all calls ask for the same, and to judge takes half of a call ---
+
+
+def _key(problems: Sequence[Problem], asked: _Asked) -> tuple[Any, ...]:
+    """What a choice follows from, but for the share of the pairs beyond an extent: with that, it is not kept."""
+    apart = tuple(registry.aside.items()), tuple(registry.warm.items()), visible_gpus(), cpu_threads()
+    variables = map(os.environ.get, ("SDKDE_TUNING", "SDKDE_DB", "SDKDE_REPLAY"))
+    return (tuple(problems), asked, *apart, has_context("cuda"), *variables)
+
+
+def _remembered(key: tuple[Any, ...] | None) -> Choice | None:
+    known = registry.chosen.get(key)
+    if (
+        known is None or known[0] is not registry.records() or known[1] is not registry.made
+    ):  # made anew where they change
+        return None
+    choice: Choice = known[2]
+    return choice
+
+
+def _remember(key: tuple[Any, ...], choice: Choice) -> None:
+    if len(registry.chosen) >= 256:
+        registry.chosen.clear()
+    registry.chosen[key] = registry.records(), registry.made, choice
+
+
+# --- the environment ---
 
 
 def check_environment() -> None:
@@ -307,63 +336,75 @@ def _mend(problems: Sequence[Problem], how: str) -> str:
     return ""
 
 
-def _first(
-    problems: Sequence[Problem],
-    share: Share | None,
-    named: str,
-    device: str | None,
-    data_device: str,
-    calls: int,
-    replays: bool,
-    tried: dict[tuple[str, str], str],
-    options: Mapping[str, Any] | None,
-) -> Choice | None:
-    """The choice among :func:`_foremost`; None where none of them starts."""
-    while True:  # one more round for each that does not start, as it may have stood in the way of a better one
-        candidates = _foremost(problems, named, device, data_device, share, calls, replays, tried)
-        best = next((c for c in candidates if c.ok), None)
-        if best is None:
-            return None
-        choice = _start(best, candidates, options, tried, "named" if named != "auto" else "ranked first", calls)
-        if choice:
-            return choice
+# --- candidates ---
 
 
-def _foremost(
+def _ranked(
     problems: Sequence[Problem],
-    named: str,
-    device: str | None,
-    data_device: str,
     share: Share | None,
-    calls: int,
-    replays: bool,
+    asked: _Asked,
     tried: Mapping[tuple[str, str], str],
+    everything: bool,
 ) -> list[Candidate]:
-    """The candidates that :func:`rank` would put first, of those not tried: the named one, or on the data's device."""
-    listed = functools.cache(gpu_name)  # all plugins ask for the same
-    places = [
-        (record.info, place)
-        for record in (registry.records() if named == "auto" else (registry.find(named),))
-        if record is not None and record.ok and record.info is not None
-        for place in _devices(record.info, device, data_device, listed)
-        if (record.name, place) not in tried
-    ]
-    if data_device != "cpu":
-        places = [p for p in places if p[1] == data_device] or places
-    there = {place: at(problems, place) for _, place in places}  # what all plugins on a device share is asked once
-    if len(places) < 2:
-        return [judge(info, there[place], data_device, share, None, replays) for info, place in places]
+    """All candidates, best first; or, unless ``everything`` is asked for, those of them that may be first."""
+    records = registry.records() if everything or asked.named == "auto" else (registry.find(asked.named),)
     found: list[Candidate] = []
+    places: list[tuple[BackendInfo, str]] = []
+    for record in records:
+        if record is None or not record.ok or record.info is None:
+            if record is not None:
+                found.append(Candidate(record.name, "-", False, f"{record.status}: {record.reason}"))
+            continue
+        there = _devices(record.info, asked.device, asked.data_device)
+        places += [(record.info, place) for place in there]
+        if not there:
+            where = f"runs on {', '.join(record.info.devices)}, not on {asked.device or asked.data_device}"
+            found.append(Candidate(record.name, "-", False, where))
+    if not everything:
+        found, places = [], [(info, place) for info, place in places if (info.name, place) not in tried]
+        if asked.data_device != "cpu":
+            places = [p for p in places if p[1] == asked.data_device] or places
+    posed = {place: at(problems, place) for _, place in places}  # what all plugins on a device share is asked once
+    if not everything and len(places) < 2:
+        starts: list[tuple[StartUp | None, BackendInfo, str]] = [(None, *p) for p in places]
+    else:
+        starts = [(start_up(info, posed[place], asked.calls), info, place) for info, place in places]
+        starts.sort(key=lambda s: s[0].counted if s[0] else 0.0)
     least = math.inf
-    machines = {place: machine(place) for place in there}
-    starts = [(start_up(info, there[place], calls, machines[place]), info, there[place]) for info, place in places]
-    for startup, info, posed in sorted(starts, key=lambda s: s[0].counted):
-        if startup.counted > least:
+    for startup, info, place in starts:
+        if not everything and startup is not None and startup.counted > least:
             break  # so is that of those after it
-        found.append(judge(info, posed, data_device, share, startup, replays))
-        if found[-1].ok:
-            least = min(least, found[-1].total_seconds)
-    return _sorted(found, data_device)
+        candidate = judge(info, posed[place], asked.data_device, share, startup, asked.replays)
+        # A plugin without a CPU has a device that was not asked for; it is tried if it was named.
+        if candidate.ok and asked.device is None and info.name != asked.named and not is_here(place):
+            candidate = replace(candidate, ok=False, reason=f"no {place} is here", seconds=None, pass_seconds=())
+        if candidate.ok:
+            least = min(least, candidate.total_seconds)
+        found.append(candidate)
+
+    def order(c: Candidate) -> tuple[Any, ...]:
+        leaves_device = asked.data_device not in ("cpu", c.device)
+        plain = math.inf if c.plain_seconds is None else c.plain_seconds + c.counted_seconds
+        return (not c.ok, leaves_device, c.total_seconds, plain, c.name, c.device)
+
+    return sorted(found, key=order)
+
+
+def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[str]:
+    """Where a plugin is to be considered, of the devices in question."""
+    kinds = [kind for kind in info.devices if kind != "cpu"]
+    if device is not None:
+        kind, _, number = device.partition(":")
+        wanted = [device]
+        if kind != "cpu" and not number:
+            wanted = [data_device if data_device.partition(":")[0] == kind else f"{kind}:0"]
+    elif data_device == "cpu":
+        # For data on the host a plugin's other devices count if the driver lists them, or if it has no CPU at all.
+        there = [f"{kind}:0" for kind in kinds]
+        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or gpu_name(p) is not None)]
+    else:  # data on a device do not leave it for a backend that can work there
+        wanted = [data_device] if data_device.partition(":")[0] in kinds else ["cpu"]
+    return [place for place in wanted if place.partition(":")[0] in info.devices]
 
 
 def _start(
@@ -375,73 +416,14 @@ def _start(
     calls: int,
 ) -> Choice | None:
     """The choice of a candidate, if it starts; why it did not goes to ``tried``."""
-    info = _info(candidate.name)
-    implementation, support = started.start(info, candidate.device, options)
+    record = registry.find(candidate.name)
+    assert record is not None and record.info is not None  # a candidate that is ok has both
+    implementation, support = started.start(record.info, candidate.device, options)
     if implementation is None or not support.ok:
         tried[candidate.name, candidate.device] = support.reason
         return None
     final = tuple(_settle(c, candidate, tried) for c in candidates)
-    return Choice(info, candidate.device, implementation, final, reason, calls)
-
-
-def _candidates(
-    record: registry.Record,
-    problems: Sequence[Problem],
-    device: str | None,
-    data_device: str,
-    share: Share | None,
-    calls: int,
-    replays: bool,
-) -> list[Candidate]:
-    """A plugin on each of the devices in question, or why it runs on none."""
-    if not record.ok or record.info is None:
-        return [Candidate(record.name, "-", False, f"{record.status}: {record.reason}")]
-    places = _devices(record.info, device, data_device)
-    if not places:
-        reason = f"runs on {', '.join(record.info.devices)}, not on {device or data_device}"
-        return [Candidate(record.name, "-", False, reason)]
-    if data_device != "cpu" and data_device not in places:  # it comes last: nothing of the data is read back for that
-        problems = [with_fields(p, sample=None) for p in problems]
-    asked = [(record.info, at(problems, place)) for place in places]
-    return [judge(*a, data_device, share, start_up(*a, calls), replays) for a in asked]
-
-
-def _if_here(c: Candidate) -> Candidate:
-    """The candidate; one that cannot where its device is not here."""
-    if not c.ok or is_here(c.device):
-        return c
-    return replace(c, ok=False, reason=f"no {c.device} is here", seconds=None, pass_seconds=())
-
-
-def _sorted(candidates: list[Candidate], data_device: str) -> list[Candidate]:
-    def order(c: Candidate) -> tuple[Any, ...]:
-        leaves_device = data_device != "cpu" and c.device != data_device
-        plain = math.inf if c.plain_seconds is None else c.plain_seconds + c.counted_seconds
-        return (not c.ok, leaves_device, c.total_seconds, plain, c.name, c.device)
-
-    return sorted(candidates, key=order)
-
-
-def _devices(
-    info: BackendInfo, device: str | None, data_device: str, listed: Callable[[str], str | None] | None = None
-) -> list[str]:
-    """Where a plugin is to be considered, of the devices in question; ``listed``: :func:`gpu_name`, once a call."""
-    kinds = [kind for kind in info.devices if kind != "cpu"]
-    if device is None and not kinds:
-        return ["cpu"]
-    if device is not None:
-        kind, _, number = device.partition(":")
-        wanted = [device]
-        if kind != "cpu" and not number:
-            wanted = [data_device if data_device.partition(":")[0] == kind else f"{kind}:0"]
-    elif data_device == "cpu":
-        # For data on the host a plugin's other devices count if the driver lists them, or if it has no CPU at all.
-        # A card's rates are asked for when it is priced, which it is not where a CPU is done before it has started.
-        there = [f"{kind}:0" for kind in kinds]
-        wanted = ["cpu", *(p for p in there if "cpu" not in info.devices or (listed or gpu_name)(p) is not None)]
-    else:  # data on a device do not leave it for a backend that can work there
-        wanted = [data_device] if data_device.partition(":")[0] in kinds else ["cpu"]
-    return [place for place in wanted if place.partition(":")[0] in info.devices]
+    return Choice(record.info, candidate.device, implementation, final, reason, calls)
 
 
 def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
@@ -459,12 +441,6 @@ def require_known(name: str, told: str) -> None:
         raise BackendUnavailable(f"{told}backend {name!r} is unknown; installed: {installed}{hint}")
     if not record.ok:
         raise BackendUnavailable(f"{told}backend {name!r} is {record.status}: {record.reason}")
-
-
-def _info(name: str) -> BackendInfo:
-    record = registry.find(name)
-    assert record is not None and record.info is not None  # a candidate that is ok has both
-    return record.info
 
 
 def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:

@@ -19,7 +19,6 @@ from .. import __version__, api
 from ..arrays import Argument as Given
 from ..arrays import ingest
 from ..bandwidth.rules import RULES, resolve
-from ..choice import hardware
 from ..estimator.batches import batch_rows, density_of, in_batches
 from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import explained
@@ -245,15 +244,11 @@ def backends(as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--measure", is_flag=True, help="Measure this CPU first, about a second; predictions then use its rates.")
-def doctor(measure: bool) -> None:
+def doctor() -> None:
     """Report the environment, versions, devices, and a probe of each backend.
 
     A backend that is not installed is reported as such; the exit status is 0 all the same.
     """
-    if measure:
-        hardware.measure_cpu()
-        click.echo(f"measured one CPU core; kept in {hardware.cpu_cache_file()}\n")
     for title, rows in sections():
         click.echo(f"{title}\n{table(rows, indent='  ')}\n")
 

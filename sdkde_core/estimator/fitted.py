@@ -271,7 +271,7 @@ class Fitted:
         n, d = points.shape
         requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())
         extent = rounded(float(radii(points).max()))
-        asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=extent, light=0.0)
+        asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=extent)
         return loaded(self.request, bandwidth, asked, "auto", centre, Columns(points, log_weights), names)
 
     def _packed_for(self, reduction: Reduction) -> Reducer:

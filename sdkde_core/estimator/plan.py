@@ -38,7 +38,6 @@ from ..engine.threads import map_threads
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
 from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
-from .sample import Sampler
 
 #: Bandwidths: up to there squares of distances stay finite.
 FARTHEST = 1e149
@@ -137,13 +136,7 @@ def plan_data(
     if request.passes[0].moves:
         extent = moved_extent(extent)
     requires = frozenset(["weights"] * (data.log_weights is not None) + ["grad"] * grad)
-    samples: dict[str, Sampler] = {}
-    # Several devices sum all pairs; and processes, each with queries of its own, must agree on the choice.
-    alone = request.ranks is None and (isinstance(request.device, str) or request.device is None)
-    if alone and (explained or select.named_backend(request.backend) == "auto"):  # otherwise no price is asked for
-        samples["train"] = Sampler(points, points, log_weights)
-        samples["query"] = samples["train"] if rows is None else Sampler(points, rows, log_weights)
-    problems = request.problems(m, n, d, extent, requires, data.dtype, device, samples, data.light)
+    problems = request.problems(m, n, d, extent, requires, data.dtype, device)
     shares: dict[tuple[int, float], float] = {}
 
     def share(step: int, limit: float) -> float:
@@ -164,7 +157,7 @@ def plan_data(
         explained=explained,
         without=request.without,
     )
-    looked = far or bool(request.without) or any(sampler.taken for sampler in samples.values())
+    looked = far or bool(request.without)
     library, place = choice.info.arrays, choice.device
     if device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
 from ..messages import did_you_mean
-from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, Sample, with_fields
+from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, with_fields
 from ..spreading.devices import Group
 
 METHODS = ("kde", "sdkde", "laplace")
@@ -177,13 +177,10 @@ class Request:
         requires: frozenset[str],
         dtype: str,
         device: str,
-        samples: Mapping[str, Callable[[], Sample]] | None = None,
-        light: float = 0.0,
     ) -> tuple[Problem, ...]:
         """Describe each pass; moved samples are means of samples, so they stay within the extent.
 
-        ``m``: query rows, None: the training points. ``samples``: by what a pass's rows are, ``"train"`` and
-        ``"query"``.
+        ``m``: query rows, None: the training points.
         """
         moved, result = False, []
         if self.kernel != "gaussian":
@@ -203,8 +200,6 @@ class Request:
                     requires=requires,
                     extent=extent,
                     kernel=self.kernel,
-                    light=light,
-                    sample=samples[step.rows] if samples else None,
                 )
             )
             moved = moved or step.moves

@@ -123,7 +123,7 @@ class Moments:
         none = np.empty(0), np.empty(0), np.empty((0, self.d))
         drawn_here, equal, log_weights = none, True, np.zeros(count)
         if self.weighted:
-            equal = check_weights(np.asarray(weights, dtype=np.float64), start)[0] in ("equal", "zero")
+            equal = check_weights(np.asarray(weights, dtype=np.float64), start) in ("equal", "zero")
             log_weights = log_of(weights)
             drawn_here = self._priorities(x, log_weights, start)
         rows, digest = x[index - start], _digest(points, weights, start=start)

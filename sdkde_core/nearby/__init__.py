@@ -5,8 +5,7 @@ tiles of pairs are; a backend then sums over the rest. Points are put into the o
 (:func:`order`). Columns get boxes, means and sums of weights by tile, and by sixteen tiles (:func:`index`). For some
 neighbouring rows at a time :func:`lists` returns the tiles of columns that each tile of rows needs, so that no more
 memory is taken than these lists need: some hundred rows on a CPU, many such groups at once on a device.
-:func:`share` forecasts from a sample how many pairs that leaves, :func:`boxes` how large tiles are; :func:`rough_share`
-takes less of a sample, and a tenth of the time; :func:`places` says which points to take.
+:func:`rough_share` says from a few points how many pairs that leaves, :func:`typical_share` what typical data leave.
 
 Everything is for arrays of any library with the array API, on any device, and the same points give the same lists. Rows
 and columns have to be finite. Below, W is the sum of all weights.
@@ -52,7 +51,7 @@ rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are
 
 from __future__ import annotations
 
-from .forecast import boxes, places, rough_share, share
+from .forecast import rough_share, typical_share
 from .lists import LEFT_OUT, PARTS, Lists, lists
 from .order import order
 from .tiles import Index, Tiles, index
@@ -63,11 +62,9 @@ __all__ = [
     "Index",
     "Lists",
     "Tiles",
-    "boxes",
     "index",
     "lists",
     "order",
-    "places",
     "rough_share",
-    "share",
+    "typical_share",
 ]

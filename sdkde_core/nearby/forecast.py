@@ -1,4 +1,4 @@
-"""How many pairs of tiles would be left, from some of the rows and columns: as :func:`lists` has it, and roughly."""
+"""How many pairs of tiles would be left: by some of the rows and columns, and of typical data, for prices."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..protocol import TOLERANCES, Problem, Reduction, Sample
-from .lists import FINE, MANY, NEAREST, threshold
-from .order import by_tile, order
-from .tiles import TOGETHER
+from ..protocol import Problem, Reduction
 
-__all__ = ["boxes", "places", "rough_share", "share"]
+__all__ = ["rough_share", "typical_share"]
 
 Array = NDArray[Any]
-
-#: Rows and columns of a sample that are looked at, about; beyond so many dimensions fewer columns, as each costs more.
-ROWS, COLUMNS, DIMENSIONS = 48, 1 << 12, 64
-
-#: Points of a sample whose box is taken, at least.
-NODE = 8
 
 #: Nearest points of a sample: their distances say how densely points lie, and in how many dimensions.
 NEAREST_OF, FARTHER_OF = 4, 16
@@ -30,55 +21,11 @@ NEAREST_OF, FARTHER_OF = 4, 16
 #: Of a sample's places in their stretches: an irrational number, so that no period in the data meets it.
 GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
-#: By how many standard deviations the least of a tile's rows is below their mean.
-LEAST = 2.0
+#: Width of what is halved again and again to make tiles of normal points, in standard deviations: fitted to counts.
+WIDE = 3.7
 
 
-def share(problem: Problem, sample: Sample, size: int, height: int) -> float:
-    """Return about what share of the pairs is left, if tiles have ``height`` rows and ``size`` columns.
-
-    Every point of the sample stands for a tile, whose box follows from that of the point and its neighbours in the
-    sample. Floors are those that :func:`lists` would find, by as many of the nearest columns.
-
-    Parameters
-    ----------
-    problem : Problem
-    sample : Sample
-        Of its rows and columns.
-    size, height : int
-    """
-    if len(sample.columns) <= 2 * NODE or problem.n <= 4 * size or not len(sample.rows):
-        return 1.0
-    thin = -(-len(sample.columns) * max(problem.d, DIMENSIONS) // (COLUMNS * DIMENSIONS))
-    columns, weights = sample.columns[::thin], sample.log_weights[::thin]
-    n, known = problem.n, len(columns)
-    rows, row_widths = boxes(sample.rows, height * len(sample.rows) / problem.m, height, ROWS)
-    centres, widths = boxes(columns, size * known / n, size)
-    _, wide = boxes(columns, TOGETHER * size * known / n, TOGETHER * size)
-    apart, square = np.zeros((2, len(rows), known))
-    for a in range(problem.d):
-        apart += (rows[:, a, None] - columns[:, a]) ** 2
-        between = np.abs(rows[:, a, None] - centres[:, a]) - 0.5 * (row_widths[:, a, None] + widths[:, a])
-        square += np.maximum(between, 0.0) ** 2
-    weights = weights + math.log(n / known)
-    total = float(np.logaddexp.reduce(weights))
-    floor = np.maximum(
-        *(
-            _floors(rows, columns, weights, apart, inside, row_widths, least * TOGETHER * size * known / n)
-            for inside, least in ((widths, NEAREST), (wide, MANY))
-        )
-    )
-    half = 0.5 * square
-    mass = np.exp(np.minimum(weights - half - floor[:, None], 0.0))
-    if problem.reduction is Reduction.MEAN:
-        mass *= np.maximum(np.sqrt(2.0 * half), 1.0) + np.sqrt(2.0 * np.maximum(total - floor, 0.0))[:, None]
-    if problem.reduction is Reduction.LAPLACE:
-        mass *= 1.0 + half / (1.0 + 0.5 * problem.d)
-    needed = mass >= threshold(np, mass, FINE * TOLERANCES[problem.precision][problem.reduction].absolute)
-    return float(needed.mean())
-
-
-def places(n: int, most: int) -> NDArray[np.int64]:
+def _places(n: int, most: int) -> NDArray[np.int64]:
     """Indices of up to ``most`` of n points: one of each of as many stretches of equal length."""
     step = -(-n // most)
     k = np.arange(n // step)
@@ -125,7 +72,7 @@ def rough_share(
     if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0]:
         return 1.0
     xp, on = array_namespace(columns), device(columns)
-    some, thin = (xp.asarray(places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
+    some, thin = (xp.asarray(_places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
     rows, columns, log_weights = (
         xp.take(x, at, axis=0) for x, at in ((rows, some), (columns, thin), (log_weights, thin))
     )
@@ -168,56 +115,45 @@ def _roughly(
     return float(xp.mean(xp.astype(left, xp.float32)))
 
 
-def boxes(points: Array, expected: float, size: int, most: int = 0) -> tuple[Array, Array]:
-    """Centres and widths of the tiles that some points of a sample are in, (k, d) each.
-
-    Parameters
-    ----------
-    points : (known, d) array
-    expected : float
-        How many points of the sample a tile has.
-    size : int
-        How many it has of all.
-    most : int
-        Points that are returned, about; 0: all, as they came.
+def typical_share(problem: Problem, size: int, height: int, out: float) -> float:
+    """Return about what share of the pairs is left, for a price: that of a normal sample of the problem's extent.
 
     Notes
     -----
-    Where a tile has few points of the sample or none, it is a part of a larger node: halves of halves of that one's
-    widest sides. As boxes end at points, those of k points are narrower than their node by (k − 1) / (k + 1).
+    Let σ be the standard deviation in bandwidths. The farthest of n points is at some (√d + √(2 log n)) σ, which is the
+    extent. Where that is far beyond the usual one, either the bandwidth is small or a few points are far out: σ is
+    then taken a third of the way from four times the usual one, in logs.
+
+    A row at a distance of √d σ has the log sum ℓ = −½ d (log(1 + σ²) + σ² / (1 + σ²)). Where few columns are within a
+    bandwidth, it is that of the nearest ``size`` columns, in a ball whose radius follows from the density at the row.
+    A tile is left out if its part is below ``out`` of that: where it is farther than R = √(2 (−ℓ − log out)).
+
+    Tiles of a k-d tree are halved log₂(n / size) times, so about :data:`WIDE` σ 2^(−log₂(n / size) / d) wide. Two
+    coordinates differ by √2 σ z with z normal, and their boxes by the mean of both widths less. The sum of the squares
+    over d dimensions is close to a gamma variable with its mean and variance, of which R² is a quantile (Wilson and
+    Hilferty's cube root). The share is within a third of what was counted for normal samples of a million in 4 to 10
+    dimensions (benchmarks/notes/choice.md).
     """
-    node = min(max(NODE, round(expected)), len(points))  # no power of two: parts are cut off as of all points
-    places = order(points, node)
-    blocks = by_tile(points[places], node)
-    low, high = blocks.min(axis=1), blocks.max(axis=1)
-    widths = high - low
-    levels = max(0.0, math.log2(node / expected))
-    if levels > 0.0:
-        widths = widths * ((node + 1) / (node - 1))
-        for _ in range(math.ceil(levels)):
-            widest = np.argmax(widths, axis=1)
-            widths[np.arange(len(widths)), widest] *= 2.0 ** -min(levels, 1.0)
-            levels -= 1.0
-        widths *= (size - 1) / (size + 1)
-    where = np.empty(len(points), np.intp)
-    where[places] = np.arange(len(points)) // node
-    which = places[:: -(-len(points) // most)] if most else np.arange(len(points))
-    middle, room = 0.5 * (low + high)[where[which]], 0.5 * np.maximum(high - low - widths, 0.0)[where[which]]
-    return np.clip(points[which], middle - room, middle + room), widths[where[which]]
-
-
-def _floors(
-    rows: Array, columns: Array, weights: Array, apart: Array, widths: Array, beside: Array, number: float
-) -> Array:
-    """What :func:`lists` would take for the least log sums of rows' tiles, by the nearest so many columns, (b,)."""
-    few = int(min(max(1.0, round(number)), len(columns)))
-    near = np.argpartition(apart, few - 1, axis=1)[:, :few]
-    spread = (widths * widths).sum(axis=1) / 12.0  # mean squares of distances from the middle of a tile
-    terms = weights[near] - 0.5 * (np.take_along_axis(apart, near, axis=1) + spread[near])
-    top = terms.max(axis=1, keepdims=True)
-    parts = np.exp(terms - top)
-    sums = parts.sum(axis=1)
-    slope = np.stack([(parts * columns[near, a]).sum(axis=1) / sums for a in range(columns.shape[1])], axis=1) - rows
-    steps = beside * beside / 12.0  # mean squares of rows' distances from the middle of their tile
-    below = LEAST * np.sqrt((slope * slope * steps).sum(axis=1)) + 0.5 * steps.sum(axis=1)
-    return np.log(sums) + top[:, 0] - below
+    n, m, d = problem.n, problem.m, problem.d
+    if not 2 * size < n or not m:
+        return 1.0
+    usual = n ** (1.0 / (d + 4)) / 0.9
+    sigma = max(problem.extent, 1e-3) / (math.sqrt(d) + math.sqrt(2.0 * math.log(n)))
+    if sigma > 4.0 * usual:
+        sigma = 4.0 * usual * (sigma / (4.0 * usual)) ** (1.0 / 3.0)
+    log_ball = 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d + 1.0)
+    log_density = -0.5 * d * (math.log(2.0 * math.pi) + 2.0 * math.log(sigma) + 1.0)
+    square = math.exp(2.0 / d * (math.log(size / n) - log_density - log_ball))
+    among_many = 0.5 * d * (math.log1p(sigma**2) + sigma**2 / (1.0 + sigma**2))
+    log_sum = -max(among_many, math.log(n / size) + 0.5 * square * d / (d + 2.0))
+    wide = sum(0.5 * WIDE * (size_of / of) ** (1.0 / d) for size_of, of in ((size, n), (min(height, m), m)))
+    t = wide / math.sqrt(2.0)
+    beyond, at = 0.5 * math.erfc(t / math.sqrt(2.0)), math.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)
+    second = 2.0 * ((1.0 + t * t) * beyond - t * at)  # E max(|z| − t, 0)², and to the fourth power
+    fourth = 2.0 * ((t**4 + 6.0 * t * t + 3.0) * beyond - (t**3 + 5.0 * t) * at)
+    if not second > 1e-9:
+        return 1.0
+    shape = d * second**2 / (fourth - second**2)
+    over_mean = -(log_sum + math.log(out)) / (sigma**2 * d * second)
+    z = (max(over_mean, 0.0) ** (1.0 / 3.0) - 1.0 + 1.0 / (9.0 * shape)) * math.sqrt(9.0 * shape)
+    return 0.5 * math.erfc(-z / math.sqrt(2.0))
