@@ -1,12 +1,9 @@
 """The pytest face of the suite: what a plugin's author sees."""
 
-from collections import OrderedDict
-
 import pytest
 from sdkde_numpy.backend import NumpyBackend
 
 from sdkde_core.protocol import BackendInfo
-from sdkde_core.testing import accuracy, reference, truths
 
 pytest_plugins = "pytester"
 
@@ -21,7 +18,7 @@ class TestMine(BackendConformance):
 """
 
 #: Few of the hundreds of checks: two that ask the backend, and the one that asks for reasons.
-SOME = "repeat or no_rows or are_real_and_have_reasons"
+SOME = "repeat or state_reuse or are_real_and_have_reasons"
 
 
 def _run(pytester, backend="numpy", xfail="{}", *arguments):
@@ -86,22 +83,3 @@ def test_nothing_executed_is_a_failure(pytester):
     result.stdout.fnmatch_lines(["*runs on no device here, so nothing was executed*"])
     counts = result.parseoutcomes()
     assert (counts["failed"], counts["passed"]) == (1, 1)
-
-
-def test_the_oracle_is_asked_once_a_session(pytester, monkeypatch):
-    """Its answers are in a folder that all processes of the session have."""
-    folder = pytester.path / "truths"
-    monkeypatch.setenv("SDKDE_TRUTHS", str(folder))
-
-    def another_process():
-        monkeypatch.setattr(truths, "_answers", OrderedDict())
-        accuracy._truth.cache_clear()  # other tests of this process may have asked the same
-        counts = _run(pytester, "numpy", "{}", "-k", "tolerance and mixture").parseoutcomes()
-        return counts["passed"], {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-
-    passed, kept = another_process()
-    assert passed > 6
-    assert len(kept) == 6  # three extents, queries and the points themselves
-    with monkeypatch.context() as patch:
-        patch.setattr(reference, "sums", None)
-        assert another_process() == (passed, kept)

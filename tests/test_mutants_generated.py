@@ -192,15 +192,6 @@ def _missed(profile, count):
 
 
 @pytest.mark.slow
-def test_the_quick_profile_catches_most_of_a_few():
-    """Of 12 at least 7: at a rate of 85 % that fails once in 200 runs, at the measured rate once in 10⁵ runs.
-
-    A suite that catches half of the mutants fails it in six runs of ten.
-    """
-    assert len(_missed("quick", 12)[1]) <= 5
-
-
-@pytest.mark.slow
 def test_profiles_catch_nearly_all_of_many():
     """The full profile has all of the quick one's problems, so only what that misses is left to the rest of it."""
     seed, missed = _missed("quick", 200)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sdkde_core.protocol import KERNELS
-from sdkde_core.testing import problems, reference, truths
+from sdkde_core.testing import problems, reference
 from sdkde_core.testing.checks import PROFILES
 from sdkde_core.testing.drawn import draw, parameters
 
@@ -233,19 +233,3 @@ def test_far_columns_that_are_left_out_change_nothing():
         with mpmath.workdps(40):
             total = sum(mpmath.exp(w - (mpmath.mpf(float(u)) - float(row)) ** 2 / 2) for u, w in zip(x[:, 0], log_w))
             assert abs(got.log_sum[i] - float(mpmath.log(total))) < 1e-12
-
-
-def test_answers_are_kept_and_a_broken_one_is_computed_again(monkeypatch, tmp_path):
-    monkeypatch.setenv(truths.FOLDER, str(tmp_path))
-    case = problems.make("mixture", 23, 5, 2, 7.0, seed=77)
-    first = problems.truth(case)
-    (path,) = tmp_path.iterdir()
-    for content in (path.read_bytes(), b"", b"PK nothing"):
-        path.write_bytes(content)
-        truths._answers.clear()
-        again = problems.truth(case)
-        for a, b in zip(first, again):
-            np.testing.assert_array_equal(a, b)
-    monkeypatch.setattr(reference, "sums", None)  # not asked: the answer is in memory
-    assert problems.truth(case) is again
-    assert not again.shift.flags.writeable

@@ -1,4 +1,4 @@
-"""Derivatives of the reductions in closed form, and a backend's: what the check of the feature ``"grad"`` compares.
+"""The check of the feature ``"grad"``: a backend's derivatives beside the reductions' in closed form.
 
 With a_ij = u_j − u_i, e_ij = −½‖a_ij‖², φ_ij = exp(e_ij), p_ij = w_j φ_ij / Σ_k w_k φ_ik, s_i the shift, c = 1 + d/2:
 
@@ -15,35 +15,65 @@ and e_ij by u_j is −a_ij, by u_i a_ij; C · s_i has p_ij C by u_j besides, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from sdkde_core.arrays import to_host
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction
+from sdkde_core.arrays import detached, to_host
+from sdkde_core.plugin import each, reduce_pass
+from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from . import problems
 from .problems import Case
+from .target import Target, within
 
-__all__ = ["KINDS", "OF", "answered", "closed_form", "make"]
+__all__ = ["grad"]
 
 Array = NDArray[np.float64]
 
-#: ``"near"``: within a few bandwidths; ``"weights"``: with weights, a fifth of them zero; ``"apart"``: in two clusters
-#: that are 10⁴ bandwidths apart, as nothing is split off; ``"far"``: every point several times over, and some rows 10⁹
-#: bandwidths from all.
-KINDS = ("near", "weights", "apart", "far")
 
-#: What is differentiated of each reduction's result.
-OF = {Reduction.LOG_SUM: ("log_sum",), Reduction.MEAN: ("log_sum", "shift"), Reduction.LAPLACE: ("signed",)}
+def grad(target: Target, parameter: str) -> None:
+    """Derivatives by queries, points and weights, of zero weights too, whichever of them require grad.
+
+    Like a log sum a derivative is a sum of terms with the errors of their φ_ij, if of several with different signs: it
+    may be off by ten tolerances of a log sum, relative to the largest one.
+    """
+    precision, name = parameter.split("-")
+    reduction = Reduction(name)
+    allowed = 10.0 * TOLERANCES[precision][Reduction.LOG_SUM].absolute
+    differentiated = {"log_sum": ["log_sum"], "mean": ["log_sum", "shift"], "laplace": ["signed"]}[name]
+    for kind in ("near", "weights", "apart", "far"):
+        case = make(kind)
+        with_weights = kind == "weights"
+        if with_weights and "weights" not in target.info.features:
+            continue
+        for same in (False, True):
+            problem = target.problem(case, reduction, precision, same=same, requires={"grad"})
+            truth = problems.truth(case, same=same)
+            leaves = ["points"] + ["queries"] * (not same) + ["weights"] * with_weights
+            for of in differentiated:
+                if kind == "far" and of == "shift":  # there the distance multiplies what rounding makes of its shares
+                    continue
+                want = closed_form(case, of, same)
+                for chosen in dict.fromkeys([(*leaves,), *((leaf,) for leaf in leaves)]):
+                    partial, got = answered(target, problem, case, of, chosen)
+                    within(problem, each(partial, lambda x: to_host(detached(x))), truth, kind)
+                    for leaf in chosen:
+                        off = abs(got[leaf] - want[leaf]).max() / abs(want[leaf]).max()
+                        assert off <= allowed, (
+                            f"{kind}{', same' * same}: {of} by {leaf}, with grad of {', '.join(chosen)}: off by "
+                            f"{off:.3g} of the largest derivative, allowed {allowed:.3g}"
+                        )
 
 
 def make(kind: str, n: int = 61, m: int = 23, d: int = 3) -> Case:
-    """Make a case in which every row has many columns that matter."""
+    """Make a case in which every row has many columns that matter.
+
+    ``"near"``: within a few bandwidths. ``"weights"``: a fifth of the weights zero. ``"apart"``: two clusters 10⁴
+    bandwidths apart, as nothing is split off. ``"far"``: points several times over, rows 10⁹ bandwidths from all.
+    """
     case = problems.make("mixture", n, m, d, 4.0)
     if kind == "weights":
         weights = np.random.default_rng(0).gamma(1.0, size=n)
@@ -96,31 +126,18 @@ def closed_form(case: Case, of: str, same: bool) -> dict[str, Array]:
 
 
 def answered(
-    reduce: Callable[[Columns, Any], Partial],
-    give: Callable[[Any], Any],
-    problem: Problem,
-    case: Case,
-    of: str,
-    leaves: Collection[str],
+    target: Target, problem: Problem, case: Case, of: str, leaves: tuple[str, ...]
 ) -> tuple[Partial, dict[str, Array]]:
-    """Return a backend's result, detached, and its derivatives by those of the tensors that require grad.
-
-    Parameters
-    ----------
-    reduce : callable
-        ``reduce(columns, queries) -> Partial``.
-    give : callable
-        From NumPy to the backend's arrays.
-    leaves : collection of str
-        Of ``"points"``, ``"queries"`` and ``"weights"``: what requires grad.
-    """
+    """Return a backend's result, and its derivatives by those of points, queries and weights that require grad."""
+    give = target.give
     given = {"points": give(case.points.copy()), "queries": give(case.queries.copy())}
     if "weights" in problem.requires:
         given["weights"] = give(np.exp(case.log_weights))
     for name in leaves:
         given[name].requires_grad_()
     columns = Columns(given["points"], give(case.log_weights), weights=given.get("weights"))
-    partial = reduce(columns, None if problem.same else given["queries"])
+    queries = None if problem.same else given["queries"]
+    partial = reduce_pass(target.backend, target.info, problem, columns, queries)
     result = getattr(partial, of, None)
     if of == "signed":
         xp = array_namespace(partial.log_magnitude)

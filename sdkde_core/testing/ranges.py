@@ -21,8 +21,8 @@ from .target import MIXED, Profile, Target, take, weighted, within
 
 __all__ = ["bits_parameters", "pairs", "pairs_parameters", "range_bits", "range_parameters", "row_range"]
 
-#: Ranges of the points: across the edges of tiles, both ends, one row; and one that is longer than several quanta.
-RANGES = ((0, 40), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
+#: Ranges of the points: two as long, across the edges of tiles, both ends, one row; and one longer than several quanta.
+RANGES = ((0, 40), (20, 60), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
 LONG, LONG_RANGE = 3 * QUANTUM + 5, (QUANTUM, 3 * QUANTUM + 2)
 
 #: Rows of many that are compared with the truth, at most.
