@@ -134,15 +134,15 @@ def test_backends_import_from_the_core_what_it_exports_to_all():
 def test_the_tuner_imports_the_core_and_no_backend():
     """And what `estimate` loads of it needs the standard library only, without the extra."""
     library = {
-        "optuna",
-        "sqlite_utils",
         "click",
         "click_default_group",
         "filelock",
-        "tqdm",
         "matplotlib",
         "numpy",
+        "optuna",
+        "sqlite_utils",
         "torch",
+        "tqdm",
     }
     light = {"__init__.py", "key.py", "lookup.py", "provenance.py", "records.py", "runner.py"}
     only = {
@@ -312,12 +312,6 @@ def test_the_citation_names_the_paper():
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
     (paper,) = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["references"]
     assert (paper["url"], paper["repository-code"]) == (urls["Paper"], urls["Paper's code"])
-
-
-def test_public_names_have_docstrings():
-    for name in sdkde_core.__all__:
-        if name != "__version__":
-            assert len(getattr(sdkde_core, name).__doc__) > 40, name
 
 
 @pytest.mark.parametrize("backend", [p for p in (ROOT / "backends").iterdir() if p.is_dir()], ids=lambda p: p.name)
