@@ -14,6 +14,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from sdkde_core.protocol import Partial, Reduction
 from sdkde_core.testing import broken_off
 from sdkde_core.testing.checks import CHECKS, PROFILES, Profile, Target, cases, failures
 
+RNG = np.random.default_rng(0)
 QUICK = PROFILES["quick"]
 ALL = replace(INFO, features=INFO.features | {"grad"})
 
@@ -39,20 +41,34 @@ OLD = replace(INFO, protocol=(1, 0), features=INFO.features - {"range", "pairs"}
 
 
 class Right(NumpyBackend):
-    """The NumPy backend on one thread: what the mutants are made from. A state has the columns, and packed ones."""
+    """The NumPy backend on one thread: what the mutants are made from."""
 
     def __init__(self):
         super().__init__(threads=1)
-        self.kept, self.calls = {}, 0
+        self.kept = {}
 
     def prepare(self, problem, columns):
-        return columns, super().prepare(problem, columns)
+        return SimpleNamespace(columns=columns, packed=super().prepare(problem, columns), told=problem, kept={})
 
     def reduce(self, problem, queries, state, own_offset=0):
-        return super().reduce(problem, queries, state[1], own_offset)
+        return super().reduce(problem, queries, state.packed, own_offset)
 
     def reduce_pairs(self, problem, state, rows, columns):
-        return super().reduce_pairs(problem, state[1], rows, columns)
+        return super().reduce_pairs(problem, state.packed, rows, columns)
+
+
+def reducing(call):
+    """A backend whose ``reduce`` is ``call(self, ask, problem, queries, state, own_offset)``, ``ask`` the right one."""
+
+    class Reducing(Right):
+        def reduce(self, problem, queries, state, own_offset=0):
+            return call(self, super().reduce, problem, queries, state, own_offset)
+
+    return Reducing
+
+
+def rows_of(queries, state):
+    return state.columns.points if queries is None else queries
 
 
 def wrong(answer=None, *, where=lambda problem, own_offset: True, columns=None, ask=None, pairs=None):
@@ -64,12 +80,14 @@ def wrong(answer=None, *, where=lambda problem, own_offset: True, columns=None, 
 
     class Wrong(Right):
         def prepare(self, problem, given):
-            packed = super().prepare(problem, columns(self, problem, given) if columns else given)[1]
-            return given, packed
+            state = super().prepare(problem, columns(self, problem, given) if columns else given)
+            state.columns = given
+            return state
 
         def reduce(self, problem, queries, state, own_offset=0):
-            asked = problem, state[0].points if queries is None and columns else queries, own_offset
-            got = super().reduce(*(ask(*asked) if ask else asked)[:2], state, (ask(*asked) if ask else asked)[2])
+            asked = problem, rows_of(queries, state) if columns else queries, own_offset
+            changed, rows, offset = ask(*asked) if ask else asked
+            got = super().reduce(changed, rows, state, offset)
             return answer(problem, got) if answer and where(problem, own_offset) else got
 
         def reduce_pairs(self, problem, state, rows, others):
@@ -180,52 +198,45 @@ def sixteen_bits(self, problem, given):
     return replace(given, points=given.points[index], log_weights=given.log_weights[index])
 
 
-class InSingle(Right):
-    """Terms from expanded squares in float32 whatever the extent, summed ``plainly`` one after another."""
+def in_single(plainly):
+    """Log sums of terms from expanded squares in float32, or of right terms added ``plainly`` one after another."""
 
-    expanded, plainly = True, False
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        got, points = super().reduce(problem, queries, state, own_offset), state[0].points
+    @reducing
+    def reduce(self, ask, problem, queries, state, own_offset):
+        got, points = ask(problem, queries, state, own_offset), state.columns.points
         if problem.requires or problem.reduction is not Reduction.LOG_SUM or problem.m == 0:
             return got
-        rows = points if queries is None else queries
-        if self.expanded:
+        rows = rows_of(queries, state)
+        if plainly:
+            exponents = -0.5 * np.square(points - rows[:, None, :]).sum(-1)
+        else:
             x, y = (a.astype(np.float32) for a in (points, rows))
             exponents = y @ x.T - 0.5 * np.vecdot(x, x) - 0.5 * np.vecdot(y, y)[:, None]
-        else:
-            exponents = -0.5 * np.square(points - rows[:, None, :]).sum(-1)
         top = exponents.max(axis=1, keepdims=True)
-        terms = np.exp(exponents - top).astype(np.float32)
-        total = terms.cumsum(axis=1)[:, -1] if self.plainly else terms.sum(axis=1)
-        return replace(got, log_sum=(top[:, 0] + np.log(total)).astype(float) + state[0].log_weights[0])
+        total = np.exp(exponents - top).astype(np.float32).cumsum(axis=1)[:, -1]
+        return replace(got, log_sum=(top[:, 0] + np.log(total)).astype(float) + state.columns.log_weights[0])
+
+    return reduce
 
 
-class AddedOneByOne(InSingle):
-    expanded, plainly = False, True
-
-
-class AbsoluteMean(Right):
+@reducing
+def absolute_mean(self, ask, problem, queries, state, own_offset):
     """The mean of the points in place of the shift from the row to it."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        got = super().reduce(problem, queries, state, own_offset)
-        rows = state[0].points if queries is None else queries
-        return changed(shift=lambda x: x + rows)(problem, got)
+    rows = rows_of(queries, state)
+    return changed(shift=lambda x: x + rows)(problem, ask(problem, queries, state, own_offset))
 
 
 # --- one call after another, and at once ------------------------------------------------------------------------------
 
 
-class ScratchNorms(Right):
+@reducing
+def scratch_norms(self, ask, problem, queries, state, own_offset):
     """Keeps the rows' norms on itself from the beginning of a call to its end."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        rows = state[0].points if queries is None else queries
-        norms = self.norms = 0.5 * np.vecdot(rows, rows)
-        got = super().reduce(problem, queries, state, own_offset)
-        by = self.norms - norms if len(self.norms) == len(norms) else 0.0
-        return replace(got, log_sum=(got.log_sum.T + by).T)
+    rows = rows_of(queries, state)
+    norms = self.norms = 0.5 * np.vecdot(rows, rows)
+    got = ask(problem, queries, state, own_offset)
+    by = self.norms - norms if len(self.norms) == len(norms) else 0.0
+    return replace(got, log_sum=(got.log_sum.T + by).T)
 
 
 class ScratchWhilePacking(Right):
@@ -238,14 +249,14 @@ class ScratchWhilePacking(Right):
 
 
 class RoomForStates(Right):
-    """Has room for so many states."""
+    """Has room for eight states."""
 
     room = 8
 
     def prepare(self, problem, columns):
-        self.calls = (self.calls + 1) % self.room
-        self.kept[self.calls] = super().prepare(problem, columns)
-        return self.calls
+        place = self.kept["last"] = (self.kept.get("last", 0) + 1) % self.room
+        self.kept[place] = super().prepare(problem, columns)
+        return place
 
     def reduce(self, problem, queries, state, own_offset=0):
         return super().reduce(problem, queries, self.kept[state], own_offset)
@@ -255,86 +266,68 @@ class LastPrepared(RoomForStates):
     room = 1
 
 
-class OutputBuffer(Right):
+@reducing
+def output_buffer(self, ask, problem, queries, state, own_offset):
     """Writes every result into the same memory; as much as is needed of it is returned."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        got, found = super().reduce(problem, queries, state, own_offset), {}
-        for name in (field.name for field in fields(Partial)):
-            x, memory = getattr(got, name), self.kept.get((problem.d, name))
-            if x is not None:
-                if memory is None or len(memory) < len(x):
-                    memory = self.kept[problem.d, name] = np.empty_like(x)
-                memory[: len(x)] = x
-                found[name] = memory[: len(x)]
-        return replace(got, **found)
+    got, found = ask(problem, queries, state, own_offset), {}
+    for name in (field.name for field in fields(Partial)):
+        x, memory = getattr(got, name), self.kept.get((problem.d, name))
+        if x is not None:
+            if memory is None or len(memory) < len(x):
+                memory = self.kept[problem.d, name] = np.empty_like(x)
+            memory[: len(x)] = x
+            found[name] = memory[: len(x)]
+    return replace(got, **found)
 
 
-class PointsRemembered(Right):
+@reducing
+def points_remembered(self, ask, problem, queries, state, own_offset):
     """Answers for the points themselves once, and hands out the same arrays from then on."""
-
-    def prepare(self, problem, columns):
-        return *super().prepare(problem, columns), {}
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        if queries is not None:
-            return super().reduce(problem, queries, state, own_offset)
-        if problem not in state[2]:
-            state[2][problem] = super().reduce(problem, queries, state, own_offset)
-        return state[2][problem]
+    if queries is not None:
+        return ask(problem, queries, state, own_offset)
+    if problem not in state.kept:
+        state.kept[problem] = ask(problem, queries, state, own_offset)
+    return state.kept[problem]
 
 
-class Accumulates(Right):
+@reducing
+def accumulates(self, ask, problem, queries, state, own_offset):
     """Adds into an output that it keeps with the state and does not reset."""
-
-    def prepare(self, problem, columns):
-        return *super().prepare(problem, columns), {}
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        got = super().reduce(problem, queries, state, own_offset)
-        before = state[2].setdefault(problem.m, np.full(got.log_sum.shape, -np.inf))
-        state[2][problem.m] = np.logaddexp(before, got.log_sum)
-        return replace(got, log_sum=state[2][problem.m])
+    got = ask(problem, queries, state, own_offset)
+    before = state.kept.get(problem.m, -np.inf)
+    state.kept[problem.m] = np.logaddexp(before, got.log_sum)
+    return replace(got, log_sum=state.kept[problem.m])
 
 
-class EmptyQueryCorrupts(Right):
+@reducing
+def empty_query_corrupts(self, ask, problem, queries, state, own_offset):
     """An empty query leaves the state without its last column."""
-
-    def prepare(self, problem, columns):
-        return [*super().prepare(problem, columns)]
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        if problem.m == 0 and problem.n > 1:
-            few = replace(state[0], points=state[0].points[:-1], log_weights=state[0].log_weights[:-1])
-            state[1] = NumpyBackend.prepare(self, problem, few)
-        return super().reduce(problem, state[0].points if queries is None else queries, state, own_offset)
+    if problem.m == 0 and problem.n > 1:
+        x, log_weights = state.columns.points[:-1], state.columns.log_weights[:-1]
+        state.packed = NumpyBackend.prepare(self, problem, replace(state.columns, points=x, log_weights=log_weights))
+    return ask(problem, rows_of(queries, state), state, own_offset)
 
 
-class Trusting(Right):
-    """Believes what ``prepare`` is told of later calls."""
-
-    trusted = "m"
-
-    def prepare(self, problem, columns):
-        return *super().prepare(problem, columns), problem
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        told = state[2]
-        if self.trusted == "same" and told.same and queries is not None and problem.m <= problem.n:
-            queries = state[0].points[: problem.m]
-        assert self.trusted != "extent" or problem.extent > 0.5 * told.extent, "packed for another extent"
-        got, room = super().reduce(problem, queries, state, own_offset), max(1, told.m)
-        if self.trusted != "m":
-            return got
-        return each(got, lambda x: np.concatenate([x[:room], np.repeat(x[room - 1 : room], max(0, len(x) - room), 0)]))
+@reducing
+def m_trusted(self, ask, problem, queries, state, own_offset):
+    """Has room for as many rows as ``prepare`` was told, and repeats the last of them."""
+    got, room = ask(problem, queries, state, own_offset), max(1, state.told.m)
+    return each(got, lambda x: np.concatenate([x[:room], np.repeat(x[room - 1 : room], max(0, len(x) - room), 0)]))
 
 
-class SameTrusted(Trusting):
-    trusted = "same"
+@reducing
+def same_trusted(self, ask, problem, queries, state, own_offset):
+    """Takes the rows to be the points whenever ``prepare`` was told so."""
+    if state.told.same and queries is not None and problem.m <= problem.n:
+        queries = state.columns.points[: problem.m]
+    return ask(problem, queries, state, own_offset)
 
 
-class ExtentTrusted(Trusting):
-    trusted = "extent"
+@reducing
+def extent_trusted(self, ask, problem, queries, state, own_offset):
+    """Packs columns for the extent that ``prepare`` is told, and looks for those of the call's."""
+    assert problem.extent > 0.5 * state.told.extent, "packed for another extent"
+    return ask(problem, queries, state, own_offset)
 
 
 def by_address(self, problem, given):
@@ -343,31 +336,25 @@ def by_address(self, problem, given):
     return self.kept.setdefault(key, replace(given, points=given.points.copy()))
 
 
-class QueriesByName(Right):
+@reducing
+def queries_by_name(self, ask, problem, queries, state, own_offset):
     """Keeps the rows of the last call, for the same array."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        if queries is not None and (not self.kept or self.kept["last"][0] is not queries):
-            self.kept["last"] = queries, queries.copy()
-        return super().reduce(problem, queries if queries is None else self.kept["last"][1], state, own_offset)
+    if queries is not None and (not self.kept or self.kept["last"][0] is not queries):
+        self.kept["last"] = queries, queries.copy()
+    return ask(problem, queries if queries is None else self.kept["last"][1], state, own_offset)
 
 
-class ChangesQueries(Right):
-    def reduce(self, problem, queries, state, own_offset=0):
-        got = super().reduce(problem, queries, state, own_offset)
-        if queries is not None and queries.flags.writeable:
-            queries *= 2.0
-        return got
+@reducing
+def changes_queries(self, ask, problem, queries, state, own_offset):
+    got = ask(problem, queries, state, own_offset)
+    if queries is not None and queries.flags.writeable:
+        queries *= 2.0
+    return got
 
 
-class Unsteady(Right):
+def unsteady(problem, got):
     """Different bits every time, within the tolerance."""
-
-    rng = np.random.default_rng(0)
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        got = super().reduce(problem, queries, state, own_offset)
-        return replace(got, log_sum=got.log_sum + 1e-12 * self.rng.normal(size=got.log_sum.shape))
+    return replace(got, log_sum=got.log_sum + 1e-12 * RNG.normal(size=got.log_sum.shape))
 
 
 class AsReady(Right):
@@ -412,30 +399,24 @@ class OneThread(Right):
         return self.pool.submit(super().reduce, problem, queries, state, own_offset).result()
 
 
-class AllPairs(Right):
+@reducing
+def all_pairs(self, ask, problem, queries, state, own_offset):
     """Has an array of all differences, or of all pairs."""
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        d = problem.d if problem.reduction is Reduction.MEAN else 1
-        self.matrix = np.ones((problem.m, problem.n, d), np.float32)
-        del self.matrix
-        return super().reduce(problem, queries, state, own_offset)
+    matrix = np.ones((problem.m, problem.n, problem.d if problem.reduction is Reduction.MEAN else 1), np.float32)
+    del matrix
+    return ask(problem, queries, state, own_offset)
 
 
-class ResultsKept(Right):
-    def reduce(self, problem, queries, state, own_offset=0):
-        got = super().reduce(problem, queries, state, own_offset)
-        self.kept[len(self.kept)] = got.log_sum.copy()
-        return got
+@reducing
+def results_kept(self, ask, problem, queries, state, own_offset):
+    got = ask(problem, queries, state, own_offset)
+    self.kept[len(self.kept)] = got.log_sum.copy()
+    return got
 
 
-class KnowsTheOption(Right):
-    """Refuses one name."""
-
-    def __init__(self, **options):
+class AnyOption(Right):
+    def __init__(self, **anything):
         super().__init__()
-        if "no_such_option_of_any_backend" in options:
-            raise TypeError("there is no such option")
 
 
 def unlogged(problem, got):
@@ -483,36 +464,25 @@ def on_tile(problem, queries, own_offset):
     return problem, queries, own_offset // 16 * 16 if queries is None else own_offset
 
 
-class RangeAsQueries(Right):
-    """A range of the points is summed as queries, cut by how many they are."""
+def range_as_queries(own):
+    """A range of the points is summed as queries, cut by how many they are; its first row is of column ``own``."""
 
-    def reduce(self, problem, queries, state, own_offset=0):
+    @reducing
+    def reduce(self, ask, problem, queries, state, own_offset):
         if queries is None:
-            problem, queries = replace(problem, same=False), state[0].points[own_offset : own_offset + problem.m]
-            own_offset = self.own(own_offset)
-        return super().reduce(problem, queries, state, own_offset)
+            rows = state.columns.points[own_offset : own_offset + problem.m]
+            return ask(replace(problem, same=False), rows, state, own(own_offset))
+        return ask(problem, queries, state, own_offset)
 
-    def own(self, own_offset):
-        return own_offset
-
-
-class RangeLeavesOutFirstColumns(RangeAsQueries):
-    """Row i of a range leaves out column i, which is not its own."""
-
-    def own(self, own_offset):
-        return 0
+    return reduce
 
 
-class RangesKept(Right):
+@reducing
+def ranges_kept(self, ask, problem, queries, state, own_offset):
     """The rows of a range are packed once for each number of them."""
-
-    def prepare(self, problem, columns):
-        return *super().prepare(problem, columns), {}
-
-    def reduce(self, problem, queries, state, own_offset=0):
-        if queries is None and problem.m < problem.n:
-            own_offset = state[2].setdefault(problem.m, own_offset)
-        return super().reduce(problem, queries, state, own_offset)
+    if queries is None and problem.m < problem.n:
+        own_offset = state.kept.setdefault(problem.m, own_offset)
+    return ask(problem, queries, state, own_offset)
 
 
 def a_range(problem, own_offset):
@@ -533,8 +503,8 @@ def room(got, most=1024):
     return got[0], each(got[1], lambda x: x if not short else x[np.minimum(np.arange(len(x)), most - 1)])
 
 
-def unsteady(got):
-    return got[0], replace(got[1], shift=got[1].shift + 1e-14 * Unsteady.rng.normal())
+def unsteady_pair(got):
+    return got[0], replace(got[1], shift=got[1].shift + 1e-14 * RNG.normal())
 
 
 class Unattached(PlainTorch):
@@ -607,8 +577,6 @@ def past(first):
     return off(rows=slice(first, None))
 
 
-KNOWS = replace(INFO, implementation=f"{__name__}:KnowsTheOption")
-
 #: By the check that catches them, or one of its parameters where it takes long to come to that. With a declaration
 #: where that is not OLD.
 MUTANTS = {
@@ -619,13 +587,13 @@ MUTANTS = {
         "features of a later protocol": (Right, replace(INFO, protocol=(1, 0))),
     },
     "answers_something": {"declines everything": (Right, replace(INFO, supports=declining))},
-    "options": {"knows an option by its name": (KnowsTheOption, KNOWS)},
+    "options": {"any option taken": (AnyOption, replace(INFO, implementation=f"{__name__}:AnyOption"))},
     "result_format": {
         "axis of one row dropped": wrong(lambda p, got: each(got, lambda x: x[0]), where=lambda p, o: p.m == 1),
         "axis of one dimension dropped": wrong(changed(shift=lambda x: x[..., 0]), where=lambda p, o: p.d == 1),
-        "queries changed": ChangesQueries,
+        "queries changed": changes_queries,
     },
-    "repeat": {"not deterministic": Unsteady, "merged as they are ready": AsReady},
+    "repeat": {"not deterministic": wrong(unsteady), "merged as they are ready": AsReady},
     "sizes": {
         "last column dropped, n % 64 == 0": wrong(columns=lost(lambda n: n % 64 == 0, slice(-1))),
         "last row's shift wrong, m % 64 == 0": wrong(off("shift", -1), where=m64),
@@ -648,13 +616,13 @@ MUTANTS = {
         "weights ignored": wrong(columns=unweighted),
     },
     "tolerance[float64-mean-mixture-d3-e10]": {
-        "absolute mean for the shift": AbsoluteMean,
+        "absolute mean for the shift": absolute_mean,
         "float32 as float64": wrong(single, where=lambda p, o: p.precision == "float64"),
     },
     "tolerance[fast-log_sum-light-d3-e10]": {"weights below 1e-308 are 0": wrong(columns=exponentiated)},
     "tolerance[fast-log_sum-mixture-d1024-e10]": {"past 800 dimensions": wrong(off(), where=lambda p, o: p.d > 800)},
-    "tolerance[fast-log_sum-mixture-d784-e100]": {"float32 log sums at d = 784": InSingle},
-    "heap": {"added one by one in float32": AddedOneByOne},
+    "tolerance[fast-log_sum-mixture-d784-e100]": {"float32 log sums at d = 784": in_single(plainly=False)},
+    "heap": {"added one by one in float32": in_single(plainly=True)},
     "far_below": {
         "far rows without a sum": wrong(changed(log_sum=lambda x: np.where(x < -1e19, -np.inf, x))),
         "far rows with a shift of 0": wrong(unmoved),
@@ -665,18 +633,18 @@ MUTANTS = {
         "a NaN that gets lost": wrong(lambda p, got: each(got, lambda x: np.where(np.isnan(x), -np.inf, x))),
     },
     "state_reuse": {
-        "accumulates into a reused output": Accumulates,
+        "accumulates into a reused output": accumulates,
         "the last prepared columns on self": LastPrepared,
-        "m = 0 corrupts the state": EmptyQueryCorrupts,
-        "prepare's m trusted": Trusting,
-        "prepare's same trusted": SameTrusted,
-        "formula by the extent of the call": ExtentTrusted,
+        "m = 0 corrupts the state": empty_query_corrupts,
+        "prepare's m trusted": m_trusted,
+        "prepare's same trusted": same_trusted,
+        "formula by the extent of the call": extent_trusted,
         "answers depend on chunking": wrong(one_maximum),
     },
-    "results_are_the_callers": {"one output buffer": OutputBuffer, "results alias the state": PointsRemembered},
-    "new_contents": {"columns by their address": wrong(columns=by_address), "queries by their name": QueriesByName},
+    "results_are_the_callers": {"one output buffer": output_buffer, "results alias the state": points_remembered},
+    "new_contents": {"columns by their address": wrong(columns=by_address), "queries by their name": queries_by_name},
     "many_alive": {"eight states": RoomForStates},
-    "threads": {"scratch norms on self": ScratchNorms, "scratch while packing on self": ScratchWhilePacking},
+    "threads": {"scratch norms on self": scratch_norms, "scratch while packing on self": ScratchWhilePacking},
     "surroundings": {
         "warns": packing(lambda: warnings.warn("not tuned", stacklevel=1)),
         "prints": packing(lambda: print("packing")),
@@ -690,8 +658,8 @@ MUTANTS = {
     },
     "surroundings[log_sum]": {"NumPy warns": wrong(unlogged)},
     "thread_counts": {"more threads than cores": wrong(a_share_each, where=lambda p, o: p.m > 0)},
-    "memory": {"an array of all pairs": AllPairs},
-    "leaks": {"every result kept": ResultsKept},
+    "memory": {"an array of all pairs": all_pairs},
+    "leaks": {"every result kept": results_kept},
     "price": {"a thirtieth of its price": (Right, times(1 / 30)), "thirty times its price": (Right, times(30))},
     "interrupts": {"locked after an exception": LeftLocked},
     "forked_child": {"a thread that a forked child lacks": OneThread},
@@ -712,15 +680,15 @@ MUTANTS = {
     "row_range": {
         "a range is the first points": (wrong(ask=first_rows), INFO),
         "a range begins on a tile": (wrong(ask=on_tile), INFO),
-        "a range leaves out the first columns": (RangeLeavesOutFirstColumns, INFO),
-        "ranges kept by their length": (RangesKept, replace(INFO, features=INFO.features - {"pairs"})),
+        "a range leaves out the first columns": (range_as_queries(lambda own: 0), INFO),
+        "ranges kept by their length": (ranges_kept, replace(INFO, features=INFO.features - {"pairs"})),
     },
     "row_range[fast-log_sum]": {"ranges: no maxima": (wrong(underflows, where=a_range), INFO)},
     "row_range[float64-log_sum-long]": {"ranges: rows past 2048": (wrong(past(2048), where=a_range), INFO)},
-    "range_bits": {"a range is cut by its rows": (RangeAsQueries, INFO)},
+    "range_bits": {"a range is cut by its rows": (range_as_queries(lambda own: own), INFO)},
     "pairs": {
         "a block's other side over all columns": (OtherSideOverAll, INFO),
-        "a block that differs the second time": (wrong(pairs=unsteady), INFO),
+        "a block that differs the second time": (wrong(pairs=unsteady_pair), INFO),
         "room for 1024 rows": (wrong(pairs=room), INFO),
         "no maxima": (wrong(pairs=lambda got: tuple(underflows(None, side) for side in got)), INFO),
     },
@@ -777,7 +745,7 @@ def test_what_they_are_made_from_passes(info, make):
 
 
 def test_only_a_heap_shows_sums_that_are_added_one_by_one():
-    target = Target(replace(OLD, precisions=("fast",)), AddedOneByOne(), "cpu")
+    target = Target(replace(OLD, precisions=("fast",)), in_single(plainly=True)(), "cpu")
     found = failures(target, Profile((3,), (10.0,), draws=4), only=["tolerance", "sizes", "drawn", "heap"])
     assert set(found) == {f"heap[fast-log_sum-d3-e{out}-n33333]" for out in (7, 350)}
 

@@ -119,15 +119,10 @@ def many_alive(target: Target, parameter: str) -> None:
     precision, reduction = parameter.split("-")
     cases = [about_tiles(37, 9, 3, 10.0, seed) for seed in range(20)]
     problem = _farthest(target, cases, reduction, precision)
-    states = [target.prepare(problem, case) for case in cases]
-    results = [
-        (case, target.backend.reduce(problem, target.give(case.queries), state))
-        for _ in range(2)
-        for case, state in zip(cases, states, strict=True)
-    ]
-    for k, (case, result) in enumerate(results):
-        about = f"result {k} of {len(results)}, each of one of 20 states"
-        within(problem, each(result, to_host), problems.truth(case), about)
+    asked = [_Asked(target, problem, case) for case in cases] * 2
+    results = [target.backend.reduce(problem, target.give(one.case.queries), one.state) for one in asked]
+    for k, (one, result) in enumerate(zip(asked, results, strict=True)):
+        within(problem, each(result, to_host), one.truth, f"result {k} of {len(results)}, each of one of 20 states")
 
 
 def _farthest(target: Target, cases: list[Case], reduction: str, precision: str, **options: Any) -> Problem:

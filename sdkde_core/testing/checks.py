@@ -34,7 +34,7 @@ Parameters = Callable[[BackendInfo, Profile], Iterable[str]]
 _QUICK = Profile(
     dimensions=(1, 3, 17, 784),
     extents=(10.0, 100.0, 1e4),
-    draws=40,
+    draws=45,
     drawn_dimensions=(1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 32, 33, 64),
 )
 
@@ -43,7 +43,7 @@ PROFILES: Mapping[str, Profile] = {
     "full": Profile(
         dimensions=(1, 2, 3, 5, 7, 16, 17, 33, 64, 128, 384, 784),
         extents=(10.0, 30.0, 100.0, 1e3, 1e4),
-        draws=120,
+        draws=135,
         pairs=1_500_000,
         includes=_QUICK,
         drawn_dimensions=(*range(1, 18), 24, 31, 32, 33, 48, 63, 64, 65, 128),

@@ -49,31 +49,24 @@ def _deal(cards: Sequence[T], seed: int, salt: int) -> T:
 
 def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple[int, int]:
     """Draw n and m."""
-    large = int(2 ** rng.uniform(9, 13.1))  # up to 8800
+    large, few = int(2 ** rng.uniform(9, 13.1)), int(rng.integers(1, 40))  # up to 8800
     large -= large % tile * int(rng.random() < 0.5)
-    few = int(rng.integers(1, 40))
     if shape == "many columns":
         return max(large, tile), few
     if shape == "many rows":
         return few, max(large // 2, tile)
-    if shape == "few":
-        return int(rng.integers(1, 10)), int(rng.integers(1, 10))
-    if shape == "any":
-        n, m = (int(2 ** rng.uniform(0, 9)) for _ in range(2))
+    if shape in ("few", "any"):
+        n, m = (int(2 ** rng.uniform(0, 3.3 if shape == "few" else 9)) for _ in range(2))
         return n, m
-    most = max(1, math.isqrt(pairs) // tile)
-    n, m = (tile * int(rng.integers(1, min(most, 6) + 1)) for _ in range(2))
-    if shape == "beside tiles":
-        n, m = n + int(rng.choice((-1, 1))), m + int(rng.choice((-1, 1)))
-    return n, m
+    most = min(max(1, math.isqrt(pairs) // tile), 6)
+    beside = rng.choice((-1, 1), 2) * (shape == "beside tiles")
+    n, m = tile * rng.integers(1, most + 1, 2) + beside
+    return int(n), int(m)
 
 
 def _offset(rng: np.random.Generator, kind: str, n: int, m: int) -> int:
-    if kind == "inside":
-        return int(rng.integers(1, n + 1))
-    if kind == "negative":
-        return -int(rng.integers(1, m + 1))
-    return {"none": 0, "below all": -m, "n": n, "beyond n": n + int(rng.integers(1, 2 * n + 1))}[kind]
+    inside, beyond, below = (int(rng.integers(1, most + 1)) for most in (n, 2 * n, m))
+    return {"none": 0, "inside": inside, "negative": -below, "below all": -m, "n": n, "beyond n": n + beyond}[kind]
 
 
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
@@ -132,27 +125,14 @@ def parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
     dimensions = profile.drawn_dimensions or profile.dimensions
     for seed in range(profile.draws):
         yield f"{seed}-d{_deal(dimensions, seed, 0)}-p{profile.pairs}"
-    for k in range(profile.draws // 8):
-        yield f"unseen{k}-d{_deal(dimensions, k, 8)}-p{profile.pairs}"
 
 
 def drawn(target: Target, parameter: str) -> None:
     """A random problem, which its name says, at every precision and in every reduction.
 
     The backend is asked itself where it takes the problem whole, and then also for the rows in two batches; otherwise
-    it is asked by way of the core. An ``unseen`` problem's seed follows from the backend's source, so that its author
-    cannot know what it asks, and the same backend is asked the same.
+    it is asked by way of the core.
     """
-    name, _, sizes = parameter.partition("-")
-    if name.startswith("unseen"):
-        told = f"{target.fingerprint(name) % 10**9}-{sizes}"
-        try:
-            drawn(target, told)
-        except NotDeclared:
-            raise
-        except Exception as error:
-            raise AssertionError(f"drawn[{told}]: {type(error).__name__}: {error}") from error
-        return
     seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
     asked, rows, want = _answered(seed, d, pairs, target.info.features & MIXED)
     declined: list[NotDeclared] = []

@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from sdkde_core.plugin import concatenate, merge
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles, some
 from .formalities import has_format
 from .problems import Case
-from .target import MIXED, Target, make, same_bits, take, weighted, within
+from .target import MIXED, Target, make, same_bits, weighted, within
 
 __all__ = ["exclude_self", "kernel"]
 
 
 def exclude_self(target: Target, parameter: str) -> None:
-    """Row i leaves out column i + own_offset, where there is one: batches, shards, weights, empty sums."""
+    """Row i leaves out column i + own_offset, where there is one: any offset, weights, empty sums."""
     precision, reduction = parameter.split("-")
     for kind, extent in (("mixture", 10.0), ("duplicates", 10.0), ("outlier", 10.0), ("clusters", 1e5)):
         case = make(kind, COLUMNS, ROWS, 3, extent)
@@ -41,7 +40,7 @@ def exclude_self(target: Target, parameter: str) -> None:
 
 
 def _offsets(target: Target, case: Case, reduction: str, precision: str) -> None:
-    """Ask for rows and columns that begin anywhere."""
+    """Ask for rows that begin anywhere: such are batches of them, and shards of the columns."""
     n, m = COLUMNS, ROWS
     problem = target.whole_problem(case, reduction, precision, exclude_self=True)
     state = target.prepare(problem, case)
@@ -49,28 +48,10 @@ def _offsets(target: Target, case: Case, reduction: str, precision: str) -> None
     for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, n - m, n - 1, n, n + 9, 5 * n):
         want = reference.near_sums(near, case.points, case.log_weights, np.arange(m) + offset)
         within(problem, target.reduce(problem, near, state, offset), want, f"{case.name}, own_offset {offset}")
-    every = reference.near_sums(case.points, case.points, case.log_weights, True)
-    for start, stop in ((0, 130), (130, n)):  # the points in batches
-        part, want = replace(problem, m=stop - start), take(every, slice(start, stop))
-        got = target.reduce(part, case.points[start:stop], state, start)
-        within(part, got, want, f"{case.name}, points {start} to {stop} as rows")
-    whole = replace(problem, m=n)
-    got = _in_shards(target, whole, replace(case, queries=case.points), 100)
-    within(whole, got, every, f"{case.name}, columns in two shards")
-
-
-def _in_shards(target: Target, problem: Problem, case: Case, cut: int) -> Partial:
-    """Return the answer merged from those over two shards of the columns."""
-    parts = []
-    for start, stop in ((0, cut), (cut, len(case.points))):
-        part = replace(problem, n=stop - start)
-        shard = replace(case, points=case.points[start:stop], log_weights=case.log_weights[start:stop])
-        parts.append(target.reduce(part, case.queries, target.prepare(part, shard), -start))
-    return merge(parts)
 
 
 def kernel(target: Target, parameter: str) -> None:
-    """Another kernel: tolerances, weights, own columns, rows out of reach and far off, NaN, batches, shards."""
+    """Another kernel: tolerances, weights, own columns, rows out of reach and far off, NaN."""
     precision, name = parameter.split("-")
     asked = functools.partial(_problem, target, precision, name)
     for case in _cases():
@@ -114,24 +95,18 @@ def _cases() -> list[Case]:
 
 
 def _mixed(target: Target, asked: Any) -> None:
-    """All other features at once: rows in batches, columns in shards, any offset."""
+    """All other features at once, at any offset."""
     features = target.info.features & MIXED
-    case, n, m = about_tiles(131, 23, 2, 5.0), 131, 23
+    case = about_tiles(131, 23, 2, 5.0)
     case = weighted(case) if "weights" in features else case
     problem = asked(case, whole=True, requires=features - {"weights"})
     state = target.prepare(problem, case)
-    for offset in (0, 40, -9, n + 3) if "exclude_self" in features else (0,):
+    for offset in (0, 40, -9, 134) if "exclude_self" in features else (0,):
         got = target.reduce(problem, case.queries, state, offset)
         has_format(problem, got, case.points)
         _bounded(problem, got, case, offset)
     again = target.reduce(problem, case.queries, target.prepare(problem, case), offset)
     same_bits(got, again, "differs from one call to the next")
-    batches = [
-        target.reduce(replace(problem, m=stop - start), case.queries[start:stop], state, start)
-        for start, stop in ((0, 7), (7, m))
-    ]
-    _bounded(problem, concatenate(batches), replace(case, name=f"{case.name}, rows in batches"))
-    _bounded(problem, _in_shards(target, problem, case, 70), replace(case, name=f"{case.name}, columns in shards"))
 
 
 def _bounded(problem: Problem, got: Partial, case: Case, own_offset: int = 0) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import inspect
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -49,7 +46,7 @@ class Profile(NamedTuple):
 
     dimensions: tuple[int, ...]
     extents: tuple[float, ...]
-    draws: int = 40
+    draws: int = 45
     pairs: int = 400_000
     drawn_dimensions: tuple[int, ...] | None = None
     includes: Profile | None = None
@@ -62,12 +59,6 @@ class Target:
     info: BackendInfo
     backend: Backend
     device: str
-
-    def fingerprint(self, about: str) -> int:
-        """Return a number that follows from the backend's source: its author cannot know it, and it stays the same."""
-        with contextlib.suppress(TypeError, OSError):  # not written in Python, or without its source
-            about += inspect.getsource(type(self.backend))
-        return int.from_bytes(hashlib.sha256(about.encode()).digest()[:8], "big")
 
     def problem(self, case: Case, reduction: str, precision: str, **options: Any) -> Problem:
         """Describe a reduction of a case on this device; :class:`NotDeclared` where the backend declines it.
