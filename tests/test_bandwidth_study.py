@@ -96,23 +96,6 @@ def record(study, tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-def test_a_record_becomes_tables_and_plots(study, record, capsys):
-    lines = study.bandwidth_report.read_lines([record])
-    normal = lines[1]["methods"]["sdkde"]
-    assert "nonsense" in normal["nonsense"]["refused"]
-    assert normal["best"]["ise"] <= normal["silverman"]["ise"]
-    study.bandwidth_report.print_tables(lines, markdown=True)
-    shown = capsys.readouterr().out
-    assert "| normal | 1.00 |" in shown
-    assert "iris, 120 × 4" in shown
-    study.bandwidth_plots.plot_errors(lines, record.with_suffix(".png"), ["silverman"])
-    study.bandwidth_plots.convergence(lines, record.with_suffix(".svg"), "silverman", markdown=False)
-    assert "normal: mean ISE" in capsys.readouterr().out
-    assert record.with_suffix(".png").stat().st_size > 10_000
-    assert record.with_suffix(".svg").stat().st_size > 10_000
-
-
 def test_a_run_goes_on_where_it_was(study, record, capsys, monkeypatch):
     """Nothing is drawn again, a line that was cut off is left out, and other settings need another file."""
     with record.open("a") as file:

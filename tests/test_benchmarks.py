@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import compare, metrics, problems, records, report, runner, subjects, timing
-from benchmarks.entries import outliers, selection
 from benchmarks.registry import REGISTRY, Benchmark, Setting, Skipped
 from sdkde_core.testing import reference
 
@@ -98,21 +97,6 @@ def test_a_lost_gpu_ends_the_run_and_its_case_is_not_tried_again(tmp_path):
             runner.run([benchmark(measure)], SMALL, tmp_path, say=lambda text: None)
 
 
-def test_time_is_shared_and_only_wanted_subjects_are_asked(tmp_path):
-    asked, said = [], []
-
-    def measure(setting, case):
-        asked.append(case["n"])
-        return {"ms": 1.0}
-
-    runner.run([benchmark(measure)], SMALL, tmp_path, seconds=-1.0, say=said.append)
-    assert not asked and "time is up: 4 cases are left" in said[-1]
-    runner.run([benchmark(measure)], Setting(subjects=("s1", "s3")), tmp_path, say=said.append)
-    assert asked == [1, 3]
-    runner.run([benchmark(measure)], Setting(without=("s0",)), tmp_path, say=said.append)
-    assert asked == [1, 3, 2]
-
-
 def test_a_file_is_of_one_machine(tmp_path):
     runner.run([benchmark(lambda setting, case: {"ms": 1.0})], SMALL, tmp_path, say=lambda text: None)
     with pytest.raises(ValueError, match=r"scale 'small', here 'medium'.*name another folder with --to"):
@@ -147,16 +131,6 @@ def test_errors_are_those_against_the_oracle(method, library, monkeypatch):
     assert metrics.against_exact(stale, "density", truth, method, n, d, h)["worst"] > 0.05
     nan = np.full(40, np.nan)
     assert metrics.against_exact(nan, "density", truth, method, n, d, h) == {"worst": None, "beyond": 1.0, "l2": None}
-
-
-def test_large_problems_are_judged_by_a_subjects_own_moved_points():
-    data = problems.data("eight", 100, 20, 2)
-    moved = reference.debias(data.x.astype(float), bandwidth=data.h)
-    truth = metrics.exact(data, "sdkde", 10, moved)
-    assert truth.shift_error < 1e-11 and len(truth.rows) == 10
-    wrong = moved.copy()
-    wrong[0] += 0.5 * data.h
-    assert metrics.exact(data, "sdkde", 10, wrong).shift_error == pytest.approx(np.sqrt(2))
 
 
 def test_no_call_gets_the_data_of_the_call_before_and_the_last_those_of_the_truth():
@@ -271,39 +245,3 @@ def test_a_report_has_the_published_values_and_the_machine(tmp_path):
     assert "| sdkde | KeOps | 1.5 | 1.4–1.6 | 1.0e-05 | 1980 | 25 | 16.9 |" in text
     assert (tmp_path / "pages" / "h200-runtime-16d-times.png").stat().st_size > 10_000
     assert setting.at(1, 2, 3) == 3
-
-
-def test_a_report_that_cannot_be_says_why(tmp_path, monkeypatch):
-    told = CliRunner().invoke(command.main, ["report", str(tmp_path)]).output
-    assert told.startswith("Error: no records of benchmarks in ")
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    told = CliRunner().invoke(command.main, ["report", str(tmp_path)]).output
-    assert told == "Error: plots need matplotlib: pip install 'sdkde-core[plot]'; or pass --no-plots\n"
-
-
-def test_outliers_of_a_table(tmp_path):
-    path = tmp_path / "mine.csv"
-    rng = np.random.default_rng(0)
-    rows = [f"{a:.3f},{b:.3f},0" for a, b in rng.normal(size=(60, 2))] + ["9,9,1", "8,-9,1", "-9,8,1", ",1,0"]
-    path.write_text("a,b,odd\n" + "\n".join(rows) + "\n")
-    setting = Setting(options={"table": str(path), "label": "odd"})
-    cases = list(outliers.cases(setting))
-    assert {case["data"] for case in cases} == {"mine.csv"}
-    found = outliers.measure(setting, next(case for case in cases if case["subject"] == "sdkde, silverman"))
-    assert (found["n"], found["m"], found["outliers"], found["auc"]) == (42, 21, 3, 1.0)
-    with pytest.raises(ValueError, match="no column 'label'"):
-        outliers.measure(Setting(options={"table": str(path)}), cases[0])
-
-
-def test_selection_keeps_rare_topics_and_writes_the_rows_of_a_file(tmp_path):
-    x, topics = selection.made(300, d=24)
-    np.save(tmp_path / "x.npy", x)
-    options = {"embeddings": str(tmp_path / "x.npy"), "keep": "20", "out": str(tmp_path / "kept.npy")}
-    case = {"embeddings": "x.npy", "subject": "kde", "columns": "16"}
-    found = selection.measure(Setting(options=options), case)
-    kept = np.load(tmp_path / "kept-kde-16.npy")
-    assert found["kept"] == len(np.unique(kept)) == 20 and kept.max() < 300
-    odds, sizes = selection.weights(selection.components(x, 8), "kde", "cpu"), np.bincount(topics[topics >= 0])
-    common, rare = (np.isin(topics, np.flatnonzero(which)) for which in (sizes > 30, (sizes > 0) & (sizes < 8)))
-    assert odds[rare].mean() > odds[common].mean()
-    assert odds.sum() == pytest.approx(1)

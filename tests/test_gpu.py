@@ -235,17 +235,6 @@ def test_a_prepared_set_gives_its_memory_back():
     assert torch.cuda.memory_reserved() <= before
 
 
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
-def test_tensors_that_are_not_in_c_order(method, same):
-    pytest.importorskip("triton")
-    x, y = _cuda(X).float(), None if same else _cuda(Y).float()
-    options = {"method": method, "bandwidth": 0.5, "backend": "triton"}
-    want = sdkde_core.estimate(x, y, **options)
-    turned = [None if a is None else a.T.contiguous().T for a in (x, y)]
-    assert torch.equal(sdkde_core.estimate(*turned, **options), want)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
 def test_dtypes(dtype):
     x = (torch.from_numpy(X) * 3).to(dtype)

@@ -139,13 +139,6 @@ def test_exclude_self_leaves_out_one_column():
         assert got.signed[i] == pytest.approx(want.signed[0], rel=1e-12)
 
 
-def test_exclude_self_of_a_single_point_is_an_empty_sum():
-    got = reference.sums([[1.0]], [[1.0]], exclude_self=True)
-    assert got.log_sum[0] == -np.inf
-    assert got.shift[0, 0] == 0.0
-    assert got.signed[0] == 0.0
-
-
 def test_paper_formulas_agree_on_benign_data():
     rng = np.random.default_rng(2)
     x, y, h = rng.normal(size=(60, 4)), rng.normal(size=(20, 4)), 0.8

@@ -41,19 +41,16 @@ def interrupts(target: Target, parameter: str) -> None:
     start = time.perf_counter()
     call()
     seconds = time.perf_counter() - start
-    many, records = max(2, min(10, int(0.5 / seconds))), _records()
+    many, torch = max(2, min(10, int(0.5 / seconds))), sys.modules.get("torch")
+    records = torch is None or torch.is_grad_enabled()  # which is this thread's
     for k in range(many):
         _, raised = _alarmed(call, (k + 0.5) / many * seconds)
         assert raised < 2, f"a call that was interrupted did not end within {PATIENCE:g} s"
         got, raised = _alarmed(call, PATIENCE)
         assert got is not None and not raised, f"after one that was interrupted no call ends within {PATIENCE:g} s"
         within(problem, got, truth, f"{case.name}, after a call that was interrupted")
-        assert _records() == records, "a call that was interrupted has left PyTorch's recording of gradients off"
-
-
-def _records() -> bool:
-    """Whether PyTorch records gradients, which is this thread's."""
-    return "torch" not in sys.modules or sys.modules["torch"].is_grad_enabled()
+        kept = torch is None or torch.is_grad_enabled() == records
+        assert kept, "a call that was interrupted has left PyTorch's recording of gradients off"
 
 
 def _alarmed(call: Callable[[], Any], seconds: float) -> tuple[Any, int]:
