@@ -31,6 +31,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/budget.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

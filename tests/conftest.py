@@ -35,7 +35,6 @@ def _own_cache(shared):
         # PyTorch warns of it where another process makes this folder meanwhile.
         (shared / "cache" / "torch" / "kernels").mkdir(parents=True, exist_ok=True)
         patch.setenv("KEOPS_CACHE_FOLDER", str(shared / "keops"))
-        patch.setenv("SDKDE_TRUTHS", str(shared / "truths"))
         for name in ("BACKEND", "PRECISION", "NUM_THREADS", "TUNING", "DB", "REPLAY"):
             patch.delenv(f"SDKDE_{name}", raising=False)
         yield

@@ -42,11 +42,6 @@ def test_samples_are_of_the_density(study):
         assert abs(values.mean() - square) < 5 * values.std() / np.sqrt(len(values)) + 1e-3 * square, density.name
 
 
-def test_names_are_unique_and_groups_apart(study):
-    names = [density.name for density in study.densities.DENSITIES]
-    assert len(set(names)) == len(names) == len(study.densities.REPORT) + len(study.densities.DEVELOP)
-
-
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("claw", "diagonal"), ("t3", "diagonal"), ("mixture-2", "full"), ("t3-2", "diagonal"), ("t3-2", "full")],
@@ -68,28 +63,6 @@ def test_the_grid_and_the_closed_form_agree(study, name, method, shape):
     assert closed.negative == pytest.approx(grid.negative, rel=0.1)
     assert closed.likelihood == grid.likelihood
     assert (closed.negative > 0) == (method == "laplace")
-
-
-def test_tensors_have_the_errors_of_arrays(study):
-    """As the samples are where they are on a card."""
-    torch = pytest.importorskip("torch")
-    for name in ("claw", "separated-5"):
-        density = study.densities.named(name)
-        rng = np.random.default_rng(3)
-        samples, held_out = density.sample(rng, 60), density.sample(rng, 100)
-        judge, bandwidth = study.density_errors.errors_of(density), Bandwidth.of(0.5, density.d)
-        for method in study.bandwidths.METHODS:
-            both = samples, torch.as_tensor(samples)
-            on_host, on_device = (judge.all(x, method, bandwidth, held_out) for x in both)
-            assert on_device.ise == pytest.approx(on_host.ise, rel=1e-4)
-            assert on_device.l1 == pytest.approx(on_host.l1, rel=1e-4)
-            assert on_device.negative == pytest.approx(on_host.negative, rel=1e-3)
-
-
-def test_the_search_finds_the_best_multiple(study):
-    for wanted in (0.013, 0.4, 2.7):
-        found = study.bandwidths.best(lambda multiple, wanted=wanted: np.log(multiple / wanted) ** 2, 0.01, 3.0)
-        assert found == pytest.approx(wanted, rel=0.03)
 
 
 def test_the_plug_in_peer_is_near_the_best_for_normal_samples(study):
@@ -123,23 +96,6 @@ def record(study, tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-def test_a_record_becomes_tables_and_plots(study, record, capsys):
-    lines = study.bandwidth_report.read_lines([record])
-    normal = lines[1]["methods"]["sdkde"]
-    assert "nonsense" in normal["nonsense"]["refused"]
-    assert normal["best"]["ise"] <= normal["silverman"]["ise"]
-    study.bandwidth_report.print_tables(lines, markdown=True)
-    shown = capsys.readouterr().out
-    assert "| normal | 1.00 |" in shown
-    assert "iris, 120 × 4" in shown
-    study.bandwidth_plots.plot_errors(lines, record.with_suffix(".png"), ["silverman"])
-    study.bandwidth_plots.convergence(lines, record.with_suffix(".svg"), "silverman", markdown=False)
-    assert "normal: mean ISE" in capsys.readouterr().out
-    assert record.with_suffix(".png").stat().st_size > 10_000
-    assert record.with_suffix(".svg").stat().st_size > 10_000
-
-
 def test_a_run_goes_on_where_it_was(study, record, capsys, monkeypatch):
     """Nothing is drawn again, a line that was cut off is left out, and other settings need another file."""
     with record.open("a") as file:
@@ -154,9 +110,3 @@ def test_a_run_goes_on_where_it_was(study, record, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [*arguments, "--seed", "2"])
     with pytest.raises(SystemExit, match="name another file"):
         study.bandwidths.main()
-
-
-def test_the_figures_are_of_densities_that_nothing_was_tuned_on(study):
-    reported = {density.name for density in study.densities.REPORT}
-    for figure in study.bandwidth_report.FIGURES:
-        assert set(figure.names) <= reported

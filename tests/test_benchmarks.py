@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,8 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import compare, metrics, problems, records, report, runner, subjects, timing
-from benchmarks.entries import outliers, selection
-from benchmarks.registry import REGISTRY, Benchmark, Registry, Setting, Skipped
+from benchmarks.registry import REGISTRY, Benchmark, Setting, Skipped
 from sdkde_core.testing import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Laplace estimate is negative:RuntimeWarning")
@@ -32,17 +29,6 @@ def test_the_list_names_every_benchmark_and_tool():
         assert tool in shown
         file = path.removeprefix("benchmarks/") if path.endswith(".py") else f"{path.split('.')[1]}/__main__.py"
         assert (of_benchmarks.FOLDER / file).exists()
-
-
-def test_names_are_unique_and_known():
-    registry, one = Registry(), next(iter(REGISTRY))
-    registry.add(one)
-    with pytest.raises(ValueError, match="taken"):
-        registry.add(one)
-    with pytest.raises(ValueError, match="no benchmark 'nonsense'; pass one of"):
-        REGISTRY["nonsense"]
-    told = CliRunner().invoke(command.main, ["run"])
-    assert told.exit_code == 1 and "nothing to run" in told.output
 
 
 # --- runs and records -----------------------------------------------------------------------------------------------
@@ -111,32 +97,6 @@ def test_a_lost_gpu_ends_the_run_and_its_case_is_not_tried_again(tmp_path):
             runner.run([benchmark(measure)], SMALL, tmp_path, say=lambda text: None)
 
 
-def test_a_benchmark_without_cases_does_not_end_the_run(tmp_path):
-    def cases(setting):
-        raise LookupError("no such card")
-
-    said = []
-    broken = replace(benchmark(None), name="broken", cases=cases)
-    runner.run([broken, benchmark(lambda setting, case: {"ms": 1.0})], SMALL, tmp_path, say=said.append)
-    assert "  has no cases here: LookupError: no such card" in said
-    assert len(records.read(tmp_path / "made.jsonl")) == 4 and not (tmp_path / "broken.jsonl").exists()
-
-
-def test_time_is_shared_and_only_wanted_subjects_are_asked(tmp_path):
-    asked, said = [], []
-
-    def measure(setting, case):
-        asked.append(case["n"])
-        return {"ms": 1.0}
-
-    runner.run([benchmark(measure)], SMALL, tmp_path, seconds=-1.0, say=said.append)
-    assert not asked and "time is up: 4 cases are left" in said[-1]
-    runner.run([benchmark(measure)], Setting(subjects=("s1", "s3")), tmp_path, say=said.append)
-    assert asked == [1, 3]
-    runner.run([benchmark(measure)], Setting(without=("s0",)), tmp_path, say=said.append)
-    assert asked == [1, 3, 2]
-
-
 def test_a_file_is_of_one_machine(tmp_path):
     runner.run([benchmark(lambda setting, case: {"ms": 1.0})], SMALL, tmp_path, say=lambda text: None)
     with pytest.raises(ValueError, match=r"scale 'small', here 'medium'.*name another folder with --to"):
@@ -173,16 +133,6 @@ def test_errors_are_those_against_the_oracle(method, library, monkeypatch):
     assert metrics.against_exact(nan, "density", truth, method, n, d, h) == {"worst": None, "beyond": 1.0, "l2": None}
 
 
-def test_large_problems_are_judged_by_a_subjects_own_moved_points():
-    data = problems.data("eight", 100, 20, 2)
-    moved = reference.debias(data.x.astype(float), bandwidth=data.h)
-    truth = metrics.exact(data, "sdkde", 10, moved)
-    assert truth.shift_error < 1e-11 and len(truth.rows) == 10
-    wrong = moved.copy()
-    wrong[0] += 0.5 * data.h
-    assert metrics.exact(data, "sdkde", 10, wrong).shift_error == pytest.approx(np.sqrt(2))
-
-
 def test_no_call_gets_the_data_of_the_call_before_and_the_last_those_of_the_truth():
     pool, seen = [problems.Data(i, i, 1.0) for i in range(3)], []
 
@@ -194,29 +144,6 @@ def test_no_call_gets_the_data_of_the_call_before_and_the_last_those_of_the_trut
     assert result == 0 and found["calls"] >= timing.LEAST
     assert found["ms_low"] <= found["ms"] <= found["ms_high"]
     assert all(a != b for a, b in pairwise(seen[-found["calls"] :]))
-
-
-def test_a_peer_that_takes_long_is_called_once(monkeypatch):
-    times = iter([9000.0, 1.0])
-    monkeypatch.setattr(timing, "clocked", lambda call, data, *more: (next(times), data.x))
-    found, result = timing.measured(None, [problems.Data(0, 0, 1.0)], "cpu", 0.5, compiles=False)
-    assert found.pop("cpu_ms") < 1000.0 and result == 0
-    assert found == {"ms": 9000.0, "ms_low": 9000.0, "ms_high": 9000.0, "calls": 1}
-    assert next(times) == 1.0
-
-
-def test_compiling_for_one_data_set_or_another_does_not_end_the_warm_up(monkeypatch):
-    seen = []
-
-    def clocked(call, data, *more):
-        seen.append(data.x)
-        return (400.0 if seen.count(data.x) == 1 else 1.0), data.x
-
-    monkeypatch.setattr(timing, "clocked", clocked)
-    pool = [problems.Data(x, 0, 1.0) for x in range(3)]
-    found, _ = timing.measured(None, pool, "cpu", 0.5)
-    assert found["ms"] == found["ms_high"] == 1.0
-    assert len(seen) - found["calls"] == timing.WARM_UP
 
 
 # --- subjects -------------------------------------------------------------------------------------------------------
@@ -265,24 +192,6 @@ def test_ours_are_those_of_the_device_and_the_dimension():
     case = {"subject": "numpy, fast, untuned", "method": "kde", "kind": "t3", "n": 300, "m": 30, "d": 2}
     assert compare.measure(SMALL, case)["worst"] < 1e-4
     assert os.environ.get("SDKDE_TUNING") == before
-
-
-def test_subjects_take_tensors(monkeypatch):
-    """As they get them on a GPU; one without a backend for such data gets arrays there."""
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(problems, "placed", lambda array, device: torch.as_tensor(array))
-    problems.pool.cache_clear()
-    compare.exact.cache_clear()
-    try:
-        for name, method in (("numpy, high", "sdkde"), ("PyTorch", "sdkde"), ("PyTorch", "laplace")):
-            case = {"subject": name, "method": method, "kind": "two", "n": 90, "m": 11, "d": 4}
-            assert compare.measure(SMALL, case)["worst"] < 1e-4, name
-        assert isinstance(problems.pool("two", 90, 11, 4, "float64", "cpu", 2)[0].x, torch.Tensor)
-    finally:
-        problems.pool.cache_clear()
-        compare.exact.cache_clear()
-    assert subjects.find("scikit-learn").place("cuda:0") == "cpu"
-    assert subjects.find("PyTorch").place("cuda:0") == "cuda:0"
 
 
 # --- benchmarks -----------------------------------------------------------------------------------------------------
@@ -336,53 +245,3 @@ def test_a_report_has_the_published_values_and_the_machine(tmp_path):
     assert "| sdkde | KeOps | 1.5 | 1.4–1.6 | 1.0e-05 | 1980 | 25 | 16.9 |" in text
     assert (tmp_path / "pages" / "h200-runtime-16d-times.png").stat().st_size > 10_000
     assert setting.at(1, 2, 3) == 3
-
-
-def test_recorded_runs_are_read(tmp_path):
-    files = list((of_benchmarks.FOLDER / "recorded").rglob("*.jsonl"))
-    told = report.write(of_benchmarks.FOLDER / "recorded", tmp_path, plots=False)
-    assert files and f": {len(files)} benchmarks, " in told
-    text = (tmp_path / "report.md").read_text()
-    assert "| 4096 | sdkde | 0.002801 | 0.002801 |" in text
-
-
-def test_each_benchmark_of_the_papers_is_named_with_its_figure():
-    page = (of_benchmarks.FOLDER / "README.md").read_text(encoding="utf-8").split("## The paper's figures")[1]
-    named = re.findall(r"^\|.*\| `([\w-]+)` \|", page.split("\n## ")[0], re.M)
-    assert sorted(named) == sorted(b.name for b in REGISTRY if b.group == "paper")
-
-
-def test_a_report_that_cannot_be_says_why(tmp_path, monkeypatch):
-    told = CliRunner().invoke(command.main, ["report", str(tmp_path)]).output
-    assert told.startswith("Error: no records of benchmarks in ")
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    told = CliRunner().invoke(command.main, ["report", str(tmp_path)]).output
-    assert told == "Error: plots need matplotlib: pip install 'sdkde-core[plot]'; or pass --no-plots\n"
-
-
-def test_outliers_of_a_table(tmp_path):
-    path = tmp_path / "mine.csv"
-    rng = np.random.default_rng(0)
-    rows = [f"{a:.3f},{b:.3f},0" for a, b in rng.normal(size=(60, 2))] + ["9,9,1", "8,-9,1", "-9,8,1", ",1,0"]
-    path.write_text("a,b,odd\n" + "\n".join(rows) + "\n")
-    setting = Setting(options={"table": str(path), "label": "odd"})
-    cases = list(outliers.cases(setting))
-    assert {case["data"] for case in cases} == {"mine.csv"}
-    found = outliers.measure(setting, next(case for case in cases if case["subject"] == "sdkde, silverman"))
-    assert (found["n"], found["m"], found["outliers"], found["auc"]) == (42, 21, 3, 1.0)
-    with pytest.raises(ValueError, match="no column 'label'"):
-        outliers.measure(Setting(options={"table": str(path)}), cases[0])
-
-
-def test_selection_keeps_rare_topics_and_writes_the_rows_of_a_file(tmp_path):
-    x, topics = selection.made(300, d=24)
-    np.save(tmp_path / "x.npy", x)
-    options = {"embeddings": str(tmp_path / "x.npy"), "keep": "20", "out": str(tmp_path / "kept.npy")}
-    case = {"embeddings": "x.npy", "subject": "kde", "columns": "16"}
-    found = selection.measure(Setting(options=options), case)
-    kept = np.load(tmp_path / "kept-kde-16.npy")
-    assert found["kept"] == len(np.unique(kept)) == 20 and kept.max() < 300
-    odds, sizes = selection.weights(selection.components(x, 8), "kde", "cpu"), np.bincount(topics[topics >= 0])
-    common, rare = (np.isin(topics, np.flatnonzero(which)) for which in (sizes > 30, (sizes > 0) & (sizes < 8)))
-    assert odds[rare].mean() > odds[common].mean()
-    assert odds.sum() == pytest.approx(1)

@@ -47,8 +47,8 @@ def _two_clusters(rng):
 @pytest.mark.parametrize(
     ("reduction", "same", "requires", "precision"),
     [
-        ("mean", True, (), "fast"),
-        ("mean", True, (), "high"),
+        pytest.param("mean", True, (), "fast", marks=pytest.mark.slow),
+        pytest.param("mean", True, (), "high", marks=pytest.mark.slow),
         ("mean", False, ("weights",), "fast"),
         ("log_sum", True, ("weights", "exclude_self"), "fast"),
         pytest.param("laplace", False, ("weights",), "fast", marks=pytest.mark.slow),
@@ -115,6 +115,7 @@ def test_columns_are_left_out_beside_an_outlier_that_weighs_far_more(precision):
     assert problems.errors(problem, got, problems.truth(case)).max() < 1.0
 
 
+@pytest.mark.slow
 @interpreted
 @warns
 def test_columns_are_left_out_of_fewer_rows_than_a_tile_has():
@@ -138,8 +139,9 @@ def test_columns_are_left_out_of_fewer_rows_than_a_tile_has():
     assert torch.equal(again.log_sum, got.log_sum[torch.from_numpy(rows)])
 
 
+@pytest.mark.slow
 @interpreted
-@pytest.mark.parametrize("spread", [12.0, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spread", [12.0, 0.0])
 def test_pairs_are_left_out_where_that_is_faster(spread, monkeypatch):
     """By default: a sample says so, and the lists do; where they do not, all pairs are summed, by the same bits."""
     from sdkde_triton import backend, near, worth
@@ -171,7 +173,7 @@ def test_pairs_are_left_out_where_that_is_faster(spread, monkeypatch):
 @interpreted
 @pytest.mark.parametrize(
     ("n", "d", "size"),
-    [(150, 2, 1), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(333, 3, 8), (40, 2, 32), (2100, 2, 16)])],
+    [(40, 2, 32), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(333, 3, 8), (150, 2, 1), (2100, 2, 16)])],
 )
 def test_the_kernels_order_is_that_of_the_core(n, d, size):
     """Levels within parts, and above them; heaps of duplicates."""
@@ -195,16 +197,14 @@ class TestInterpreted(BackendConformance):
     slow = (
         "drawn",
         "exclude_self",
-        "expected_rows",
         "far_below",
         "forked_child",
-        "query_chunks",
         "repeat",
         "results_are_the_callers",
         "row_range",
         "state_reuse",
         "sizes",
-        *("surroundings", "thread_counts", "many_alive", "new_contents", "limits"),
+        *("surroundings", "thread_counts", "many_alive", "new_contents", "limits", "heap"),
     )
 
     def test_some_of_the_points_are_rows(self):

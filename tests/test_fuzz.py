@@ -11,9 +11,8 @@ import pytest
 from pairwise import cases
 
 import sdkde_core
-from sdkde_core.choice import registry
 from sdkde_core.engine.merge import each
-from sdkde_core.protocol import Reduction, Support
+from sdkde_core.protocol import Reduction
 from sdkde_core.testing import reference
 
 torch = pytest.importorskip("torch")
@@ -64,26 +63,6 @@ def test_the_oracle_is_the_reference(fuzz, monkeypatch, d, distance, exclude_sel
     assert (abs(got.shift - want.shift / h) <= 1e-13 * (1 + distance) + slack).all()
 
 
-def test_an_empty_row_of_the_oracle(fuzz):
-    rows = fuzz.given(np.ones((1, 2)), "cpu")._replace(own=torch.arange(1))
-    got = fuzz.sums(rows, fuzz.given(np.ones((1, 2)), "cpu"), torch.zeros(1)).truth
-    assert got.log_sum[0] == got.log_plus[0] == -np.inf
-    assert not got.shift.any()
-    assert got.signed[0] == 0
-
-
-def test_what_is_lost_by_products_and_sums_is_kept(fuzz):
-    u, v = (torch.tensor(RNG.normal(size=(k, 37)) * 1e6) for k in (11, 7))
-    near = u[:7] + 1e-3
-    got = sys.modules["fuzz_oracle"]._farther(v, near, u).numpy()
-    exact = [[int(t * 2.0**60) for t in row] for row in np.concatenate([u, v, near]).tolist()]  # integers: no rounding
-    u, v, near = exact[:11], exact[11:18], exact[18:]
-    for i in range(7):
-        for j in range(11):
-            farther = sum((a - b) ** 2 - (c - b) ** 2 for a, b, c in zip(u[j], v[i], near[i]))
-            assert abs(got[i, j] - farther / 2**120) <= 2.0**-52 * abs(farther / 2**120)
-
-
 def _run(fuzz, count, precisions=("fast", "high", "float64"), target=None):
     target = target or fuzz.target_of("numpy", "cpu")
     return [fuzz.run(fuzz.draw(0, i, precisions, target.info, "cpu", 60), target) for i in range(count)]
@@ -121,20 +100,6 @@ def test_errors_of_a_backend_are_seen(fuzz, monkeypatch):
     assert sum(r.outcome == "missed" for r in records) > 50
 
 
-def test_what_is_declined_or_raised_is_counted(fuzz, monkeypatch):
-    numpy = fuzz.target_of("numpy", "cpu")
-    narrow = replace(numpy, info=replace(numpy.info, supports=lambda problem: Support(problem.d < 20, "small d")))
-    record = replace(registry.find("numpy"), info=narrow.info)
-    monkeypatch.setattr(registry, "records", lambda: (record,))
-    records = _run(fuzz, 40, target=narrow)
-    assert {r.outcome for r in records} == {"kept", "declined"}
-    assert {r.reason for r in records if r.outcome == "declined"} - {fuzz.TOO_FAR} == {"small d"}
-    monkeypatch.setattr(fuzz, "check", lambda drawn, target: 1 / 0)
-    (record,) = _run(fuzz, 1)
-    assert record.outcome == "raised"
-    assert "ZeroDivisionError" in record.reason
-
-
 @pytest.mark.parametrize(("off", "status"), [(0.0, 0), (2.0, 1)])
 def test_the_command(fuzz, monkeypatch, capsys, tmp_path, off, status):
     path = tmp_path / "records.json"
@@ -149,11 +114,3 @@ def test_the_command(fuzz, monkeypatch, capsys, tmp_path, off, status):
     assert "6 of 6 problems" in output
     assert ("--largest 40 --replay 0" in output) == bool(off)
     assert len(json.loads(path.read_text())["records"]) == 6
-
-
-def test_a_problem_is_drawn_again_from_its_seed_and_index(fuzz):
-    info = registry.find("numpy").info
-    first, again = (fuzz.draw(3, 17, ("fast", "high"), info, "cpu", 100) for _ in range(2))
-    assert first.text == again.text
-    np.testing.assert_array_equal(first.train, again.train)
-    assert fuzz.draw(3, 18, ("fast", "high"), info, "cpu", 100).text != first.text

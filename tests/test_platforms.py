@@ -1,7 +1,6 @@
 """What installs on which platform, and the Makefile: by the markers and recipes, as one machine has one platform."""
 
 import os
-import re
 import shutil
 import subprocess
 import tomllib
@@ -102,24 +101,3 @@ def test_pytorchs_index_is_asked_for_pytorch_only(tmp_path):
         '--editable ".[dev]"',
     ]
     assert "index-url" not in recipes("test", tmp_path)
-
-
-def test_an_old_python_is_told(tmp_path):
-    check = recipes("demo", tmp_path).splitlines()[0]
-    code = re.fullmatch(r'python3 -c "(.*)"', check)[1]
-    assert subprocess.run([shutil.which("python3"), "-c", code], capture_output=True).returncode in (0, 1)
-    with pytest.raises(SystemExit, match="make PYTHON="):
-        exec(code.replace("sys.version_info", "(3, 9)"))
-    with pytest.raises(SystemExit) as done:
-        exec(code)
-    assert done.value.code == 0
-
-
-def test_recipes_take_tools_that_every_unix_has():
-    """None of GNU's coreutils, and nothing of make newer than 3.81, of 2006, which macOS has."""
-    text = (ROOT / "Makefile").read_text()
-    commands = re.findall(r"^\t@?(?:\$\(if \$\(TORCH_INDEX\),)?(\$\(\w+\)\S*|\w+)", text, re.M)
-    assert len(commands) == len(re.findall(r"^\t", text, re.M))
-    ours = {"$(PIP)", "$(PYTHON)", "$(PYTEST)", *(f"$(BIN)/{name}" for name in ("sdkde", "ruff", "mypy", "python"))}
-    assert set(commands) <= ours | {"touch", "rm"}
-    assert not re.search(r"\.ONESHELL|\$\(file|!=|::=|\$\(shell|&:|\.EXTRA_PREREQS|define .*=|private ", text)

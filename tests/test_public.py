@@ -61,28 +61,24 @@ def test_the_same_bits_with_the_graph_broken_at_the_call(name):
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_warnings_are_about_the_caller(prepared):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_warnings_are_about_the_caller(prepared, compiled):
     def logs(y):
         return READY["laplace"].estimate(y, log=True) if prepared else sdkde_core.estimate(X, y, **options)
 
     options = {"bandwidth": 0.5, "method": "laplace", "log": True}
-    torch.compiler.reset()
-    for call in (logs, torch.compile(logs, backend="eager")):
-        with pytest.warns(RuntimeWarning, match="negative") as record:
-            call(Y)
-        assert [r.filename for r in record] == [__file__]
+    with pytest.warns(RuntimeWarning, match="negative") as record:
+        (torch.compile(logs, backend="eager") if compiled else logs)(Y)
+    assert [r.filename for r in record] == [__file__]
 
 
-def test_what_says_what_would_be_done():
+@pytest.mark.slow
+def test_what_says_what_would_be_done_and_errors_are_those_of_the_call():
     def said(x):
         return x + len(sdkde_core.explain(x, Y).to_dict()) + len(sdkde_core.backends())
 
     torch.compiler.reset()
     assert torch.equal(torch.compile(said, backend="eager")(X), said(X))
-
-
-def test_errors_are_those_of_the_call():
-    torch.compiler.reset()
     with pytest.raises(ValueError, match="query has 2 dimensions"):
         torch.compile(sdkde_core.estimate, backend="eager")(X, Y[:, :2])
 

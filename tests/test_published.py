@@ -35,7 +35,8 @@ def test_the_true_densities_integrate_to_one():
 HALF = np.array([[0.05, 0.05, 0.005], [0.005, 0.005, 0.005]])
 
 
-@pytest.mark.parametrize("n", [3_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3_000, 10_000])
 def test_sixteen_dimensional_oracle(n):
     """Errors on a mixture of eight normals in 16 dimensions, within the digits given."""
     found = []

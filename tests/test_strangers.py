@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from sdkde_core.protocol import FEATURES, PRECISIONS, PROTOCOL, TOLERANCES, BackendInfo, Reduction
 
 ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "tests" / "strangers"
 EXAMPLE = ROOT / "docs" / "examples" / "sdkde-jax"
 PAGE = (ROOT / "docs" / "writing-a-backend.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.S | re.M)
@@ -27,8 +29,6 @@ SCRIPTS = [body for language, body in BLOCKS if language == "python" and not FIL
 
 needs_jax = pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="JAX is not installed: pip install jax")
 
-PIP = ("pip", "--isolated", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index")
-
 
 class Site:
     """A folder that packages are installed into, and a folder to run in."""
@@ -36,7 +36,27 @@ class Site:
     def __init__(self, folder, *sources):
         self.folder, self.work = folder / "site", folder / "work"
         self.work.mkdir()
-        self.python("-m", *PIP, "--no-build-isolation", "--target", str(self.folder), *map(str, sources))
+        for source in sources:
+            self.lay_out(source)
+
+    def lay_out(self, source):
+        """Install a package as pip would, which takes seconds."""
+        project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        info = self.folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        )
+        entries = project["entry-points"]["sdkde.backends"].items()
+        lines = ["[sdkde.backends]", *(f"{name} = {value}" for name, value in entries)]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        for package in source.rglob("__init__.py"):
+            shutil.copytree(package.parent, self.folder / package.parent.name)
+
+    def pip(self, source):
+        """Install a package."""
+        how = ("--isolated", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index")
+        self.python("-m", "pip", *how, "--no-build-isolation", "--target", str(self.folder), str(source))
 
     def python(self, *arguments):
         """Run Python where the packages are found; return what it prints."""
@@ -50,15 +70,15 @@ class Site:
         """What a script prints last, as JSON; warnings are errors in it."""
         return json.loads(self.python("-W", "error", "-c", code).splitlines()[-1])
 
-    def suite(self, path):
-        """Run a plugin's test file; return pytest's report, skips with their reasons."""
-        return self.python("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "error", str(path))
-
-
-def _installed(tmp_path_factory, *names):
-    """Packages beside this file, installed; from copies, since building leaves files behind."""
-    folder = tmp_path_factory.mktemp(names[0])
-    return Site(folder, *(shutil.copytree(ROOT / "tests" / "strangers" / n, folder / n) for n in names))
+    def passes(self, source, least):
+        """Install a plugin with pip and run its test file: what it does not declare is skipped, and nothing else is."""
+        self.pip(source)
+        report = self.python(
+            "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "error", str(source / "tests")
+        )
+        passed = re.search(r"^(\d+) passed", report, re.M)
+        assert passed and int(passed[1]) > least, report
+        assert all("does not declare" in line for line in report.splitlines() if line.startswith("SKIPPED")), report
 
 
 @pytest.fixture(scope="session")
@@ -68,37 +88,21 @@ def toy(tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    if "sdkde_toy/__init__.py" not in FILES:
+        (folder / "sdkde_toy" / "__init__.py").touch()
     return folder
 
 
 @pytest.fixture(scope="session")
 def strangers(toy, tmp_path_factory):
     """The page's package, one that does not load, and one of a future protocol."""
-    folder = tmp_path_factory.mktemp("strangers")
-    copies = (shutil.copytree(ROOT / "tests" / "strangers" / n, folder / n) for n in ("broken", "future"))
-    return Site(folder, toy, *copies)
-
-
-@pytest.fixture(scope="session")
-def squares(tmp_path_factory):
-    """Expanded squares, which are declined beyond their limit."""
-    return _installed(tmp_path_factory, "squares")
-
-
-@pytest.fixture(scope="session")
-def example(tmp_path_factory):
-    """The example in JAX, installed; its sources are in ``example.source``."""
-    folder = tmp_path_factory.mktemp("example")
-    source = shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    site = Site(folder, source)
-    site.source = source
-    return site
+    return Site(tmp_path_factory.mktemp("strangers"), toy, *(SOURCES / name for name in ("broken", "future")))
 
 
 # --- strangers -----------------------------------------------------------------------------------------------------
 
 
-def test_all_three_are_listed_each_with_what_it_is(strangers):
+def test_they_are_listed_each_with_what_it_is(strangers):
     code = """
 import json, sys, sdkde_core
 records = {r.name: [r.status, r.reason, r.distribution, r.version] for r in sdkde_core.backends()}
@@ -142,33 +146,6 @@ print(json.dumps([messages, candidates, sdkde_core.estimate(x).tolist()]))
     assert min(densities) > 0
 
 
-def test_the_toy_agrees_with_numpy(strangers):
-    """In the log domain, relative to each precision's tolerance; queries out to where exp underflows."""
-    code = """
-import itertools, json, numpy as np, sdkde_core
-from sdkde_core.protocol import TOLERANCES
-rng = np.random.default_rng(0)
-x, w = rng.normal(size=(300, 3)) * [1, 50, 0.1], rng.random(300)
-y = np.concatenate([x[:20], rng.normal(size=(20, 3)) * [1, 50, 0.1] * np.linspace(0, 100, 20)[:, None]])
-worst, rule = {}, {"bandwidth": "silverman"}
-for precision, method, weights in itertools.product(TOLERANCES, ("kde", "sdkde"), (None, w)):
-    a, b = (
-        sdkde_core.estimate(x, y, method=method, weights=weights, log=True, precision=precision, backend=name, **rule)
-        for name in ("toy", "numpy")
-    )
-    allowed = 4 * TOLERANCES[precision]["log_sum"].at(a)  # two backends, each twice its tolerance
-    worst[f"{precision} {method} {weights is None}"] = float((abs(a - b) / allowed).max())
-rule |= {"method": "laplace", "precision": "float64"}
-a, b = (sdkde_core.estimate(x, y, backend=name, **rule) for name in ("toy", "numpy"))
-worst["laplace"] = float((abs(a - b) / (1e-9 * abs(a).max())).max())
-print(json.dumps([worst, sdkde_core.estimate(x, y, log=True).min()]))
-"""
-    worst, least = strangers.json(code)
-    assert len(worst) == 13
-    assert max(worst.values()) < 1, worst
-    assert least < -1000
-
-
 def test_auto_takes_the_toy_where_it_is_fastest_and_only_there(strangers):
     code = """
 import json, numpy as np, sdkde_core
@@ -187,20 +164,12 @@ print(json.dumps([small.backend, small.reason, str(small), sdkde_core.explain((2
 
 
 @pytest.mark.slow
-def test_the_pages_backend_passes_the_suite(toy, strangers):
-    _passes(strangers.suite(toy / "tests"), 500)
-
-
-def _passes(report, least):
-    passed = re.search(r"^(\d+) passed", report, re.M)
-    assert passed, report
-    assert int(passed[1]) > least
-    # What is not declared is skipped; nothing else is left out.
-    assert all("does not declare" in line for line in report.splitlines() if line.startswith("SKIPPED")), report
+def test_the_pages_backend_passes_the_suite(toy, tmp_path):
+    Site(tmp_path).passes(toy, 500)
 
 
 @pytest.mark.parametrize("dimensions", [(3,), pytest.param((1, 64), marks=pytest.mark.slow)])
-def test_a_backend_and_the_core_share_what_lies_beyond_its_limit(squares, dimensions):
+def test_a_backend_and_the_core_share_what_lies_beyond_its_limit(tmp_path, dimensions):
     """What ``supports`` declines the core sums itself, and both together keep the tolerances."""
     code = (
         f"dimensions = {dimensions}"
@@ -218,7 +187,7 @@ for (kind, extent), d, same, excluding in itertools.product(kinds, dimensions, (
 print(json.dumps(worst))
 """
     )
-    worst = squares.json(code)
+    worst = Site(tmp_path, SOURCES / "squares").json(code)
     assert len(worst) == 40 * len(dimensions)
     assert max(worst.values()) < 1, worst
 
@@ -228,11 +197,12 @@ print(json.dumps(worst))
 
 @needs_jax
 @pytest.mark.slow
-def test_the_example_passes_the_suite(example):
-    _passes(example.suite(example.source / "tests"), 700)
+def test_the_example_passes_the_suite(tmp_path):
+    ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
+    Site(tmp_path).passes(shutil.copytree(EXAMPLE, tmp_path / "source", ignore=ignored), 700)
 
 
-def test_without_jax_the_example_says_how_to_install_it(example):
+def test_without_jax_the_example_says_how_to_install_it(tmp_path):
     code = """
 import json, sys
 sys.modules["jax"] = None
@@ -242,7 +212,7 @@ try:
 except sdkde_core.BackendUnavailable as error:
     print(json.dumps(str(error)))
 """
-    assert "needs jax; install with: pip install 'jax[cpu]'" in example.json(code)
+    assert "needs jax; install with: pip install 'jax[cpu]'" in Site(tmp_path, EXAMPLE).json(code)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))

@@ -11,20 +11,16 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sdkde_core.protocol import Partial, Problem, Reduction
+from sdkde_core.protocol import Partial
 
-from . import problems, reference
+from . import problems
 from .accuracy import COLUMNS, ROWS, about_tiles
-from .problems import Case
 from .target import NotDeclared, Target, make, within
 
 __all__ = ["forked_child", "interrupts"]
 
 #: Seconds after which a call is taken for one that does not end.
 PATIENCE = 60.0
-
-#: Calls that are interrupted; fewer where one takes longer than some milliseconds.
-INTERRUPTED, SECONDS = 10, 0.5
 
 
 class _Interrupt(KeyboardInterrupt):
@@ -36,7 +32,7 @@ def interrupts(target: Target, parameter: str) -> None:
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         raise NotDeclared("needs timers in the main thread")
     case = about_tiles(COLUMNS, ROWS, 3, 10.0)
-    problem, truth = _problem(target, case), reference.near_sums(case.queries, case.points, case.log_weights)
+    problem, truth = target.whole_problem(case, "log_sum", target.info.precisions[0]), problems.truth(case)
 
     def call() -> Partial:
         return target.reduce(problem, case.queries, target.prepare(problem, case))
@@ -45,24 +41,16 @@ def interrupts(target: Target, parameter: str) -> None:
     start = time.perf_counter()
     call()
     seconds = time.perf_counter() - start
-    many = max(2, min(INTERRUPTED, int(SECONDS / seconds)))
-    records = _records()
+    many, torch = max(2, min(10, int(0.5 / seconds))), sys.modules.get("torch")
+    records = torch is None or torch.is_grad_enabled()  # which is this thread's
     for k in range(many):
         _, raised = _alarmed(call, (k + 0.5) / many * seconds)
         assert raised < 2, f"a call that was interrupted did not end within {PATIENCE:g} s"
         got, raised = _alarmed(call, PATIENCE)
         assert got is not None and not raised, f"after one that was interrupted no call ends within {PATIENCE:g} s"
         within(problem, got, truth, f"{case.name}, after a call that was interrupted")
-        assert _records() == records, "a call that was interrupted has left PyTorch's recording of gradients off"
-
-
-def _records() -> bool:
-    """Whether PyTorch records gradients, which is this thread's."""
-    return "torch" not in sys.modules or sys.modules["torch"].is_grad_enabled()
-
-
-def _problem(target: Target, case: Case) -> Problem:
-    return target.whole_problem(case, Reduction.LOG_SUM, target.info.precisions[0])
+        kept = torch is None or torch.is_grad_enabled() == records
+        assert kept, "a call that was interrupted has left PyTorch's recording of gradients off"
 
 
 def _alarmed(call: Callable[[], Any], seconds: float) -> tuple[Any, int]:
@@ -101,7 +89,7 @@ def forked_child(target: Target, parameter: str) -> None:
     if not sys.platform.startswith("linux") or target.device != "cpu":
         raise NotDeclared("for CPUs, where a process can go on after a fork")
     case = make("mixture", 11_000, 5, 3, 5.0)  # so many numbers that libraries share them out among threads
-    problem, truth = _problem(target, case), problems.truth(case)
+    problem, truth = target.whole_problem(case, "log_sum", target.info.precisions[0]), problems.truth(case)
     state = target.prepare(problem, case)
     target.reduce(problem, case.queries, state)
 

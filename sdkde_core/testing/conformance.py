@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 try:
@@ -14,7 +14,6 @@ except ImportError as error:
 
 from sdkde_core.choice import registry
 
-from . import truths
 from .checks import CHECKS, FIRST, PROFILES, NotDeclared, Profile, Target
 
 __all__ = ["BackendConformance"]
@@ -87,12 +86,9 @@ class BackendConformance:
         probed = {place: backend.probe(place) for place in places}
         usable = [Target(record.info, backend, place) for place, support in probed.items() if support.ok]
         if not usable:
-            causes = (
-                "; ".join(f"{place}: {support.reason}" for place, support in probed.items()) or "declares no device"
-            )
-            pytest.fail(
-                f"backend {cls.backend!r} runs on no device here, so nothing was executed ({causes})", pytrace=False
-            )
+            causes = "; ".join(f"{place}: {support.reason}" for place, support in probed.items())
+            message = f"backend {cls.backend!r} runs on no device here, so nothing was executed"
+            pytest.fail(f"{message} ({causes or 'declares no device'})", pytrace=False)
         return usable
 
     @classmethod
@@ -105,17 +101,6 @@ class BackendConformance:
         except (Exception, pytest.fail.Exception) as error:
             return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
         return ""
-
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _truths_are_shared(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        """Keep the oracle's answers in a folder of the session; workers of pytest-xdist have theirs side by side."""
-        folder = tmp_path_factory.getbasetemp()
-        folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-        with pytest.MonkeyPatch.context() as patch:
-            if not os.environ.get(truths.FOLDER):
-                patch.setenv(truths.FOLDER, str(folder / "sdkde-truths"))
-            yield
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give every check the parameters that the backend's declarations call for."""

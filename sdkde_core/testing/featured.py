@@ -1,109 +1,136 @@
-"""Checks of the protocol's features: leaving out a row's own column, derivatives."""
+"""Checks of the features ``"exclude_self"``, a row's own column left out, and ``"kernel"``, other than the Gaussian."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sdkde_core.arrays import detached, to_host
-from sdkde_core.plugin import each, merge, reduce_pass
-from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
-from . import derivatives, problems, reference
+from . import problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles, some
+from .formalities import has_format
 from .problems import Case
-from .target import Target, make, weighted, within
+from .target import MIXED, Target, make, same_bits, weighted, within
 
-__all__ = ["exclude_self", "grad"]
-
-#: What an error of a derivative may be relative to the largest one, in tolerances of a log sum: like that it is a sum
-#: of terms with the errors of their φ_ij, if of several with different signs.
-OF_DERIVATIVES = 10.0
+__all__ = ["exclude_self", "kernel"]
 
 
 def exclude_self(target: Target, parameter: str) -> None:
-    """Row i leaves out column i + own_offset, where there is one: batches, shards, weights, empty sums."""
+    """Row i leaves out column i + own_offset, where there is one: any offset, weights, empty sums."""
     precision, reduction = parameter.split("-")
-    for kind in ("mixture", "duplicates", "outlier", "clusters"):
-        case = make(kind, COLUMNS, ROWS, 3, 1e5 if kind == "clusters" else 10.0)
+    for kind, extent in (("mixture", 10.0), ("duplicates", 10.0), ("outlier", 10.0), ("clusters", 1e5)):
+        case = make(kind, COLUMNS, ROWS, 3, extent)
         for same in (True, False):
             rows = some(COLUMNS if same else ROWS, ROWS)
-            problem = target.problem(case, Reduction(reduction), precision, same=same, exclude_self=True)
-            want = problems.truth(case, same=same, exclude_self=True, rows=rows)
-            within(problem, target.answer(problem, case), want, kind, rows=rows)
+            target.check(case, reduction, precision, rows, same=same, exclude_self=True)
     cases = [about_tiles(COLUMNS, ROWS, 3, 10.0)]
     if "weights" in target.info.features:
         cases.append(weighted(cases[0]))
     for case in cases:
-        _offsets(target, case, Reduction(reduction), precision)
-    _nothing_left(target, Reduction(reduction), precision)
+        _offsets(target, case, reduction, precision)
+    alone = make("mixture", 1, 1, 3, 10.0)
+    got = target.answer(target.problem(alone, reduction, precision, same=True, exclude_self=True), alone)
+    assert got.log_sum[0] == -np.inf, f"an empty sum has log sum −inf, not {got.log_sum[0]}"
+    assert got.shift is None or not got.shift.any(), f"an empty sum has shift 0, not {got.shift[0]}"
+    assert got.sign is None or got.sign[0] == 0, f"an empty sum has sign 0, not {got.sign[0]}"
 
 
-def _offsets(target: Target, case: Case, reduction: Reduction, precision: str) -> None:
-    """Ask for rows and columns that begin anywhere."""
+def _offsets(target: Target, case: Case, reduction: str, precision: str) -> None:
+    """Ask for rows that begin anywhere: such are batches of them, and shards of the columns."""
     n, m = COLUMNS, ROWS
     problem = target.whole_problem(case, reduction, precision, exclude_self=True)
     state = target.prepare(problem, case)
-    near = replace(case, queries=case.points[20 : 20 + m])  # row i is column 20 + i
+    near = case.points[20 : 20 + m]  # row i is column 20 + i
     for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, n - m, n - 1, n, n + 9, 5 * n):
-        want = reference.near_sums(near.queries, case.points, case.log_weights, np.arange(m) + offset)
-        got = target.reduce(problem, near.queries, state, own_offset=offset)
-        within(problem, got, want, f"{case.name}, own_offset {offset}")
-    every = reference.near_sums(case.points, case.points, case.log_weights, True)
-    for start, stop in ((0, 130), (130, n)):  # the points in batches
-        part = replace(problem, m=stop - start)
-        want = reference.Sums(*(x[start:stop] for x in every))
-        got = target.reduce(part, case.points[start:stop], state, own_offset=start)
-        within(part, got, want, f"{case.name}, points {start} to {stop} as rows")
-    parts = []
-    for start, stop in ((0, 100), (100, n)):  # the columns in shards
-        part = replace(problem, m=n, n=stop - start)
-        shard = replace(case, points=case.points[start:stop], log_weights=case.log_weights[start:stop])
-        parts.append(target.reduce(part, case.points, target.prepare(part, shard), own_offset=-start))
-    within(replace(problem, m=n), merge(parts), every, f"{case.name}, columns in two shards")
+        want = reference.near_sums(near, case.points, case.log_weights, np.arange(m) + offset)
+        within(problem, target.reduce(problem, near, state, offset), want, f"{case.name}, own_offset {offset}")
 
 
-def _nothing_left(target: Target, reduction: Reduction, precision: str) -> None:
-    case = make("mixture", 1, 1, 3, 10.0)
-    problem = target.problem(case, reduction, precision, same=True, exclude_self=True)
-    got = target.answer(problem, case)
-    assert got.log_sum[0] == -np.inf, f"an empty sum has log sum −inf, not {got.log_sum[0]}"
-    if reduction is Reduction.MEAN:
-        assert not got.shift.any(), f"an empty sum has shift 0, not {got.shift[0]}"
-    if reduction is Reduction.LAPLACE:
-        assert got.sign[0] == 0, f"an empty sum has sign 0, not {got.sign[0]}"
-
-
-def grad(target: Target, parameter: str) -> None:
-    """Derivatives by queries, points and weights, of zero weights too, whichever of them require grad."""
+def kernel(target: Target, parameter: str) -> None:
+    """Another kernel: tolerances, weights, own columns, rows out of reach and far off, NaN."""
     precision, name = parameter.split("-")
-    reduction = Reduction(name)
-    allowed = OF_DERIVATIVES * TOLERANCES[precision][Reduction.LOG_SUM].absolute
-    for kind in derivatives.KINDS:
-        case = derivatives.make(kind)
-        with_weights = kind == "weights"
-        if with_weights and "weights" not in target.info.features:
-            continue
-        for same in (False, True):
-            problem = target.problem(case, reduction, precision, same=same, requires={"grad"})
-            truth = problems.truth(case, same=same)
-            leaves = ["points"] + ["queries"] * (not same) + ["weights"] * with_weights
+    asked = functools.partial(_problem, target, precision, name)
+    for case in _cases():
+        # Rows that reach none but columns of little weight are those columns themselves.
+        for same in (False, True) if len(case.points) < 131 or case.name.startswith("weights") else (False,):
+            if "weights" in target.info.features or (case.log_weights == case.log_weights[0]).all():
+                problem = asked(case, same=same)
+                _bounded(problem, target.answer(problem, case), case)
+    for distance in (1e9, 1e100):
+        case = problems.far(29, 13, 2, distance, stray=True)
+        problem = asked(case, whole=True)
+        _bounded(problem, target.reduce(problem, case.queries, target.prepare(problem, case)), case)
+    _mixed(target, asked)
+    if "exclude_self" in target.info.features:
+        alone = make("mixture", 1, 1, 3, 6.0)
+        got = target.answer(asked(alone, same=True, exclude_self=True), alone)
+        assert got.log_sum[0] == -np.inf, f"an empty sum has log sum −inf, not {got.log_sum[0]}"
+    case = make("mixture", 131, 11, 3, 6.0)
+    problem, queries, points = asked(case), case.queries.copy(), case.points.copy()
+    queries[2, 1] = points[65, 0] = np.nan
+    logs = target.answer(problem, replace(case, queries=queries)).log_sum
+    assert np.isnan(logs).tolist() == [i == 2 for i in range(11)], "rows with a NaN, and no others, have NaN"
+    logs = target.answer(problem, replace(case, points=points)).log_sum
+    assert np.isnan(logs).all(), "where a point has a NaN every row has"
 
-            def reduce(columns: Columns, queries: Any, problem: Problem = problem) -> Partial:
-                return reduce_pass(target.backend, target.info, problem, columns, queries)
 
-            for of in derivatives.OF[reduction]:
-                if kind == "far" and of == "shift":  # there the distance multiplies what rounding makes of its shares
-                    continue
-                want = derivatives.closed_form(case, of, same)
-                for chosen in dict.fromkeys([(*leaves,), *((leaf,) for leaf in leaves)]):
-                    partial, got = derivatives.answered(reduce, target.give, problem, case, of, chosen)
-                    within(problem, each(partial, lambda x: to_host(detached(x))), truth, kind)
-                    for leaf in chosen:
-                        off = abs(got[leaf] - want[leaf]).max() / abs(want[leaf]).max()
-                        assert off <= allowed, (
-                            f"{kind}{', same' * same}: {of} by {leaf}, with grad of {', '.join(chosen)}: off by "
-                            f"{off:.3g} of the largest derivative, allowed {allowed:.3g}"
-                        )
+def _problem(target: Target, precision: str, name: str, case: Case, *, whole: bool = False, **options: Any) -> Problem:
+    ask = target.whole_problem if whole else target.problem
+    requires = {"kernel", *options.pop("requires", ())}
+    return ask(case, Reduction.LOG_SUM, precision, kernel=name, requires=requires, **options)
+
+
+@functools.cache
+def _cases() -> list[Case]:
+    """In few and many dimensions, on a lattice, where r is 1 exactly, with weights, beside the edges of tiles."""
+    lattice = np.stack(np.meshgrid(np.arange(9.0), np.arange(5.0)), axis=-1).reshape(-1, 2) - [4.0, 2.0]
+    on_lattice = Case("a lattice", lattice, lattice[::3] + np.array([0.0, 1.0]), np.full(45, -np.log(45)))
+    near = [about_tiles(131, 23, d, 6.0) for d in (1, 3, 17)]
+    near += [about_tiles(n, m, 2, 4.0) for n, m in ((1, 1), (64, 8), (1025, 5), (4097, 3), (9, 257))]
+    return [*near, on_lattice, make("tails", 131, 23, 2, 100.0), make("weights", 131, 23, 2, 6.0)]
+
+
+def _mixed(target: Target, asked: Any) -> None:
+    """All other features at once, at any offset."""
+    features = target.info.features & MIXED
+    case = about_tiles(131, 23, 2, 5.0)
+    case = weighted(case) if "weights" in features else case
+    problem = asked(case, whole=True, requires=features - {"weights"})
+    state = target.prepare(problem, case)
+    for offset in (0, 40, -9, 134) if "exclude_self" in features else (0,):
+        got = target.reduce(problem, case.queries, state, offset)
+        has_format(problem, got, case.points)
+        _bounded(problem, got, case, offset)
+    again = target.reduce(problem, case.queries, target.prepare(problem, case), offset)
+    same_bits(got, again, "differs from one call to the next")
+
+
+def _bounded(problem: Problem, got: Partial, case: Case, own_offset: int = 0) -> None:
+    """Assert that log sums lie between those of distances that are a little longer or shorter; see `KERNELS`."""
+    rows = case.points if problem.same else case.queries
+    own = np.arange(len(rows)) + own_offset if "exclude_self" in problem.requires else False
+    absolute, relative = TOLERANCES[problem.precision][Reduction.LOG_SUM]
+    low, high = (
+        sign * -absolute
+        + reference.kernel_log_sum(
+            rows,
+            case.points,
+            problem.kernel,
+            1.0 / (1.0 + sign * relative),
+            log_weights=case.log_weights,
+            exclude_self=own,
+        )
+        for sign in (1.0, -1.0)
+    )
+    right = (low <= got.log_sum) & (got.log_sum <= high)  # not NaN
+    if not right.all():
+        i = int(np.flatnonzero(~right)[0])
+        raise AssertionError(
+            f"log_sum of the {problem.kernel} kernel at {problem.precision}, {case.name}, own_offset {own_offset}, "
+            f"m={problem.m} n={problem.n} d={problem.d}: row {i} is {got.log_sum[i]:.9g}, should be from {low[i]:.9g} "
+            f"to {high[i]:.9g} ({int((~right).sum())} of {right.size} rows are not)"
+        )

@@ -21,8 +21,8 @@ from .target import MIXED, Profile, Target, take, weighted, within
 
 __all__ = ["pairs", "pairs_parameters", "range_parameters", "row_range"]
 
-#: Ranges of the points: across the edges of tiles, both ends, two of one length, one row; and one of thousands of rows.
-RANGES = ((0, 40), (63, 66), (100, 103), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
+#: Ranges of the points: two as long, across the edges of tiles, both ends, one row; and one of thousands of rows.
+RANGES = ((0, 40), (20, 60), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
 LONG, LONG_RANGE = 3077, (1024, 3074)
 
 #: Rows of many that are compared with the truth, at most.

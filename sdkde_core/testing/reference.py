@@ -16,24 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "Sums",
-    "debias",
-    "estimate",
-    "grad_log_density",
-    "kernel_log_norm",
-    "kernel_log_sum",
-    "near_sums",
-    "paper_kde",
-    "paper_laplace",
-    "paper_score",
-    "sums",
-]
+__all__ = ["Sums", "debias", "estimate", "grad_log_density", "kernel_log_norm", "kernel_log_sum", "near_sums"]
+__all__ += ["paper_kde", "paper_laplace", "paper_score", "sums"]
 
 Array = NDArray[np.float64]
-
-#: Of the arithmetic in which a matrix H is factored: enough for any H that is positive definite in float64.
-DIGITS = 60
 
 
 class Sums(NamedTuple):
@@ -321,8 +307,11 @@ def _mahalanobis(a: Any, b: Any, bandwidth: ArrayLike) -> Any:
 
 
 def _whitened(bandwidth: ArrayLike, y: Array, x: Array) -> Any:
-    """L⁻¹(y − x₀) and L⁻¹(x − x₀), H = L Lᵀ, by forward substitution in decimal arithmetic; in extended precision."""
-    with decimal.localcontext(prec=DIGITS):
+    """L⁻¹(y − x₀) and L⁻¹(x − x₀), H = L Lᵀ, by forward substitution in decimal arithmetic; in extended precision.
+
+    60 digits are enough for any H that is positive definite in float64.
+    """
+    with decimal.localcontext(prec=60):
         factor, u = _decimal_factor(bandwidth), _decimal(np.concatenate([y, x])) - _decimal(x[:1])
         for k, row in enumerate(factor):
             u[:, k] = (u[:, k] - sum(row[j] * u[:, j] for j in range(k))) / row[k]
@@ -333,7 +322,7 @@ def _whitened(bandwidth: ArrayLike, y: Array, x: Array) -> Any:
 
 def _stretched(bandwidth: ArrayLike, u: Array) -> Array:
     """L u for every row."""
-    with decimal.localcontext(prec=DIGITS):
+    with decimal.localcontext(prec=60):
         return (_decimal(u) @ _decimal_factor(bandwidth).T).astype(float)
 
 
@@ -359,5 +348,5 @@ def _log_determinant(bandwidth: ArrayLike, d: int) -> float:
     h = np.asarray(bandwidth, float)
     if h.ndim < 2:
         return float(2 * np.log(np.broadcast_to(h, (d,))).sum())
-    with decimal.localcontext(prec=DIGITS):
+    with decimal.localcontext(prec=60):
         return float(2 * sum(pivot.ln() for pivot in np.diagonal(_decimal_factor(h))))

@@ -21,24 +21,12 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from sdkde_core.protocol import Reduction
 
-from . import problems, reference
+from . import problems
 from .accuracy import about_tiles
 from .problems import Case
-from .target import NotDeclared, Target, make, weighted, within
+from .target import NotDeclared, Target, make, weighted
 
 __all__ = ["surroundings", "thread_counts"]
-
-#: Variables that libraries read when they are loaded. A backend that sets one in a call sets it for other libraries.
-READ_ONCE = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "KMP_DUPLICATE_LIB_OK",
-    "TOKENIZERS_PARALLELISM",
-)
-
-#: Categories of warnings that Python shows to nobody but developers.
-HIDDEN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 
 
 def surroundings(target: Target, parameter: str) -> None:
@@ -52,7 +40,7 @@ def surroundings(target: Target, parameter: str) -> None:
     target.answer(target.problem(small, reduction, target.info.precisions[0]), small)  # libraries are loaded then
     asked = _asked(target, reduction)
     with _moved_settings():
-        before, told = _settings(), ""
+        before = _settings()
         with warnings.catch_warnings(record=True) as warned, _output() as output:
             warnings.simplefilter("always")
             filters = list(warnings.filters)
@@ -65,12 +53,13 @@ def surroundings(target: Target, parameter: str) -> None:
                     target.answer(problem, case)
                     if np.isfinite(case.log_weights).all() and target.info.supports(problem).ok:
                         target.reduce(problem, None if problem.same else case.queries, target.prepare(problem, case))
-            told = "the filters of warnings" if list(warnings.filters) != filters else ""
+            changed = ["the filters of warnings"] * (list(warnings.filters) != filters)
         after = _settings()
-    shown = [w for w in warned if not issubclass(w.category, HIDDEN)]
+    hidden = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # but from developers
+    shown = [w for w in warned if not issubclass(w.category, hidden)]
     assert not shown, f"a call warns: {shown[0].category.__name__}: {shown[0].message}"
     assert not output, f"a call prints: {output[0][:200]!r}"
-    changed = [told] * bool(told) + [name for name, value in before.items() if after[name] != value]
+    changed += [name for name, value in before.items() if after[name] != value]
     assert not changed, f"a call changes {', '.join(changed)}"
 
 
@@ -82,41 +71,37 @@ def _asked(target: Target, reduction: Reduction) -> list[tuple[Case, dict[str, A
     if "weights" in target.info.features:
         asked += [(make("weights", 211, 67, 3, 10.0), {}), (weighted(far), {})]
     if "exclude_self" in target.info.features:
-        asked += [
-            (make(kind, n, 1, 3, 10.0), {"same": True, "exclude_self": True})
-            for kind, n in (("mixture", 1), ("outlier", 31))
-        ]
+        for kind, n in (("mixture", 1), ("outlier", 31)):
+            asked.append((make(kind, n, 1, 3, 10.0), {"same": True, "exclude_self": True}))
     if "kernel" in target.info.features and reduction is Reduction.LOG_SUM:
-        asked += [(far, {"requires": {"kernel"}, "kernel": "epanechnikov"})]
+        asked.append((far, {"requires": {"kernel"}, "kernel": "epanechnikov"}))
     return asked
-
-
-#: How to get and set a setting, and a value that no backend would set.
-_MOVED: tuple[tuple[Callable[[], Any], Callable[[Any], object], Any], ...] = (
-    (gc.isenabled, lambda on: gc.enable() if on else gc.disable(), True),
-    (gc.get_threshold, lambda counts: gc.set_threshold(*counts), (701, 11, 11)),
-    (lambda: logging.getLogger().level, logging.getLogger().setLevel, 37),
-    (lambda: np.get_printoptions()["precision"], lambda digits: np.set_printoptions(precision=digits), 11),
-    (sys.getswitchinterval, sys.setswitchinterval, 0.0043),
-    (sys.getrecursionlimit, sys.setrecursionlimit, 1717),
-)
 
 
 @contextmanager
 def _moved_settings() -> Iterator[None]:
     """Set what a backend may change to what no backend would set it to; restore it at the end."""
-    torch, saved = sys.modules.get("torch"), {name: os.environ.pop(name) for name in READ_ONCE if name in os.environ}
-    states, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 -- the state that users share
+    # Libraries read these when they are loaded: a backend that sets one in a call sets it for other libraries.
+    read_once = [f"{name}_NUM_THREADS" for name in ("OMP", "MKL", "OPENBLAS")] + ["KMP_DUPLICATE_LIB_OK"]
+    torch, saved = sys.modules.get("torch"), {name: os.environ.pop(name) for name in read_once if name in os.environ}
+    moved: tuple[tuple[Callable[[], Any], Callable[[Any], object], Any], ...] = (
+        (gc.isenabled, lambda on: gc.enable() if on else gc.disable(), True),
+        (gc.get_threshold, lambda counts: gc.set_threshold(*counts), (701, 11, 11)),
+        (lambda: logging.getLogger().level, logging.getLogger().setLevel, 37),
+        (lambda: np.get_printoptions()["precision"], lambda digits: np.set_printoptions(precision=digits), 11),
+        (sys.getswitchinterval, sys.setswitchinterval, 0.0043),
+        (sys.getrecursionlimit, sys.setrecursionlimit, 1717),
+    )
     with ExitStack() as stack:
         stack.callback(os.environ.update, saved)
-        stack.callback(lambda: [os.environ.pop(name, None) for name in READ_ONCE])
-        stack.callback(random.setstate, states)
-        stack.callback(np.random.set_state, numpys)
+        stack.callback(lambda: [os.environ.pop(name, None) for name in read_once])
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 -- the state that users share
         stack.enter_context(np.errstate(all="warn", under="ignore"))
         if torch is not None:  # before the limits: PyTorch tells OpenMP's number for its own
             stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.enter_context(threadpool_limits(3))
-        for get, put, other in _MOVED:
+        for get, put, other in moved:
             stack.callback(put, get())
             put(other)
         if torch is not None:
@@ -184,15 +169,15 @@ def thread_counts(target: Target, parameter: str) -> None:
     """Any number of threads that ``SDKDE_NUM_THREADS`` allows is right: one, more than cores, more than rows."""
     if target.device != "cpu":
         raise NotDeclared("for CPUs")
-    cores, before = os.cpu_count() or 1, os.environ.get("SDKDE_NUM_THREADS")
+    before = os.environ.get("SDKDE_NUM_THREADS")
     try:
-        for count in (1, 3, cores + 5):
+        for count in (1, 3, (os.cpu_count() or 1) + 5):
             os.environ["SDKDE_NUM_THREADS"] = str(count)
             for n, m in ((211, 67), (5, 2), (2, 5), (1025, 300)):
-                case = about_tiles(n, m, 3, 10.0)
-                problem = target.problem(case, Reduction(parameter), target.info.precisions[-1])
-                truth = reference.near_sums(case.queries, case.points, case.log_weights)
-                within(problem, target.answer(problem, case), truth, f"{case.name}, SDKDE_NUM_THREADS={count}")
+                try:
+                    target.check(about_tiles(n, m, 3, 10.0), parameter, target.info.precisions[-1])
+                except AssertionError as error:
+                    raise AssertionError(f"SDKDE_NUM_THREADS={count}: {error}") from error
     finally:
         os.environ.pop("SDKDE_NUM_THREADS")
         if before is not None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import inspect
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.engine.outliers import within_limit
-from sdkde_core.plugin import each, reduce_pass
-from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem, Reduction
+from sdkde_core.plugin import each
+from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem
 
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "take", "weighted", "within"]
-
+__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "take", "weighted", "within"]
 
 #: Features that go together in any number.
 MIXED = frozenset({"weights", "exclude_self"})
@@ -51,7 +46,7 @@ class Profile(NamedTuple):
 
     dimensions: tuple[int, ...]
     extents: tuple[float, ...]
-    draws: int = 40
+    draws: int = 45
     pairs: int = 400_000
     drawn_dimensions: tuple[int, ...] | None = None
     includes: Profile | None = None
@@ -65,13 +60,7 @@ class Target:
     backend: Backend
     device: str
 
-    def fingerprint(self, about: str) -> int:
-        """Return a number that follows from the backend's source: its author cannot know it, and it stays the same."""
-        with contextlib.suppress(TypeError, OSError):  # not written in Python, or without its source
-            about += inspect.getsource(type(self.backend))
-        return int.from_bytes(hashlib.sha256(about.encode()).digest()[:8], "big")
-
-    def problem(self, case: Case, reduction: Reduction, precision: str, **options: Any) -> Problem:
+    def problem(self, case: Case, reduction: str, precision: str, **options: Any) -> Problem:
         """Describe a reduction of a case on this device; :class:`NotDeclared` where the backend declines it.
 
         What lies beyond the extent at which the backend's formula holds does not count: the core splits that off.
@@ -83,7 +72,7 @@ class Target:
         self._ask(within_limit(self.info, problem, 1.0))
         return problem
 
-    def whole_problem(self, case: Case, reduction: Reduction, precision: str, **options: Any) -> Problem:
+    def whole_problem(self, case: Case, reduction: str, precision: str, **options: Any) -> Problem:
         """As :meth:`problem`, for a check that asks the backend itself: nothing is split off."""
         problem = self.problem(case, reduction, precision, **options)
         self._ask(problem)
@@ -104,8 +93,7 @@ class Target:
 
     def answer(self, problem: Problem, case: Case, own_offset: int = 0) -> Partial:
         """Return the backend's answer by way of the core, on the host."""
-        queries = None if problem.same else self.give(case.queries)
-        return each(reduce_pass(self.backend, self.info, problem, self.columns(case), queries, own_offset), to_host)
+        return problems.answer(self.info, self.backend, problem, case, own_offset)
 
     def prepare(self, problem: Problem, case: Case) -> Any:
         """Return the backend's state for a case whose weights are all positive."""
@@ -115,14 +103,31 @@ class Target:
         """Return the backend's own answer, on the host."""
         return each(self.backend.reduce(problem, self.give(queries), state, own_offset), to_host)
 
+    def check(self, case: Case, reduction: str, precision: str, rows: Any = None, **options: Any) -> None:
+        """Assert that the answer by way of the core keeps the tolerances; ``rows``: indices of those compared."""
+        problem = self.problem(case, reduction, precision, **options)
+        asked = {"same": problem.same, "exclude_self": "exclude_self" in problem.requires}
+        within(problem, self.answer(problem, case), problems.truth(case, rows=rows, **asked), case.name, rows)
+
 
 @functools.lru_cache(maxsize=64)
 def make(kind: str, n: int, m: int, d: int, extent: float) -> Case:
     """Make a case; the arrays are read-only, since checks share them."""
-    case = problems.make(kind, n, m, d, extent)
+    return frozen(replace(problems.make(kind, n, m, d, extent), name=f"{kind} within {extent:g}"))
+
+
+def frozen(case: Case) -> Case:
+    """Return a case whose arrays are read-only."""
     for array in (case.points, case.queries, case.log_weights):
         array.flags.writeable = False
     return case
+
+
+def weighted(case: Case, spread: float = 2.0) -> Case:
+    """Return a case with weights, none of them zero, whose logs differ by some ``spread`` nats."""
+    log_w = spread * np.random.default_rng(len(case.points)).normal(size=len(case.points))
+    log_w -= np.logaddexp.reduce(log_w)
+    return replace(case, name=f"{case.name} with weights", log_weights=log_w)
 
 
 def take(truth: Truth, rows: Any) -> Truth:
@@ -158,27 +163,19 @@ def within(problem: Problem, got: Partial, want: Truth, about: str = "", rows: A
             )
 
 
-def weighted(case: Case, spread: float = 2.0) -> Case:
-    """Return a case with weights, none of them zero, whose logs differ by some ``spread`` nats."""
-    log_w = spread * np.random.default_rng(len(case.points)).normal(size=len(case.points))
-    log_w -= np.logaddexp.reduce(log_w)
-    return replace(case, name=f"{case.name} with weights", log_weights=log_w)
+def same_bits(first: Partial, other: Partial, message: str) -> None:
+    """Assert that two answers are equal to the last bit."""
+    for field in fields(Partial):
+        a, b = (getattr(each(got, to_host), field.name) for got in (first, other))
+        assert a is None or np.array_equal(a, b), f"{field.name}: {message}"
 
 
 def _words(problem: Problem, about: str) -> str:
     """Say what was asked."""
-
-    def words() -> Iterator[str]:
-        yield f"{problem.reduction.name} at {problem.precision}"
-        yield about or "a case"
-        yield f"m={problem.m} n={problem.n} d={problem.d}"
-        yield f"dtype {problem.dtype}"
-        if problem.requires:
-            yield "with " + " and ".join(sorted(problem.requires))
-        if problem.same:
-            yield "rows the points themselves"
-
-    return ", ".join(words())
+    words = [f"{problem.reduction.name} at {problem.precision}", about or "a case"]
+    words += [f"m={problem.m} n={problem.n} d={problem.d}", f"dtype {problem.dtype}"]
+    words += ["with " + " and ".join(sorted(problem.requires))] * bool(problem.requires)
+    return ", ".join([*words, *["rows the points themselves"] * problem.same])
 
 
 def _number(x: Any) -> str:
