@@ -1,13 +1,8 @@
 """Calibration: what was measured of backends decides what ``auto`` takes, and cannot break an estimate."""
 
-import contextlib
-import itertools
 import json
 import math
-import sqlite3
-import subprocess
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -157,31 +152,6 @@ def test_rates_of_the_cpu_that_are_whole_are_used_and_missing_ones_are_no_news(c
     assert hardware.cpu().name.startswith("a CPU")
 
 
-@pytest.mark.parametrize("value", ["'many'", "x'00ff'", "9e999", "-1e9", "1e9", "CAST(x'ff' AS TEXT)"])
-def test_damaged_values_of_the_database_are_told_once_and_the_others_used(tmp_path, monkeypatch, untold, value):
-    store = pytest.importorskip("sdkde_autotune.store")
-    from sdkde_autotune import lookup
-
-    path = tmp_path / "tuning.sqlite"
-    monkeypatch.setenv("SDKDE_DB", str(path))
-    machine = machine_of(hardware.cpu())
-    with store.Store() as s:
-        s.calibrate(machine, "numpy", {"overhead": 0.5, "log_sum high 1": 3.0, "startup": 2.0})
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"UPDATE calibration SET value = {value} WHERE name = 'overhead'")
-        connection.commit()
-    lookup.forget()
-    try:
-        with pytest.warns(SdkdeWarning, match="'overhead' in the calibration of numpy is not used") as told:
-            sdkde_core.estimate([0.0, 1.0, 3.0], [1.0])
-        assert [t.filename for t in told] == [__file__]
-        found = calibration_of("numpy", hardware.cpu())
-        assert (found.startup, found.overhead, len(found.factors)) == (2.0, 0.0, 1)
-    finally:
-        monkeypatch.delenv("SDKDE_DB")
-        lookup.forget()
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1e9, 1e9, "many", None, 10**400])
 def test_a_value_that_is_none_spoils_itself_only(value):
     found = Calibration.of({"startup": value, "overhead": 0.5, "mean fast 4": value, "mean fast 16": 2.0})
@@ -192,51 +162,3 @@ def test_a_value_that_is_none_spoils_itself_only(value):
 @pytest.mark.parametrize("d", ["0", "9" * 5000, "²", "-3"])
 def test_a_factor_of_no_dimension_is_left_out(d):
     assert Calibration.of({f"mean fast {d}": 2.0}) == Calibration()
-
-
-@pytest.mark.slow
-def test_the_command_end_to_end(tmp_path, monkeypatch):
-    """NumPy measured by a clock of equal steps; then explain says so, in this process and from the file alone."""
-    pytest.importorskip("click_default_group")
-    from click.testing import CliRunner
-    from sdkde_autotune import calibrate, lookup
-    from sdkde_autotune.cli import main
-
-    db = tmp_path / "tuning.sqlite"
-    monkeypatch.setenv("SDKDE_DB", str(db))
-    monkeypatch.setattr(calibrate, "DIMENSIONS", (1, 16))
-    monkeypatch.setattr(calibrate, "TARGET", {"cpu": 0.0})
-    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=itertools.count(0.0, 1e-3).__next__))
-    started = subprocess.CompletedProcess([], 0, "0.25\n", "")
-    monkeypatch.setattr(calibrate, "run_python", lambda *arguments, **options: started)
-    lookup.forget()
-    try:
-        result = CliRunner().invoke(main, ["calibrate", "--backend", "numpy", "--device", "cpu", "--json"])
-        assert result.exit_code == 0, result.output + repr(result.exception)
-        (found,) = json.loads(result.stdout)
-        values = found["values"]
-        names = {
-            f"{r} {precision} {d}" for r in Reduction for precision in ("fast", "high", "float64") for d in (1, 16)
-        }
-        assert values.keys() == names | {"startup", "overhead"}
-        assert all(0 < value < 1e4 for value in values.values())
-        explained = sdkde_core.explain((1000, 4), backend="numpy")
-        (mine,) = [c for c in explained.candidates if c.chosen]
-        assert "priced as measured on this machine" in mine.reason
-        assert mine.startup_seconds == values["startup"]
-        x = np.random.default_rng(0).normal(size=(50, 2))
-        with ignored():
-            plain = sdkde_core.estimate(x, backend="numpy")
-        np.testing.assert_array_equal(sdkde_core.estimate(x, backend="numpy"), plain)
-        assert "numpy" in CliRunner().invoke(main, ["calibrate", "--backend", "numpy", "--device", "cpu"]).stdout
-        for arguments, told in (
-            (["--backend", "nonesuch"], "backend 'nonesuch' is unknown"),
-            (["--device", "mps"], "device 'mps' is not here"),
-            (["--backend", "numpy", "--device", "cuda:63"], "device 'cuda:63' is not here"),
-        ):
-            result = CliRunner().invoke(main, ["calibrate", *arguments])
-            assert result.exit_code == 2
-            assert told in result.output
-    finally:
-        monkeypatch.delenv("SDKDE_DB")
-        lookup.forget()
