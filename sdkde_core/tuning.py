@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import platform
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
@@ -28,6 +31,7 @@ __all__ = [
     "card_name",
     "reject",
     "space_of",
+    "this_cpu",
     "tuned",
     "using",
 ]
@@ -50,10 +54,8 @@ class Query:
         returned.
     dimension : int
         The dimension as the kernel pads it. Problems that are padded alike share configurations.
-    gpu : str
-        :func:`sdkde_core.choice.cards.card_name` of the device.
-    architecture : str
-        ``"sm_90"``.
+    gpu, architecture : str
+        :func:`sdkde_core.choice.cards.card_name` of the device, and ``"sm_90"``; or what :func:`this_cpu` returns.
     """
 
     backend: str
@@ -83,7 +85,7 @@ class Space(TypingProtocol):
     """A backend's kernels and their parameters: the object that ``BackendInfo.tuning`` names.
 
     No method needs a GPU. ``kernel`` is a kernel's name, ``architecture`` one such as ``"sm_86"``. Only :meth:`compile`
-    may import heavy packages.
+    may import heavy packages. Of a backend on CPUs the last four methods are not called.
     """
 
     @property
@@ -226,3 +228,12 @@ def _lookup() -> Callable[..., Any] | None:
         warn_once(f"{points[0].value} does not load, so group {GROUP} is not used: {error!r}")
         return None
     return found
+
+
+@functools.cache
+def this_cpu() -> tuple[str, str]:
+    """Return the CPU's name and architecture, which stand in a :class:`Query` for those of a GPU."""
+    name = platform.processor()
+    with suppress(OSError):  # Linux, where `processor` is empty or the architecture
+        name = next(iter(re.findall(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.M)), name)
+    return " ".join(name.split()) or "CPU", platform.machine()

@@ -17,12 +17,11 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from sdkde_autotune import lookup, offline, processes, worker  # noqa: E402
+from sdkde_autotune import lookup, measure, predict, processes  # noqa: E402
 from sdkde_autotune.key import Key, canonical  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
-from sdkde_autotune.runner import Outcome, Task  # noqa: E402
-from sdkde_autotune.search import PAPER, candidates, search, size  # noqa: E402
-from sdkde_autotune.simulate import RecordedSpace, simulate  # noqa: E402
+from sdkde_autotune.records import Outcome, Task  # noqa: E402
+from sdkde_autotune.search import PAPER, candidates, search, studies  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
 
 from sdkde_core.choice import cards, registry  # noqa: E402
@@ -94,22 +93,25 @@ class Played:
     ran: list = field(default_factory=list)
     told: list = field(default_factory=list)
     final: list = field(default_factory=list)
+    pruned: list = field(default_factory=list)
 
     def prepare(self, task, configs):
         self.told += configs
 
-    def run(self, task, config, best):
+    def run(self, task, config, slow):
         assert config in self.told  # nothing comes unannounced
         self.ran.append(dict(config))
         found = (self.answer or ms)(config)
-        return (
-            found if isinstance(found, Outcome) else Outcome("ok", (found, found, found * 1.01), phases={"time": 0.1})
-        )
+        if isinstance(found, Outcome):
+            return found
+        if slow(3, found):
+            self.pruned.append(dict(config))
+        return Outcome("ok", (found, found, found * 1.01))
 
     def finals(self, task, configs):
         self.final += map(dict, configs)
         times = [(self.again or ms)(config) * self.drift for config in configs]
-        return [Outcome("ok", (t, t, t)) for t in times]
+        return [Outcome("ok", (t, t, t), final=True) for t in times]
 
     def provenance(self, task):
         return {"source": self.version}
@@ -128,7 +130,6 @@ TASK = task()
 KEY = Key.of(TASK.query, TASK.problem)
 ALL = candidates(TASK, Hills())
 BEST = min(ALL, key=ms)
-RECORDS = [(config, ms(config)) for config in ALL]
 
 
 @pytest.fixture
@@ -150,8 +151,8 @@ def compiled(monkeypatch):
         return Compiled(64, 1024, 0)
 
     monkeypatch.setattr(processes.Pool, "submit", submit)
-    monkeypatch.setattr(offline, "space_for", lambda task: HILLS)
-    monkeypatch.setattr(offline, "_interpreted", lambda task, config: None)
+    monkeypatch.setattr(measure, "space_for", lambda task: HILLS)
+    monkeypatch.setattr(predict, "_interpreted", lambda task, config: None)
     monkeypatch.setattr(Hills, "compile", compile_)
     return asked
 
@@ -166,14 +167,6 @@ def store(tmp_path):
 # --- finding the best ---------------------------------------------------------------------------------------------
 
 
-def test_the_synthetic_space_is_as_described():
-    assert size(TASK, Hills()) == 420
-    assert 180 <= len(ALL) <= 240
-    times = sorted(map(ms, ALL))
-    assert times[0] < times[1]  # one best
-    assert ms(Hills.start) > 1.15 * times[0]
-
-
 def test_grid_finds_the_optimum_exactly(store):
     result = search(TASK, Hills(), Played(), store, sampler="grid", trials=None)
     assert result.best == BEST
@@ -182,48 +175,58 @@ def test_grid_finds_the_optimum_exactly(store):
     assert result.default.median == pytest.approx(ms(Hills.start))
 
 
-@pytest.mark.parametrize(
-    ("sampler", "mean", "worst"), [pytest.param("tpe", 0.01, 0.06, marks=pytest.mark.slow), ("random", 0.15, 0.25)]
-)
-def test_samplers_come_near_the_optimum(sampler, mean, worst):
-    """Fractions above the best time after 60 of the 217 configurations."""
-    space = RecordedSpace(RECORDS, Hills.start)
-    losses = [simulate(RECORDS, TASK, space, sampler, 60, seed) for seed in range(20)]
-    assert sum(losses) / len(losses) <= mean
-    assert max(losses) <= worst
-
-
-def test_a_replayed_grid_loses_nothing():
-    assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start), "grid", None) == 0
-    with pytest.raises(ValueError, match="not known without backend stranger"):
-        simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start), "priced")
-    prices = {canonical(config): ms for config, ms in RECORDS}
-    assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start, prices), "priced", 2) == 0
-    assert simulate(RECORDS, TASK, RecordedSpace(RECORDS, Hills.start, prices), "tpe", 4) == 0
-    with pytest.raises(ValueError, match="nothing to compare"):
-        simulate([(BEST, float("inf"))], TASK, RecordedSpace(RECORDS, BEST))
-
-
-def test_a_recorded_space_is_that_of_its_records():
-    space = RecordedSpace(RECORDS, Hills.start)
-    assert space.parameters("sum") == Hills.values
-    assert candidates(TASK, space) == ALL
-    assert Key.of(*_parts(task_of(KEY))) == KEY
-
-
 def _parts(found):
     return found.query, found.problem
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_seed_decides(sampler, tmp_path):
-    orders = []
-    for i, seed in enumerate((3, 3, 4)):
-        runner = Played()
-        with Store(tmp_path / f"{i}.sqlite") as opened:
-            search(TASK, Hills(), runner, opened, sampler=sampler, trials=25, seed=seed)
-        orders.append(runner.ran)
-    assert orders[0] == orders[1] != orders[2]
+@pytest.mark.parametrize(("sampler", "loss"), [("tpe", 0.06), ("random", 0.25)])
+def test_samplers_come_near_the_optimum(store, sampler, loss):
+    """After 60 of the 217 configurations; the median pruner ends the timing of slow ones, and never of the best."""
+    runner = Played()
+    result = search(TASK, Hills(), runner, store, sampler=sampler)
+    assert ms(result.best) <= (1 + loss) * ms(BEST)
+    assert len(runner.ran) == 60
+    times = sorted(map(ms, runner.ran))
+    assert runner.pruned
+    assert min(map(ms, runner.pruned)) > times[5]
+
+
+def test_a_study_is_kept_that_optuna_and_its_dashboard_open(store):
+    answer = lambda config: Outcome("crash", error="x") if config == PAPER else ms(config)  # noqa: E731
+    for trials in 20, 30:
+        with studies(store) as storage:
+            search(TASK, Hills(), Played(answer), store, storage=storage, trials=trials)
+    url = f"sqlite:///{store.path.with_name('tuning-studies.sqlite')}"
+    (name,) = optuna.get_all_study_names(url)
+    assert "sum log_sum fast d=16 n=2^15 m=2^12 RTX A6000" in name
+    study = optuna.load_study(study_name=name, storage=url)
+    assert len(study.trials) == 30
+    kept = {json.dumps(t.config, sort_keys=True): t.outcome for t in store.trials(KEY)}
+    assert {json.dumps(trial.params, sort_keys=True) for trial in study.trials} == kept.keys()
+    assert set(study.trials[5].params) == set(Hills.values)
+    states = {trial.state.name for trial in study.trials}
+    assert states == {"COMPLETE", "PRUNED"}
+    (crashed,) = [trial for trial in study.trials if trial.user_attrs["status"] == "crash"]
+    assert crashed.user_attrs["error"] == "x"
+    assert [value for trial in study.trials for value in trial.intermediate_values]  # medians on the way
+    study.optimize(lambda trial: ms({k: trial.suggest_categorical(k + "_", v) for k, v in Hills.values.items()}), 1)
+
+
+def test_a_study_that_is_lost_is_made_again_of_the_store(store):
+    search(TASK, Hills(), Played(), store, trials=20)
+    runner = Played()
+    with studies(store) as storage:
+        search(TASK, Hills(), runner, store, storage=storage, trials=25)
+        (name,) = optuna.get_all_study_names(storage)
+        assert len(optuna.load_study(study_name=name, storage=storage).trials) == 25
+    assert len(runner.ran) == 5
+    path = store.path.with_name("tuning-studies.sqlite")
+    for file in path.parent.glob("tuning-studies.sqlite*"):
+        file.unlink()
+    path.write_text("a novel" * 99)
+    with pytest.raises(ValueError, match=r"tuning-studies.sqlite cannot keep studies: .*move it away"), studies(store):
+        pass
+    assert path.read_text() == "a novel" * 99
 
 
 def test_an_unknown_sampler_is_named(store):
@@ -234,7 +237,7 @@ def test_an_unknown_sampler_is_named(store):
 # --- the order ----------------------------------------------------------------------------------------------------
 
 
-def test_the_default_then_neighbours_then_the_papers(store):
+def test_the_default_then_neighbours_then_the_papers_then_the_best_priced(store):
     near, far, elsewhere = ALL[50], ALL[60], ALL[70]
     for other, config in (
         (task(n=65536), near),
@@ -245,8 +248,9 @@ def test_the_default_then_neighbours_then_the_papers(store):
         key = Key.of(*_parts(other))
         store.add(key, config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
     runner = Played()
-    search(TASK, Hills(), runner, store, trials=12)
-    assert runner.ran[:6] == [Hills.start, near, far, elsewhere, ALL[90], PAPER]
+    search(TASK, Hills(), runner, store, trials=12, card=CARD)
+    expected = [Hills.start, near, far, elsewhere, ALL[90], PAPER, *PRICED[:12]]
+    assert runner.ran == [config for i, config in enumerate(expected) if config not in expected[:i]][:12]
 
 
 def test_neighbours_that_do_not_fit_are_left_out_and_what_they_lack_is_the_defaults(store):
@@ -285,33 +289,7 @@ def test_a_default_outside_the_values_worth_trying_is_run(store):
     assert result.tried == 20
 
 
-def test_the_best_priced_come_first(store):
-    class Priced(Hills):
-        def seconds(self, kernel, config, problem, card):
-            assert card.name == "RTX A6000"
-            return ms(config)
-
-    runner = Played()
-    result = search(TASK, Priced(), runner, store, sampler="priced", trials=17)
-    assert runner.ran[0] == Hills.start
-    assert runner.ran[1:] == sorted(ALL, key=ms)[:16]  # neither neighbours nor the paper's
-    assert result.tried == 17
-    again = Played()
-    assert search(TASK, Priced(), again, store, sampler="priced", trials=17).replayed == 17
-    assert not again.ran
-
-
 # --- remembering --------------------------------------------------------------------------------------------------
-
-
-def test_a_finished_search_runs_nothing_again(store):
-    search(TASK, Hills(), Played(), store, trials=30)
-    runner = Played()
-    result = search(TASK, Hills(), runner, store, trials=30)
-    assert not runner.ran
-    assert not runner.final
-    assert (result.tried, result.replayed) == (0, 30)
-    assert result.outcome.median == store.best()[0].ms
 
 
 def test_more_trials_go_on_where_fewer_ended(store):
@@ -320,46 +298,27 @@ def test_more_trials_go_on_where_fewer_ended(store):
     result = search(TASK, Hills(), runner, store, trials=45)
     assert (result.tried, result.replayed, len(runner.ran)) == (25, 20, 25)
     assert len(store.trials(KEY)) == 45
+    assert search(TASK, Hills(), Played(), store, trials=45).tried == 0
 
 
 def test_other_code_is_measured_anew_and_the_earlier_finalists_with_it(store):
     search(TASK, Hills(), Played(), store, trials=60)
-    final = {json.dumps(t.config) for t in store.trials(KEY) if "finals" in t.outcome.phases}
+    final = {json.dumps(t.config) for t in store.trials(KEY) if t.outcome.final}
     assert len(final) == 4
     runner = Played(lambda config: 2 * ms(config), version="b", drift=2.0)
     result = search(TASK, Hills(), runner, store, trials=10)
     assert result.tried == 10
     assert final <= {json.dumps(config, sort_keys=True) for config in runner.ran}
     assert store.best()[0].provenance == {"source": "b"}
-    assert store.best()[0].ms == pytest.approx(2 * ms(BEST))
+    assert store.best()[0].outcome.median == pytest.approx(2 * ms(result.best))
 
 
 def test_predictions_are_not_measurements(store):
     for config in ALL[:20]:
-        store.add(KEY, config, Outcome("ok", (0.1,) * 3), "predicted", {"source": "a"})
+        store.add(KEY, config, Outcome("ok", rank=1), "predicted", {"source": "a"})
     runner = Played()
     assert search(TASK, Hills(), runner, store, trials=20).tried == 20
     assert store.best()[0].source == "measured"
-
-
-def test_ctrl_c_keeps_everything(store):
-    count = itertools.count()
-
-    def interrupted(config):
-        if next(count) == 13:
-            raise KeyboardInterrupt
-        return ms(config)
-
-    runner = Played(interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        search(TASK, Hills(), runner, store, trials=40)
-    kept = store.trials(KEY)
-    assert [trial.config for trial in kept] == runner.ran[:13]
-    assert store.best()[0].ms == min(trial.outcome.median for trial in kept)
-    assert store.best()[0].default_ms == pytest.approx(ms(Hills.start))
-    runner = Played()
-    assert search(TASK, Hills(), runner, store, trials=40).tried == 27
-    assert len(store.trials(KEY)) == 40
 
 
 def test_a_killed_process_loses_the_trial_in_flight_only(tmp_path):
@@ -405,41 +364,37 @@ PRICED = sorted(ALL, key=lambda config: HILLS.seconds("sum", config, None, CARD)
 
 
 def predicted(store, *tasks, **options):
-    return list(offline.predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
+    return list(predict.predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
 
 
-def test_the_best_priced_that_compiles_is_the_prediction(store, compiled):
+def test_the_best_priced_that_compiles_is_the_prediction_and_has_a_rank(store, compiled):
     (result,) = predicted(store)
     assert compiled == PRICED[:1] == [result.best]
-    assert (result.tried, result.replayed) == (1, 0)
+    assert (result.outcome.rank, result.outcome.ms) == (1, None)
     (best,) = store.best()
-    assert (best.config, best.source) == (result.best, "predicted")
-    assert best.default_ms == pytest.approx(1e3 * HILLS.seconds("sum", HILLS.start, None, CARD))
+    assert (best.config, best.source, best.outcome.rank) == (result.best, "predicted", 1)
+    assert best.default.outcome.rank > 1
     compiled.clear()
     (again,) = predicted(store)
     assert (again.tried, again.replayed, again.best, compiled) == (0, 2, result.best, [])
+    assert predicted(store, budget=0.0) == []
 
 
 def test_what_spills_fails_or_is_wrong_is_passed_over(store, compiled, monkeypatch):
     def compile_(self, kernel, config, problem, architecture):
-        compiled.append(dict(config))
         if config == PRICED[0]:
             raise RuntimeError("out of registers")
         return Compiled(64, 1024, 512 if config == PRICED[1] else 0)
 
     monkeypatch.setattr(Hills, "compile", compile_)
     monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills" if found.spills else None)
-    monkeypatch.setattr(offline, "_interpreted", lambda task, config: 7.0 if config == PRICED[2] else 0.5)
+    monkeypatch.setattr(predict, "_interpreted", lambda task, config: 7.0 if config == PRICED[2] else 0.5)
     (result,) = predicted(store)
-    assert result.best == PRICED[3]
+    assert (result.best, result.outcome.rank) == (PRICED[3], 4)
     assert dict(result.counts) == {"compile_error": 2, "wrong": 1, "ok": 2}
     errors = [trial.outcome.error for trial in store.trials(KEY) if trial.outcome.status != "ok"]
-    assert sorted(errors) == [
-        "RuntimeError: out of registers",
-        "spills",
-        "the worst row is off by 7 of the tolerance, as interpreted",
-    ]
-    assert predicted(store, task(n=65536), check=False)[0].best == PRICED[2]
+    wrong = "the worst row is off by 7 of the tolerance, as interpreted"
+    assert sorted(errors) == ["RuntimeError: out of registers", "spills", wrong]
 
 
 def test_where_nothing_compiles_no_more_than_the_trials_are_compiled(store, compiled, monkeypatch):
@@ -457,27 +412,6 @@ def test_the_default_is_kept_unless_a_prediction_is_faster_by_the_margin(store, 
         prices = {json.dumps(HILLS.start): 1.0, json.dumps(BEST): faster}
         monkeypatch.setattr(Hills, "seconds", lambda self, k, config, p, c, at=prices: at.get(json.dumps(config), 2.0))
         assert predicted(store, task(n=2**20 if faster > 0.95 else 2**10))[0].best == expected
-        assert compiled.pop() == expected
-
-
-def test_problems_that_share_a_kernel_have_it_compiled_once(store, compiled, monkeypatch):
-    """Candidates whose prices differ by less than the margin are alike: the one that another size has is taken."""
-    first, second = PRICED[:2]
-
-    def seconds(self, kernel, config, problem, card):
-        near = {json.dumps(first): 1.0, json.dumps(second): 1.03}
-        if problem.n > 32768:
-            near = {json.dumps(first): 1.03, json.dumps(second): 1.0}
-        return near.get(json.dumps(config), 2.0)
-
-    monkeypatch.setattr(Hills, "seconds", seconds)
-    results = predicted(store, *(task(n=2**n) for n in (15, 16, 17)))
-    assert [result.best for result in results] == [first] * 3
-    assert compiled == [first]
-
-
-def test_a_budget_ends_predictions(store, compiled):
-    assert predicted(store, budget=0.0) == []
 
 
 def test_weights_and_leave_one_out_are_problems_of_their_own():
@@ -495,14 +429,14 @@ def test_weights_and_leave_one_out_are_problems_of_their_own():
 def test_what_ships_is_what_the_tuner_would_search(path):
     """Of every backend: the keys are those of its problems, and the configurations can run."""
     dump = json.loads(path.read_text())
-    rows = dump.get("best") or dump["trial"]
+    rows = dump["trial"]
     assert rows
     for row in rows:
         key = Key._make(row[name] for name in Key._fields)
         record = registry.find(key.backend)
         if record is not None and record.ok:
             found = task_of(key)
-            space = offline.space_for(found)
+            space = measure.space_for(found)
             assert key.kernel in space.kernels(found.problem)
             assert Key.of(*_parts(found)) == key
             assert space.limit(key.kernel, row["config"], found.problem, key.architecture) is None
@@ -560,28 +494,26 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
         def time(self, config):
             return 2.0
 
-        def memory(self, error):
-            return False
+        def failed(self, error):
+            return "crash", True
 
-        def lost(self, error):
-            return True
+    monkeypatch.setitem(sys.modules, "sdkde_autotune.bench", types.SimpleNamespace(Bench=Bench, CudaBench=Bench))
+    monkeypatch.setattr(measure, "_bench", None)
+    runner, asked = measure.MeasuringRunner("cuda:0"), []
 
-    closed = []
-    monkeypatch.setitem(sys.modules, "sdkde_autotune.bench", types.SimpleNamespace(Bench=Bench))
-    monkeypatch.setattr(worker, "space_for", lambda task: HILLS)
-    monkeypatch.setattr(worker, "_bench", None)
-    runner = worker.MeasuringRunner("cuda:0")
-    monkeypatch.setattr(runner._worker, "close", lambda: closed.append(1))
-    outcomes = [runner.run(TASK, {**BEST, "num_warps": warps}, 1.0) for warps in (8, 4, 2)]
+    def slow(timings, median):
+        asked.append((timings, median))
+        return timings == 9
+
+    outcomes = [runner.run(TASK, {**BEST, "num_warps": warps}, slow) for warps in (8, 4, 2)]
     assert [outcome.status for outcome in outcomes] == ["ok", "wrong", "crash"]
     assert outcomes[0].ms == (2.0, 2.0, 2.0)
-    assert {"compile", "check", "time"} == outcomes[0].phases.keys()
-    assert len(Bench.made) == len(closed) == 1
+    assert asked == [(3, 2.0), (9, 2.0)]
     assert [outcome.status for outcome in runner.finals(task(n=65536), [BEST, Hills.start])] == ["ok", "ok"]
     (outcome,) = runner.finals(task(n=1), [BEST])
     assert (outcome.status, outcome.error) == ("crash", "MemoryError: too many points")
-    assert len(Bench.made) == 3
-    runner._compilers.close()
+    assert Bench.made == ["cuda:0"] * 3
+    runner.close()
 
 
 @pytest.mark.slow
@@ -593,8 +525,8 @@ def test_a_prediction_is_interpreted(monkeypatch):
     pool = processes.Pool(1, interpret=True)
     config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
     try:
-        assert 0 < pool.result("right", offline._interpreted, Task(query, given), config) < 1
-        assert pool.result("numba", offline._interpreted, Task(replace(query, backend="numba-cuda"), given), {}) is None
+        assert 0 < pool.result("right", predict._interpreted, Task(query, given), config) < 1
+        assert pool.result("numba", predict._interpreted, Task(replace(query, backend="numba-cuda"), given), {}) is None
     finally:
         pool.close()
 
@@ -616,7 +548,7 @@ def test_failures_are_outcomes_and_do_not_win(store):
     assert result.best in ok
     assert result.outcome.median <= 1.1 * min(map(ms, ok))
     assert sum(result.counts.values()) == 60
-    assert result.rejected == 60 - result.counts["ok"] > 0
+    assert result.counts["ok"] < 60
     assert result.reason.endswith("as it happens")
     rows = store.trials(KEY)
     assert {row.outcome.status for row in rows} >= {"ok", "timeout", "crash", "wrong"}
@@ -666,17 +598,17 @@ def test_a_space_in_which_nothing_can_run(store):
         def limit(self, kernel, config, problem, architecture):
             return "closed"
 
-    for sampler in ("tpe", "random", "grid", "priced"):
+    for sampler in ("tpe", "random", "grid"):
         result = search(TASK, Closed(), Played(), store, sampler=sampler)
         assert (result.best, result.tried) == (None, 0)
 
 
 def test_the_budget_ends_a_search(store):
     def slow(config):
-        time.sleep(0.02)
+        time.sleep(0.1)
         return ms(config)
 
-    result = search(TASK, Hills(), Played(slow), store, trials=200, budget=0.3)
+    result = search(TASK, Hills(), Played(slow), store, trials=200, budget=1.0)
     assert 1 < result.tried < 20
     assert result.best is not None
     assert search(TASK, Hills(), Played(slow), store, trials=200, budget=0.0).tried == 1
@@ -709,8 +641,8 @@ def test_interleaved_finals_decide(store):
     assert result.best == BEST
     (best,) = store.best()
     assert best.config == BEST
-    assert best.ms == result.outcome.median == pytest.approx(1.3 * ms(BEST))
-    assert best.default_ms == pytest.approx(1.3 * ms(Hills.start))
+    assert best.outcome.median == result.outcome.median == pytest.approx(1.3 * ms(BEST))
+    assert best.default.outcome.median == pytest.approx(1.3 * ms(Hills.start))
 
 
 def test_later_finals_include_the_earlier_winner(store):
@@ -726,4 +658,4 @@ def test_finals_that_one_takes_down_change_nothing(store):
     runner.finals = lambda task, configs: [Outcome("crash", error="gone")] * len(configs)
     result = search(TASK, Hills(), runner, store, trials=30)
     assert result.outcome.status == "ok"
-    assert store.best()[0].ms == result.outcome.median
+    assert store.best()[0].outcome.median == result.outcome.median

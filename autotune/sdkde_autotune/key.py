@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query
 
-__all__ = ["Key", "canonical", "octave"]
+__all__ = ["FAMILY", "Key", "canonical", "octave"]
+
+#: The columns in which a configuration's key and that of the problem it serves agree.
+FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype")
 
 
 class Key(NamedTuple):
-    """The problem, kernel and card that a configuration was tuned for. Versions of software are in its provenance."""
+    """The problem, kernel and processor that a configuration was tuned for."""
 
     backend: str
     kernel: str
@@ -27,7 +30,7 @@ class Key(NamedTuple):
     dimension: int  # as the kernel pads it, by which configurations are found
     n_octave: int  # log2 of the number of columns, rounded
     m_octave: int  # and of rows
-    gpu: str
+    gpu: str  # the GPU's name; or the CPU's, for a backend that runs there
     architecture: str
 
     @classmethod
@@ -44,32 +47,15 @@ class Key(NamedTuple):
         return tuple(getattr(self, name) for name in FAMILY)
 
     @property
-    def query(self) -> Query:
-        """The query that it was made of."""
-        return Query(self.backend, self.kernel, self.config_version, self.dimension, self.gpu, self.architecture)
-
-    @property
     def features(self) -> frozenset[str]:
         """The problem's features."""
         return frozenset(filter(None, self.requires.split(",")))
 
     def distance(self, other: Key) -> tuple[float, ...]:
-        """Return how far another key of the family is: another card, other features, dimensions, octaves in n and m."""
-        dimensions = abs(math.log2(self.dimension / other.dimension))
+        """Return how far another key of the family is: features, dimensions, and octaves in n and m."""
         octaves = abs(self.n_octave - other.n_octave), abs(self.m_octave - other.m_octave)
-        card = self.gpu != other.gpu, self.architecture != other.architecture
-        return (
-            *card,
-            len(self.features ^ other.features),
-            dimensions,
-            sum(octaves),
-            max(octaves),
-            abs(self.d - other.d),
-        )
-
-
-#: The columns in which a configuration's key and that of the problem it serves agree.
-FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype")
+        dimensions = abs(math.log2(self.dimension / other.dimension))
+        return len(self.features ^ other.features), dimensions, sum(octaves), max(octaves), abs(self.d - other.d)
 
 
 def octave(count: int) -> int:

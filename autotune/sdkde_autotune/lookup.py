@@ -4,18 +4,15 @@ Imports the standard library only, never writes, and reads the database once for
 a configuration was tuned for the problem is its rung, the best first:
 
 ================  ==================================================================================================
-``exact``         here, for this problem, under the same versions
-``provenance``    here, for this problem, under other versions of the software
-``shipped``       for this problem, in a table that comes with sdkde
-``sizes``         on the same card for other sizes: n and m each at most 3 octaves off
-``near``          on the same card with other features (weights, leave-one-out), or in dimensions at most a third off
-``architecture``  on another card of the same architecture
+``exact``         on the same processor, for this problem: here, imported, or in a table that comes with sdkde
+``near``          on the same processor for a similar problem: n and m at most 3 octaves off each, other features
+                  (weights, leave-one-out), or dimensions at most a third off
+``architecture``  on another processor of the same architecture
 ``predicted``     the cost model's choice for the card, not measured
 ================  ==================================================================================================
 
-On a rung the nearest comes first: features, then the dimension, then sizes; of equally near ones what was measured here
-under the same versions. A configuration that the backend does not accept (it exceeds the card, it failed to launch) is
-skipped.
+On a rung the nearest comes first: features, then the dimension, then sizes; of equally near ones what was measured
+here. A configuration that the backend does not accept (it exceeds the card, it failed to launch) is skipped.
 """
 
 from __future__ import annotations
@@ -26,42 +23,32 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from sdkde_core.choice.calibration import implausible
 from sdkde_core.plugin import cache_folder, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
 from .key import FAMILY, Key, octave
-from .provenance import same
-from .records import Best, Row, Trial, trial_of, winners
+from .records import Best, Trial, trial_of, winners
 from .schema import Refused, begun, text, winning
 
-__all__ = ["RUNGS", "Found", "Stamp", "calibration", "candidates", "database", "forget", "lookup", "read", "stamp"]
-
-#: From the most to the least trusted; see the module's docstring.
-RUNGS = ("exact", "provenance", "shipped", "sizes", "near", "architecture", "predicted")
+__all__ = ["Found", "candidates", "database", "forget", "lookup", "read"]
 
 #: A configuration serves problems whose sizes differ by at most so many octaves, and dimensions by a factor.
 OCTAVES, DIMENSIONS = 3, 4 / 3
 
-#: At most so many stored rows are looked at for a question.
-NEAREST = 64
-
 #: Tables that come with sdkde, written by ``sdkde-autotune export --winners``.
 TABLES = Path(__file__).parent / "tables"
 
-#: How long a look-up waits for a locked database.
-TIMEOUT_SECONDS = 0.2
-
-#: For how long a database that changes while it is read is read again.
-PATIENCE_SECONDS = 1.0
+#: How long a look-up waits for a locked database, and for how long one that changes meanwhile is read again.
+LOCKED_SECONDS, CHANGED_SECONDS = 0.2, 1.0
 
 _T = TypeVar("_T")
+_Row = dict[str, Any]
 
 
 class Found(NamedTuple):
@@ -73,27 +60,9 @@ class Found(NamedTuple):
     shipped: bool
 
 
-class _Memory:
-    """What this process has read. Threads may read the same at once; as they find the same, there is no lock."""
-
-    def __init__(self) -> None:
-        self.answers: dict[tuple[Any, ...], list[Found]] = {}
-        self.shipped: dict[tuple[object, ...], list[Row]] | None = None  # by family
-        self.calibration: dict[tuple[Any, ...], dict[tuple[str, str], dict[str, float]]] = {}
-        self.refused: dict[str | None, object] = {}  # by SDKDE_DB, if its file cannot be read: the file's state then
-
-    def current(self) -> tuple[str | None, object]:
-        """Return SDKDE_DB and, if its file was refused, the state of the file now. Answers are kept by both."""
-        named = os.environ.get("SDKDE_DB")
-        return named, _state() if named in self.refused else None
-
-    def known(self) -> tuple[str | None, object]:
-        """Return SDKDE_DB and, if its file was refused, the state of the file when it was."""
-        named = os.environ.get("SDKDE_DB")
-        return named, self.refused.get(named)
-
-
-_memory = _Memory()
+#: What this process was asked. Threads may find the same at once; there is no lock.
+_answers: dict[tuple[Any, ...], list[Found]] = {}
+_shipped: dict[tuple[object, ...], list[_Row]] | None = None  # by family
 
 
 def lookup(
@@ -108,15 +77,14 @@ def lookup(
     accept : callable, optional
         ``accept(config)``: whether the kernel can be launched so. Asked on every call, for the best ones first.
     """
-    memory = _memory
+    memory = _answers
     try:
         # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
         kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
-        asked = query, *kind, octave(problem.n), octave(problem.m)
-        answers = memory.answers.get((*asked, *memory.current()))
+        asked = os.environ.get("SDKDE_DB"), query, *kind, octave(problem.n), octave(problem.m)
+        answers = memory.get(asked)
         if answers is None:
-            answers = _ranked(memory, Key.of(query, problem))
-            memory.answers[(*asked, *memory.known())] = answers
+            memory[asked] = answers = candidates(query, problem)
     except Exception as error:  # an estimate must not fail because of its tuning
         _warn(f"the tuning of {query.kernel}", repr(error))
         return None
@@ -131,57 +99,32 @@ def lookup(
 
 def candidates(query: Query, problem: Problem, path: Path | None = None) -> list[Found]:
     """Return every configuration that can serve a problem, the most trusted first; of the database ``path``."""
-    return _ranked(_Memory(), Key.of(query, problem), path)
-
-
-def calibration(backend: str, machine: str) -> Mapping[str, float]:
-    """Return what ``sdkde-autotune calibrate`` stored of a backend on a machine, by name; the database is read once."""
-    memory = _memory
-    found = memory.calibration.get(memory.current())
-    if found is None:
-        found = {}
-        for of_machine, of_backend, name, value in _stored(memory, _select_calibration):
-            reason = implausible(name, value)
-            if reason:
-                _warn(f"{name!r} in the calibration of {of_backend}", reason)
-            else:
-                found.setdefault((of_machine, of_backend), {})[name] = float(value)
-        memory.calibration[memory.known()] = found
-    return found.get((machine, backend), {})
-
-
-def _ranked(memory: _Memory, key: Key, path: Path | None = None) -> list[Found]:
-    near = [(best, False) for best in winners(_sound(_stored(memory, lambda db: _select(db, key), path), key))]
-    near += [(best, True) for best in winners(_sound(_shipped(memory).get(key.family, ()), key))]
-    ranked = []
-    for best, shipped in near:
-        fresh, distance = same(best.provenance, key.backend), key.distance(best.key)
-        rung = _rung(best, distance, fresh, shipped)
-        if rung is not None:
-            order = (RUNGS.index(rung), distance, shipped, not fresh, best.key, str(best.config))
-            ranked.append((order, Found(best.config, rung, best, shipped)))
+    key, ranked = Key.of(query, problem), []
+    stored = [(best, False) for best in winners(_sound(_stored(key, path), key))]
+    shipped = [(best, True) for best in winners(_sound(_tables().get(key.family, ()), key))]
+    for best, ships in (*stored, *shipped):
+        distance = key.distance(best.key)
+        rung = _rung(best, key, distance)
+        if rung:
+            order = ("exact", "near", "architecture", "predicted").index(rung)
+            ranked.append(((order, distance, ships, best.key, str(best.config)), Found(best.config, rung, best, ships)))
     return [found for _, found in sorted(ranked, key=lambda item: item[0])]
 
 
-def _rung(best: Best, distance: tuple[float, ...], fresh: bool, shipped: bool) -> str | None:
-    """Return how closely a winner was tuned for a problem of its family; None if it cannot serve it."""
-    card, architecture, features, dimensions, _, octaves, _ = distance
-    if architecture or octaves > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9:
-        return None
+def _rung(best: Best, key: Key, distance: tuple[float, ...]) -> str:
+    """Return how closely a winner was tuned for a problem of its family; empty if it cannot serve it."""
+    features, dimensions, octaves, most, _ = distance
+    same = best.key.gpu == key.gpu
+    if best.key.architecture != key.architecture or most > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9:
+        return ""
     if best.source == "predicted":
-        return None if card else "predicted"
-    if card:
+        return "predicted" if same else ""
+    if not same:
         return "architecture"
-    if features or dimensions:
-        return "near"
-    if octaves:
-        return "sizes"
-    if shipped:
-        return "shipped"
-    return "exact" if fresh else "provenance"
+    return "near" if features or dimensions or octaves else "exact"
 
 
-def _sound(rows: Iterable[Row], key: Key) -> Iterator[Trial]:
+def _sound(rows: Iterable[_Row], key: Key) -> Iterator[Trial]:
     """Yield the trials of another key's neighbourhood; what is damaged is told once and passed over."""
     for row in rows:
         try:
@@ -192,8 +135,8 @@ def _sound(rows: Iterable[Row], key: Key) -> Iterator[Trial]:
 
 def forget() -> None:
     """Let the next look-up read the database again, after it was written to."""
-    global _memory
-    _memory = _Memory()
+    global _answers, _shipped
+    _answers, _shipped = {}, None
 
 
 def database() -> Path:
@@ -218,38 +161,21 @@ def database() -> Path:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _stored(memory: _Memory, select: Callable[[sqlite3.Connection], list[_T]], path: Path | None = None) -> list[_T]:
-    """Return rows of a database, by default the user's; none, and a warning, if it cannot be read.
-
-    One that could not be read is not read again while its file is as it was.
-    """
-    named, before = os.environ.get("SDKDE_DB"), _state(path)
-    if named in memory.refused and memory.refused[named] == before:
-        return []
+def _stored(key: Key, path: Path | None) -> list[_Row]:
+    """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
     try:
         try:
             path = path or database()
         except FileNotFoundError:  # without a home nobody has kept anything
             return []
-        found = read(path, select) or []
+        return read(path, lambda connection: _select(connection, key)) or []
     except Exception as error:
-        memory.refused[named] = before
         _warn(str(path or "the tuner's database"), str(error))
         return []
-    memory.refused.pop(named, None)
-    return found
 
 
-def _state(path: Path | None = None) -> object:
-    """Return the stamp of a database, by default the user's, or why it has none."""
-    try:
-        return stamp(path or database())
-    except Exception as error:
-        return str(error)
-
-
-def _select(connection: sqlite3.Connection, key: Key) -> list[Row]:
-    """Return the winners that may serve a problem, and their defaults: at most NEAREST rows."""
+def _select(connection: sqlite3.Connection, key: Key) -> list[_Row]:
+    """Return the winners that may serve a problem, and their defaults: the 64 nearest rows at most."""
     where = " AND ".join(f"{name} = ?" for name in (*FAMILY, "architecture"))
     n, m = (tuple(range(size - OCTAVES, size + OCTAVES + 1)) for size in (key.n_octave, key.m_octave))
     # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
@@ -257,28 +183,26 @@ def _select(connection: sqlite3.Connection, key: Key) -> list[Row]:
     dimensions = math.ceil(key.dimension / DIMENSIONS), math.floor(key.dimension * DIMENSIONS)
     query = f"""{winning(where)}
         ORDER BY source = 'predicted', gpu <> ?, requires <> ?, abs(dimension - ?),
-            abs(n_octave - ?) + abs(m_octave - ?), rowid LIMIT {NEAREST}"""
+            abs(n_octave - ?) + abs(m_octave - ?), rowid LIMIT 64"""
     fixed = *key.family, key.architecture, *dimensions
     near = key.gpu, key.requires, key.dimension, key.n_octave, key.m_octave
     connection.row_factory = sqlite3.Row
     return list(map(dict, connection.execute(query, (*fixed, *fixed, *near))))
 
 
-def _select_calibration(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    return connection.execute("SELECT machine, backend, name, value FROM calibration").fetchall()
-
-
-def _shipped(memory: _Memory) -> dict[tuple[object, ...], list[Row]]:
-    if memory.shipped is None:
-        rows: dict[tuple[object, ...], list[Row]] = {}
+def _tables() -> dict[tuple[object, ...], list[_Row]]:
+    global _shipped
+    rows = _shipped
+    if rows is None:
+        rows = {}
         for path in sorted(TABLES.glob("*.json")):
             try:
                 for row in json.loads(path.read_text(encoding="utf-8"))["trial"]:
                     rows.setdefault(tuple(row[name] for name in FAMILY), []).append(row)
             except Exception as error:
                 _warn(str(path), f"{type(error).__name__}: {error}")
-        memory.shipped = rows
-    return memory.shipped
+        _shipped = rows
+    return rows
 
 
 def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
@@ -294,9 +218,9 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
     OSError, sqlite3.Error, Refused
         It cannot be read, or is not a database of the tuner.
     """
-    path, until = Path(os.path.realpath(path)), time.monotonic() + PATIENCE_SECONDS
+    path, until = Path(os.path.realpath(path)), time.monotonic() + CHANGED_SECONDS
     while True:
-        before = stamp(path)
+        before = _stamp(path)
         if before is None:
             return None
         # A writer begins or ends just now; or was killed as it ended, or this is a copy.
@@ -305,18 +229,18 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
             if not without_shm or time.monotonic() > until:
                 uri = f"{path.as_uri()}?{'immutable=1' if before.at_rest else 'mode=ro'}"
                 found = _read_copy(path, work) if without_shm else _read_once(uri, work)
-                if not (without_shm or before.at_rest) or stamp(path) == before:
+                if not (without_shm or before.at_rest) or _stamp(path) == before:
                     return found
         except (sqlite3.Error, Refused):
-            if time.monotonic() > until or stamp(path) == before:
+            if time.monotonic() > until or _stamp(path) == before:
                 raise
-        if time.monotonic() > until + PATIENCE_SECONDS:
+        if time.monotonic() > until + CHANGED_SECONDS:
             raise Refused("it is changed all the time; try again when nothing writes to it")
         time.sleep(0.002)
 
 
 def _read_once(uri: str, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
-    with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_SECONDS, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(uri, uri=True, timeout=LOCKED_SECONDS, isolation_level=None)) as connection:
         connection.text_factory = text
         connection.execute("BEGIN")
         return work(connection) if begun(connection) else None
@@ -336,7 +260,7 @@ def _read_copy(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | Non
         return _read_once(Path(f"{folder}/copy").as_uri(), work)
 
 
-class Stamp(NamedTuple):
+class _Stamp(NamedTuple):
     """What tells whether a database has changed."""
 
     file: tuple[int, ...]  # the file's device, inode, size and times
@@ -349,7 +273,7 @@ class Stamp(NamedTuple):
         return not any(self.sizes)
 
 
-def stamp(path: Path) -> Stamp | None:
+def _stamp(path: Path) -> _Stamp | None:
     """Return a database's stamp; None if it is absent or empty.
 
     Raises
@@ -367,7 +291,7 @@ def stamp(path: Path) -> Stamp | None:
         raise Refused(f"it is {kind}; name another with --db or SDKDE_DB")
     wal, journal = (_size_and_time(f"{real}{suffix}") for suffix in ("-wal", "-journal"))
     file = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    return Stamp(file, (wal[0], journal[0]), (wal[1], journal[1])) if found.st_size else None
+    return _Stamp(file, (wal[0], journal[0]), (wal[1], journal[1])) if found.st_size else None
 
 
 def _size_and_time(path: str) -> tuple[int, int]:

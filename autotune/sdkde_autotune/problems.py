@@ -1,4 +1,4 @@
-"""Which kernels there are to tune for the problems and the card that a command names."""
+"""Which kernels there are to tune for the problems and the processor that a command names."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sdkde_core.choice.cards import GPU, GPUS, gpu
 from sdkde_core.choice.cost import predict
 from sdkde_core.messages import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
-from sdkde_core.tuning import Query, Space, space_of
+from sdkde_core.tuning import Query, Space, space_of, this_cpu
 
 from .key import Key, octave
-from .runner import Task
+from .records import Task
 
-__all__ = ["GRID", "Tunable", "by_value", "card_named", "problems", "task_of", "tunables"]
+__all__ = ["GRID", "Place", "Tunable", "by_value", "place_of", "problems", "task_of", "tunables"]
 
 #: What is tuned if no problem is named, the most valuable first: the most common precisions and dimensions; sizes that
-#: serve most others, as each serves those within three octaves. See :func:`by_value`.
+#: serve most others, as each serves those within three octaves.
 GRID: dict[str, tuple[Any, ...]] = {
     "n_train": (32768, 131072, 8192, 1048576),
     "precisions": ("fast", "high"),
@@ -39,14 +39,43 @@ class Tunable(NamedTuple):
     space: Space
 
 
-def card_named(name: str) -> GPU:
-    """Return the GPU that a user names.
+class Place(NamedTuple):
+    """The processor that kernels are tuned for: this CPU, or a GPU, which need not be here."""
+
+    name: str
+    architecture: str
+    device: str | None  # None: it is not here
+    card: GPU | None  # None: a CPU
+
+
+def place_of(name: str) -> Place:
+    """Return the processor that a user names: ``"cpu"``, ``"auto"`` for the first GPU here, or a GPU by name.
 
     Raises
     ------
     ValueError
-        No GPU is known by that name, or it has several names.
+        No GPU is known by that name, or it has several names; or there is none here.
     """
+    if name.lower() == "cpu":
+        return Place(*this_cpu(), "cpu", None)
+    here = hardware.local_cards()
+    if name.lower() != "auto":
+        card = _card_named(name)
+    elif here and here[0] is not None:
+        card = here[0]
+    else:
+        why = "no NVIDIA GPU is visible here"
+        if here:
+            why = (
+                f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the card "
+                "is older than compute capability 7.0"
+            )
+        raise ValueError(f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu")
+    found = next((i for i, other in enumerate(here) if other is not None and other.name == card.name), None)
+    return Place(card.name, card.architecture, None if found is None else f"cuda:{found}", card)
+
+
+def _card_named(name: str) -> GPU:
     card = hardware.card_called(name)
     if card is None:
         several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
@@ -54,7 +83,7 @@ def card_named(name: str) -> GPU:
             raise ValueError(f"{name!r} names {len(several)} GPUs; pass one, such as {several[0].aliases[0]}")
         hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
         known = ", ".join(card.aliases[0] for card in GPUS)
-        raise ValueError(f"no GPU is known as {name!r}; pass auto, or one of {known}{hint}")
+        raise ValueError(f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}")
     return card
 
 
@@ -94,39 +123,39 @@ def problems(
 
 def task_of(key: Key) -> Task:
     """Return a task that has the key, if this version of the tuner makes one of it."""
-    sizes = (2**key.n_octave,), (2**key.m_octave,)
-    (problem,) = problems((key.reduction,), (key.d,), *sizes, (key.precision,), key.features)
-    return Task(key.query, problem)
+    sizes, device = ((2**key.n_octave,), (2**key.m_octave,)), "cuda:0" if key.architecture.startswith("sm_") else "cpu"
+    (problem,) = problems((key.reduction,), (key.d,), *sizes, (key.precision,), key.features, device)
+    query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
+    return Task(query, problem)
 
 
-def by_value(found: Sequence[Tunable], card: GPU) -> list[Tunable]:
-    """Sort by what calls run most: plain problems, SD-KDE's reductions before Laplace's, the faster backend first.
+def by_value(found: Sequence[Tunable], place: Place) -> list[Tunable]:
+    """Sort by what calls run most: plain problems first, then the backend that should be fastest.
 
     Then by the order of values in :data:`GRID`: by size first, by reduction last.
     """
     backends = {tunable.task.query.backend for tunable in found}
     infos = [record.info for record in registry.records() if record.name in backends and record.info]
+    on = place.card.at() if place.card else hardware.cpu()
 
     @functools.cache
     def ranks(problem: Problem) -> list[str]:
-        seconds = {info.name: predict(info, problem, card.at()) for info in infos}
+        seconds = {info.name: predict(info, problem, on) for info in infos}
         return sorted(backends, key=lambda name: (seconds.get(name) or math.inf, name))
-
-    def place(values: Sequence[Any], value: Any) -> int:
-        return values.index(value) if value in values else len(values)
 
     def worth(tunable: Tunable) -> tuple[Any, ...]:
         query, problem = tunable.task.query, tunable.task.problem
-        faster = ranks(problem).index(query.backend)
-        each = (problem.n, problem.precision, problem.d, problem.reduction)
-        in_grid = (place(values, value) for values, value in zip(GRID.values(), each))
-        return bool(problem.requires), problem.reduction is Reduction.LAPLACE, faster, *in_grid
+        each = zip(GRID.values(), (problem.n, problem.precision, problem.d, problem.reduction))
+        in_grid = (values.index(value) if value in values else len(values) for values, value in each)
+        return bool(problem.requires), ranks(problem).index(query.backend), *in_grid
 
     return sorted(found, key=worth)
 
 
-def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None, varied: bool = False) -> list[Tunable]:
-    """Return the kernels to tune for the problems on a card, one per key.
+def tunables(
+    wanted: Iterable[Problem], place: Place, backend: str | None = None, varied: bool = False
+) -> list[Tunable]:
+    """Return the kernels to tune for the problems on a processor, one per key.
 
     Without a backend's name every installed one that can be tuned is. If ``varied``, problems with weights and
     leave-one-out are tuned too where a backend runs other kernels for them: of the first size of :data:`GRID`, which
@@ -155,13 +184,15 @@ def tunables(wanted: Iterable[Problem], card: GPU, backend: str | None = None, v
                 elif space.kernels(problem) not in kernels:
                     kernels.add(space.kernels(problem))
                     for kernel in space.kernels(problem):
-                        default = space.default(kernel, problem, card.architecture)
-                        reason = space.limit(kernel, default, problem, card.architecture)
+                        default = space.default(kernel, problem, place.architecture)
+                        reason = space.limit(kernel, default, problem, place.architecture)
                         if reason:  # it cannot run there at all
                             refusals.append(f"{info.name}: {reason}")
                             continue
                         dimension = space.dimension(kernel, problem)
-                        query = Query(info.name, kernel, space.config_version, dimension, card.name, card.architecture)
+                        query = Query(
+                            info.name, kernel, space.config_version, dimension, place.name, place.architecture
+                        )
                         key = Key.of(query, problem)._replace(d=dimension)  # of dimensions padded alike the first
                         found.setdefault(key, Tunable(Task(query, problem), space))
     if not found:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sdkde_core.fresh import spawning
 
-from .runner import Outcome
+from .records import Outcome
 
 __all__ = ["Pool", "end", "enter", "first_line"]
 
@@ -82,7 +82,7 @@ class Pool:
         return self.begun[name]
 
     def result(self, name: Hashable, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what work gives; if it failed, an :class:`~sdkde_autotune.runner.Outcome`."""
+        """Return what work gives; if it failed, an :class:`~sdkde_autotune.records.Outcome`."""
         try:
             return self.submit(name, work, *arguments).result(self.patience)
         except TimeoutError:

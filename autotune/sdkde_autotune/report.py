@@ -1,60 +1,35 @@
-"""The tuner's output: tables, JSON, the reasons for a configuration, and a plot."""
+"""The tuner's output: tables, JSON, progress, and the reasons for a configuration."""
 
 from __future__ import annotations
 
-import math
-import statistics
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import click
 
 from sdkde_core.cli.console import table
-from sdkde_core.plugin import write_atomically
 
 from . import lookup, provenance
-from .calibrate import Calibrated
 from .key import Key
 from .problems import Tunable
-from .records import Best, Trial
-from .search import Result, candidates, size
-from .verify import Verdict
+from .records import Best, Outcome
+from .search import Result
 
-__all__ = [
-    "best_row",
-    "calibrated_row",
-    "config_text",
-    "explained",
-    "listing",
-    "plan",
-    "plot",
-    "result_row",
-    "verdict_row",
-]
-
-#: Columns that name a problem, in every table.
-PROBLEM = ("backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires")
-
-_HEADINGS = {
-    "n_octave": "n",
-    "m_octave": "m",
-    "requires": "features",
-    "ms": "best ms",
-    "q50": "ms",
-    "created": "UTC",
-    "config": "configuration",
-}
+__all__ = ["Progress", "best_row", "config_text", "explained", "listing", "result_row"]
 
 
 def listing(rows: Iterable[Mapping[str, Any]], *columns: str) -> str:
     """Return columns of rows as a table, those that name the problem first; a cell that is absent is empty."""
-    rows, names = list(rows), (*PROBLEM, *columns)
+    rows = list(rows)
+    names = ("backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires", *columns)
     if not any(row.get("requires") for row in rows):
         names = tuple(name for name in names if name != "requires")
-    headings = [_HEADINGS.get(name, name.replace("_", " ")) for name in names]
-    return table([headings, *([_cell(name, row.get(name, "")) for name in names] for row in rows)])
+    headings = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
+    first = [headings.get(name, name.replace("_", " ")) for name in names]
+    return table([first, *([_cell(name, row.get(name, "")) for name in names] for row in rows)])
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -65,42 +40,41 @@ def config_text(config: Mapping[str, Any]) -> str:
 def _cell(name: str, value: Any) -> str:
     if name.endswith("_octave"):
         return f"2^{value}"
-    if name.endswith("loss") or name == "noise":
-        return f"{value:.1%}"
     if name == "created":
         return str(value)[:16].replace("T", " ")
     if isinstance(value, Mapping):
         return config_text(value)
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def plan(tasks: Sequence[Tunable], trials: int | None) -> list[dict[str, Any]]:
-    """Return for each task the number of configurations: in its space, that can run, and that would be tried."""
-    found = []
-    for task, space in tasks:
-        left = len(candidates(task, space))
-        would = left if trials is None else min(left, trials)
-        counts = {"configurations": size(task, space), "can_run": left, "would_try": would}
-        found.append({**Key.of(task.query, task.problem)._asdict(), **counts})
-    return found
+def _took(outcome: Outcome | None) -> str:
+    """Return a time with its spread, or a prediction's rank."""
+    if outcome is None or outcome.status != "ok":
+        return "-"
+    if outcome.ms is None:
+        return f"rank {outcome.rank}"
+    low, median, high = outcome.ms
+    return f"{median:.4g} ms ±{(high - low) / median / 2:.0%}"
 
 
 def result_row(result: Result) -> dict[str, Any]:
     """Return a search's result as values for JSON."""
+    found, default = result.outcome, result.default
     return {
         **result.key._asdict(),
         "config": result.best,
-        "ms": result.outcome.median if result.outcome else None,
-        "default_ms": result.default.median if result.default and result.default.ms else None,
+        "ms": found.ms and found.ms[1] if found else None,
+        "rank": found.rank if found else None,
+        "default_ms": default.ms and default.ms[1] if default else None,
+        "default_rank": default.rank if default else None,
+        "best": _took(found),
+        "default": _took(default),
         "counts": dict(result.counts),
         "tried": result.tried,
         "replayed": result.replayed,
-        "rejected": result.rejected,
+        "rejected": sum(result.counts.values()) - result.counts.get("ok", 0),
         "reason": result.reason,
         "seconds": round(result.seconds, 3),
     }
@@ -108,39 +82,57 @@ def result_row(result: Result) -> dict[str, Any]:
 
 def best_row(best: Best) -> dict[str, Any]:
     """Return a winner as values for JSON."""
-    names = ("config", "ms", "default_config", "default_ms", "noise", "source", "provenance", "created")
-    return {**best.key._asdict(), **{name: getattr(best, name) for name in names}}
+    found, default = best.outcome, best.default.outcome if best.default else None
+    return {
+        **best.key._asdict(),
+        "config": dict(best.config),
+        "ms": found.ms and found.ms[1],
+        "rank": found.rank,
+        "default_config": dict(best.default.config) if best.default else None,
+        "default_ms": default.ms and default.ms[1] if default else None,
+        "default_rank": default.rank if default else None,
+        "best": _took(found),
+        "default": _took(default),
+        "source": best.source,
+        "provenance": dict(best.provenance),
+        "created": best.created,
+    }
 
 
-def verdict_row(found: Verdict | tuple[Best, str]) -> dict[str, Any]:
-    """Return what became of a winner that was measured again, or why it was not."""
-    if isinstance(found, tuple):
-        return {**best_row(found[0]), "stored_ms": found[0].ms, "default_ms": "", "verdict": found[1]}
-    times = {"stored_ms": found.before.ms, "now_ms": found.now.median, "default_ms": found.default.median}
-    return {**best_row(found.before), **times, "verdict": found.reason}
+class Progress:
+    """Lines on standard error: rewritten in place on a terminal; else one every ten seconds, and for every problem."""
+
+    def __init__(self, problems: int, budget: float | None) -> None:
+        self.problems, self.done, self.start, self.last = problems, 0, time.monotonic(), 0.0
+        self.budget = "" if budget is None else f" of {_clock(budget)}"
+        self.terminal = sys.stderr.isatty()
+
+    def during(self, task: Any, known: int, expected: int, best: float) -> None:
+        """Show how far the search of a problem is."""
+        if self.terminal or time.monotonic() - self.last > 10.0:
+            self._show(task, f"{known}/{expected}, best {best:.4g} ms", "\r" if self.terminal else "\n")
+
+    def finished(self, result: Result) -> None:
+        """Show a problem's result."""
+        self.done += 1
+        config = f" by {config_text(result.best)}" if result.best else "nothing ran"
+        self._show(result.task, f"{_took(result.outcome)}{config}", "\n")
+
+    def _show(self, task: Any, text: str, end: str) -> None:
+        problem, self.last = task.problem, time.monotonic()
+        size = f"d={problem.d} n={problem.n}"
+        spent = f"{_clock(time.monotonic() - self.start)}{self.budget}"
+        line = (
+            f"{self.done}/{self.problems}, {spent}: {task.query.kernel} {problem.reduction} {problem.precision} {size}"
+        )
+        click.echo(f"{line}: {text}{chr(27)}[K{end}" if self.terminal else f"{line}: {text}{end}", err=True, nl=False)
 
 
-def calibrated_row(done: Calibrated) -> tuple[str, ...]:
-    """Return a calibration as cells; the factors are measured over predicted times."""
-    factors, cells = [value for name, value in done.values.items() if " " in name], ["-"] * 4
-    if done.values:
-        cells[:2] = f"{done.values['startup']:.3g}", f"{1e3 * done.values['overhead']:.3g}"
-    if factors:
-        cells[2:] = f"{min(factors):.2g} to {max(factors):.2g}", f"{statistics.median(factors):.2g}"
-    return (done.backend, done.device, *cells, done.declined)
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 # --- explain ----------------------------------------------------------------------------------------------------------
-
-_WHY = {
-    "exact": "tuned for this problem under these versions",
-    "provenance": "tuned for this problem under other versions",
-    "shipped": "tuned for this problem",
-    "sizes": "tuned on this card for other sizes",
-    "near": "tuned on this card for a similar problem",
-    "architecture": "tuned on another card of this architecture",
-    "predicted": "not measured: the cost model's choice, compiled for this architecture",
-}
 
 
 def explained(tunable: Tunable, db: Path | None = None) -> dict[str, Any]:
@@ -160,62 +152,21 @@ def explained(tunable: Tunable, db: Path | None = None) -> dict[str, Any]:
 
 
 def _why(found: lookup.Found, key: Key) -> str:
-    """Return the rung in words, and in what the configuration's problem differs."""
-    origin, parts = found.best.key, [_WHY[found.rung]]
+    """Return where a configuration comes from, in what its problem differs, and under which versions it was tuned."""
+    origin, source = found.best.key, found.best.source
+    parts = ["from a table that comes with sdkde" if found.shipped else source]
+    if source == "predicted":
+        parts[0] = f"predicted, not measured: the cost model's choice (rank {found.best.outcome.rank}) that compiles"
     if origin.gpu != key.gpu:
-        parts.append(f"the {origin.gpu}")
+        parts.append(f"on the {origin.gpu}")
     if origin.features != key.features:
         parts.append(f"with {' and '.join(sorted(origin.features))}" if origin.features else "without features")
     if origin.dimension != key.dimension:
         parts.append(f"d {origin.d}")
     if (origin.n_octave, origin.m_octave) != (key.n_octave, key.m_octave):
         parts.append(f"n 2^{origin.n_octave}, m 2^{origin.m_octave}")
-    if found.rung == "provenance":
+    if not found.shipped:
         then, now = found.best.provenance, provenance.current(key.backend)
-        changed = [name for name in provenance.NAMES if then.get(name) != now.get(name)]
-        parts += [f"{name} {then.get(name) or 'none'}, now {now.get(name) or 'none'}" for name in changed]
-    if found.shipped:
-        parts.append("from a table that comes with sdkde")
+        changed = [name for name in now if name in then and then[name] != now[name] and then[name]]
+        parts += [f"{name} was {then[name]}, now {now[name] or 'none'}" for name in changed]
     return "; ".join([*parts, found.best.created[:10]])
-
-
-# --- plot -------------------------------------------------------------------------------------------------------------
-
-
-def plot(trials: Sequence[Trial], path: Path) -> None:
-    """Plot a key's times over each parameter, coloured in the order of the search; Optuna draws.
-
-    Raises
-    ------
-    ValueError
-        Nothing ran, or the extension is that of no picture.
-    """
-    try:
-        import matplotlib
-        import optuna
-    except ImportError as error:
-        raise ImportError("a plot needs matplotlib: pip install 'sdkde-core[plot]'") from error
-    ran = [trial for trial in trials if trial.outcome.ms]
-    if not ran:
-        raise ValueError("no configuration that was tried ran: there is no time to plot")
-    matplotlib.use("Agg")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ran = [trial for trial in ran if trial.config.keys() == ran[0].config.keys()]
-    values = {name: {trial.config[name] for trial in ran} for name in ran[0].config}
-    order = {name: sorted(found, key=lambda value: (isinstance(value, str), value)) for name, found in values.items()}
-    kinds = {name: optuna.distributions.CategoricalDistribution(found) for name, found in order.items()}
-    study = optuna.create_study()
-    for trial in ran:
-        config = dict(trial.config)
-        study.add_trial(optuna.create_trial(params=config, distributions=kinds, value=trial.outcome.median))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna calls its plots experimental
-        axes = optuna.visualization.matplotlib.plot_slice(study, target_name=f"{ran[0].source} ms")
-    figure = np.ravel(axes)[0].figure
-    figure.suptitle(" ".join(f"{name}={_cell(name, getattr(ran[0].key, name))}" for name in (*PROBLEM, "gpu")))
-    kind = path.suffix.lstrip(".").lower() or "png"
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise ValueError(f"{path}: unknown extension {path.suffix!r}; pass one of .png, .pdf, .svg")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as temporary, temporary.open("wb") as file:
-        figure.savefig(file, format=kind)

@@ -1,8 +1,8 @@
 """Reads what is left in a damaged database.
 
-SQLite stops at the first page that is bad, and cannot find those below it. Here every page of the file and of its -wal
-is read by itself: if it is a leaf of a table, its rows are there. A row is stored again whenever its page is moved or
-written to the -wal; none is ever deleted, so the latest counts. The format: https://sqlite.org/fileformat2.html
+SQLite stops at the first page that is bad. Here every page of the file and of its -wal is read by itself: if it is a
+leaf of a table, its rows are there. A row may be there several times; none is ever deleted, so the latest counts.
+The format: https://sqlite.org/fileformat2.html
 """
 
 from __future__ import annotations
@@ -14,32 +14,26 @@ from pathlib import Path
 
 __all__ = ["rows"]
 
-_LEAF = 13  # the kind of a page with rows of a table
-_INTEGERS = (0, 1, 2, 3, 4, 6, 8)  # bytes of an integer, by its serial type
-_WAL, _FRAME = 32, 24  # bytes before the first frame, and before the page in each
-
 Value = int | float | str | bytes | None
 
 
 def rows(path: Path) -> Iterator[tuple[Value, ...]]:
     """Yield the values of every row that can be read, of all tables, in no order; some more than once."""
     data = path.read_bytes()
-    size = int.from_bytes(data[16:18]) or 4096
-    size = {1: 65536}.get(size, size)
-    if size not in [1 << bits for bits in range(9, 17)]:
-        size = 4096
+    size = int.from_bytes(data[16:18])
+    size = 65536 if size == 1 else size if size in [1 << bits for bits in range(9, 16)] else 4096
     pages = {start // size + 1: data[start : start + size] for start in range(0, len(data), size)}
     frames, wal = [], b""
     with suppress(OSError):
         wal = Path(f"{path}-wal").read_bytes()
-    for start in range(_WAL, len(wal) - _FRAME, size + _FRAME):
-        page = wal[start + _FRAME : start + _FRAME + size]
+    for start in range(32, len(wal) - 24, size + 24):  # a header of the file, and one of each page
+        page = wal[start + 24 : start + 24 + size]
         pages[int.from_bytes(wal[start : start + 4])] = page
         frames.append(page)
     main = [data[start : start + size] for start in range(0, len(data), size)]
     for page in (*main, *frames):
         head = 100 if page.startswith(b"SQLite format 3") else 0
-        if page[head : head + 1] == bytes([_LEAF]):
+        if page[head : head + 1] == b"\x0d":  # a leaf of a table
             for cell in range(int.from_bytes(page[head + 3 : head + 5])):
                 with suppress(IndexError, ValueError):
                     at = head + 8 + 2 * cell
@@ -71,7 +65,7 @@ def _values(row: bytes) -> tuple[Value, ...]:
     body, found = end, []
     while at < end:
         kind, at = _varint(row, at)
-        size = _INTEGERS[kind] if kind < 7 else 8 if kind == 7 else 0 if kind < 12 else (kind - 12) // 2
+        size = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0)[kind] if kind < 12 else (kind - 12) // 2
         part, body = row[body : body + size], body + size
         if len(part) < size:
             raise ValueError("the row is cut off")

@@ -6,7 +6,7 @@ import json
 import shlex
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,27 +15,24 @@ from typing import Any
 from sqlite_utils import Database
 
 from sdkde_core import __version__
-from sdkde_core.choice.calibration import implausible
 from sdkde_core.plugin import warn_once
 from sdkde_core.tuning import Config
 
 from . import lookup, salvage, schema
 from .key import Key
-from .records import KEY, Best, StoreError, Trial, now, row_of, trial_of, utc, values_of, winners
-from .runner import SOURCES, STATUSES, Outcome
+from .records import SOURCES, Best, Outcome, Trial, now, row_of, trial_of, winners
 
-__all__ = ["Best", "Store", "StoreError", "Trial"]
+__all__ = ["Store", "StoreError"]
 
 #: How long to wait for other processes that write or open the database.
 BUSY_SECONDS = 30.0
 
-#: The time of a row whose clock was ahead: older than any other.
-UNKNOWN = "1970-01-01T00:00:00.000000+00:00"
-
-_FORMAT = "sdkde-tuning"
 _ANOTHER = "name another file with --db or SDKDE_DB"
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
+
+
+class StoreError(ValueError):
+    """A database or an import cannot be used; the message says which, why, and what to do."""
 
 
 class Store:
@@ -68,13 +65,14 @@ class Store:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the database."""
         self._db.conn.close()
 
-    # --- trials and winners ---------------------------------------------------------------------------------------
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit all or nothing, alone: other processes that write wait."""
+        with _explained(self.path, "written"), _writing(self._db.conn):
+            yield
+        lookup.forget()
 
     def add(
         self,
@@ -86,106 +84,72 @@ class Store:
         *,
         is_default: bool = False,
     ) -> None:
-        """Store a trial; one with the same key, configuration and source is replaced."""
-        if source not in SOURCES or outcome.status not in STATUSES:
-            raise ValueError(f"source is {source!r} and status {outcome.status!r}; pass of {SOURCES} and {STATUSES}")
+        """Store a trial in place of one with the same key and configuration, unless that was measured and this not."""
+        if source not in SOURCES:
+            raise ValueError(f"source is {source!r}; pass one of {', '.join(SOURCES)}")
         row = row_of(Trial(key, config, outcome, source, provenance, now(), is_default))
-        with self._transaction():
-            self._insert("trial", [row])
+        with self.transaction():
+            known = self._rows({**key._asdict(), "config": row["config"]})
+            if all(SOURCES.index(source) <= SOURCES.index(other["source"]) for other in known):
+                self._insert([row])
 
-    def trials(self, key: Key) -> list[Trial]:
-        """Return the trials of a key, by time."""
-        return self.all_trials(**key._asdict())
-
-    def all_trials(self, **filters: Any) -> list[Trial]:
+    def trials(self, key: Key | None = None, **filters: Any) -> list[Trial]:
         """Return trials, by time; filters are by column a value, several, or None for any."""
-        return self._sound(self._rows("trial", filters, "created, rowid"))
+        return self._sound(self._rows({**(key._asdict() if key else {}), **filters}, "created, rowid"))
 
     def best(self, *, source: Any = None, **filters: Any) -> list[Best]:
-        """Return winners, by key; filters as in :meth:`all_trials`."""
-        found = winners(self._winning(filters))
-        return [best for best in found if source is None or best.source in _several(source)]
-
-    # --- calibration ----------------------------------------------------------------------------------------------
-
-    def calibrate(self, machine: str, backend: str, values: Mapping[str, float]) -> None:
-        """Store a backend's calibration on a machine, by name."""
-        place = {"machine": machine, "backend": backend, "created": now()}
-        with self._transaction():
-            self._insert("calibration", [{**place, "name": name, "value": float(values[name])} for name in values])
-
-    # --- exchange -------------------------------------------------------------------------------------------------
+        """Return winners, by key; filters as in :meth:`trials`."""
+        return [best for best in winners(self._winning(filters)) if source is None or best.source in _several(source)]
 
     def dump(self, *, only_winners: bool = False, **filters: Any) -> dict[str, Any]:
-        """Return trials as values for JSON, filtered as by :meth:`all_trials`; without filters the calibration too.
+        """Return trials as values for JSON, filtered as by :meth:`trials`.
 
-        ``only_winners``: of each key the winner and the default only, and no calibration.
+        ``only_winners``: of each key the winner and the default only.
         """
         if only_winners:
             wanted = {best.key for best in self.best(**filters)}
             trials = [trial for trial in self._winning({**filters, "source": None}) if trial.key in wanted]
         else:
-            trials = self.all_trials(**filters)
-        whole = not only_winners and all(wanted is None for wanted in filters.values())
-        calibration = self._rows("calibration", {}) if whole else []
-        return {
-            "format": _FORMAT,
-            "schema": schema.VERSION,
-            "sdkde": __version__,
-            "created": now(),
-            "trial": list(map(values_of, trials)),
-            "calibration": [row for row in calibration if not implausible(row["name"], row["value"])],
-        }
+            trials = self.trials(**filters)
+        rows = [{**row_of(t), "config": dict(t.config), "provenance": dict(t.provenance)} for t in trials]
+        about = {"format": "sdkde-tuning", "schema": schema.VERSION, "sdkde": __version__, "created": now()}
+        return {**about, "trial": rows}
 
     def load(self, dump: Mapping[str, Any] | Path | str) -> int:
         """Add what :meth:`dump` returned, a JSON file has, or another database; return how many rows are new.
 
-        The source of trials becomes ``"imported"``, unless they were predicted. Of two for a configuration the later
-        one is kept. A row whose time is yet to come, as its machine's clock was ahead, counts as older than any other.
-        Of a corrupt database the rows that can be read are added, and a warning says how many there are.
+        The source of trials becomes ``"imported"``, unless they were predicted. What was measured here stays; of two
+        imports for a configuration the later one is kept. A row whose time is yet to come, as its machine's clock was
+        ahead, counts as older than any other. Of a corrupt database the rows that can be read are added, and a warning
+        says how many there are.
         """
         given = dump if isinstance(dump, Mapping) else _read(Path(dump))
-        trials, calibration = _checked(given, "the import" if isinstance(dump, Mapping) else str(dump))
-        with self._transaction():
-            here: dict[Any, dict[str, str]] = {}
-            for row in self._rows("trial", {}):
-                known = here.setdefault(_named(row, *KEY, "config"), {})
-                known[row["source"]] = row["created"] if row["created"] <= _latest() else ""
+        rows = _checked(given, "the import" if isinstance(dump, Mapping) else str(dump))
+        with self.transaction():
+            here = {_primary(row): (SOURCES.index(row["source"]), row["created"]) for row in self._rows({})}
             fresh: dict[Any, dict[str, Any]] = {}
-            for row in sorted(trials, key=lambda row: row["created"]):
+            for row in sorted(rows, key=lambda row: str(row["created"])):
                 row["source"] = "predicted" if row["source"] == "predicted" else "imported"
-                known = here.get(_named(row, *KEY, "config"), {})
-                # Equal times: it was exported from here.
-                if row["created"] not in known.values() and row["created"] > known.get(row["source"], ""):
-                    fresh[_named(row, *KEY, "config", "source")] = row
-            mine = {_named(row, *schema.CALIBRATION): row["created"] for row in self._rows("calibration", {})}
-            later = [row for row in calibration if row["created"] > mine.get(_named(row, *schema.CALIBRATION), "")]
-            self._insert("trial", list(fresh.values()))
-            self._insert("calibration", later)
-        return len(fresh) + len(later)
+                rank, created = SOURCES.index(row["source"]), row["created"]
+                known = here.get(_primary(row), (len(SOURCES), ""))
+                if rank < known[0] or (rank == known[0] and created > known[1]):
+                    fresh[_primary(row)] = row
+                    here[_primary(row)] = rank, created
+            self._insert(list(fresh.values()))
+        return len(fresh)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _rows(self, table: str, filters: Mapping[str, Any], order: str | None = None) -> list[dict[str, Any]]:
-        where, values = self._where(table, filters)
+    def _rows(self, filters: Mapping[str, Any], order: str | None = None) -> list[dict[str, Any]]:
+        where, values = _where(filters)
         with _explained(self.path, "read"):
-            return list(self._db.table(table).rows_where(where or None, values, order_by=order))
+            return list(self._db.table("trial").rows_where(where or None, values, order_by=order))
 
     def _winning(self, filters: Mapping[str, Any]) -> list[Trial]:
         """Return of each key the trials among which the winner is."""
-        where, values = self._where("trial", filters)
+        where, values = _where(filters)
         with _explained(self.path, "read"):
             return self._sound(self._db.query(schema.winning(where or "1"), [*values, *values]))
-
-    def _where(self, table: str, filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
-        """Return the condition that columns have the values in ``filters``, or one of several, and its arguments."""
-        columns = list(self._db.table(table).columns_dict)
-        wanted = {name: _several(values) for name, values in filters.items() if values is not None}
-        for name in filters:
-            if name not in columns:
-                raise StoreError(f"{name!r} is no column of {table}; there are {', '.join(columns)}")
-        parts = [f"[{name}] IN ({', '.join('?' * len(values))})" for name, values in wanted.items()]
-        return " AND ".join(parts), [value for values in wanted.values() for value in values]
 
     def _sound(self, rows: Iterable[Mapping[str, Any]]) -> list[Trial]:
         """Return rows as trials; one that is damaged is told once and passed over."""
@@ -197,29 +161,27 @@ class Store:
                 warn_once(f"a trial in {self.path} is passed over: {error}")
         return found
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Commit all or nothing. The write lock is taken first: SQLite does not wait for it once we have read."""
-        with _explained(self.path, "written"), _writing(self._db.conn):
-            yield
-        lookup.forget()
-
-    def _insert(self, table: str, found: list[dict[str, Any]]) -> None:
-        if found:
-            self._db.table(table).insert_all(found, replace=True)
+    def _insert(self, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            self._db.table("trial").insert_all(rows, replace=True)
 
 
-def _latest() -> str:
-    """Return the latest time that a clock may have shown: a later one would win over all that comes."""
-    return (datetime.now(UTC) + timedelta(days=1)).isoformat()
+def _where(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """Return the condition that columns have the values in ``filters``, or one of several, and its arguments."""
+    wanted = {name: _several(values) for name, values in filters.items() if values is not None}
+    for name in filters:
+        if name not in schema.COLUMNS:
+            raise StoreError(f"{name!r} is no column of trial; there are {', '.join(schema.COLUMNS)}")
+    parts = [f"[{name}] IN ({', '.join('?' * len(values))})" for name, values in wanted.items()]
+    return " AND ".join(parts), [value for values in wanted.values() for value in values]
 
 
 def _several(values: Any) -> list[Any]:
     return [values] if isinstance(values, (str, int, float)) else list(values)
 
 
-def _named(row: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
-    return tuple(row[name] for name in names)
+def _primary(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in schema.PRIMARY)
 
 
 # --- imports ----------------------------------------------------------------------------------------------------------
@@ -246,72 +208,45 @@ def _read(path: Path) -> Any:
 
 def _salvaged(path: Path, reason: object) -> dict[str, Any]:
     """Return the dump of the rows that can be read in a damaged database, and say how many these are."""
-    found: dict[str, dict[Any, dict[str, Any]]] = {table: {} for table in schema.TABLES}
+    found: dict[Any, dict[str, Any]] = {}
     for values in salvage.rows(path):
-        for table, (columns, primary) in schema.TABLES.items():
-            if len(values) == len(columns):
-                with suppress(ValueError):
-                    row = _CHECKS[table](dict(zip(columns, values)))
-                    other = found[table].setdefault(_named(row, *primary), row)
-                    found[table][_named(row, *primary)] = max(row, other, key=lambda row: row["created"])
-    counts = ", ".join(f"{table}: {len(rows)} rows" for table, rows in found.items())
-    warn_once(f"{path} cannot be read as a whole ({reason}); read of it: {counts}")
-    return {"format": _FORMAT, "schema": schema.VERSION, **{table: [*rows.values()] for table, rows in found.items()}}
+        if len(values) == len(schema.COLUMNS):
+            with suppress(ValueError):
+                row = row_of(trial_of(dict(zip(schema.COLUMNS, values))))
+                found[_primary(row)] = max(row, found.get(_primary(row), row), key=lambda row: str(row["created"]))
+    warn_once(f"{path} cannot be read as a whole ({reason}); {len(found)} rows of it can")
+    return {"format": "sdkde-tuning", "schema": schema.VERSION, "trial": list(found.values())}
 
 
-def _checked(given: Any, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a dump's trials and calibration as rows.
+def _checked(given: Any, name: str) -> list[dict[str, Any]]:
+    """Return a dump's trials as rows.
 
     Raises
     ------
     StoreError
         It is not a dump, or one of another version of sdkde, or a row holds what cannot be.
     """
-    if not isinstance(given, Mapping) or given.get("format") != _FORMAT:
+    if not isinstance(given, Mapping) or given.get("format") != "sdkde-tuning":
         raise StoreError(f"{name} is no export of the tuner; pass what `sdkde-autotune export` wrote, or a database")
-    version = given.get("schema", schema.VERSION)
+    version, rows = given.get("schema", schema.VERSION), given.get("trial", [])
     if version != schema.VERSION:
         raise StoreError(
             f"{name} was written by another version of sdkde (schema {version!r:.20}, this one reads {schema.VERSION})"
         )
-    found: dict[str, list[dict[str, Any]]] = {}
-    ahead = 0
-    for table, check in _CHECKS.items():
-        rows, found[table] = given.get(table, []), []
-        if not isinstance(rows, list):
-            raise StoreError(f"{name} has no list of rows as {table!r}; pass what `sdkde-autotune export` wrote")
-        for number, row in enumerate(rows, 1):
-            try:
-                checked = check(row)
-            except ValueError as error:
-                raise StoreError(
-                    f"{name}, row {number} of {table!r}, is not imported, nor is the rest: {error}"
-                ) from error
-            if checked["created"] > _latest():
-                checked["created"] = UNKNOWN
-                ahead += 1
-            found[table].append(checked)
+    if not isinstance(rows, list):
+        raise StoreError(f"{name} has no list of rows as 'trial'; pass what `sdkde-autotune export` wrote")
+    found, ahead, latest = [], 0, (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    for number, row in enumerate(rows, 1):
+        try:
+            checked = row_of(trial_of(row))
+        except ValueError as error:
+            raise StoreError(f"{name}, row {number} of 'trial', is not imported, nor is the rest: {error}") from error
+        if checked["created"] > latest:  # it would win over all that comes
+            checked["created"], ahead = "1970-01-01T00:00:00.000000+00:00", ahead + 1
+        found.append(checked)
     if ahead:
         warn_once(f"{name}: the time of {ahead} rows is yet to come; they count as older than any other")
-    return found["trial"], found["calibration"]
-
-
-def _calibration(row: Any) -> dict[str, Any]:
-    names = (*schema.CALIBRATION, "value", "created")
-    if not isinstance(row, Mapping) or not all(name in row for name in names):
-        raise ValueError(f"a row has {', '.join(names)}")
-    if not all(isinstance(row[name], str) and row[name].isprintable() for name in schema.CALIBRATION):
-        raise ValueError(f"{', '.join(schema.CALIBRATION)} are names")
-    if reason := implausible(row["name"], row["value"]):
-        raise ValueError(f"{row['name']!r} of {row['backend']}: {reason}")
-    return {**{name: row[name] for name in names}, "value": float(row["value"]), "created": utc(row["created"])}
-
-
-#: What makes a row of each table from values of an import; ValueError for what cannot be.
-_CHECKS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "trial": lambda row: row_of(trial_of(row)),
-    "calibration": _calibration,
-}
+    return found
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -337,10 +272,10 @@ def _why(path: Path, error: Exception, what: str) -> str:
     if code in _CORRUPT and not _ours(path):
         return f"{path} is no database of the tuner, and is left alone; {_ANOTHER}"
     if code in _CORRUPT:
-        new = shlex.quote(f"{path}.new")
-        salvage = f"sdkde-autotune import {shlex.quote(str(path))} --db {new}"
-        return f"{path} is corrupt ({error}) and is left as it is; `{salvage}` keeps what can be read of it"
-    if isinstance(error, OSError) or code in _DENIED:
+        salvaged = f"sdkde-autotune import {shlex.quote(str(path))} --db {shlex.quote(f'{path}.new')}"
+        return f"{path} is corrupt ({error}) and is left as it is; `{salvaged}` keeps what can be read of it"
+    denied = sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
+    if isinstance(error, OSError) or code in denied:
         return f"{path} cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {_ANOTHER}"
     return f"{path} cannot be used ({error}); {_ANOTHER}"
 
@@ -408,11 +343,11 @@ def _in_wal_mode(connection: sqlite3.Connection) -> None:
 
 
 def _begin(connection: sqlite3.Connection) -> None:
-    """Make the tables if the database is empty."""
+    """Make the table if the database is empty."""
     with _writing(connection):
         if not schema.begun(connection):
             schema.create(connection)
-        connection.execute("DELETE FROM calibration WHERE 0")  # fails if the file is read-only; BEGIN does not
+        connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
 
 
 @contextmanager

@@ -25,14 +25,12 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import Form, choose, double_limit, takes_leaves
 from .compiled import kernel
-from .cpu_kernels import ABSENT, CODES, FLOOR, MULTIPLE, ROWS
+from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS
 from .near import Near, leaf_bytes, order_columns, sum_leaves
 from .price import HEIGHT, LEAF, SIZE, TASK, pays
+from .tunables import configuration, width_of
 
 Array = NDArray[Any]
-
-#: Columns of a tile, and bytes that its columns may take in cache.
-WIDTH, TILE = 512, 1 << 18
 
 #: Columns of a task, at least, and how many to aim for where rows are few.
 CHUNK, TASKS = 1 << 14, 64
@@ -65,6 +63,7 @@ class _State:
     uniform: float  # nats
     nan: float  # 0, or NaN where any coordinate is NaN: then every result is
     near: Near | None  # None: no tile is left out
+    threads: int | None  # as tuned
 
 
 class _Sums(NamedTuple):
@@ -114,7 +113,8 @@ class NumbaBackend:
         if not form.direct:
             parts.append(-0.5 * np.vecdot(packed_points, packed_points)[:, None])
         many = sum(part.shape[1] for part in parts)
-        width = SIZE if near else _width(n, many, np.dtype(form.dtype).itemsize)
+        tuned = configuration(problem)
+        width = SIZE if near else width_of(n, many, np.dtype(form.dtype).itemsize, tuned.get("width"))
         packed = np.empty((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = (log_weights - uniform) / LN2 if weighted else 0.0
@@ -124,7 +124,7 @@ class NumbaBackend:
                 lambda first: _pack(parts, first, packed[first : first + step]), range(0, len(packed), step), threads
             )
         nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
-        return _State(form, points, packed, weights, uniform, nan, near)
+        return _State(form, points, packed, weights, uniform, nan, near, tuned.get("threads"))
 
     def _order(self, problem: Problem, columns: Columns) -> Near | None:
         """The columns in order, where it pays to leave tiles out."""
@@ -151,7 +151,7 @@ class NumbaBackend:
             return self._over_some(problem, state, rows, own, state.near.columns.order if queries is None else None)
 
     def _over_all(self, problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
-        m, threads = len(rows), self.threads or cpu_threads()
+        m, threads = len(rows), self.threads or state.threads or cpu_threads()
         tiles, many, width = state.columns.shape
         # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
         # Blocks of rows may, since a row's sums do not depend on the rows beside it.
@@ -176,7 +176,7 @@ class NumbaBackend:
     def _over_some(self, problem: Problem, state: _State, rows: Array, own: Array, places: Array | None) -> Partial:
         """Leave out tiles that cannot matter to a tile of rows; ``places``: the rows' order, if it is known."""
         assert state.near is not None
-        threads = self.threads or cpu_threads()
+        threads = self.threads or state.threads or cpu_threads()
         if places is None:
             (places,) = map_threads(lambda x: order(x, LEAF), [rows], 1, apart=True)
 
@@ -194,12 +194,6 @@ class NumbaBackend:
         back = np.empty(len(rows), np.intp)
         back[places] = np.arange(len(rows))
         return each(found, lambda x: x[back])
-
-
-def _width(n: int, many: int, itemsize: int) -> int:
-    """Columns of a tile: what the cache holds, no more than there are, whole blocks of registers."""
-    most = max(MULTIPLE, min(WIDTH, TILE // (many * itemsize)) // MULTIPLE * MULTIPLE)
-    return min(most, -(-n // MULTIPLE) * MULTIPLE)
 
 
 def _pack(parts: list[Array], first: int, tiles: Array) -> None:

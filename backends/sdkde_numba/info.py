@@ -41,6 +41,7 @@ INFO = BackendInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
+    tuning="sdkde_numba.tunables:SPACE",
     # No compile_seconds: one kernel for each dtype, that of other kernels than the Gaussian, and those of leaves, of
     # which one is for each number of dimensions, are compiled once on a machine (0.5 to 4 s) and kept.
 )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import functools
-import math
 import random
 from collections.abc import Iterator
 from typing import Any
 
-from sdkde_core.choice import cards, hardware
+from sdkde_core.choice import hardware
 from sdkde_core.protocol import Reduction
 
 from .. import published
@@ -23,24 +22,24 @@ N, BATCH = 32768, 32  # points; configurations compiled at a time
 def spaces(device: str) -> dict[str, Any]:
     """A kernel to tune by name, with its configurations: the passes of sdkde, and laplace, in 16 dimensions."""
     try:
-        from sdkde_autotune.problems import problems, tunables
+        from sdkde_autotune.problems import place_of, problems, tunables
         from sdkde_autotune.search import candidates
     except ImportError as error:
         raise Skipped(f"{error.name} is missing: pip install 'sdkde-core[autotune]'") from None
-    card = hardware.card(device) if device != "cpu" else cards.gpu("h200")
+    place = place_of("auto" if device != "cpu" else "h200")
     found = {}
     for reduction in (Reduction.MEAN, Reduction.LOG_SUM, Reduction.LAPLACE):
-        for task, space in tunables(problems((reduction,), (16,), (N,)), card, "triton"):
+        for task, space in tunables(problems((reduction,), (16,), (N,)), place, "triton"):
             configs = candidates(task, space)
             random.Random(0).shuffle(configs)  # of a sweep that was cut short a fair sample is there
-            found[f"{reduction}"] = task, space, configs, card
+            found[f"{reduction}"] = task, space, configs, place.card
     return found
 
 
 @functools.cache
 def runner(device: str) -> Any:
     """Compiles on all cores, measures in a process of its own."""
-    from sdkde_autotune.worker import MeasuringRunner
+    from sdkde_autotune.measure import MeasuringRunner
 
     made = MeasuringRunner(device, hardware.cpu_threads())
     atexit.register(made.close)
@@ -74,7 +73,7 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     if setting.device == "cpu":
         return result
     compiled(setting.device, case["reduction"], configs.index(case["config"]) // BATCH)
-    outcome = runner(setting.device).run(task, case["config"], math.inf)
+    outcome = runner(setting.device).run(task, case["config"], lambda timings, median: False)
     if outcome.status != "ok":
         return result | {"failed": f"{outcome.status}: {outcome.error}"}
     low, ms, high = outcome.ms

@@ -1,0 +1,64 @@
+"""What the autotuner can choose for the CPU: the columns of a tile, and the threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sdkde_core.plugin import cpu_threads
+from sdkde_core.protocol import Problem
+from sdkde_core.tuning import Config, Query, this_cpu, tuned
+
+__all__ = ["SPACE", "TileSpace", "configuration", "width_of"]
+
+#: Columns of a tile are whole blocks of registers.
+MULTIPLE = 64
+
+
+class TileSpace:
+    """See :class:`sdkde_core.tuning.Space`. Nothing is compiled for a configuration."""
+
+    config_version = 1
+
+    def kernels(self, problem: Problem) -> tuple[str, ...]:
+        return ("tiles",)
+
+    def dimension(self, kernel: str, problem: Problem) -> int:
+        return problem.d
+
+    def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
+        most = cpu_threads()
+        threads = {most, *(1 << k for k in range(most.bit_length()))}
+        return {"width": (64, 128, 256, 512, 1024, 2048), "threads": tuple(sorted(threads))}
+
+    def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
+        from .bounds import choose
+
+        form = choose(problem)
+        many = problem.d + (not form.direct)
+        return {"width": width_of(problem.n, many, np.dtype(form.dtype).itemsize), "threads": cpu_threads()}
+
+    def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
+        if config.keys() != {"width", "threads"} or any(type(x) is not int or x < 1 for x in config.values()):
+            return "a configuration has width and threads, positive integers"
+        if config["width"] % MULTIPLE:
+            return f"width is no multiple of {MULTIPLE}"
+        return f"takes more threads than {cpu_threads()}" if config["threads"] > cpu_threads() else None
+
+
+SPACE = TileSpace()
+
+
+def configuration(problem: Problem) -> Config:
+    """Return the tuned configuration; empty if there is none."""
+    query = Query("numba", "tiles", SPACE.config_version, problem.d, *this_cpu())
+    found = tuned(query, problem, lambda config: SPACE.limit("tiles", config, problem, "") is None)
+    return found.config if found else {}
+
+
+def width_of(n: int, many: int, itemsize: int, tuned: int | None = None) -> int:
+    """Return the columns of a tile: as tuned or what the cache holds, no more than there are, blocks of registers."""
+    most = tuned or max(MULTIPLE, min(512, (1 << 18) // (many * itemsize)) // MULTIPLE * MULTIPLE)
+    return min(most, -(-n // MULTIPLE) * MULTIPLE)
