@@ -55,6 +55,7 @@ from __future__ import annotations
 from .forecast import boxes, places, rough_share, share
 from .lists import LEFT_OUT, PARTS, Lists, lists
 from .order import order
+from .sums import Neighbours
 from .tiles import Index, Tiles, index
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "PARTS",
     "Index",
     "Lists",
+    "Neighbours",
     "Tiles",
     "boxes",
     "index",

@@ -58,7 +58,9 @@ class Lists(NamedTuple):
     cuts: Any
 
 
-def lists(problem: Problem, columns: Index, rows: Any, height: int, together: int = 0) -> Lists:
+def lists(
+    problem: Problem, columns: Index, rows: Any, height: int, together: int = 0, least: float = -math.inf
+) -> Lists:
     """Return for every tile of rows the tiles of columns that can matter.
 
     Parameters
@@ -74,10 +76,13 @@ def lists(problem: Problem, columns: Index, rows: Any, height: int, together: in
         Rows of a group, a multiple of ``height``: what is far from all of them is left out at once. Default: all are
         one group. Some hundreds are best; with groups there may be as many rows as memory holds, some 200 bytes for
         every tile of rows and column tile near its group.
+    least : float, optional
+        What rows' log sums are at least, or are to be taken for, where other columns add to them.
     """
     xp = array_namespace(rows)
     blocks = by_tile(rows, height)
     floors = _floors(xp, problem, columns, blocks)  # (b,)
+    floors = xp.maximum(floors, xp.full_like(floors, least))
     tiles = blocks.shape[0]
     number = min(tiles, together // height) if together else tiles  # of tiles in a group
     low, high, least = (by_tile(x, number) for x in (xp.min(blocks, axis=1), xp.max(blocks, axis=1), floors))
