@@ -12,8 +12,6 @@ from sdkde_core.protocol import TOLERANCES, Problem
 
 from .duplicates import distinct
 
-__all__ = ["CLASS", "COLUMNS", "Around", "around", "nats"]
-
 Array = NDArray[Any]
 
 #: Rows that the neighbourhoods are estimated from, the fewest and the most columns, and how many pairs of the problem

@@ -3,7 +3,7 @@
 S(y) = Σ_j w_j φ(y − u_j) is evaluated with another kernel than φ: a Gaussian without its modes beyond k_max, with its
 periodic images, through transforms of relative tolerance ε. Each of the three changes the kernel by at most a multiple
 of ε, near its own column: so the error of a row is at most a multiple of ε times the largest S anywhere. It is
-absolute: rows with a small S have few digits left, and are summed over their neighbours (:class:`sdkde_core.nearby.Neighbours`).
+absolute: rows with a small S have few digits left, and are summed over their neighbours.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
-
-__all__ = ["around_a_cell", "cutoff", "error", "relative_budget", "requested", "tolerance"]
 
 #: Error of S, of its derivative in bandwidths, and of L over 1 + d/2, over ε times the largest S. Measured: at most 2,
 #: and 6 where ε is 1e-14, rounding included.

@@ -18,8 +18,6 @@ from . import bounds, price, separable
 from .finish import add, finish, least, put, take_off
 from .modes import SIDE, Box, choose_box
 
-__all__ = ["TorchFourierBackend"]
-
 #: Points of the sample that boxes are chosen by.
 SAMPLE = 1 << 13
 

@@ -12,8 +12,6 @@ from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import checkpoint, claim_memory, each, map_threads, new_lock
 from sdkde_core.protocol import Columns, Partial, Problem
 
-__all__ = ["SHARE", "Distinct", "distinct", "many", "merged_weights", "spread"]
-
 Array = NDArray[Any]
 
 #: Points that are looked at for equal ones, and the share of them that are to repeat others.

@@ -12,8 +12,6 @@ from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from .bounds import BUDGET
 
-__all__ = ["add", "finish", "least", "put", "take_off"]
-
 
 def finish(problem: Problem, total: Any, others: list[Any], error: Any) -> tuple[Partial, Any]:
     """Return the answer, and which rows keep the tolerance.

@@ -14,8 +14,6 @@ from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import around_a_cell, cutoff
 
-__all__ = ["SIDE", "Box", "choose_box", "density_bound", "fields"]
-
 Array = NDArray[Any]
 
 #: Rows and columns of those that pairs are counted from.

@@ -19,8 +19,6 @@ from sdkde_core.plugin import Unforkable, claim_memory, map_threads
 from . import memory
 from .bounds import requested
 
-__all__ = ["to_modes", "to_points"]
-
 Array = NDArray[Any]
 
 #: Points that tell how far parts of all the points extend.

@@ -6,18 +6,6 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-__all__ = [
-    "MOST_DIMENSIONS",
-    "RAISED_BITS",
-    "SCALE_BITS",
-    "WEIGHT_BITS",
-    "extent_limit",
-    "grid_step",
-    "rows_again",
-    "supports",
-    "symmetric",
-]
-
 #: Dimensions that the kernels hold at once.
 MOST_DIMENSIONS = 64
 

@@ -28,8 +28,6 @@ try:
 except ModuleNotFoundError as error:  # PyTorch brings other packages whose name begins with ``cuda``
     raise ModuleNotFoundError(f"{error}: pip install 'sdkde-core[hopper]'") from error
 
-__all__ = ["ARCHITECTURE", "MODULES", "Kernel", "check_driver", "compile_module", "kernel", "nvrtc_version", "source"]
-
 ARCHITECTURE = "sm_90a"
 
 _logger = logging.getLogger("sdkde")

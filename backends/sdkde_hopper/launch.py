@@ -13,17 +13,6 @@ from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import Kernel, kernel
 
-__all__ = [
-    "Packed",
-    "Symmetric",
-    "dense_mean",
-    "log_sum",
-    "pack",
-    "pack_symmetric",
-    "symmetric_block",
-    "symmetric_mean",
-]
-
 #: Points are filled up to a multiple of the rows of a program, be they 192 or 256.
 PADDING = 768
 

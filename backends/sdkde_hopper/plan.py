@@ -17,29 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "COLUMNS",
-    "EXACT_SHARED",
-    "LOG_SUM_ROWS",
-    "LONGEST",
-    "MEAN_SHARED",
-    "REGISTERS",
-    "ROWS",
-    "TILES",
-    "WIDTHS",
-    "Launch",
-    "Ring",
-    "Tables",
-    "dense_ring",
-    "launches",
-    "log_sum_ring",
-    "parts",
-    "rectangle",
-    "symmetric_width",
-    "warpgroups",
-    "width",
-]
-
 #: Tiles of 64 columns to a super.
 TILES = 16
 ROWS, COLUMNS = 256, 64 * TILES

@@ -29,7 +29,7 @@ from .bounds import (
     steps_at_most,
     stores,
 )
-from .compiled import no_compiler
+from .compiled import INTERPRETED, LaunchFailed, no_compiler
 from .grid import Processor, slab_rows
 from .launch import Packed, Weights
 from .space import COLUMN_PADDING, LEAST_CAPABILITY
@@ -103,7 +103,7 @@ class TritonBackend:
 
     def probe(self, device: str) -> Support:
         """Look for a GPU with half-precision Tensor Cores that take asynchronous copies, and for a C compiler."""
-        if launch.INTERPRETED:
+        if INTERPRETED:
             return Support(True, "Triton's interpreter")
         if not device.startswith("cuda"):
             return Support(False, "Triton compiles for GPUs; set TRITON_INTERPRET=1 to interpret its kernels on a CPU")
@@ -206,7 +206,7 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
         while True:
             try:
                 return compute(problem, way, here, state, own)
-            except launch.LaunchFailed:
+            except LaunchFailed:
                 continue  # with the next best configuration
 
     return in_slabs(slab, m, rows)

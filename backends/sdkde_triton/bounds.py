@@ -10,33 +10,6 @@ from collections.abc import Hashable
 
 from sdkde_core.protocol import Problem, Reduction
 
-__all__ = [
-    "FULL",
-    "LONG",
-    "MOST_DIRECT",
-    "MOST_EXTENT",
-    "MOST_FUSED",
-    "PAIRED",
-    "SHORT",
-    "arithmetic",
-    "extent_limit",
-    "form",
-    "formula",
-    "grid_of",
-    "grid_step",
-    "in_blocks",
-    "merges",
-    "mirrors",
-    "moves",
-    "packed_dimensions",
-    "packed_limit",
-    "prefers_direct",
-    "shifts_rows",
-    "steps_at_most",
-    "stores",
-    "variant",
-]
-
 #: Forms of the exponents, see :mod:`sdkde_triton.kernels`.
 SHORT, PAIRED, LONG, FULL = range(4)
 

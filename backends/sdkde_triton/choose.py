@@ -18,8 +18,6 @@ import triton.language as tl
 
 from .kernels import sized
 
-__all__ = ["THRESHOLDS", "WIDE", "choose_kernel", "list_kernel", "near_kernel"]
-
 #: Leaves of a node.
 WIDE = tl.constexpr(128)
 

@@ -27,8 +27,6 @@ from .grid import INTERPRETER, Processor, most_parts, resident, slab_rows, split
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
-__all__ = ["INTERPRETED", "LaunchFailed", "configuration", "copy", "launch", "no_compiler", "reduce"]
-
 #: Compilation of the kernels that only copy.
 PLAIN = Config(1, 1, 4, 1)
 

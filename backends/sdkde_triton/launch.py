@@ -12,25 +12,10 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
 from .bounds import FAR, MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
-from .compiled import INTERPRETED, LaunchFailed, configuration, copy, launch, reduce
+from .compiled import configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor, block_points
 from .space import COLUMN_PADDING, block_k, tiles_per_sum
-
-__all__ = [
-    "INTERPRETED",
-    "LaunchFailed",
-    "Packed",
-    "Weights",
-    "direct",
-    "finish_log_sum",
-    "finish_mean",
-    "log_sum",
-    "mean",
-    "pack_columns",
-    "pack_rows",
-    "transpose",
-]
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 

@@ -8,23 +8,6 @@ from typing import Any, NamedTuple
 
 from .bounds import LONG
 
-__all__ = [
-    "HEIGHT",
-    "KERNELS",
-    "LEAF",
-    "LEAST_CAPABILITY",
-    "LISTED",
-    "SPACE",
-    "Config",
-    "block_k",
-    "candidates",
-    "default",
-    "fits",
-    "shared_bytes",
-    "shared_limit",
-    "tiles_per_sum",
-]
-
 #: The kernels with launch parameters.
 KERNELS = (
     "log_sum",

@@ -21,19 +21,6 @@ from . import bounds, space
 from .bounds import FULL, LONG, MOST_FUSED, PAIRED, SHORT
 from .space import LEAF, LEAST_CAPABILITY, LISTED
 
-__all__ = [
-    "CONFIG_VERSION",
-    "SPACE",
-    "Launch",
-    "TritonSpace",
-    "capability",
-    "compile_kernel",
-    "compiled_kernel",
-    "dimension",
-    "launches",
-    "usage",
-]
-
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
 CONFIG_VERSION = 1
 
