@@ -15,7 +15,6 @@ from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, emp
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
-from .around import COLUMNS
 from .duplicates import Distinct, spread
 from .finish import add, finish, least, put, take_off
 from .memory import ROWS
@@ -23,9 +22,6 @@ from .modes import Box, choose_box, density_bound, fields
 from .transforms import to_modes, to_points
 
 Array = NDArray[Any]
-
-#: Points of the sample that boxes are chosen by.
-SAMPLE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class FourierBackend:
             return None
         usual = bounds.tolerance(problem, floor, total)
         low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
-        some = points[:: max(1, len(points) // SAMPLE)]
+        some = points[:: max(1, len(points) // (1 << 16))]
         found = choose_box(
             problem, (low, high), some, usual, functools.partial(price.box_seconds, price.CPU, problem, usual)
         )
@@ -118,7 +114,7 @@ class FourierBackend:
         """Whether modes at that price are faster than direct sums over neighbours."""
         if self.always or not price.looks(problem, seconds):
             return True
-        step = max(1, len(columns.points) // COLUMNS[1])
+        step = max(1, len(columns.points) // (1 << 13))
         direct = price.direct_seconds(price.CPU, problem, columns.points[::step], columns.log_weights[::step])
         return direct >= seconds
 

@@ -18,18 +18,6 @@ from . import bounds, price, separable
 from .finish import add, finish, least, put, take_off
 from .modes import SIDE, Box, choose_box
 
-#: Points of the sample that boxes are chosen by.
-SAMPLE = 1 << 13
-
-#: One in so many of these estimates how many neighbours a row has: fewer, as this runs on the host.
-FEWER = 8
-
-#: Rows at a time, which bounds the memory of the fields.
-ROWS = 1 << 21
-
-#: Share of a device's memory that the functions of a block of points may take, and the most.
-SHARE, MOST = 32, 1 << 30
-
 
 @dataclass(frozen=True)
 class _Series:
@@ -94,7 +82,7 @@ class TorchFourierBackend:
 
     def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
         points, log_weights = columns.points, columns.log_weights
-        step = max(1, len(points) // SAMPLE)
+        step = max(1, len(points) // (1 << 13))
         some, weights = points[::step].flatten(), log_weights[::step]
         weighed = torch.stack([log_weights.mean().exp(), log_weights.exp().sum()])
         known, d = torch.cat([points.amin(0), points.amax(0), weighed, weights, some]).cpu().numpy(), problem.d
@@ -108,7 +96,8 @@ class TorchFourierBackend:
         cost = functools.partial(price.box_seconds, price.DEVICE, problem, epsilon)
         found = choose_box(problem, ends, sample, epsilon, cost)
         if not self.always:
-            direct = price.direct_seconds(price.DEVICE, problem, sample[::FEWER], rest[: len(weights) : FEWER])
+            # Fewer points estimate how many neighbours a row has, as this runs on the host.
+            direct = price.direct_seconds(price.DEVICE, problem, sample[::8], rest[: len(weights) : 8])
             modes = math.inf if found is None else found[1]
             if modes > direct:
                 return None
@@ -142,8 +131,8 @@ class TorchFourierBackend:
             return empty(problem, rows)
         blocks = []
         with memory_errors():
-            for start in range(0, len(rows), ROWS):
-                block, own = rows[start : start + ROWS], None
+            for start in range(0, len(rows), 1 << 21):  # which bounds the memory of the fields
+                block, own = rows[start : start + (1 << 21)], None
                 if "exclude_self" in problem.requires:
                     own = torch.arange(len(block), device=block.device) + own_offset + start
                 blocks.append(self._block(problem, block, own, state))
@@ -213,4 +202,4 @@ def _memory(device: torch.device) -> int:
     """Bytes for the functions of a block of points: of the card, never of what is free, so that sums do not change."""
     if device.type == "cpu":
         return 1 << 26
-    return min(MOST, int(torch.get_device_module(device).get_device_properties(device).total_memory) // SHARE)
+    return min(1 << 30, int(torch.get_device_module(device).get_device_properties(device).total_memory) // 32)

@@ -14,8 +14,8 @@ from sdkde_core.protocol import Columns, Partial, Problem
 
 Array = NDArray[Any]
 
-#: Points that are looked at for equal ones, and the share of them that are to repeat others.
-SOME, SHARE = 1 << 12, 0.1
+#: Share of the points that are to repeat others.
+SHARE = 0.1
 
 
 class Distinct:
@@ -80,7 +80,7 @@ def distinct(points: Array) -> tuple[Array, Array]:
 
 def many(points: Array) -> bool:
     """Whether so many points are equal, of some, that to find them all pays."""
-    some = points[:: -(-len(points) // SOME)]
+    some = points[:: -(-len(points) // (1 << 12))]
     return len(distinct(some)[0]) < (1.0 - SHARE) * len(some)
 
 

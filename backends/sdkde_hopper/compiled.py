@@ -94,9 +94,6 @@ MODULES: Mapping[str, _Module] = {
     **{f"dense_{width}{x}": _dense(width, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
 }
 
-#: What a number of every type is given to a kernel as.
-_TYPES = {int: ctypes.c_int, float: ctypes.c_double}
-
 
 def nvrtc_version() -> str:
     """Return NVRTC's version; loads the library.
@@ -213,7 +210,7 @@ class Kernel:
         for x in arguments:
             pointer = x is None or isinstance(x, torch.Tensor)
             values.append((0 if x is None else x.data_ptr()) if pointer else x)  # type: ignore[union-attr]
-            types.append(ctypes.c_void_p if pointer else _TYPES[type(x)])
+            types.append(ctypes.c_void_p if pointer else {int: ctypes.c_int, float: ctypes.c_double}[type(x)])
         stream = current_stream(device)
         grid, block = (programs, 1, 1), (self._threads, 1, 1)
         given = (tuple(values), tuple(types))

@@ -34,9 +34,6 @@ LOG_SUM_ROWS = 256
 #: Tiles of columns that such a program sums in fp32, at most: beside a heap of duplicates every addition rounds alike.
 LONGEST = 1024
 
-#: Of ``mean_exact``: 128 columns in up to 64 dimensions, float64, a number apart from where the next ones lie.
-EXACT_SHARED = 128 * 65 * 8
-
 #: Units that add to a program's sums of columns in fp32, at most: beside a heap of duplicates all round alike.
 MOST_ADDED = 128
 

@@ -31,14 +31,8 @@ from .worth import LEFT_OUT
 #: may exceed the truth, in whatever form: more than :data:`sdkde_core.protocol.TOLERANCES` has.
 BESIDE, ABOVE = 128, 0.01
 
-#: Of what is left out, what bounds may be off by rounding.
-ROUNDED = 0.97
-
 #: Leaves in lists that exist at once, and nodes that tiles of rows visit.
 ENTRIES, VISITED = 1 << 26, 1 << 26
-
-#: What stands for infinity: nothing may be left out.
-HUGE = 1e30
 
 #: Columns that one program takes, in SIZEs, at least, and at most in MEAN, which sums what it rounds off; and programs
 #: that there are to be for every multiprocessor.
@@ -123,11 +117,6 @@ def _boxes(points: torch.Tensor, log_weights: torch.Tensor, size: int) -> torch.
     return torch.cat([low.T, high.T, logs.float()[None]]).contiguous()
 
 
-def pack_columns(near: Near, step: float, pieces: int, scaled: bool) -> Packed:
-    """Pack the columns in order, with a leaf of padding at the end that fills lists."""
-    return launch.pack_columns(near.points, step, near.weights, pieces, scaled=scaled, beyond=LEAF)
-
-
 def reduce(
     problem: Problem,
     points: torch.Tensor | None,
@@ -147,7 +136,7 @@ def reduce(
         None: all columns, in their order as they came.
     near : Near
     columns : Packed
-        By :func:`pack_columns`.
+        In order, with a leaf of padding.
     step : float
         See :func:`sdkde_triton.bounds.grid_step`.
     form : int
@@ -170,7 +159,9 @@ def reduce(
     else:
         return None
     own = 0 if "exclude_self" in problem.requires else None
-    packed = _pack_rows(problem, rows, near, columns, step)
+    packed = columns  # these themselves, where they are the rows
+    if rows is not near.points:
+        packed = launch.pack(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
     tiles = _count(problem, rows, packed, near, columns, form, own)
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
@@ -189,13 +180,6 @@ def reduce(
     back = torch.empty_like(where)
     back[where] = torch.arange(rows.shape[0], device=where.device)
     return each(concatenate(found), lambda x: x[back])
-
-
-def _pack_rows(problem: Problem, rows: torch.Tensor, near: Near, columns: Packed, step: float) -> Packed:
-    """The rows as the columns are packed; these themselves where they are the rows."""
-    if rows is near.points:
-        return columns
-    return launch.pack_rows(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
 
 
 def scaled(problem: Problem) -> bool:
@@ -226,10 +210,11 @@ def _count(
     least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
     least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
 
-    allowed = LEFT_OUT * ROUNDED * TOLERANCES[problem.precision][problem.reduction].absolute
-    lowest = (-math.log(allowed) - least).float().clamp(max=HUGE)
+    # 0.97: what bounds may be off by rounding. 1e30 stands for infinity: nothing may be left out.
+    allowed = LEFT_OUT * 0.97 * TOLERANCES[problem.precision][problem.reduction].absolute
+    lowest = (-math.log(allowed) - least).float().clamp(max=1e30)
     whole = max(near.log_weight, 0.0)  # of all columns, of which these may be some
-    reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=HUGE)
+    reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=1e30)
     limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)
     apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
     for first, some, visited in _chunks(near, tiles):
@@ -307,7 +292,7 @@ def _sums(
     log_sums = None
     if shifts_rows(problem):  # as in sdkde_triton.backend
         log_sums = _log_sum(problem, rows, m, near.weights, columns, over, SHORT, own, False).log_sum
-        rows = launch.pack_rows(points, step, near.weights, columns.pieces, scaled=True, log_sums=log_sums)
+        rows = launch.pack(points, step, near.weights, columns.pieces, scaled=True, log_sums=log_sums)
         own, over, top = None if own is None else own + top, over._replace(first=0), 0
     return _mean(problem, rows, top, m, near.weights, columns, over, form, own, log_sums)
 

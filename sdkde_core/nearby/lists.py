@@ -29,9 +29,6 @@ FEW, MOST = 8, 4.0
 #: Tiles of terms at the cut that rows may leave out.
 PARTS = 32.0
 
-#: Halvings of the factor by which a threshold may be too small.
-STEPS = 6
-
 #: Relative rounding of squares of distances, with room.
 SLACK = 1e-12
 
@@ -218,7 +215,8 @@ def threshold(xp: Any, mass: Any, allowed: float) -> Any:
     """A number for each row such that all smaller ones together are at most ``allowed``, (…, 1); by bisection."""
     good = xp.full_like(mass[..., :1], allowed / mass.shape[-1])
     factor = mass.shape[-1] ** 0.5
-    for _ in range(STEPS):
+    # Halvings of the factor by which a threshold may be too small.
+    for _ in range(6):
         tried = good * factor
         sums = xp.sum(xp.where(mass < tried, mass, xp.zeros_like(mass)), axis=-1, keepdims=True)
         good = xp.where(sums <= allowed * (1.0 - 1e-9), tried, good)

@@ -8,9 +8,6 @@ from array_api_compat import array_namespace, device
 
 __all__ = ["by_tile", "order"]
 
-#: Levels of the tree that are split at once, along one dimension, where points are put in order by sorting them.
-AT_ONCE = 2
-
 #: Leaves, a power of two, from which on nodes are split in halves, and begin at a multiple of so many.
 PART = 128
 
@@ -85,7 +82,7 @@ def _sorted(xp: Any, points: Any, size: int) -> Any:
         longest = -(-parts // (1 << level)) * PART
         moved = _within(xp, along, starts, longest, node, size)
         where, along = where[moved], xp.take(along, moved, axis=1)
-        level += min(AT_ONCE, depth - level)
+        level += min(2, depth - level)  # levels that are split at once, along one dimension
     wide = PART
     while wide > 1:
         if wide < 2 * leaves:
