@@ -61,7 +61,7 @@ def _two_clusters(rng):
 def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeypatch):
     """Tiles are small, and lists in several parts; rows in several batches, their last tile not full."""
     import triton.language as tl
-    from sdkde_triton import choose, near, sums
+    from sdkde_triton import choose, near
     from sdkde_triton.backend import TritonBackend
 
     rng, looked = np.random.default_rng(3), []
@@ -69,12 +69,10 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     small = {"LEAF": 8, "LISTED": 32, "BESIDE": 16, "VISITED": 5, "ENTRIES": 64, "SHORTEST": 2, "PROGRAMS": 64}
     for name, value in small.items():
         monkeypatch.setattr(near, name, value)
-    for name in ("LEAF", "LISTED"):
-        monkeypatch.setattr(sums, name, small[name])
     monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
-    monkeypatch.setattr(sums, "default", lambda *_: Config(64, 32, 4, 1))
-    monkeypatch.setattr(sums, "steps_at_most", lambda *_: 2)
-    monkeypatch.setattr(sums, "MOST_SIZES", 2)
+    monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
+    monkeypatch.setattr(near, "steps_at_most", lambda *_: 2)
+    monkeypatch.setattr(near, "LONGEST", 2)
     plain = near._list
     monkeypatch.setattr(near, "_list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
     x = _two_clusters(rng)
@@ -115,7 +113,6 @@ def test_columns_are_left_out_beside_an_outlier_that_weighs_far_more(precision):
     assert problems.errors(problem, got, problems.truth(case)).max() < 1.0
 
 
-@pytest.mark.slow
 @interpreted
 @warns
 def test_columns_are_left_out_of_fewer_rows_than_a_tile_has():
@@ -137,53 +134,6 @@ def test_columns_are_left_out_of_fewer_rows_than_a_tile_has():
     again = near.reduce(problem, torch.from_numpy(y[rows]), state.near(), *backend._operands(problem, state))
     assert again is not None
     assert torch.equal(again.log_sum, got.log_sum[torch.from_numpy(rows)])
-
-
-@pytest.mark.slow
-@interpreted
-@pytest.mark.parametrize("spread", [12.0, 0.0])
-def test_pairs_are_left_out_where_that_is_faster(spread, monkeypatch):
-    """By default: a sample says so, and the lists do; where they do not, all pairs are summed, by the same bits."""
-    from sdkde_triton import backend, near, worth
-
-    monkeypatch.setattr(worth, "STARTS", 0.0)
-    monkeypatch.setattr(worth, "EACH", 0.0)
-    monkeypatch.setattr(worth, "LOOK", 0.0)
-    asked, reduce = [], near.reduce
-    monkeypatch.setattr(near, "reduce", lambda *arguments: asked.append(reduce(*arguments)) or asked[-1])
-    rng = np.random.default_rng(0)
-    x = 0.3 * rng.normal(size=(256, 3))
-    x[:, 0] += spread * rng.integers(-1, 2, size=256)
-    problem = Problem(Reduction.LOG_SUM, 256, 256, 3, precision="fast", device="cpu", same=True, extent=spread + 2.0)
-    columns = Columns(torch.from_numpy(x), torch.full((256,), -math.log(256), dtype=torch.float64))
-
-    def found(**options):
-        it = backend.TritonBackend(**options)
-        return to_host(it.reduce(problem, None, it.prepare(problem, columns)).log_sum)
-
-    some, every = found(), found(skip=False)
-    assert len(asked) == (spread > 0.0)
-    assert np.abs(some - every).max() < 1e-4
-    if spread > 0.0:
-        assert asked[0] is not None
-        monkeypatch.setattr(backend, "SLOWER", 1e9)  # as if the lists turned out too long
-        assert np.array_equal(found(), every) and asked[1] is None
-
-
-@interpreted
-@pytest.mark.parametrize(
-    ("n", "d", "size"),
-    [(40, 2, 32), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(333, 3, 8), (150, 2, 1), (2100, 2, 16)])],
-)
-def test_the_kernels_order_is_that_of_the_core(n, d, size):
-    """Levels within parts, and above them; heaps of duplicates."""
-    from sdkde_triton.ordering import ordered
-
-    from sdkde_core.nearby import order
-
-    points = torch.from_numpy(np.random.default_rng(n).normal(size=(n, d)))
-    points[: n // 3] = points[0]
-    assert torch.equal(ordered(points, size), order(points, size))
 
 
 @interpreted
@@ -420,7 +370,7 @@ no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="th
 
 #: What one process interprets: stages, so that several can at once.
 STAGES = {
-    "suite": "TestInterpreted or left_out or kernels_order",
+    "suite": "TestInterpreted or left_out",
     "more dimensions": "TestMoreInterpreted",
     "more": "test_interpreted",
 }

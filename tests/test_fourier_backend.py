@@ -21,7 +21,6 @@ pytest.importorskip("finufft")
 
 from sdkde_fourier import bounds, memory, modes, price, transforms
 from sdkde_fourier.backend import FourierBackend
-from sdkde_fourier.neighbours import Neighbourhoods, Outside
 from sdkde_fourier.transforms import to_modes, to_points
 
 
@@ -184,49 +183,6 @@ def test_tiny_bandwidths_take_no_modes():
     assert _worst(problem, backend.reduce(problem, case.queries, state), case, np.arange(50)) <= 1.0
 
 
-@pytest.mark.parametrize("d", [1, 3])
-def test_few_rows_scan_what_many_find_in_a_tree(d):
-    rng = np.random.default_rng(d)
-    points, log_weights = 45.0 * rng.normal(size=(500, d)), rng.choice([-60.0, -6.0], 500)
-    columns, rows, own = Columns(points, log_weights), 60.0 * rng.normal(size=(40, d)), rng.integers(-3, 500, 40)
-    rows[::3] = points[own[::3]]
-    for reduction in Reduction:
-        problem = Problem(reduction, 40, 500, d, requires=frozenset({"weights", "exclude_self"}))
-        search = Neighbourhoods(columns, 1)
-        for some in (slice(0, 12), slice(12, 13)):
-            few = search.reduce(problem, rows[some], own[some])
-            assert not search._made
-            many = Neighbourhoods(columns, 1).reduce(problem, rows, own)
-            for name in ("log_sum", "shift", "sign", "log_magnitude"):
-                if getattr(few, name) is not None:
-                    np.testing.assert_allclose(getattr(few, name), getattr(many, name)[some], rtol=1e-11)
-
-
-def test_weights_of_all_sizes_keep_their_neighbourhoods_small():
-    """Classes of weights: a heavy column far away does not widen the ball of the light ones, but counts."""
-    rng = np.random.default_rng(0)
-    points = rng.normal(size=(4000, 2)) * 100
-    log_weights = rng.choice([-400.0, -200.0, 0.0], 4000)
-    log_weights -= np.log(np.exp(log_weights).sum())
-    search = Neighbourhoods(Columns(points, log_weights), 1)
-    rows = rng.normal(size=(50, 2)) * 100
-    for reduction in Reduction:
-        problem = Problem(reduction, 50, 4000, 2, requires=frozenset({"weights"}))
-        got = search.reduce(problem, rows, None)
-        assert errors(problem, got, reference.sums(rows, points, log_weights=log_weights)).max() <= 1e-3
-    assert len(search._made) == 3
-
-
-def test_outside_sums_leave_out_the_own_column():
-    points = np.array([[0.0], [1.0], [30.0]])
-    outside = Outside(Columns(points, np.zeros(3)), np.array([1, 2]), 1)
-    problem = Problem(Reduction.LOG_SUM, 2, 3, 1)
-    (both,) = outside.sums(problem, np.array([[1.0], [30.0]]), None, 5.0)
-    np.testing.assert_allclose(both, [1.0, 1.0])
-    (without,) = outside.sums(problem, np.array([[1.0], [30.0]]), np.array([1, 0]), 5.0)
-    np.testing.assert_allclose(without, [0.0, 1.0])
-
-
 @pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3))])
 def test_same_bits_with_threads(d):
     """Two threads give the same bits again and again, also where several call at once."""
@@ -268,10 +224,10 @@ def test_options_are_checked(options):
         FourierBackend(**options)
 
 
-def test_listing_it_imports_neither_finufft_nor_scipy():
+def test_listing_it_does_not_import_finufft():
     code = "import sys, sdkde_core; sdkde_core.backends(); import sdkde_fourier.info; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"finufft", "scipy"} & set(done.stdout.split())
+    assert "finufft" not in done.stdout.split()
 
 
 def test_the_suite_s_cases_are_transformed():
@@ -353,7 +309,7 @@ def test_problems_beyond_the_machine_s_memory_are_declined(monkeypatch):
 #: Run by a fresh interpreter: the memory that a pass took at most, in bytes, and what was predicted.
 PEAK = """
 import json, math, sys
-import numpy as np, scipy.spatial
+import numpy as np
 from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_fourier import bounds, memory
 from sdkde_fourier.backend import FourierBackend

@@ -1,4 +1,4 @@
-"""The Fourier backend on PyTorch's devices: products against sums, tiles against sums, boxes that leave points out."""
+"""The Fourier backend on PyTorch's devices: products against sums, boxes that leave points out."""
 
 import math
 from dataclasses import replace
@@ -15,9 +15,7 @@ from sdkde_core.testing.problems import errors
 torch = pytest.importorskip("torch")
 
 from sdkde_fourier import modes, price, separable  # noqa: E402
-from sdkde_fourier.around import around  # noqa: E402
 from sdkde_fourier.device import TorchFourierBackend  # noqa: E402
-from sdkde_fourier.tiles import Tiles, _tiled  # noqa: E402
 
 
 def _columns(points, log_weights=None):
@@ -56,30 +54,6 @@ def test_products_are_the_sums(d, reduction):
     if reduction is Reduction.LAPLACE:
         want.append((phi * (1.0 + 0.5 * d - 0.5 * r2)).sum(1))
     assert np.abs(got - np.array(want)).max() < 2e-13
-
-
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("extent", [0.2, 1.0, 10.0, pytest.param(100.0, marks=pytest.mark.slow), 1e4, 1e5])
-def test_tiles_are_the_sums(d, extent):
-    """Weights of all sizes, rows far away, own columns left out."""
-    rng = np.random.default_rng(d)
-    points = extent * rng.normal(size=(1000, d))
-    rows = np.concatenate([points[:40], 300.0 * rng.normal(size=(60, d)), 1e6 * rng.normal(size=(3, d))])
-    log_weights = rng.choice([-400.0, -30.0, 0.0], 1000)
-    log_weights -= np.log(np.exp(log_weights).sum())
-    tiles = Tiles(torch.tensor(points), torch.tensor(log_weights))
-    own = torch.tensor([*range(40), *[-5] * 63])
-    want, ones = reference.sums(rows, points, log_weights=log_weights), {}
-    for i in (0, 17, 39):
-        rest = np.arange(1000) != i
-        ones[i] = reference.sums(rows[i : i + 1], points[rest], log_weights=log_weights[rest])
-    for reduction in Reduction:
-        problem = Problem(reduction, len(rows), 1000, d)
-        assert errors(problem, _numpy(tiles.reduce(problem, torch.tensor(rows), None)), want).max() <= 1e-3
-        got = _numpy(tiles.reduce(problem, torch.tensor(rows), own))
-        for i, one in ones.items():
-            mine = Partial(*(None if a is None else a[i : i + 1] for a in vars(got).values()))
-            assert errors(problem, mine, one).max() <= 1e-3
 
 
 @pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3))])
@@ -189,24 +163,6 @@ def test_prices_and_support():
     assert "products" in info.supports(problem).reason
     assert "neighbourhoods" in info.supports(replace(problem, d=3, extent=1e6)).reason
     assert "float64" not in info.precisions
-
-
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize(
-    "m, h, far", [(30_000, 0.1, False), (30_000, 0.02, False), (4000, 0.02, False), (4000, 0.1, True)]
-)
-def test_columns_met_are_those_of_the_tiles(d, m, h, far):
-    """In three dimensions one was promised a tenth of the tiles or less, and auto took the slower backend."""
-    n, rng = 30_000, np.random.default_rng(d)
-    points, rows = (torch.tensor(rng.normal(size=(k, d)) / h) for k in (n, m))
-    if far:
-        points[0], rows[0] = 1e4, 1e4  # the cells of the curve are as wide as the others' box, or nearly
-    problem = Problem(Reduction.LOG_SUM, m, n, d, precision="fast", extent=float(points.norm(dim=1).max()))
-    log_weights = torch.full((n,), -math.log(n), dtype=torch.float64)
-    found = around(problem, rows[:: m // 4000].numpy(), points[::4].numpy(), log_weights[::4].numpy(), False)
-    predicted = price.columns_met(problem, m, float(found.neighbours.mean()), n)
-    counts = Tiles(points, log_weights)._lists(problem, _tiled(rows, price.ROWS), None, -math.inf)[1]
-    assert 0.4 < predicted / (price.COLUMNS * float(counts.double().mean())) < 2.5
 
 
 def test_options_are_checked():

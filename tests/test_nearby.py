@@ -1,20 +1,21 @@
-"""Which tiles can matter: what is left out stays within its share of the tolerance, and mutants do not."""
+"""Which tiles can matter: what is left out stays within its share of the tolerance."""
 
 import functools
 import importlib
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
-import of_benchmarks  # noqa: F401 — makes the package below importable
 import pytest
 import torch
 from some_of_all import some_of_all
 
-from benchmarks.problems import data
 from sdkde_core import nearby
-from sdkde_core.nearby import index, lists, order
-from sdkde_core.protocol import TOLERANCES, Problem, Reduction
+from sdkde_core.nearby import Neighbours, index, lists, order
+from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+from sdkde_core.testing import reference
+from sdkde_core.testing.problems import errors
 
 lists_module = importlib.import_module("sdkde_core.nearby.lists")
 SIZE, HEIGHT = 16, 8
@@ -175,44 +176,6 @@ def test_a_single_column_that_is_left_out():
     assert found.floors[0] == -math.inf and list(found.tiles) == [0]
 
 
-# --- mutants --------------------------------------------------------------------------------------------------------
-
-
-def _scaled(name, factor):
-    return lambda patch: patch.setattr(lists_module, name, factor * getattr(lists_module, name))
-
-
-def _wrapped(name, change):
-    def apply(patch):
-        plain = getattr(lists_module, name)
-        patch.setattr(lists_module, name, lambda *arguments: change(plain(*arguments)))
-
-    return apply
-
-
-MUTANTS = {
-    "a threshold too high": (_scaled("FINE", 3.0), tuple(Reduction)),
-    "a coarse threshold too high": (_scaled("COARSE", 3000.0), tuple(Reduction)),
-    "distances too long": (_wrapped("_nearest", lambda x: 1.2 * x), tuple(Reduction)),
-    "floors too high": (_wrapped("_floors", lambda x: x + 1.5), tuple(Reduction)),
-    "no reach": (_wrapped("_reach", lambda x: 0.0 * x - 3.0), (Reduction.MEAN,)),
-    "the factor of a log sum": (
-        _wrapped("_mass", lambda x: x / 8.0),
-        (Reduction.MEAN, Reduction.LAPLACE),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_weaker_bound_is_found_out(name, monkeypatch):
-    mutate, reductions = MUTANTS[name]
-    mutate(monkeypatch)
-    for reduction in reductions:
-        y, x, log_w = _case("ladder", 1)
-        problem = Problem(reduction, len(y), len(x), 1)
-        assert _left_out(problem, y, x, log_w)[0].max() > 1.0, reduction
-
-
 # --- the terms that a backend may leave out -------------------------------------------------------------------------
 
 
@@ -253,7 +216,7 @@ def test_lists_of_tensors_are_those_of_arrays(reduction):
     assert np.allclose(want.floors, got.floors.numpy(), rtol=1e-9) and np.allclose(want.cuts, got.cuts.numpy())
 
 
-# --- forecasts ------------------------------------------------------------------------------------------------------
+# --- direct sums ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("d", "counted"), [(4, 0.10), (5, 0.2), (6, 0.4), (8, 0.9), (12, 1.0)])
@@ -273,35 +236,36 @@ def test_the_share_of_typical_data_is_that_counted_of_a_normal_sample(d, counted
         assert 0.0 <= nearby.typical_share(problem, 128, 128, 1e-5) <= 1.0
 
 
-@pytest.mark.parametrize(
-    "reduction",
-    [Reduction.MEAN, *(pytest.param(r, marks=pytest.mark.slow) for r in Reduction if r is not Reduction.MEAN)],
-)
-@pytest.mark.parametrize(("kind", "d"), [("eight", 3), ("often", 4), ("three", 6), ("heavy", 2)])
-def test_the_rough_share_is_about_that_of_boxes(kind, d, reduction):
-    """Beside a count by boxes of all points, with the rows' own sums; of NumPy's arrays and of tensors."""
-    x, y, h = data(kind, 20_000, 2500, d, seed=3, dtype="float64")
-    x, y, size, height, out = x / h, y / h, 32, 64, 1e-5
-    y = x if reduction is Reduction.MEAN else y
-    problem = Problem(reduction, len(y), len(x), d, same=y is x)
-    x, y, left = x[order(x, size)], y[order(y, height)], []
-    low, high = (end.reduceat(x, np.arange(0, len(x), size), axis=0) for end in (np.minimum, np.maximum))
-    for rows in np.array_split(y, len(y) // height)[:: 30 if problem.same else 7]:
-        gap = np.maximum(np.maximum(low - rows.max(axis=0), rows.min(axis=0) - high), 0.0)
-        half, factor = 0.5 * (gap * gap).sum(axis=1), 1.0
-        least = np.exp(-0.5 * ((rows[:, None] - x) ** 2).sum(axis=2)).sum(axis=1).min()
-        if reduction is Reduction.MEAN:
-            factor = np.maximum(np.sqrt(2.0 * half), 1.0) + math.sqrt(2.0 * math.log(len(x) / least))
-        if reduction is Reduction.LAPLACE:
-            factor = 1.0 + half / (1.0 + 0.5 * d)
-        left.append((np.cumsum(np.sort(size * factor * np.exp(-half))) > out * least).mean())
-    log_w = np.full(2000, -math.log(len(x)))
-    some = y, x[::10], log_w
-    found = nearby.rough_share(problem, *some, size, height, out)
-    assert 0.03 < np.mean(left) < 0.9 and np.mean(left) / 1.6 < found < 1.6 * np.mean(left)
-    torch = pytest.importorskip("torch")
-    tensors = (torch.from_numpy(np.ascontiguousarray(z)) for z in some)
-    assert math.isclose(nearby.rough_share(problem, *tensors, size, height, out), found, rel_tol=0.01)
+def _arrays(partial, rows=slice(None)):
+    arrays = (partial.log_sum, partial.shift, partial.sign, partial.log_magnitude)
+    return Partial(*(None if x is None else np.asarray(x)[rows] for x in arrays))
+
+
+@pytest.mark.parametrize("library", [np.asarray, torch.asarray])
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("extent", [0.2, 10.0, 1e4])
+def test_direct_sums_over_neighbours(d, extent, library):
+    """Weights of all sizes, rows far away, own columns left out; few rows, isolated ones and many."""
+    rng = np.random.default_rng(d)
+    points = extent * rng.normal(size=(1000, d))
+    rows = np.concatenate([points[:40], 300.0 * rng.normal(size=(60, d)), 1e6 * rng.normal(size=(3, d))])
+    log_weights = rng.choice([-400.0, -30.0, 0.0], 1000)
+    log_weights -= np.logaddexp.reduce(log_weights)
+    neighbours = Neighbours(Columns(library(points), library(log_weights)))
+    own = np.array([*range(40), *[-5] * 63])
+    ones = {}
+    for i in (0, 17, 39):
+        rest = np.arange(1000) != i
+        ones[i] = reference.sums(rows[i : i + 1], points[rest], log_weights=log_weights[rest])
+    for reduction, few in itertools.product(Reduction, (7, 25, 103)):
+        some = slice(0, few)
+        problem = Problem(reduction, few, 1000, d)
+        got = _arrays(neighbours.reduce(problem, library(rows[some])))
+        assert errors(problem, got, reference.sums(rows[some], points, log_weights=log_weights)).max() <= 0.1
+        problem = replace(problem, requires=frozenset({"exclude_self"}))
+        got = neighbours.reduce(problem, library(rows[some]), library(own[some]))
+        for i in (i for i in ones if i < few):
+            assert errors(problem, _arrays(got, slice(i, i + 1)), ones[i]).max() <= 0.1
 
 
 def test_rough_shares_of_odd_points():
@@ -313,3 +277,18 @@ def test_rough_shares_of_odd_points():
             assert 0.0 <= nearby.rough_share(problem, points[:64], points, log_weights, 32, 64, 1e-5) <= 1.0
     assert nearby.rough_share(problem, x[:9], x[:9], log_weights[:9], 32, 64, 1e-5) == 1.0
     assert nearby.rough_share(problem, x * math.nan, x * math.nan, log_weights, 32, 64, 1e-5) == 1.0
+
+
+@pytest.mark.parametrize("library", [np.asarray, torch.asarray])
+def test_direct_sums_beside_other_columns(library):
+    """Where a sum is known to be large, columns far away are left out."""
+    points = np.array([[0.0], [1.0], [30.0]])
+    neighbours = Neighbours(Columns(library(points[1:]), library(np.zeros(2))), library(np.array([1, 2])))
+    rows = np.repeat([[1.0], [30.0], [15.0]], 20, axis=0)
+    problem = Problem(Reduction.LOG_SUM, 60, 3, 1)
+    both = np.exp(_arrays(neighbours.reduce(problem, library(rows), None, 0.0)).log_sum)
+    np.testing.assert_allclose(both[::20], [1.0, 1.0, 0.0], atol=1e-9)
+    own = np.repeat([1, 0, 0], 20)
+    problem = replace(problem, requires=frozenset({"exclude_self"}))
+    without = np.exp(_arrays(neighbours.reduce(problem, library(rows), library(own), 0.0)).log_sum)
+    np.testing.assert_allclose(without[::20], [0.0, 1.0, 0.0], atol=1e-9)

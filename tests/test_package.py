@@ -67,7 +67,7 @@ ROOMS = {
     "choice": {"messages", "switches", "protocol", "fresh", "storage", "engine"},
     "tuning": {"messages", "switches", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
-    "bandwidth": {"messages", "arrays", "engine", "choice"},
+    "bandwidth": {"messages", "switches", "arrays", "engine", "choice"},
     "files": {"messages", "storage", "arrays"},
     "spreading": {"messages", "storage", "protocol", "arrays", "engine", "choice", "files"},
     "estimator": {

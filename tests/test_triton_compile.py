@@ -1,6 +1,5 @@
 """Every default launch configuration compiles for the architectures that matter, without spilling, on any machine."""
 
-import importlib
 import itertools
 import json
 import os
@@ -13,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import bounds, space, tunables
+from sdkde_triton import bounds, choose, space, tunables
 from sdkde_triton.bounds import merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
@@ -117,26 +116,20 @@ def test_listed(kernel, d, form, capability):
 
 _FP32 = dict.fromkeys(("rows", "leaves", "nodes", "lowest", "reaches", "limits"), "*fp32") | {"step": "fp32"}
 _INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
-_FP64 = dict.fromkeys(("points", "low", "high", "lows", "scales", "moved"), "*fp64")
-_PLACES = dict.fromkeys(("where", "places", "there"), "*i64") | dict.fromkeys(("axis", "keys"), "*i32")
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
 @pytest.mark.parametrize("d", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("module", "kernel", "constants", "types"),
+    ("kernel", "constants"),
     [
-        ("choose", "near_kernel", {"MOST": 128}, _FP32 | _INT),
-        ("choose", "choose_kernel", {"MEAN": True, "LAPLACE": False}, _FP32 | _INT),
-        ("choose", "list_kernel", {"MEAN": False, "LAPLACE": True, "TOGETHER": 4}, _FP32 | _INT),
-        ("ordering", "boxes_kernel", {"BLOCK": 1024}, _FP64),
-        ("ordering", "widest_kernel", {"BLOCK": 128}, _FP64 | _PLACES),
-        ("ordering", "keys_kernel", {"BLOCK": 1024}, _FP64 | _PLACES),
-        ("ordering", "move_kernel", {"BLOCK": 1024}, _FP64 | _PLACES),
+        ("near_kernel", {"MOST": 128}),
+        ("choose_kernel", {"MEAN": True, "LAPLACE": False}),
+        ("list_kernel", {"MEAN": False, "LAPLACE": True, "TOGETHER": 4}),
     ],
 )
-def test_lists_and_order(module, kernel, constants, types, d, capability):
-    found = getattr(importlib.import_module(f"sdkde_triton.{module}"), kernel)
+def test_lists(kernel, constants, d, capability):
+    found, types = getattr(choose, kernel), _FP32 | _INT
     constants = constants | ({"D": d} if "D" in found.arg_names else {})
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in found.arg_names}
     source = ASTSource(found, signature=signature, constexprs=constants)

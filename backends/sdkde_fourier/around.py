@@ -12,19 +12,7 @@ from sdkde_core.protocol import TOLERANCES, Problem
 
 from .duplicates import distinct
 
-__all__ = ["CLASS", "COLUMNS", "Around", "around", "nats"]
-
 Array = NDArray[Any]
-
-#: Rows that the neighbourhoods are estimated from, the fewest and the most columns, and how many pairs of the problem
-#: allow for one of these.
-ROWS, COLUMNS, ONE_IN = 128, (1 << 10, 1 << 13), 512
-
-#: Pairs of these at a time, which stay in cache.
-CACHED = 1 << 15
-
-#: Largest difference of two log weights in a class of columns, nats.
-CLASS = 12.0
 
 
 def nats(problem: Problem, n: int) -> float:
@@ -44,29 +32,29 @@ class Around(NamedTuple):
 
 
 def around(problem: Problem, rows: Array, columns: Array, log_weights: Array, merges: bool) -> Around:
-    """Estimate the neighbourhoods of a problem's rows from some of them and some columns.
+    """Estimate the neighbourhoods of a problem's rows from 128 of them and some columns.
 
     ``merges``: equal rows, and equal columns, are summed once. A point that comes several times among a few comes often
     and stands for itself; one that comes once stands for those that were not taken.
     """
     merges = merges and "exclude_self" not in problem.requires
     some, each, _ = _standing_for(rows, problem.m, merges)
-    ends, k = np.cumsum(each), min(ROWS, len(some))
+    ends, k = np.cumsum(each), min(128, len(some))
     some = some[np.searchsorted(ends, (np.arange(k) + 0.5) * (ends[-1] / k)).clip(max=len(some) - 1)]
 
     found, each, group = _standing_for(columns, problem.n, merges)
     share, own = problem.n / len(columns), float(np.exp(log_weights.mean()))
     weights = share * np.bincount(group, np.exp(log_weights))
     spread = max(1.0, float(weights.max()) / max(float(weights.min()), 1e-300))  # all may underflow
-    thin = -(-len(found) // int(min(COLUMNS[1], max(COLUMNS[0], problem.pairs / ONE_IN / ROWS))))
+    thin = -(-len(found) // int(min(1 << 13, max(1 << 10, problem.pairs / 512 / 128))))
     single = np.flatnonzero(each > 1.0)  # only of these some are left out
     taken = np.concatenate([np.flatnonzero(each <= 1.0), single[thin // 2 :: thin]])
     standing = np.where(each[taken] > 1.0, len(single) / max(1, len(single[thin // 2 :: thin])), 1.0)
     found, each, weights, share = found[taken], standing * each[taken], standing * weights[taken], share * thin
 
-    reach = 2.0 * (nats(problem, problem.n) + math.log(2.0) + min(CLASS, math.log(spread)))
+    reach = 2.0 * (nats(problem, problem.n) + math.log(2.0) + min(12.0, math.log(spread)))
     neighbours, sums = np.empty(k), np.empty(k)
-    coordinates, step = np.ascontiguousarray(found.T), max(1, CACHED // len(found))
+    coordinates, step = np.ascontiguousarray(found.T), max(1, (1 << 15) // len(found))  # pairs stay in cache
     for start in range(0, k, step):
         here = slice(start, start + step)
         r2 = np.zeros((len(some[here]), len(found)))

@@ -10,21 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, empty, reduce_exact
+from sdkde_core.nearby import Neighbours
+from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, empty
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
-from .around import COLUMNS
-from .finish import finish, put
+from .duplicates import Distinct, spread
+from .finish import add, finish, least, put, take_off
 from .memory import ROWS
 from .modes import Box, choose_box, density_bound, fields
-from .neighbours import FARTHEST, Neighbourhoods, Outside
 from .transforms import to_modes, to_points
 
 Array = NDArray[Any]
-
-#: Points of the sample that boxes are chosen by.
-SAMPLE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class _Series:
     epsilon: float
     error: float  # bound on a sum's
     inside: Array | None = None  # (n,) which columns; None: all
-    outside: Outside | None = None  # the others
+    outside: Neighbours | None = None  # the others
     beyond: Any = None  # (d,) whether any of the others is outside in that dimension
     weight: float = 0.0  # of the others, in all
 
@@ -45,8 +42,7 @@ class _Series:
 class _State:
     columns: Columns
     series: _Series | None
-    neighbourhoods: Neighbourhoods
-    exact: bool = False  # some column is infinite or not a number, which no search takes
+    neighbourhoods: Distinct
 
 
 class FourierBackend:
@@ -73,10 +69,9 @@ class FourierBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Transform the columns to modes, if that is faster than direct sums."""
-        exact = not bool((np.abs(columns.points) < FARTHEST).all())
         with np.errstate(all="ignore"):
-            series = None if exact else self._transform(problem, columns)
-        return _State(columns, series, Neighbourhoods(columns, self._threads()), exact)
+            series = self._transform(problem, columns) if np.isfinite(columns.points).all() else None
+            return _State(columns, series, Distinct(columns, self._threads()))
 
     def _threads(self) -> int:
         return self.threads or cpu_threads()
@@ -90,7 +85,7 @@ class FourierBackend:
             return None
         usual = bounds.tolerance(problem, floor, total)
         low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
-        some = points[:: max(1, len(points) // SAMPLE)]
+        some = points[:: max(1, len(points) // (1 << 16))]
         found = choose_box(
             problem, (low, high), some, usual, functools.partial(price.box_seconds, price.CPU, problem, usual)
         )
@@ -112,14 +107,14 @@ class FourierBackend:
         members = np.flatnonzero(~inside)
         others = points[members]
         beyond = ((others < box.low) | (others > box.high)).any(axis=0)
-        outside = Outside(columns, members, self._threads())
+        outside = Neighbours(Columns(others, log_weights[members]), members)
         return _Series(box, modes, epsilon, error, inside, outside, beyond, float(weights[members].sum()))
 
     def _pays(self, problem: Problem, columns: Columns, seconds: float) -> bool:
         """Whether modes at that price are faster than direct sums over neighbours."""
         if self.always or not price.looks(problem, seconds):
             return True
-        step = max(1, len(columns.points) // COLUMNS[1])
+        step = max(1, len(columns.points) // (1 << 13))
         direct = price.direct_seconds(price.CPU, problem, columns.points[::step], columns.log_weights[::step])
         return direct >= seconds
 
@@ -130,8 +125,6 @@ class FourierBackend:
             return empty(problem, rows)
         blocks = []
         with np.errstate(all="ignore"):
-            if state.exact:
-                return reduce_exact(problem, rows, state.columns, own_offset)
             for start in range(0, len(rows), ROWS):
                 block = rows[start : start + ROWS]
                 own = None
@@ -170,40 +163,16 @@ class FourierBackend:
         total = real[0]
         wanted = {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
         others = real[1 : 1 + wanted]
+        if own is not None or series.outside is not None:
+            total, others = total.copy(), [x.copy() for x in others]
         if own is not None:
-            total, others = _without_own(problem, rows, own, state, series, total, others)
+            take_off(problem, rows, own, state.columns, series.inside, total, others)
         if series.outside is not None and series.weight:  # farther away they are below the error
             nats = max(0.0, math.log(10.0 * series.weight) - math.log(error))
             reach = math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
             near = np.flatnonzero(~box.holds(rows, np.where(series.beyond, reach, -np.inf)))
-            more = series.outside.sums(problem, rows[near], None if own is None else own[near], reach)
-            total, others = total.copy(), [x.copy() for x in others]
-            for whole, part in zip([total, *others], more):
-                whole[near] += part
+            mine = None if own is None else own[near]
+            if len(near):
+                more = spread(series.outside, problem, rows[near], mine, self._threads(), least(problem, error))
+                add(problem, more, near, total, others)
         return finish(problem, total, others, error)
-
-
-def _without_own(
-    problem: Problem,
-    rows: Array,
-    own: Array,
-    state: _State,
-    series: _Series,
-    total: Array,
-    others: list[Array],
-) -> tuple[Array, list[Array]]:
-    """Subtract each row's own term; the error of what is left is the same."""
-    points, n = state.columns.points, len(state.columns.points)
-    has = (own >= 0) & (own < n)
-    which = np.where(has, own, 0)
-    if series.inside is not None:
-        has &= series.inside[which]
-    step = points[which] - rows
-    r2 = np.vecdot(step, step)
-    term = np.where(has, np.exp(state.columns.log_weights[which] - 0.5 * r2), 0.0)
-    total = total - term
-    if problem.reduction is Reduction.MEAN:
-        others = [g - term * step[:, a] for a, g in enumerate(others)]
-    if problem.reduction is Reduction.LAPLACE:
-        others = [others[0] - term * (1.0 + 0.5 * problem.d - 0.5 * r2)]
-    return total, others

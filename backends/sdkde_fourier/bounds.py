@@ -3,7 +3,7 @@
 S(y) = Σ_j w_j φ(y − u_j) is evaluated with another kernel than φ: a Gaussian without its modes beyond k_max, with its
 periodic images, through transforms of relative tolerance ε. Each of the three changes the kernel by at most a multiple
 of ε, near its own column: so the error of a row is at most a multiple of ε times the largest S anywhere. It is
-absolute: rows with a small S have few digits left, and are summed over their neighbours (``neighbours.py``).
+absolute: rows with a small S have few digits left, and are summed over their neighbours.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["around_a_cell", "cutoff", "error", "relative_budget", "requested", "tolerance"]
-
 #: Error of S, of its derivative in bandwidths, and of L over 1 + d/2, over ε times the largest S. Measured: at most 2,
 #: and 6 where ε is 1e-14, rounding included.
 TRANSFORMS = 8.0
@@ -21,19 +19,8 @@ TRANSFORMS = 8.0
 #: Share of the tolerance that the transforms may use.
 BUDGET = 0.5
 
-#: The smallest tolerance that finufft can be asked for in float64, and the largest that saves time.
-FINEST, COARSEST = 1e-14, 1e-7
-
 #: Least of the largest sums that is transformed: of smaller ones the bounds on errors would underflow.
 SMALLEST = 1e-280
-
-UNIT_ROUNDOFF = 2.0**-53
-
-#: In three dimensions the size of finufft's grid decides the time: it is COARSE times as fine as the modes per
-#: dimension, rather than twice. At the same tolerance that is more accurate at the low modes, which make up most of a
-#: Gaussian: so COARSE_SLACK times the tolerance is asked for, where that is not below COARSE_FINEST, what the widest
-#: kernel gives.
-COARSE, COARSE_SLACK, COARSE_FINEST = 1.5, 10.0, 1e-12
 
 
 def cutoff(epsilon: float) -> float:
@@ -58,13 +45,17 @@ def around_a_cell(side: float, d: int) -> float:
 def tolerance(problem: Problem, floor: float, largest: float) -> float:
     """Return the ε with which rows whose sum is ``floor`` keep the tolerance."""
     wanted = relative_budget(problem, 6.0) * floor / (TRANSFORMS * largest)
-    return min(max(wanted, FINEST), COARSEST)
+    # What finufft can be asked for at least in float64, and the largest that saves time.
+    return min(max(wanted, 1e-14), 1e-7)
 
 
 def requested(epsilon: float, d: int) -> tuple[float, float]:
     """Return what finufft is asked for: how much finer its grid is than the modes, and its tolerance."""
-    if d == 3 and COARSE_SLACK * epsilon >= COARSE_FINEST:
-        return COARSE, COARSE_SLACK * epsilon
+    # In three dimensions the size of finufft's grid decides the time: it is 1.5 times as fine as the modes per
+    # dimension, rather than twice. At the same tolerance that is more accurate at the low modes, which make up most of
+    # a Gaussian: so ten times the tolerance is asked for, where that is not below 1e-12, what the widest kernel gives.
+    if d == 3 and 10.0 * epsilon >= 1e-12:
+        return 1.5, 10.0 * epsilon
     return 2.0, epsilon
 
 
@@ -96,4 +87,4 @@ def error(epsilon: float, largest: float, period: float) -> float:
 
     Besides the transforms': coordinates up to the period, in bandwidths, are rounded; and so are the transforms' sums.
     """
-    return largest * (TRANSFORMS * epsilon + 4.0 * UNIT_ROUNDOFF * (period + 16.0))
+    return largest * (TRANSFORMS * epsilon + 4.0 * 2.0**-53 * (period + 16.0))

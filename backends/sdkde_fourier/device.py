@@ -10,27 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import PerStream, concatenate, empty, in_child, memory_errors, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price, separable
-from .finish import finish, put
+from .finish import add, finish, least, put, take_off
 from .modes import SIDE, Box, choose_box
-from .tiles import Tiles
-
-__all__ = ["TorchFourierBackend"]
-
-#: Points of the sample that boxes are chosen by.
-SAMPLE = 1 << 13
-
-#: One in so many of these estimates how many neighbours a row has: fewer, as this runs on the host.
-FEWER = 8
-
-#: Rows at a time, which bounds the memory of the fields.
-ROWS = 1 << 21
-
-#: Share of a device's memory that the functions of a block of points may take, and the most.
-SHARE, MOST = 32, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -42,7 +28,7 @@ class _Series:
     epsilon: float
     error: Tensor  # bound on a sum's
     inside: Tensor | None = None  # (n,) which columns; None: all
-    outside: Tiles | None = None  # the others
+    outside: Neighbours | None = None  # the others
 
 
 @dataclass(frozen=True)
@@ -51,10 +37,10 @@ class _State:
     series: _Series | None
     made: PerStream = field(default_factory=PerStream)
 
-    def neighbourhoods(self) -> Tiles:
-        """All columns in tiles, made when the first row asks."""
-        points, log_weights = self.columns.points, self.columns.log_weights
-        return self.made.get("tiles", lambda: Tiles(points, log_weights), points, Tiles.buffers)
+    def neighbours(self) -> Neighbours:
+        """All columns in order, made when the first row asks."""
+        columns = self.columns
+        return self.made.get("near", lambda: Neighbours(columns), columns.points, Neighbours.buffers)
 
 
 def _without_threads() -> None:
@@ -96,7 +82,7 @@ class TorchFourierBackend:
 
     def _transform(self, problem: Problem, columns: Columns) -> _Series | None:
         points, log_weights = columns.points, columns.log_weights
-        step = max(1, len(points) // SAMPLE)
+        step = max(1, len(points) // (1 << 13))
         some, weights = points[::step].flatten(), log_weights[::step]
         weighed = torch.stack([log_weights.mean().exp(), log_weights.exp().sum()])
         known, d = torch.cat([points.amin(0), points.amax(0), weighed, weights, some]).cpu().numpy(), problem.d
@@ -110,7 +96,8 @@ class TorchFourierBackend:
         cost = functools.partial(price.box_seconds, price.DEVICE, problem, epsilon)
         found = choose_box(problem, ends, sample, epsilon, cost)
         if not self.always:
-            direct = price.direct_seconds(price.DEVICE, problem, sample[::FEWER], rest[: len(weights) : FEWER])
+            # Fewer points estimate how many neighbours a row has, as this runs on the host.
+            direct = price.direct_seconds(price.DEVICE, problem, sample[::8], rest[: len(weights) : 8])
             modes = math.inf if found is None else found[1]
             if modes > direct:
                 return None
@@ -132,7 +119,9 @@ class TorchFourierBackend:
         error = bounds.error(epsilon, 1.0, float(box.period.max())) * largest
         if members is None or not len(members):
             return _Series(basis, modes, epsilon, error)
-        return _Series(basis, modes, epsilon, error, inside, Tiles(points[members], log_weights[members], members))
+        return _Series(
+            basis, modes, epsilon, error, inside, Neighbours(Columns(points[members], log_weights[members]), members)
+        )
 
     @without_grad
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
@@ -142,8 +131,8 @@ class TorchFourierBackend:
             return empty(problem, rows)
         blocks = []
         with memory_errors():
-            for start in range(0, len(rows), ROWS):
-                block, own = rows[start : start + ROWS], None
+            for start in range(0, len(rows), 1 << 21):  # which bounds the memory of the fields
+                block, own = rows[start : start + (1 << 21)], None
                 if "exclude_self" in problem.requires:
                     own = torch.arange(len(block), device=block.device) + own_offset + start
                 blocks.append(self._block(problem, block, own, state))
@@ -151,13 +140,13 @@ class TorchFourierBackend:
 
     def _block(self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State) -> Partial:
         if state.series is None:
-            return state.neighbourhoods().reduce(problem, rows, own)
+            return state.neighbours().reduce(problem, rows, own)
         found, good = self._by_modes(problem, rows, own, state, state.series)
         some = torch.nonzero(~good)[:, 0]
         if not len(some):
             return found
         mine = None if own is None else own[some]
-        return put(found, some, state.neighbourhoods().reduce(problem, rows[some], mine))
+        return put(found, some, state.neighbours().reduce(problem, rows[some], mine))
 
     def _by_modes(
         self, problem: Problem, rows: Tensor, own: Tensor | None, state: _State, series: _Series
@@ -169,18 +158,19 @@ class TorchFourierBackend:
         held = ((rows >= low - margin) & (rows <= high + margin)).all(1)
         coefficients = separable.fields(problem, series.basis, series.modes)
         slope = 1.0 if problem.reduction is Reduction.MEAN else 0.0
-        mine = torch.where(held[:, None], rows, low)
-        total, *others = separable.to_points(series.basis, mine, coefficients, slope)
+        moved = torch.where(held[:, None], rows, low)
+        total, *others = separable.to_points(series.basis, moved, coefficients, slope)
         if own is not None:
-            _take_off_own(problem, rows, own, state, series, total, others)
+            take_off(problem, rows, own, state.columns, series.inside, total, others)
         if series.outside is not None:
-            least = math.log(0.1 * float(error))  # log of what is small against the error,
-            least -= math.log(2.0 - least)  # also when multiplied by 1 + r²/2
-            near = torch.nonzero(held & _reaches(box, rows, series.outside, least))[:, 0]
+            nats = max(0.0, -math.log(0.1 * float(error)))  # farther away they are below the error
+            reach = math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
+            deep = ((rows >= low + reach) & (rows <= high - reach)).all(1)
+            near = torch.nonzero(held & ~deep)[:, 0]
             if len(near):
-                left_out = None if own is None else own[near]
-                more = series.outside.reduce(problem, rows[near], left_out, least)
-                _add(problem, more, near, total, others)
+                mine = None if own is None else own[near]
+                more = series.outside.reduce(problem, rows[near], mine, least(problem, float(error)))
+                add(problem, more, near, total, others)
         answer, good = finish(problem, total, others, error)
         return answer, held & good
 
@@ -208,62 +198,8 @@ def _density_bound(box: Box, points: Tensor, weights: Tensor) -> Tensor:
     return torch.minimum(weights.sum(), heaviest * bounds.around_a_cell(side, points.shape[1]))
 
 
-def _reaches(box: Box, rows: Tensor, outside: Tiles, least: float) -> Tensor:
-    """Return which rows are so near a face of the box, and a tile of columns outside it, that these may count."""
-    weight = float(outside.log_weights.logsumexp((0, 1)))
-    reach = math.sqrt(2.0 * max(0.0, weight - least))
-    inner = [torch.as_tensor(x, device=rows.device) for x in (box.low + reach, box.high - reach)]
-    found = ~((rows >= inner[0]) & (rows <= inner[1])).all(1)
-    low, high, step = outside.columns.low, outside.columns.high, max(1, (1 << 22) // len(outside.columns.low))
-    for start in range(0, len(rows), step):
-        here = rows[start : start + step, None]  # (b, 1, d)
-        apart = torch.maximum(low - here, here - high).clamp(min=0.0).square().sum(-1)  # (b, tiles)
-        found[start : start + step] &= (apart <= reach**2).any(1)
-    return found
-
-
-def _take_off_own(
-    problem: Problem,
-    rows: Tensor,
-    own: Tensor,
-    state: _State,
-    series: _Series,
-    total: Tensor,
-    others: list[Tensor],
-) -> None:
-    """Subtract each row's own term, in place; the error of what is left is the same."""
-    points, n = state.columns.points, len(state.columns.points)
-    has = (own >= 0) & (own < n)
-    which = own.clamp(0, n - 1)
-    if series.inside is not None:
-        has &= series.inside[which]
-    step = points[which] - rows
-    r2 = step.square().sum(1)
-    term = torch.where(has, (state.columns.log_weights[which] - 0.5 * r2).exp(), 0.0)
-    total -= term
-    if problem.reduction is Reduction.MEAN:
-        for a, whole in enumerate(others):
-            whole -= term * step[:, a]
-    if problem.reduction is Reduction.LAPLACE:
-        others[0] -= term * (1.0 + 0.5 * problem.d - 0.5 * r2)
-
-
-def _add(problem: Problem, more: Partial, where: Tensor, total: Tensor, others: list[Tensor]) -> None:
-    """Add the sums over other columns, given in the log domain, in place."""
-    if problem.reduction is Reduction.LAPLACE:
-        signed = more.sign * more.log_magnitude.exp()
-        total[where] += (more.log_sum.exp() + signed) / (2.0 + problem.d)  # M = (2 + d) S − L
-        others[0][where] += signed
-        return
-    added = more.log_sum.exp()
-    total[where] += added
-    if problem.reduction is Reduction.MEAN:
-        for a, whole in enumerate(others):
-            whole[where] += added * more.shift[:, a]
-
-
 def _memory(device: torch.device) -> int:
     """Bytes for the functions of a block of points: of the card, never of what is free, so that sums do not change."""
     if device.type == "cpu":
         return 1 << 26
-    return min(MOST, int(torch.get_device_module(device).get_device_properties(device).total_memory) // SHARE)
+    return min(1 << 30, int(torch.get_device_module(device).get_device_properties(device).total_memory) // 32)

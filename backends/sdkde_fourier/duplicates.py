@@ -1,18 +1,70 @@
-"""Points that come several times, as in zero-inflated data, counts and rounded numbers: summed once."""
+"""Direct sums on a CPU; points that come several times, as in zero-inflated data and counts, are summed once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SHARE", "distinct", "many", "merged_weights"]
+from sdkde_core.nearby import Neighbours
+from sdkde_core.plugin import checkpoint, claim_memory, each, map_threads, new_lock
+from sdkde_core.protocol import Columns, Partial, Problem
 
 Array = NDArray[Any]
 
-#: Points that are looked at for equal ones, and the share of them that are to repeat others.
-SOME, SHARE = 1 << 12, 0.1
+#: Share of the points that are to repeat others.
+SHARE = 0.1
+
+
+class Distinct:
+    """All columns; where many are equal they are summed as one with the sum of their weights, and so are equal rows.
+
+    Parameters
+    ----------
+    columns : Columns
+    threads : int
+    """
+
+    def __init__(self, columns: Columns, threads: int) -> None:
+        self._columns, self._threads, self._lock = columns, threads, new_lock()
+        self._every = Neighbours(columns)
+        self._merged: Neighbours | None = None
+
+    def reduce(self, problem: Problem, rows: Array, own: Array | None) -> Partial:
+        """Answer for some rows; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
+        if own is not None:  # each row leaves out another column
+            return spread(self._every, problem, rows, own, self._threads)
+        with self._lock:
+            self._merged = self._merged or self._merge()
+        if not many(rows):
+            return spread(self._merged, problem, rows, None, self._threads)
+        first, group = distinct(rows)
+        return each(spread(self._merged, problem, rows[first], None, self._threads), lambda x: x[group])
+
+    def _merge(self) -> Neighbours:
+        if not many(self._columns.points):
+            return self._every
+        first, group = distinct(self._columns.points)
+        return Neighbours(Columns(self._columns.points[first], merged_weights(self._columns.log_weights, first, group)))
+
+
+def spread(
+    neighbours: Neighbours, problem: Problem, rows: Array, own: Array | None, threads: int, least: float = -np.inf
+) -> Partial:
+    """Reduce some rows on so many threads; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
+
+    def on_threads(task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
+        def one(part: Any) -> Partial:
+            checkpoint()
+            with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
+                return task(part)
+
+        with claim_memory("a sum over neighbours", each=8 << 20, tasks=min(threads, len(parts))) as together:
+            return map_threads(one, parts, together)
+
+    return neighbours.reduce(problem, rows, own, least, on_threads)
 
 
 def distinct(points: Array) -> tuple[Array, Array]:
@@ -28,7 +80,7 @@ def distinct(points: Array) -> tuple[Array, Array]:
 
 def many(points: Array) -> bool:
     """Whether so many points are equal, of some, that to find them all pays."""
-    some = points[:: -(-len(points) // SOME)]
+    some = points[:: -(-len(points) // (1 << 12))]
     return len(distinct(some)[0]) < (1.0 - SHARE) * len(some)
 
 

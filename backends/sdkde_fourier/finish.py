@@ -8,11 +8,9 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
+from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from .bounds import BUDGET
-
-__all__ = ["finish", "put"]
 
 
 def finish(problem: Problem, total: Any, others: list[Any], error: Any) -> tuple[Partial, Any]:
@@ -52,3 +50,43 @@ def put(whole: Partial, which: Any, part: Partial) -> Partial:
         if getattr(whole, f.name) is not None:
             getattr(whole, f.name)[which] = getattr(part, f.name)
     return whole
+
+
+def least(problem: Problem, error: float) -> float:
+    """Return the log of the least S whose row keeps the tolerance, see :func:`finish`: others are summed again."""
+    return math.log(error / (BUDGET * TOLERANCES[problem.precision][Reduction.LOG_SUM].absolute))
+
+
+def add(problem: Problem, more: Partial, where: Any, total: Any, others: list[Any]) -> None:
+    """Add sums over other columns for the rows ``where``, in place."""
+    xp = array_namespace(total)
+    added = xp.exp(more.log_sum)
+    if problem.reduction is Reduction.LAPLACE:
+        signed = more.sign * xp.exp(more.log_magnitude)
+        added = (added + signed) / (2.0 + problem.d)  # M = (2 + d) S − L
+        others[0][where] += signed
+    total[where] += added
+    if problem.reduction is Reduction.MEAN:
+        for a, whole in enumerate(others):
+            whole[where] += added * more.shift[:, a]
+
+
+def take_off(
+    problem: Problem, rows: Any, own: Any, columns: Columns, inside: Any, total: Any, others: list[Any]
+) -> None:
+    """Subtract each row's own term, of the columns ``inside``, in place; the error of what is left is the same."""
+    xp, points, n = array_namespace(rows), columns.points, columns.points.shape[0]
+    has = (own >= 0) & (own < n)
+    which = xp.where(has, own, xp.zeros_like(own))
+    if inside is not None:
+        has &= inside[which]
+    step = points[which, :] - rows
+    r2 = xp.sum(step * step, axis=1)
+    term = xp.exp(columns.log_weights[which] - 0.5 * r2)
+    term = xp.where(has, term, xp.zeros_like(term))
+    total -= term
+    if problem.reduction is Reduction.MEAN:
+        for a, whole in enumerate(others):
+            whole -= term * step[:, a]
+    if problem.reduction is Reduction.LAPLACE:
+        others[0] -= term * (1.0 + 0.5 * problem.d - 0.5 * r2)

@@ -15,8 +15,6 @@ from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import requested
 
-__all__ = ["ROWS", "blocks_to_modes", "blocks_to_points", "fields_of", "interpolation", "parts", "peak", "spreading"]
-
 REAL = INDEX = 8
 COMPLEX = 16
 

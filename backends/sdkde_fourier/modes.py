@@ -14,15 +14,7 @@ from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import around_a_cell, cutoff
 
-__all__ = ["SIDE", "Box", "choose_box", "density_bound", "fields"]
-
 Array = NDArray[Any]
-
-#: Rows and columns of those that pairs are counted from.
-PAIRS = (64, 512)
-
-#: Shares of the sample that are tried as left out at either end of the box, per dimension.
-TRIMS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 
 #: Side of the cells that the largest sum is bounded by, in bandwidths.
 SIDE = 2.0
@@ -99,7 +91,8 @@ def choose_box(
     best: tuple[Box, float, tuple[Any, ...]] = box, price(*whole), whole
     n, reach = problem.n, cutoff(epsilon)
     ordered = np.sort(sample, axis=0)
-    for trim in TRIMS:
+    # Shares of the sample that are left out at either end of the box, per dimension.
+    for trim in (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03):
         skip = math.ceil(trim * len(sample))
         if 4 * skip > len(sample):
             break
@@ -117,7 +110,7 @@ def _in_reach(box: Box, sample: Array, n: int, reach: float) -> tuple[float, flo
     near = sample[~box.holds(sample, np.full(len(box.low), reach))]
     if not len(outside):
         return 0.0, 0.0, 0.0
-    rows, columns = (x[:: -(-len(x) // k)] for x, k in zip((near, outside), PAIRS))
+    rows, columns = (x[:: -(-len(x) // k)] for x, k in zip((near, outside), (64, 512)))
     r2 = ((rows[:, None] - columns[None]) ** 2).sum(-1)
     many = n * len(outside) / len(sample)
     return len(near) / len(sample), float((r2 <= reach**2).mean()) * many, many

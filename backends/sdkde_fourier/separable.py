@@ -22,8 +22,6 @@ from sdkde_core.protocol import Problem, Reduction
 
 from .modes import Box
 
-__all__ = ["Basis", "fields", "to_modes", "to_points"]
-
 #: Points of one of the products that are computed side by side, and summed in order.
 DEPTH = 2048
 

@@ -19,12 +19,7 @@ from sdkde_core.plugin import Unforkable, claim_memory, map_threads
 from . import memory
 from .bounds import requested
 
-__all__ = ["to_modes", "to_points"]
-
 Array = NDArray[Any]
-
-#: Points that tell how far parts of all the points extend.
-SAMPLE = 1 << 12
 
 #: Transforms of millions of points take seconds, so that none runs in the calling thread: see :func:`map_threads`. Nor
 #: does a forked child's calling thread have what finufft's OpenMP left there.
@@ -64,7 +59,7 @@ def to_modes(
 
 def _extents(angles: Sequence[Array], parts: int) -> list[float]:
     """Shares of the period that points take, per dimension, the widest of so many equal parts in the first."""
-    first = np.sort(angles[0][:: max(1, len(angles[0]) // SAMPLE)])
+    first = np.sort(angles[0][:: max(1, len(angles[0]) // (1 << 12))])
     first[0], first[-1] = angles[0].min(), angles[0].max()
     ends = np.linspace(0, len(first) - 1, min(parts, len(first)) + 1).astype(int)
     return [float(x) / (2.0 * math.pi) for x in (np.diff(first[ends]).max(), *map(np.ptp, angles[1:]))]

@@ -15,13 +15,6 @@ from . import launch
 from .bounds import grid_step, symmetric
 from .compiled import check_driver, nvrtc_version
 
-#: What the code is compiled for; that of no other card runs it, later ones' neither.
-CAPABILITY = (9, 0)
-
-#: Rows of LOG_SUM at a time, which take some 200 bytes each, twice that in 64 dimensions, and as many as take so many
-#: bytes of partial sums.
-SLAB_ROWS, PARTIAL_BYTES = 1 << 21, 512 << 20
-
 
 @dataclass(frozen=True)
 class _State:
@@ -66,7 +59,7 @@ class HopperBackend:
         if index >= torch.cuda.device_count():
             return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        if capability != CAPABILITY:
+        if capability != (9, 0):
             of = ".".join(map(str, capability))
             return Support(False, f"{name} has compute capability {of}; the kernels are for 9.0 (H100, H200)")
         try:
@@ -93,7 +86,8 @@ class HopperBackend:
         with on_device(points), memory_errors():
             if problem.reduction is not Reduction.MEAN:
                 some = functools.partial(_log_sum, problem, points, state, own, m)
-                return in_slabs(some, m, min(SLAB_ROWS, max(1 << 14, PARTIAL_BYTES // launch.log_sum_bytes(n))))
+                # Rows take some 200 bytes each, twice that in 64 dimensions, and their partial sums.
+                return in_slabs(some, m, min(1 << 21, max(1 << 14, (512 << 20) // launch.log_sum_bytes(n))))
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):

@@ -6,22 +6,8 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-__all__ = [
-    "MOST_DIMENSIONS",
-    "RAISED_BITS",
-    "SCALE_BITS",
-    "WEIGHT_BITS",
-    "extent_limit",
-    "grid_step",
-    "supports",
-    "symmetric",
-]
-
 #: Dimensions that the kernels hold at once.
 MOST_DIMENSIONS = 64
-
-#: And those whose sums the symmetric kernel holds.
-SYMMETRIC_DIMENSIONS = 16
 
 #: MEAN scales φ by two to this: φ ≤ 1 then uses the whole range of half precision.
 SCALE_BITS = 14
@@ -34,11 +20,8 @@ WEIGHT_BITS = 10
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
-#: The coarsest grid of which two constants' pieces leave little enough, see :func:`extent_limit`.
-_COARSEST_STEP = 2.0**-8
-
-#: ‖v‖² ≤ 2 · 2²⁴ g² for that grid.
-MOST_EXTENT = math.sqrt(2.0 * 2.0**24) * _COARSEST_STEP / _SQRT_LOG2E
+#: ‖v‖² ≤ 2 · 2²⁴ g² for the coarsest grid of which two constants' pieces leave little enough, see :func:`extent_limit`.
+MOST_EXTENT = math.sqrt(2.0 * 2.0**24) * 2.0**-8 / _SQRT_LOG2E
 
 
 def grid_step(extent: float) -> float:
@@ -91,4 +74,4 @@ def supports(problem: Problem) -> Support:
 def symmetric(problem: Problem) -> bool:
     """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
     every = problem.same and problem.m == problem.n
-    return every and problem.d <= SYMMETRIC_DIMENSIONS and "weights" not in problem.requires
+    return every and problem.d <= 16 and "weights" not in problem.requires

@@ -28,8 +28,6 @@ try:
 except ModuleNotFoundError as error:  # PyTorch brings other packages whose name begins with ``cuda``
     raise ModuleNotFoundError(f"{error}: pip install 'sdkde-core[hopper]'") from error
 
-__all__ = ["ARCHITECTURE", "MODULES", "Kernel", "check_driver", "compile_module", "kernel", "nvrtc_version", "source"]
-
 ARCHITECTURE = "sm_90a"
 
 _logger = logging.getLogger("sdkde")
@@ -95,9 +93,6 @@ MODULES: Mapping[str, _Module] = {
     **{f"laplace_{width}{x}": _log_sum(width, True, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
     **{f"dense_{width}{x}": _dense(width, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
 }
-
-#: What a number of every type is given to a kernel as.
-_TYPES = {int: ctypes.c_int, float: ctypes.c_double}
 
 
 def nvrtc_version() -> str:
@@ -215,7 +210,7 @@ class Kernel:
         for x in arguments:
             pointer = x is None or isinstance(x, torch.Tensor)
             values.append((0 if x is None else x.data_ptr()) if pointer else x)  # type: ignore[union-attr]
-            types.append(ctypes.c_void_p if pointer else _TYPES[type(x)])
+            types.append(ctypes.c_void_p if pointer else {int: ctypes.c_int, float: ctypes.c_double}[type(x)])
         stream = current_stream(device)
         grid, block = (programs, 1, 1), (self._threads, 1, 1)
         given = (tuple(values), tuple(types))

@@ -13,20 +13,6 @@ from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import Kernel, kernel
 
-__all__ = [
-    "Packed",
-    "Symmetric",
-    "dense_mean",
-    "log_sum",
-    "pack",
-    "pack_symmetric",
-    "symmetric_block",
-    "symmetric_mean",
-]
-
-#: Points are filled up to a multiple of the rows of a program, be they 192 or 256.
-PADDING = 768
-
 
 @dataclass(frozen=True)
 class Symmetric:
@@ -101,7 +87,7 @@ def pack(
         The columns', where they differ.
     """
     n, d = points.shape
-    width, padded = plan.width(d), -(-n // PADDING) * PADDING
+    width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
     mean, weighted, columns = reduction is Reduction.MEAN, log_weights is not None, role == "columns"
     new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
     size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
@@ -185,7 +171,8 @@ def dense_mean(
     given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift, listed
     kernel("pack", "finish_dense", 256)(-(-n // 8), *given)
     if listed is not None:
-        exact = kernel("exact", "mean_exact", 128, plan.EXACT_SHARED)
+        # 128 columns in up to 64 dimensions, a number apart from where the next ones lie.
+        exact = kernel("exact", "mean_exact", 128, 128 * 65 * 8)
         over = points[start:stop], log_weights[start:stop], stop - start
         exact(4 * programs, points[rows[0] :], *over, d, listed, log_sum, shift)
     return Partial(log_sum, shift)

@@ -17,29 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "COLUMNS",
-    "EXACT_SHARED",
-    "LOG_SUM_ROWS",
-    "LONGEST",
-    "MEAN_SHARED",
-    "REGISTERS",
-    "ROWS",
-    "TILES",
-    "WIDTHS",
-    "Launch",
-    "Ring",
-    "Tables",
-    "dense_ring",
-    "launches",
-    "log_sum_ring",
-    "parts",
-    "rectangle",
-    "symmetric_width",
-    "warpgroups",
-    "width",
-]
-
 #: Tiles of 64 columns to a super.
 TILES = 16
 ROWS, COLUMNS = 256, 64 * TILES
@@ -56,9 +33,6 @@ LOG_SUM_ROWS = 256
 
 #: Tiles of columns that such a program sums in fp32, at most: beside a heap of duplicates every addition rounds alike.
 LONGEST = 1024
-
-#: Of ``mean_exact``: 128 columns in up to 64 dimensions, float64, a number apart from where the next ones lie.
-EXACT_SHARED = 128 * 65 * 8
 
 #: Units that add to a program's sums of columns in fp32, at most: beside a heap of duplicates all round alike.
 MOST_ADDED = 128

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["wgmma"]
-
 
 def wgmma(
     name: str, n: int, *, k: int = 16, kind: str = "f16", a: str = "registers", b: str = "shared", begins: bool = False

@@ -29,10 +29,10 @@ from .bounds import (
     steps_at_most,
     stores,
 )
-from .compiled import no_compiler
+from .compiled import INTERPRETED, LaunchFailed, no_compiler
 from .grid import Processor, slab_rows
 from .launch import Packed, Weights
-from .space import COLUMN_PADDING, LEAST_CAPABILITY
+from .space import COLUMN_PADDING, LEAF, LEAST_CAPABILITY
 from .worth import SLOWER
 
 
@@ -51,9 +51,9 @@ class _State:
     made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, **more: bool) -> Packed:
-        """The points as columns of the first product, and as rows; see :func:`launch.pack_columns`."""
+        """The points as columns of the first product, and as rows; see :func:`launch.pack`."""
         key = step, pieces, *more.items()
-        return self._made(key, lambda: launch.pack_columns(self.points, step, self.weights, pieces, **more))
+        return self._made(key, lambda: launch.pack(self.points, step, self.weights, pieces, columns=True, **more))
 
     def near(self) -> nearby.Near | None:
         """The points in order, to leave some of them out; None where that cannot be."""
@@ -63,7 +63,9 @@ class _State:
         """The points in order, as :meth:`packed`."""
         near, key = self.near(), ("ordered", step, pieces, scaled)
         assert near is not None
-        return self._made(key, lambda: nearby.pack_columns(near, step, pieces, scaled))
+        # With a leaf of padding at the end, that fills lists.
+        pack = functools.partial(launch.pack, columns=True, scaled=scaled, beyond=LEAF)
+        return self._made(key, lambda: pack(near.points, step, near.weights, pieces))
 
     def pays(self, problem: Problem, rows: torch.Tensor) -> bool:
         """Whether to leave points out, by a sample."""
@@ -103,7 +105,7 @@ class TritonBackend:
 
     def probe(self, device: str) -> Support:
         """Look for a GPU with half-precision Tensor Cores that take asynchronous copies, and for a C compiler."""
-        if launch.INTERPRETED:
+        if INTERPRETED:
             return Support(True, "Triton's interpreter")
         if not device.startswith("cuda"):
             return Support(False, "Triton compiles for GPUs; set TRITON_INTERPRET=1 to interpret its kernels on a CPU")
@@ -203,7 +205,7 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
         while True:
             try:
                 return compute(problem, way, here, state, own)
-            except launch.LaunchFailed:
+            except LaunchFailed:
                 continue  # with the next best configuration
 
     return in_slabs(slab, m, rows)
@@ -242,7 +244,7 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, ow
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.count and masked
-    rows = columns if whole else launch.pack_rows(points, step, weights, count, scaled=mean and not shifted)
+    rows = columns if whole else launch.pack(points, step, weights, count, scaled=mean and not shifted)
     if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, own)
     log_sums = None
@@ -251,5 +253,5 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, ow
         shift_form = corrections if packed_dimensions(problem.d) > MOST_FUSED else SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
-        rows = launch.pack_rows(points, step, weights, count, scaled=True, log_sums=log_sums)
+        rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)
     return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, own)

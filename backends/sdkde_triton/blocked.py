@@ -30,9 +30,6 @@ from .space import COLUMN_PADDING
 #: Columns of stored φ are a multiple of this.
 PADDED = tl.constexpr(COLUMN_PADDING)
 
-#: Points whose blocks "high" sums by themselves: fp32 rounds at every block, by a share of the sum so far.
-SEGMENT = tl.constexpr(256)
-
 
 @sized
 def blocked_kernel(
@@ -202,7 +199,8 @@ def _products(
             part = tl.dot(p_hi, b_lo, part)
             part = tl.dot(p_lo, b_hi, part)
             segment += part + alone(p_hi, b_hi)
-            if wide(start + BLOCK_K) % SEGMENT == 0:
+            # "high" sums the blocks of so many points by themselves: fp32 rounds by a share of the sum so far.
+            if wide(start + BLOCK_K) % 256 == 0:
                 mean += segment
                 segment = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         else:

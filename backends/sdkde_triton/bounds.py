@@ -10,39 +10,11 @@ from collections.abc import Hashable
 
 from sdkde_core.protocol import Problem, Reduction
 
-__all__ = [
-    "FULL",
-    "LONG",
-    "MOST_DIRECT",
-    "MOST_EXTENT",
-    "MOST_FUSED",
-    "PAIRED",
-    "SHORT",
-    "arithmetic",
-    "extent_limit",
-    "form",
-    "formula",
-    "grid_of",
-    "grid_step",
-    "in_blocks",
-    "merges",
-    "mirrors",
-    "moves",
-    "packed_dimensions",
-    "packed_limit",
-    "prefers_direct",
-    "shifts_rows",
-    "steps_at_most",
-    "stores",
-    "variant",
-]
-
 #: Forms of the exponents, see :mod:`sdkde_triton.kernels`.
 SHORT, PAIRED, LONG, FULL = range(4)
 
-#: Dimensions that the fused kernels hold at once; more come in blocks of :data:`BLOCK`.
+#: Dimensions that the fused kernels hold at once; more come in blocks of 64.
 MOST_FUSED = 128
-BLOCK = 64
 
 #: Extent (bandwidths) beyond which sums about the origin are shortest.
 FAR = 25.0
@@ -64,16 +36,6 @@ PACKED_LIMIT = {
     "high": {Reduction.LOG_SUM: 72.0, Reduction.LAPLACE: 72.0, Reduction.MEAN: 36.0, "shifted": 15.0},
 }
 
-#: Extents up to which direct differences of fp32 coordinates keep "fast". A coordinate is off by 2⁻²⁵ R, so an exponent
-#: by 2⁻²⁴ R r at distance r; the allowance 5e-4 + 5e-7 r² is least ahead of that at r ≈ 30. Beyond, and for "high", a
-#: coordinate is two fp32 numbers.
-SINGLE_LIMIT = {Reduction.LOG_SUM: 200.0, Reduction.LAPLACE: 100.0, Reduction.MEAN: 200.0}
-
-#: Extents up to which pairs of fp32 numbers do. An exponent e is off by some 3e-7 e: less than the tolerances' relative
-#: part, and log |L|, from which L follows only while that is below one, ends first. Of a coordinate 2⁻⁵⁰ R is lost, so
-#: beside a point that far out "high" ends here.
-DOUBLED_LIMIT = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0, Reduction.MEAN: 2e9}
-
 #: Extent up to which float64 does: √(log2 e) u is rounded, by 2⁻⁵³ R, and with it the shift of a row beside a point
 #: that far out.
 MOST_EXTENT = 1e10
@@ -81,11 +43,6 @@ MOST_EXTENT = 1e10
 
 #: Dimensions whose differences a thread of the direct kernel holds.
 MOST_DIRECT = 4
-
-#: Where products of float64 replace direct differences: from so many dimensions on, up to that extent. An exponent is
-#: off by some 2⁻⁵² √d R², and midway between clusters at ± R a shift by R/2 times as much: 2e-6 for 4096 dimensions.
-LEAST_PRODUCTS = 16
-PRODUCTS_LIMIT = 600.0
 
 
 def shifts_rows(problem: Problem) -> bool:
@@ -126,7 +83,9 @@ def formula(problem: Problem, extent: float, log_weight_span: float = 0.0, liste
     near = extent <= packed_limit(problem) and log_weight_span <= MOST_SPAN
     if near and (listed or not prefers_direct(problem)):
         return "packed"
-    return "products" if problem.d >= LEAST_PRODUCTS and extent <= PRODUCTS_LIMIT else "direct"
+    # Products of float64: an exponent is off by some 2⁻⁵² √d R², and midway between clusters at ± R a shift by R/2
+    # times as much: 2e-6 for 4096 dimensions.
+    return "products" if problem.d >= 16 and extent <= 600.0 else "direct"
 
 
 def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
@@ -135,9 +94,17 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
     A shift between two columns at distance D that matter equally to a row far from both is off by D/4 times an error of
     the exponent, and fp32 rounds an exponent of 300 by 2e-5: such rows need float64.
     """
-    if shifts_rows(problem) or log_weight_span > MOST_SPAN or extent > DOUBLED_LIMIT[problem.reduction]:
+    # Extents up to which direct differences of fp32 coordinates keep "fast". A coordinate is off by 2⁻²⁵ R, so an
+    # exponent by 2⁻²⁴ R r at distance r; the allowance 5e-4 + 5e-7 r² is least ahead of that at r ≈ 30. Beyond, and for
+    # "high", a coordinate is two fp32 numbers.
+    single_limit = {Reduction.LOG_SUM: 200.0, Reduction.LAPLACE: 100.0, Reduction.MEAN: 200.0}
+    # Extents up to which pairs of fp32 numbers do. An exponent e is off by some 3e-7 e: less than the tolerances'
+    # relative part, and log |L|, from which L follows only while that is below one, ends first. Of a coordinate 2⁻⁵⁰ R
+    # is lost, so beside a point that far out "high" ends here.
+    doubled_limit = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0, Reduction.MEAN: 2e9}
+    if shifts_rows(problem) or log_weight_span > MOST_SPAN or extent > doubled_limit[problem.reduction]:
         return "float64"
-    single = problem.precision == "fast" and extent <= SINGLE_LIMIT[problem.reduction]
+    single = problem.precision == "fast" and extent <= single_limit[problem.reduction]
     return "float32" if single else "doubled"
 
 
@@ -176,10 +143,10 @@ def merges(d: int) -> bool:
 def packed_dimensions(d: int) -> int:
     """Return D, the columns of a packed operand: the power of two that holds d, at least what a Tensor Core takes.
 
-    Beyond :data:`MOST_FUSED`, a multiple of :data:`BLOCK`.
+    Beyond :data:`MOST_FUSED`, a multiple of 64.
     """
     if d > MOST_FUSED:
-        return -(-d // BLOCK) * BLOCK
+        return -(-d // 64) * 64
     return max(16, 1 << (d - 1).bit_length())
 
 

@@ -8,7 +8,7 @@ reduction's factor f. That of a node is at most that of its leaves.
 
 Boxes are (2 d + 1, count) in fp32, lower and upper ends and log weights, those of rows (tiles, 2 d). They are rounded
 outwards; so a difference of two ends is off by 2⁻²⁴ of itself, and half a square by less than it is lowered by. A
-score is off by 1e-7 of what it is made of, which :data:`SAME` exceeds.
+score is off by 1e-7 of what it is made of, which 1e-5 exceeds.
 """
 
 from __future__ import annotations
@@ -18,23 +18,11 @@ import triton.language as tl
 
 from .kernels import sized
 
-__all__ = ["THRESHOLDS", "WIDE", "choose_kernel", "list_kernel", "near_kernel"]
-
 #: Leaves of a node.
 WIDE = tl.constexpr(128)
 
 #: Thresholds of which the least that will do is taken.
 THRESHOLDS = tl.constexpr(16)
-
-#: By how much less than half a square of a distance is taken: its rounding, with room.
-LOWERED = tl.constexpr(0.5 * (1.0 - 1e-6))
-
-#: What two computations of a score may differ by, relative to its terms, and what these come to beside a threshold.
-SAME = tl.constexpr(1e-5)
-TERMS = tl.constexpr(64.0)
-
-#: Steps by which it is searched how far the nearest leaves are.
-NEAR_STEP = tl.constexpr(0.25)
 
 
 @triton.jit
@@ -48,7 +36,7 @@ def _scores(rows, tile, boxes, at, count, reach, D: tl.constexpr, MEAN: tl.const
         above = tl.load(rows + a) - tl.load(boxes + (D + a) * count + at, mask=there, other=0.0)
         gap = tl.maximum(tl.maximum(below, above), 0.0)
         total += gap * gap
-    half = total * LOWERED
+    half = total * (0.5 * (1.0 - 1e-6))  # lowered by its rounding, with room
     score = half - tl.load(boxes + 2 * D * count + at, mask=there, other=0.0)
     if MEAN:
         score -= tl.log(tl.maximum(tl.sqrt(2.0 * half), 1.0) + reach)
@@ -106,15 +94,15 @@ def near_kernel(
         nearest = tl.where(least < best, start + tl.argmin(s, 0), nearest)
         best = tl.minimum(best, least)
     best = tl.min(_scores(rows, tile, leaves, _leaves(nearest), leaf_count, 0.0, D, False, False), 0)
-    limits = best + tl.arange(0, THRESHOLDS).to(tl.float32) * NEAR_STEP
-    last = best + (THRESHOLDS - 1) * NEAR_STEP
+    limits = best + tl.arange(0, THRESHOLDS).to(tl.float32) * 0.25
+    last = best + (THRESHOLDS - 1) * 0.25
     number, _ = _visit(rows, tile, nodes, node_count, last, last, 0.0, visited, D, False, False)
     counts = tl.zeros((WIDE, THRESHOLDS), tl.int32)
     for i in range(number):
         s = _scores(rows, tile, leaves, _leaves(tl.load(visited + i)), leaf_count, 0.0, D, False, False)
         counts += (s[:, None] <= limits[None, :]).to(tl.int32)
     few = tl.sum((tl.sum(counts, 0) <= MOST).to(tl.int32), 0)
-    limit = best + tl.maximum(few - 1, 0).to(tl.float32) * NEAR_STEP
+    limit = best + tl.maximum(few - 1, 0).to(tl.float32) * 0.25
     out += tile * MOST
     offset = tl.zeros((), tl.int32)
     for i in range(number):
@@ -154,7 +142,8 @@ def choose_kernel(
     least, reach = tl.load(lowest + tile), tl.load(reaches + tile)
     tried = least + tl.arange(0, THRESHOLDS).to(tl.float32) * step
     last = least + (THRESHOLDS - 1) * step
-    same = SAME * (tl.abs(last) + TERMS)
+    # What two computations of a score may differ by: its terms come to 64 beside a threshold, about.
+    same = 1e-5 * (tl.abs(last) + 64.0)
     number, far = _visit(rows, tile, nodes, node_count, last + same, least, reach, visited, D, MEAN, LAPLACE)
     found = tl.zeros((WIDE, THRESHOLDS), tl.int32)
     out = tl.zeros((WIDE, THRESHOLDS), tl.float32)

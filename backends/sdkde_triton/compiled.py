@@ -27,11 +27,6 @@ from .grid import INTERPRETER, Processor, most_parts, resident, slab_rows, split
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
-__all__ = ["INTERPRETED", "LaunchFailed", "configuration", "copy", "launch", "no_compiler", "reduce"]
-
-#: Compilation of the kernels that only copy.
-PLAIN = Config(1, 1, 4, 1)
-
 #: Whether kernels run in Triton's interpreter, on the CPU.
 INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
 
@@ -104,7 +99,7 @@ def launch(
 
 def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
     """Launch a kernel without launch parameters to choose."""
-    launch(kernel, (programs, 1), arguments, flags, PLAIN)
+    launch(kernel, (programs, 1), arguments, flags, Config(1, 1, 4, 1))
 
 
 def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:

@@ -13,16 +13,6 @@ from sdkde_core.plugin import card_name
 
 from .space import COLUMN_PADDING, Config
 
-__all__ = [
-    "INTERPRETER",
-    "Processor",
-    "block_points",
-    "most_parts",
-    "resident",
-    "slab_rows",
-    "splits",
-]
-
 #: Rows that are taken at a time at least: of so many parts that fewer are asked for, they fill a card.
 LEAST_ROWS = 128
 

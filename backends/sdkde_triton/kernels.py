@@ -40,9 +40,6 @@ import triton.language as tl
 
 from .bounds import MOST_COMPENSATED
 
-#: Constant of a padding column, in log2 units: its φ is 0 next to any row's.
-PADDING = tl.constexpr(-60000.0)
-
 SHORT = tl.constexpr(0)
 PAIRED = tl.constexpr(1)
 LONG = tl.constexpr(2)
@@ -65,34 +62,13 @@ FLOOR64 = tl.constexpr(-1.0e303)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 SQRT_LOG2E = tl.constexpr(1.2011224087864498)
-GOLDEN = tl.constexpr(0.6180339887498949)
 
 
-_SIZES = (
-    "n",
-    "m",
-    "d",
-    "own",
-    "padded",
-    "row_padded",
-    "column_padded",
-    "columns_per_split",
-    "splits",
-    "first",
-    "top",
-    "height",
-    "tile_rows",
-    "tile_columns",
-    "length",
-    "leaf_count",
-    "node_count",
-    "none",
-    "pieces",
-    "parts",
-    "level",
-    "steps",
-)
-sized = triton.jit(do_not_specialize=_SIZES)
+_SIZES = """
+n m d own padded row_padded column_padded columns_per_split splits first top height tile_rows tile_columns length
+leaf_count node_count none
+"""
+sized = triton.jit(do_not_specialize=_SIZES.split())
 
 
 @triton.jit
@@ -151,7 +127,7 @@ def pack_kernel(
     v *= f64(SQRT_LOG2E * units)
     g = tl.zeros((), tl.float64) + step
     if MOVED:
-        turns = k.to(tl.float64) * f64(GOLDEN)
+        turns = k.to(tl.float64) * f64(0.6180339887498949)
         v += tl.where(k < d, (turns - tl.floor(turns) - 0.5) * g * units, 0.0)[None, :]
     # Beyond 2048 g, half precision rounds to a coarser multiple of g: still exact, with a larger lo.
     v_hi = _nearest(v, g * units).to(tl.float32).to(tl.float16)
@@ -172,7 +148,7 @@ def pack_kernel(
         weighted = c
         if WEIGHTED:
             weighted += tl.load(log_weights + index, mask=inside, other=0.0) * f64(LOG2E)
-        c1, c2, c3 = _three_pieces(tl.where(inside, weighted, f64(PADDING)), g)
+        c1, c2, c3 = _three_pieces(tl.where(inside, weighted, f64(-60000.0)), g)
         f = tl.arange(0, 16)[None, :]
         whole = _nearest(c3.to(tl.float64), g * g).to(tl.float32).to(tl.float16)
         block = tl.where(f == 2, c1[:, None], tl.where(f == 3, c2[:, None], tl.where(f == 4, c3[:, None], zero)))

@@ -12,25 +12,10 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
 from .bounds import FAR, MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
-from .compiled import INTERPRETED, LaunchFailed, configuration, copy, launch, reduce
+from .compiled import configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor, block_points
 from .space import COLUMN_PADDING, block_k, tiles_per_sum
-
-__all__ = [
-    "INTERPRETED",
-    "LaunchFailed",
-    "Packed",
-    "Weights",
-    "direct",
-    "finish_log_sum",
-    "finish_mean",
-    "log_sum",
-    "mean",
-    "pack_columns",
-    "pack_rows",
-    "transpose",
-]
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
@@ -53,17 +38,19 @@ class Weights:
     vary: bool
 
 
-def pack_columns(
+def pack(
     points: torch.Tensor,
     step: float,
     weights: Weights,
     pieces: int,
     *,
+    columns: bool = False,
+    log_sums: torch.Tensor | None = None,
     scaled: bool = False,
     rounded: bool = False,
     beyond: int = 0,
 ) -> Packed:
-    """Pack float64 points (n, d) as columns of the first product, and as its rows.
+    """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
     Parameters
     ----------
@@ -71,44 +58,21 @@ def pack_columns(
     step : float
         See :func:`sdkde_triton.bounds.grid_step`.
     weights : Weights
+        The columns'.
     pieces : int
         Two, or three for FULL.
+    columns : bool
+    log_sums : (n,) tensor, optional
+        Rows are shifted by these.
     scaled : bool
         MEAN: the rows scale φ to half precision's range.
     rounded : bool
-        MEAN that stores φ, at "fast": the points follow in two pieces that are rounded as such.
+        MEAN that stores φ, at "fast": columns are followed by themselves in two pieces that are rounded as such.
     beyond : int
         Columns of padding at least.
     """
-    padded = -(-(points.shape[0] + beyond) // COLUMN_PADDING) * COLUMN_PADDING
-    return _pack(points, step, weights, pieces, None, padded, True, scaled, rounded)
-
-
-def pack_rows(
-    points: torch.Tensor,
-    step: float,
-    weights: Weights,
-    pieces: int,
-    *,
-    scaled: bool = False,
-    log_sums: torch.Tensor | None = None,
-) -> Packed:
-    """Pack float64 points (m, d) as rows, shifted by their log sums (m,) over columns with ``weights``, if given."""
-    return _pack(points, step, weights, pieces, log_sums, points.shape[0], False, scaled)
-
-
-def _pack(
-    points: torch.Tensor,
-    step: float,
-    weights: Weights,
-    pieces: int,
-    log_sums: Any,
-    padded: int,
-    columns: bool,
-    scaled: bool,
-    rounded: bool = False,
-) -> Packed:
     n, d = points.shape
+    padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
     width, span = packed_dimensions(d), _power_of_two(packed_dimensions(d))
     halves = padded * (pieces * width + (48 if columns else 32) + 2 * width * rounded)
     buffer = torch.empty(halves, dtype=torch.float16, device=points.device)

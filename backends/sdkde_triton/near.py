@@ -9,41 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from sdkde_core.nearby import order
 from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
-from . import choose, launch, sums
-from .bounds import SHORT, packed_dimensions, shifts_rows
+from . import choose, launch, listed
+from .bounds import SHORT, merges, packed_dimensions, shifts_rows, steps_at_most
 from .compiled import copy
+from .compiled import launch as run
 from .grid import MOST_PARTS, PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
-from .ordering import order
-from .space import HEIGHT, LEAF, LISTED
-from .sums import Lists
+from .space import HEIGHT, LEAF, LISTED, Config, default
 from .worth import LEFT_OUT
-
-__all__ = ["Near", "order_columns", "pack_columns", "reduce", "scaled"]
 
 #: Leaves next to a tile of rows over which a row's sum is bounded from below, and by how much, in nats, sums at "fast"
 #: may exceed the truth, in whatever form: more than :data:`sdkde_core.protocol.TOLERANCES` has.
 BESIDE, ABOVE = 128, 0.01
 
-#: Of what is left out, what bounds may be off by rounding.
-ROUNDED = 0.97
-
 #: Leaves in lists that exist at once, and nodes that tiles of rows visit.
 ENTRIES, VISITED = 1 << 26, 1 << 26
 
-#: What stands for infinity: nothing may be left out.
-HUGE = 1e30
-
-#: Columns that one program takes, in SIZEs, at least; and programs that there are to be for every multiprocessor.
-SHORTEST, PROGRAMS = 64, 64
+#: Columns that one program takes, in SIZEs, at least, and at most in MEAN, which sums what it rounds off; and programs
+#: that there are to be for every multiprocessor.
+SHORTEST, LONGEST, PROGRAMS = 64, 512, 64
 
 
 class Near(NamedTuple):
@@ -67,6 +60,17 @@ class Near(NamedTuple):
     leaves: torch.Tensor
     nodes: torch.Tensor
     log_weight: float
+
+
+class Lists(NamedTuple):
+    """What tiles of rows from the ``first`` on take, in parts of ``length``."""
+
+    leaves: torch.Tensor  # int32
+    ends: torch.Tensor  # int32
+    which: torch.Tensor  # int32, tiles, the longest list first
+    first: int
+    length: int
+    parts: int
 
 
 class _Rows(NamedTuple):
@@ -113,11 +117,6 @@ def _boxes(points: torch.Tensor, log_weights: torch.Tensor, size: int) -> torch.
     return torch.cat([low.T, high.T, logs.float()[None]]).contiguous()
 
 
-def pack_columns(near: Near, step: float, pieces: int, scaled: bool) -> Packed:
-    """Pack the columns in order, with a leaf of padding at the end that fills lists."""
-    return launch.pack_columns(near.points, step, near.weights, pieces, scaled=scaled, beyond=LEAF)
-
-
 def reduce(
     problem: Problem,
     points: torch.Tensor | None,
@@ -137,7 +136,7 @@ def reduce(
         None: all columns, in their order as they came.
     near : Near
     columns : Packed
-        By :func:`pack_columns`.
+        In order, with a leaf of padding.
     step : float
         See :func:`sdkde_triton.bounds.grid_step`.
     form : int
@@ -160,12 +159,17 @@ def reduce(
     else:
         return None
     own = 0 if "exclude_self" in problem.requires else None
-    packed = _pack_rows(problem, rows, near, columns, step)
+    packed = columns  # these themselves, where they are the rows
+    if rows is not near.points:
+        packed = launch.pack(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
     tiles = _count(problem, rows, packed, near, columns, form, own)
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
-    longest = sums.longest(problem, columns.pieces, rows.device)
+    longest = LONGEST
+    if problem.reduction is not Reduction.MEAN:
+        block_n = _config("log_sum", problem, columns.pieces, rows.device).block_n
+        longest = max(1, steps_at_most(problem, 0.0) * block_n // LISTED)
     ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1), longest)
     found, first = [], 0
     for last in ends:
@@ -176,13 +180,6 @@ def reduce(
     back = torch.empty_like(where)
     back[where] = torch.arange(rows.shape[0], device=where.device)
     return each(concatenate(found), lambda x: x[back])
-
-
-def _pack_rows(problem: Problem, rows: torch.Tensor, near: Near, columns: Packed, step: float) -> Packed:
-    """The rows as the columns are packed; these themselves where they are the rows."""
-    if rows is near.points:
-        return columns
-    return launch.pack_rows(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
 
 
 def scaled(problem: Problem) -> bool:
@@ -206,17 +203,18 @@ def _count(
     length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
     over = Lists(beside, which * length, which, 0, length, 1)
     short = SHORT if shifts_rows(problem) else form
-    found = sums.log_sum(problem, packed, m, near.weights, columns, over, short, own, False).log_sum
+    found = _log_sum(problem, packed, m, near.weights, columns, over, short, own, False).log_sum
     if scaled(problem) and columns.pieces == 2:
         found = found - SCALE_BITS.value * math.log(2.0)
     least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
     least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
     least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
 
-    allowed = LEFT_OUT * ROUNDED * TOLERANCES[problem.precision][problem.reduction].absolute
-    lowest = (-math.log(allowed) - least).float().clamp(max=HUGE)
+    # 0.97: what bounds may be off by rounding. 1e30 stands for infinity: nothing may be left out.
+    allowed = LEFT_OUT * 0.97 * TOLERANCES[problem.precision][problem.reduction].absolute
+    lowest = (-math.log(allowed) - least).float().clamp(max=1e30)
     whole = max(near.log_weight, 0.0)  # of all columns, of which these may be some
-    reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=HUGE)
+    reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=1e30)
     limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)
     apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
     for first, some, visited in _chunks(near, tiles):
@@ -290,10 +288,78 @@ def _sums(
     m = points.shape[0]
     if problem.reduction is not Reduction.MEAN:
         laplace = problem.reduction is Reduction.LAPLACE
-        return sums.log_sum(problem, rows, m, near.weights, columns, over, form, own, laplace)
+        return _log_sum(problem, rows, m, near.weights, columns, over, form, own, laplace)
     log_sums = None
     if shifts_rows(problem):  # as in sdkde_triton.backend
-        log_sums = sums.log_sum(problem, rows, m, near.weights, columns, over, SHORT, own, False).log_sum
-        rows = launch.pack_rows(points, step, near.weights, columns.pieces, scaled=True, log_sums=log_sums)
+        log_sums = _log_sum(problem, rows, m, near.weights, columns, over, SHORT, own, False).log_sum
+        rows = launch.pack(points, step, near.weights, columns.pieces, scaled=True, log_sums=log_sums)
         own, over, top = None if own is None else own + top, over._replace(first=0), 0
-    return sums.mean(problem, rows, top, m, near.weights, columns, over, form, own, log_sums)
+    return _mean(problem, rows, top, m, near.weights, columns, over, form, own, log_sums)
+
+
+def _log_sum(
+    problem: Problem,
+    rows: Packed,
+    m: int,
+    weights: Weights,
+    columns: Packed,
+    over: Lists,
+    form: int,
+    own: int | None,
+    laplace: bool,
+) -> Partial:
+    """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
+    width, kernel = packed_dimensions(problem.d), listed.log_sum_listed_kernel
+    flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, own is not None)
+    out = _launched("log_sum", kernel, problem, rows, m, columns, over, (weights.log,), flags, 2 + laplace, own)
+    return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
+
+
+def _mean(
+    problem: Problem,
+    rows: Packed,
+    top: int,
+    m: int,
+    weights: Weights,
+    columns: Packed,
+    over: Lists,
+    form: int,
+    own: int | None,
+    log_sums: torch.Tensor | None,
+) -> Partial:
+    """MEAN of m rows from ``top`` on; see :func:`sdkde_triton.launch.mean`."""
+    width = packed_dimensions(problem.d)
+    summed = problem.d < width
+    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, problem.precision == "high")
+    kernel, per_row = listed.mean_listed_kernel, width + (not summed)
+    out = _launched("mean", kernel, problem, rows, m, columns, over, (), flags, per_row, own)
+    here = Packed(rows.buffer[top * width :], m, rows.padded, rows.pieces)
+    return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, summed)
+
+
+def _launched(
+    name: str,
+    kernel: Any,
+    problem: Problem,
+    rows: Packed,
+    m: int,
+    columns: Packed,
+    over: Lists,
+    more: tuple[Any, ...],
+    flags: tuple[Any, ...],
+    per_row: int,
+    own: int | None,
+) -> torch.Tensor:
+    """Partial results of a kernel, (parts, m, per_row) in some order."""
+    config = _config(name, problem, rows.pieces, rows.buffer.device)
+    out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
+    sizes = (rows.padded, columns.padded, m, columns.count, problem.d, own or 0, over.first * HEIGHT, over.length)
+    before = (rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out, *sizes)
+    last = (LISTED, LEAF, config.block_m, config.block_n, config.num_stages)
+    run(kernel, (-(-m // HEIGHT), over.parts), before, (*flags, *last), config)
+    return out
+
+
+def _config(name: str, problem: Problem, pieces: int, device: torch.device) -> Config:
+    capability, width = Processor.of(device).capability, packed_dimensions(problem.d)
+    return default(name, width, capability, merges(problem.d), pieces)

@@ -49,9 +49,6 @@ _RESULTS = {
     Reduction.LAPLACE: "(Tensor log_plus, Tensor sign, Tensor log_magnitude)",
 }
 
-#: Beyond, squares of distances are not finite.
-_LARGEST = 1e149
-
 
 def log_sum(
     points: torch.Tensor,
@@ -152,8 +149,8 @@ def _reduce(
     if not n or not d:
         raise ValueError(f"points has shape {(n, d)}; pass at least one point with at least one dimension")
     extent = _extent(points, queries) if extent is None else extent
-    if not 0.0 <= extent <= _LARGEST:
-        raise ValueError(f"extent is {extent}; pass points and queries within {_LARGEST:g} bandwidths of the origin")
+    if not 0.0 <= extent <= 1e149:  # beyond, squares of distances are not finite
+        raise ValueError(f"extent is {extent}; pass points and queries within 1e149 bandwidths of the origin")
     requires = {name for name, has in (("weights", log_weights is not None), ("exclude_self", exclude_self)) if has}
     problem = Problem(
         reduction,

@@ -9,8 +9,6 @@ import torch
 
 from sdkde_core.protocol import Partial, Problem, Reduction
 
-__all__ = ["ROWS", "reduce"]
-
 #: Rows and columns of a tile: 128 MiB of exponents.
 ROWS, COLUMNS = 8192, 2048
 

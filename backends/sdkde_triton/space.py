@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .bounds import LONG
 
-__all__ = [
-    "HEIGHT",
-    "KERNELS",
-    "LEAF",
-    "LEAST_CAPABILITY",
-    "LISTED",
-    "SPACE",
-    "Config",
-    "block_k",
-    "candidates",
-    "default",
-    "fits",
-    "shared_bytes",
-    "shared_limit",
-    "tiles_per_sum",
-]
-
-#: The kernels with launch parameters.
-KERNELS = (
-    "log_sum",
-    "mean",
-    "blocked",
-    "stored",
-    "weighted_sum",
-    "direct",
-    "direct_mean",
-)
-
-#: Those of :mod:`sdkde_triton.blocked`.
+#: Kernels of :mod:`sdkde_triton.blocked`; the others are log_sum, mean, direct and direct_mean.
 BLOCKED = ("blocked", "stored", "weighted_sum")
 
 #: Values that are worth trying. Tiles are powers of two; a row tile has at least the 64 rows of a warp group's product.
@@ -162,14 +133,6 @@ def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int
     )
 
 
-def candidates(kernel: str, columns: int, capability: int, pieces: int = 2) -> Iterator[Config]:
-    """Yield every configuration of :data:`SPACE` that fits."""
-    for values in product(*SPACE.values()):
-        config = Config(**dict(zip(SPACE, values)))
-        if fits(kernel, config, columns, capability, pieces):
-            yield config
-
-
 #: Defaults for compute capability 9.0, by kernel and D (0: 16 with merged constants); measured on an H200.
 HOPPER: Mapping[str, Mapping[int, tuple[int, int, int, int]]] = {
     "mean": {
@@ -195,7 +158,6 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
     Parameters
     ----------
     kernel : str
-        One of :data:`KERNELS`.
     columns : int
         D, of a packed operand.
     capability : int

@@ -21,19 +21,6 @@ from . import bounds, space
 from .bounds import FULL, LONG, MOST_FUSED, PAIRED, SHORT
 from .space import LEAF, LEAST_CAPABILITY, LISTED
 
-__all__ = [
-    "CONFIG_VERSION",
-    "SPACE",
-    "Launch",
-    "TritonSpace",
-    "capability",
-    "compile_kernel",
-    "compiled_kernel",
-    "dimension",
-    "launches",
-    "usage",
-]
-
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
 CONFIG_VERSION = 1
 
@@ -48,7 +35,7 @@ class Launch:
     Parameters
     ----------
     kernel : str
-        One of :data:`sdkde_triton.space.KERNELS`, with ``_full`` where coordinates are in three pieces.
+        As :mod:`sdkde_triton.space` names it, with ``_full`` where coordinates are in three pieces.
     columns : int
         D, of a packed operand; d for direct differences.
     pieces, form : int
@@ -179,71 +166,38 @@ def _find(kernel: str, problem: Problem) -> Launch:
 
 # --- what it should cost --------------------------------------------------------------------------------------------
 
-#: Share of the Tensor Cores' rate that tiles of these sizes reach, and cycles that a step loses to barriers and to
-#: reductions across threads; fitted by eye to an H200, and only ever used to rank.
-MATRIX_SHARE = 0.6
-STEP_CYCLES = 300.0
-L2_BYTES = 48.0  # per clock and multiprocessor
-
 
 def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU) -> float:
-    """Seconds of a kernel on a card, from what its multiprocessors do in a step: a rough figure, for ranking.
+    """Seconds of a kernel on a card, from what its multiprocessors do in a step: a rough figure, only for ranking.
 
-    Products, exponentials with the other arithmetic, and loads from the cache overlap as far as several programs share
-    a multiprocessor; the columns are split as :func:`sdkde_triton.grid.splits` would.
+    Products, exponentials with the other arithmetic, and loads from the cache (48 bytes a cycle) overlap as far as
+    several programs share a multiprocessor. Tiles reach 0.6 of the Tensor Cores' rate, and a step loses 300 cycles to
+    barriers and to reductions across threads: fitted by eye to an H200.
     """
-    from .grid import splits  # PyTorch comes with it
-
-    pairs, threads = config.block_m * config.block_n, 32 * config.num_warps
-    direct = launch.base.startswith("direct")
-    exps, scalar = pairs / card.exps, _scalar(launch, problem) * pairs / (card.scalar / 2)
-    stored = launch.base in ("stored", "weighted_sum")
-    depth, tensor, loaded = launch.columns, 0.0, 0.0
-    if not direct:
-        steps = _matrix_columns(launch, problem)
-        rate = card.matrix["float16"] * MATRIX_SHARE * min(1.0, config.block_n / 64, threads / 128)
-        tensor = 2.0 * pairs * steps / rate
-        bytes_of = 2.0 * launch.pieces * depth
-        loaded = (
-            config.block_n * bytes_of + (config.block_m * bytes_of if launch.base in space.BLOCKED else 0.0)
-        ) / L2_BYTES
-    accumulators = pairs * (1.5 if direct or launch.base == "log_sum" else 2.0)
+    pairs, threads, last = config.block_m * config.block_n, 32 * config.num_warps, launch.base == "weighted_sum"
+    units = [pairs / card.exps + _scalar(launch, problem) * pairs / (card.scalar / 2)]
+    accumulators = pairs * (1.5 if launch.base in ("log_sum", "direct", "direct_mean") else 2.0)
+    if not launch.base.startswith("direct"):
+        rate = card.matrix["float16"] * 0.6 * min(1.0, config.block_n / 64, threads / 128)
+        units.append(2.0 * pairs * _matrix_columns(launch, problem) / rate)
+        points = config.block_n + config.block_m * (launch.base in space.BLOCKED)
+        units.append(points * 2.0 * launch.pieces * launch.columns / 48.0)
     if launch.base == "mean":
         accumulators += 2.0 * config.block_m * launch.columns
-    registers = min(255.0, 40.0 + accumulators / threads)
-    spilled = max(1.0, (40.0 + accumulators / threads) / 255.0) ** 2
-    shared = space.shared_bytes(launch.base, config, launch.columns, launch.pieces, capability(card.architecture))
-    resident = max(
-        1,
-        min(
-            65536 // int(registers * threads),
-            space.shared_limit(capability(card.architecture)) // shared,
-            2048 // threads,
-        ),
-    )
-    units = [tensor, exps + scalar, loaded]
+    registers = 40.0 + accumulators / threads
+    architecture = capability(card.architecture)
+    shared = space.shared_bytes(launch.base, config, launch.columns, launch.pieces, architecture)
+    most = min(65536 // int(min(255.0, registers) * threads), space.shared_limit(architecture) // shared)
+    resident = max(1, min(most, 2048 // threads))
     hidden = 1.0 - 1.0 / (resident * (1 if config.num_stages == 1 else 1.5))
-    step = max(units) + (1.0 - hidden) * (sum(units) - max(units)) + STEP_CYCLES / resident
-    slots = card.sms * resident
-    if stored:
-        # A launch for every chunk of columns and slab of rows.
-        rows, columns = min(problem.m, 4096), min(problem.n, 4096)
-        chunks = math.ceil(problem.m / rows) * math.ceil(problem.n / columns)
-        if launch.base == "stored":
-            tiles = math.ceil(rows / config.block_m) * math.ceil(columns / config.block_n)
-            cycles = math.ceil(tiles / slots) * resident * step * spilled
-        else:
-            tiles = math.ceil(rows / config.block_m) * math.ceil(launch.columns / config.block_n)
-            cycles = math.ceil(tiles / slots) * resident * step * spilled * columns / max(launch.columns, 1)
-        return chunks * (cycles / (card.clock_ghz * 1e9) + 4e-6)
-    most = bounds.steps_at_most(problem, problem.extent, not direct) * config.block_n
-    parts, length = splits(problem.m, problem.n, config.block_m, config.block_n, slots, 64, most)
-    programs, count = math.ceil(problem.m / config.block_m) * parts, math.ceil(length / config.block_n)
-    waves = programs / slots
-    rounds = 1.0 if waves <= 1 else float(math.ceil(waves)) if waves < 4 else waves + 0.5
-    busy = min(1.0, waves) if waves <= 1 else 1.0  # a multiprocessor with fewer programs runs them faster
-    cycles = rounds * (count + 2) * step * max(1.0, resident * busy) * spilled
-    return cycles / (card.clock_ghz * 1e9) + 4e-6
+    step = max(units) + (1.0 - hidden) * (sum(units) - max(units)) + 300.0 / resident
+    step *= max(1.0, registers / 255.0) ** 2  # what spills
+    across = problem.n / config.block_n
+    if last:  # a tile of rows and dimensions, over all columns
+        across = math.ceil(launch.columns / config.block_n) * problem.n / launch.columns
+    steps = math.ceil(problem.m / config.block_m) * across
+    # Few programs leave multiprocessors idle; a program ends about half a wave after the others.
+    return (max(steps / card.sms, across / 64) + 2.0 * resident) * step / (card.clock_ghz * 1e9)
 
 
 def _matrix_columns(launch: Launch, problem: Problem) -> float:

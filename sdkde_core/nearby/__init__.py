@@ -54,6 +54,7 @@ from __future__ import annotations
 from .forecast import rough_share, typical_share
 from .lists import LEFT_OUT, PARTS, Lists, lists
 from .order import order
+from .sums import Neighbours
 from .tiles import Index, Tiles, index
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "PARTS",
     "Index",
     "Lists",
+    "Neighbours",
     "Tiles",
     "index",
     "lists",

@@ -29,9 +29,6 @@ FEW, MOST = 8, 4.0
 #: Tiles of terms at the cut that rows may leave out.
 PARTS = 32.0
 
-#: Halvings of the factor by which a threshold may be too small.
-STEPS = 6
-
 #: Relative rounding of squares of distances, with room.
 SLACK = 1e-12
 
@@ -58,7 +55,9 @@ class Lists(NamedTuple):
     cuts: Any
 
 
-def lists(problem: Problem, columns: Index, rows: Any, height: int, together: int = 0) -> Lists:
+def lists(
+    problem: Problem, columns: Index, rows: Any, height: int, together: int = 0, least: float = -math.inf
+) -> Lists:
     """Return for every tile of rows the tiles of columns that can matter.
 
     Parameters
@@ -74,10 +73,13 @@ def lists(problem: Problem, columns: Index, rows: Any, height: int, together: in
         Rows of a group, a multiple of ``height``: what is far from all of them is left out at once. Default: all are
         one group. Some hundreds are best; with groups there may be as many rows as memory holds, some 200 bytes for
         every tile of rows and column tile near its group.
+    least : float, optional
+        What rows' log sums are at least, or are to be taken for, where other columns add to them.
     """
     xp = array_namespace(rows)
     blocks = by_tile(rows, height)
     floors = _floors(xp, problem, columns, blocks)  # (b,)
+    floors = xp.maximum(floors, xp.full_like(floors, least))
     tiles = blocks.shape[0]
     number = min(tiles, together // height) if together else tiles  # of tiles in a group
     low, high, least = (by_tile(x, number) for x in (xp.min(blocks, axis=1), xp.max(blocks, axis=1), floors))
@@ -213,7 +215,8 @@ def threshold(xp: Any, mass: Any, allowed: float) -> Any:
     """A number for each row such that all smaller ones together are at most ``allowed``, (…, 1); by bisection."""
     good = xp.full_like(mass[..., :1], allowed / mass.shape[-1])
     factor = mass.shape[-1] ** 0.5
-    for _ in range(STEPS):
+    # Halvings of the factor by which a threshold may be too small.
+    for _ in range(6):
         tried = good * factor
         sums = xp.sum(xp.where(mass < tried, mass, xp.zeros_like(mass)), axis=-1, keepdims=True)
         good = xp.where(sums <= allowed * (1.0 - 1e-9), tried, good)

@@ -8,9 +8,6 @@ from array_api_compat import array_namespace, device
 
 __all__ = ["by_tile", "order"]
 
-#: Levels of the tree that are split at once, along one dimension, where points are put in order by sorting them.
-AT_ONCE = 2
-
 #: Leaves, a power of two, from which on nodes are split in halves, and begin at a multiple of so many.
 PART = 128
 
@@ -35,39 +32,36 @@ def order(points: Any, size: int) -> Any:
     (n,) array of int
     """
     xp = array_namespace(points)
+    if points.shape[1] == 1:
+        return xp.argsort(points[:, 0], stable=False)
     if not hasattr(xp, "argpartition"):
         return _sorted(xp, points, size)
-    index = xp.arange(points.shape[0], device=device(points))
-    parts, rest = [], index
-    while rest.shape[0] > size:
-        full = rest.shape[0] // size
-        most = size << (full.bit_length() - 1)
-        if most < rest.shape[0]:
-            here = _split(xp, points, rest[None, :], most)[0, :]
-            first, rest = here[:most], here[most:]
-        else:
-            first, rest = rest, rest[:0]
-        parts.append(_leaves(xp, points, first, size))
-    return xp.concat([*parts, rest])
+    n, start = points.shape[0], 0
+    where, along = xp.arange(n), xp.asarray(points.T, order="C", copy=True)  # coordinates one after the other
+    while n - start > size:
+        most = size << (((n - start) // size).bit_length() - 1)
+        if most < n - start:
+            nodes, inside = _split(xp, where[None, start:], along[:, None, start:], most)
+            where[start:], along[:, start:] = nodes[0, :], inside[:, 0, :]
+        stop = start + most
+        nodes, inside = where[None, start:stop], along[:, None, start:stop]
+        while nodes.shape[1] > size:
+            half = nodes.shape[1] // 2
+            nodes, inside = _split(xp, nodes, inside, half)
+            nodes, inside = xp.reshape(nodes, (-1, half)), xp.reshape(inside, (inside.shape[0], -1, half))
+        where[start:stop] = xp.reshape(nodes, (-1,))
+        start = stop
+    return where
 
 
-def _leaves(xp: Any, points: Any, index: Any, size: int) -> Any:
-    """The order of a part whose leaves are a power of two in number."""
-    nodes = index[None, :]
-    while nodes.shape[1] > size:
-        half = nodes.shape[1] // 2
-        nodes = xp.reshape(_split(xp, points, nodes, half), (-1, half))
-    return xp.reshape(nodes, (-1,))
+def _split(xp: Any, nodes: Any, along: Any, at: int) -> tuple[Any, Any]:
+    """Return nodes, (k, length) indices, and their coordinates with the ``at`` least along the widest dimension first.
 
-
-def _split(xp: Any, points: Any, nodes: Any, at: int) -> Any:
-    """Return nodes, (k, length) indices, with the ``at`` least along each one's widest dimension first."""
-    k, length = nodes.shape
-    inside = xp.reshape(points[xp.reshape(nodes, (-1,)), :], (k, length, -1))
-    widest = xp.argmax(xp.max(inside, axis=1) - xp.min(inside, axis=1), axis=1)  # (k,)
-    along = xp.take_along_axis(inside, xp.broadcast_to(widest[:, None, None], (k, length, 1)), axis=2)[:, :, 0]
-    places = xp.argpartition(along, at, axis=1)
-    return xp.take_along_axis(nodes, places, axis=1)
+    Coordinates are (d, k, length).
+    """
+    widest = xp.argmax(xp.max(along, axis=2) - xp.min(along, axis=2), axis=0)  # (k,)
+    places = xp.argpartition(along[widest, xp.arange(nodes.shape[0]), :], at, axis=1)
+    return xp.take_along_axis(nodes, places, axis=1), xp.take_along_axis(along, places[None, :, :], axis=2)
 
 
 def _sorted(xp: Any, points: Any, size: int) -> Any:
@@ -88,7 +82,7 @@ def _sorted(xp: Any, points: Any, size: int) -> Any:
         longest = -(-parts // (1 << level)) * PART
         moved = _within(xp, along, starts, longest, node, size)
         where, along = where[moved], xp.take(along, moved, axis=1)
-        level += min(AT_ONCE, depth - level)
+        level += min(2, depth - level)  # levels that are split at once, along one dimension
     wide = PART
     while wide > 1:
         if wide < 2 * leaves:

@@ -80,32 +80,36 @@ def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:
         Points that stand together in the order, if fewer than that; ``size`` is a multiple.
     """
     where = order(points, leaf or size)
-    sorted_points, weights = points[where, :], log_weights[where]
-    fine, coarse = (_columns(sorted_points, weights, s) for s in (size, TOGETHER * size))
-    xp = array_namespace(points)
+    xp, weights = array_namespace(points), log_weights[where]
+    along = xp.stack([points[where, a] for a in range(points.shape[1])])
+    fine, coarse = (_columns(along, weights, s) for s in (size, TOGETHER * size))
     top = xp.max(fine.log_weight)
     return Index(where, size, fine, coarse, float(top + xp.log(xp.sum(xp.exp(fine.log_weight - top)))))
 
 
 def _columns(points: Any, log_weights: Any, size: int) -> Tiles:
-    xp, n = array_namespace(points), points.shape[0]
-    blocks, logs = by_tile(points, size), by_tile(log_weights, size)
-    there = xp.reshape(xp.arange(logs.shape[0] * size, device=device(points)), logs.shape) < n
-    logs = xp.where(there, logs, xp.full_like(logs, -math.inf))
-    low, high = xp.min(blocks, axis=1), xp.max(blocks, axis=1)  # (k, d)
+    """Tiles of the points (d, n), in order."""
+    xp, (d, n) = array_namespace(points), points.shape
+    blocks = [by_tile(points[a, :], size) for a in range(d)]  # (k, size) each
+    logs = by_tile(log_weights, size)
+    if n % size:
+        logs[-1, n % size :] = -math.inf
     top = xp.max(logs, axis=1)
-    shares = xp.exp(logs - top[:, None])  # (k, size), the largest is 1
+    shares = xp.exp(logs - top[:, None])  # the largest is 1
     total = xp.sum(shares, axis=1)
-    rest = xp.sum(shares, axis=1) - 1.0
-    inside = blocks - low[:, None, :]
-    mean = xp.sum(inside * shares[:, :, None], axis=1) / total[:, None]
-    apart = inside - mean[:, None, :]
-    square = xp.sum(xp.sum(apart * apart, axis=2) * shares, axis=1) / total
-    width, away = (xp.sqrt(xp.sum(x * x, axis=1)) for x in (high - low, xp.abs(low) + xp.abs(high)))
+    rest = total - 1.0
+    low, high, mean = (xp.empty((d, top.shape[0]), dtype=points.dtype, device=device(points)) for _ in range(3))
+    square, width, away = xp.zeros_like(top), xp.zeros_like(top), xp.zeros_like(top)
+    for a, x in enumerate(blocks):
+        low[a, :], high[a, :] = xp.min(x, axis=1), xp.max(x, axis=1)
+        inside = x - low[a, :, None]
+        mean[a, :] = xp.sum(inside * shares, axis=1) / total
+        inside -= mean[a, :, None]
+        square += xp.sum(inside * inside * shares, axis=1)
+        width += (high[a, :] - low[a, :]) ** 2
+        away += (xp.abs(low[a, :]) + xp.abs(high[a, :])) ** 2
     epsilon = 2.0**-52
     tiny = size * epsilon  # a sum of so many, less one, may be that by rounding alone
     without = xp.where(rest > tiny, xp.log(xp.where(rest > tiny, rest - tiny, xp.ones_like(rest))) + top, -math.inf)
-    return Tiles(
-        *(low.T, high.T, (low + mean).T, square),
-        *(size * epsilon * width + epsilon * away, xp.log(total) + top, without),
-    )
+    slip = size * epsilon * xp.sqrt(width) + epsilon * xp.sqrt(away)
+    return Tiles(low, high, low + mean, square / total, slip, xp.log(total) + top, without)

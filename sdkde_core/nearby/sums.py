@@ -1,0 +1,194 @@
+"""Direct sums in float64 over the tiles of columns that :func:`lists` names, for arrays of any library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace, device, is_numpy_array, to_device
+
+from ..engine.exact import reduce_exact
+from ..engine.merge import concatenate, each, safe_log
+from ..protocol import Columns, Partial, Problem, Reduction
+from .lists import lists
+from .order import by_tile, order
+from .tiles import Index, index
+
+__all__ = ["Neighbours"]
+
+#: Columns and rows of a tile, where rows are many and where they are few, isolated ones; and tiles of rows that are
+#: first looked at together.
+MANY, ISOLATED, GROUP = (32, 8), (128, 2), 32
+
+#: Rows up to which all columns are summed: to put these in order takes longer.
+FEW = 12
+
+#: Coordinates from which squares overflow.
+FARTHEST = 1e150
+
+
+class _Tiles(NamedTuple):
+    """Columns, a tile at a time; the last tile is empty, and fills lists up."""
+
+    points: list[Any]  # by dimension, (tiles + 1, size) each
+    log_weights: Any  # (tiles + 1, size), −inf where there is no column
+    names: Any  # (tiles + 1, size)
+
+
+class Neighbours:
+    """Columns, of which every row is summed over those that matter to it. They are put in order when rows come.
+
+    Parameters
+    ----------
+    columns : Columns
+    names : (n,) array of int, optional
+        What rows that leave out their own column call these. Default: 0 … n − 1.
+    """
+
+    def __init__(self, columns: Columns, names: Any = None) -> None:
+        points, self.columns = columns.points, columns
+        xp = array_namespace(points)
+        self.names = xp.arange(points.shape[0], device=device(points)) if names is None else names
+        self._finite = bool(xp.all(xp.abs(points) < FARTHEST))
+        self._made: dict[int, tuple[Index, _Tiles]] = {}  # by size
+
+    def buffers(self) -> list[Any]:
+        """Return the arrays that are kept."""
+        made = [
+            x for found, tiles in self._made.values() for x in (*tiles.points, *tiles[1:], *found.fine, *found.coarse)
+        ]
+        return [self.names, *made]
+
+    def reduce(
+        self,
+        problem: Problem,
+        rows: Any,
+        own: Any = None,
+        least: float = -math.inf,
+        spread: Callable[..., Any] = map,
+    ) -> Partial:
+        """Answer for some rows.
+
+        Parameters
+        ----------
+        problem : Problem
+        rows : (m, d) array
+            Those with a coordinate that is no number, or whose squares overflow, are summed over all columns.
+        own : (m,) array of int, optional
+            The column that a row leaves out; a number that is no column's leaves out none.
+        least : float, optional
+            The log of what a row's sum may be taken to be at least: what is left out is small beside that.
+        spread : callable, optional
+            ``spread(task, parts)`` returns the task's results for several parts, as ``map`` does.
+        """
+        xp = array_namespace(rows)
+        far = ~(xp.max(xp.abs(rows), axis=1) < FARTHEST)
+        if self._finite and bool(xp.any(far)):
+            near = xp.where(far[:, None], self.columns.points[:1, :], rows)
+            found = self.reduce(problem, near, own, least, spread)
+            plain = replace(problem, requires=problem.requires - {"exclude_self"})  # no column is as far out
+            exact = reduce_exact(plain, rows[far, :], self.columns)
+            for name in (f.name for f in fields(Partial) if getattr(exact, f.name) is not None):
+                getattr(found, name)[far] = getattr(exact, name)
+            return found
+        parts, places = [], []
+        for which, tiles, columns in self._parts(xp, problem, rows, least):
+            parts.append((rows[which, :], None if own is None else own[which], tiles, columns))
+            places.append(xp.reshape(which, (-1,)))
+
+        def task(part: tuple[Any, ...]) -> Partial:
+            return _sum(xp, problem, *part)
+
+        found, place = concatenate(list(spread(task, parts))), xp.concat(places)
+        # The last tile is filled up with its last row, whose results are the same each time.
+        back = xp.argsort(place, stable=True)
+        first = xp.concat([xp.ones_like(place[:1], dtype=xp.bool), place[back][1:] != place[back][:-1]])
+        return each(found, lambda x: x[back[first], ...])
+
+    def _in_order(self, size: int) -> tuple[Index, _Tiles]:
+        if size not in self._made:
+            found = index(self.columns.points, self.columns.log_weights, size)
+            self._made[size] = found, self._tiled(found.order, size)
+        return self._made[size]
+
+    def _tiled(self, where: Any, size: int) -> _Tiles:
+        xp, n = array_namespace(where), where.shape[0]
+        places = by_tile(where, size)
+        places = xp.concat([places, places[-1:, :]])
+        there = xp.reshape(xp.arange(places.shape[0] * size, device=device(where)), places.shape) < n
+        log_weights = self.columns.log_weights[places]
+        log_weights = xp.where(there, log_weights, xp.full_like(log_weights, -math.inf))
+        points = self.columns.points
+        return _Tiles([points[:, a][places] for a in range(points.shape[1])], log_weights, self.names[places])
+
+    def _parts(self, xp: Any, problem: Problem, rows: Any, least: float) -> Iterator[tuple[Any, Any, _Tiles]]:
+        """Which rows are summed together, (b, HEIGHT), and over which tiles of which columns, (b, k)."""
+        m, n, on = rows.shape[0], self.names.shape[0], device(rows)
+        if not self._finite or m < FEW:
+            columns = self._tiled(xp.arange(n, device=on), ISOLATED[0])
+            every = xp.arange(columns.names.shape[0] - 1, device=on)
+            for start in range(0, m, FEW):
+                yield xp.arange(start, min(m, start + FEW), device=on)[None, :], every[None, :], columns
+            return
+        size, height = MANY if 32 * m >= n else ISOLATED  # isolated rows have few neighbours in common
+        found, columns = self._in_order(size)
+        where, none = order(rows, 8), columns.names.shape[0] - 1
+        step = max(1, (1 << 22) // (none * GROUP)) * GROUP * height  # lists take 200 bytes a pair of tiles
+        for start in range(0, m, step):
+            here = where[start : start + step]
+            listed = lists(problem, found, rows[here, :], height, GROUP * height, least)
+            tiles = xp.concat([listed.tiles, xp.full_like(where[:1], none)])
+            by, begins, counts = by_tile(here, height), listed.ends[:-1], listed.ends[1:] - listed.ends[:-1]
+            longest = xp.argsort(-counts, stable=True)  # lists of like length are summed side by side
+            numbers, first = np.asarray(to_device(counts[longest], "cpu")), 0
+            while first < len(numbers):
+                most = max(1, _pairs(rows) // (height * size * max(1, min(int(numbers[first]), 8))))
+                many = int(np.sum(2 * numbers[first : first + most] >= numbers[first]))
+                which = longest[first : first + many]
+                k = xp.arange(int(numbers[first]), device=on)[None, :]
+                at = xp.where(k < counts[which][:, None], begins[which][:, None] + k, tiles.shape[0] - 1)
+                yield by[which, :], tiles[at], columns
+                first += many
+
+
+def _pairs(rows: Any) -> int:
+    """Pairs that are summed at a time: on a CPU they stay in its cache."""
+    return 1 << (15 if is_numpy_array(rows) else 22)
+
+
+def _sum(xp: Any, problem: Problem, rows: Any, own: Any, tiles: Any, columns: _Tiles) -> Partial:
+    """Sum rows (b, h, d) over lists of tiles (b, k), some tiles at a time, about a running maximum."""
+    (b, h, d), mean, laplace = rows.shape, *(problem.reduction is r for r in (Reduction.MEAN, Reduction.LAPLACE))
+    top = xp.full_like(rows[:, :, 0], -1e300)
+    sums = [xp.zeros_like(top) for _ in range(1 + (d if mean else 2 if laplace else 0))]
+    width = max(1, _pairs(rows) // (b * h * columns.names.shape[1]))
+    for start in range(0, tiles.shape[1], width):
+        some = tiles[:, start : start + width]
+        delta = [xp.reshape(x[some, :], (b, 1, -1)) - rows[:, :, a, None] for a, x in enumerate(columns.points)]
+        exponent = delta[0] * delta[0]
+        for x in delta[1:]:
+            exponent += x * x
+        exponent *= -0.5
+        term = exponent + xp.reshape(columns.log_weights[some, :], (b, 1, -1))
+        if own is not None:
+            mine = xp.reshape(columns.names[some, :], (b, 1, -1)) == own[:, :, None]
+            term = xp.where(mine, xp.full_like(term, -math.inf), term)
+        higher = xp.maximum(top, xp.max(term, axis=2))
+        term -= higher[:, :, None]
+        phi, fall = xp.exp(term), xp.exp(top - higher)
+        factors = delta if mean else [1.0 + 0.5 * d + exponent, 1.0 + 0.5 * d - exponent] if laplace else []
+        added = [xp.sum(phi, axis=2), *(xp.sum(phi * x, axis=2) for x in factors)]
+        sums, top = [x * fall + y for x, y in zip(sums, added)], higher
+    total, *others = (xp.reshape(x, (-1,)) for x in sums)
+    top = xp.reshape(top, (-1,))
+    if laplace:
+        log_magnitude = safe_log(xp.abs(others[0])) + top
+        return Partial(safe_log(others[1]) + top, sign=xp.sign(others[0]), log_magnitude=log_magnitude)
+    if not mean:
+        return Partial(safe_log(total) + top)
+    empty = total == 0.0  # a number that is none, in the data, is not
+    scale = 1.0 / xp.where(empty, xp.ones_like(total), total)
+    return Partial(safe_log(total) + top, shift=xp.stack([x * scale for x in others], axis=1))
