@@ -11,7 +11,7 @@ from torch import Tensor
 from sdkde_core.plugin import cpu_threads, empty, in_slabs, memory_errors
 from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
-from . import bounds, health, library
+from . import bounds, library
 from .formulas import Formula, evaluate
 
 #: What a row adds to the exponent of its own column to leave it out: far below every other exponent.
@@ -19,15 +19,6 @@ ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
 
 #: Terms of a call on a CPU for each thread, 0.1 to 0.3 s: KeOps holds Python's lock, so that an interrupt waits for it.
 CALL = 1 << 27
-
-#: Columns are shared out among a GPU's processors too, in blocks of at least LEAST_BLOCK, at most MOST_BLOCKS of them.
-LEAST_BLOCK, MOST_BLOCKS = 24, 65535
-
-#: Shares of a card's memory: what the results of blocks may take, and above what it is made sure that they find room.
-SHARE, LITTLE = 1 / 16, 1 / 256
-
-#: Devices that were found to work.
-_usable: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -54,22 +45,11 @@ class KeopsBackend:
 
     def probe(self, device: str) -> Support:
         """Say whether there are a compiler and the device, and whether KeOps works: in a process of its own, once."""
-        if lacking := library.no_compiler():
-            return Support(False, lacking)
-        try:
-            torch.zeros(1, device=device).add_(1.0).cpu()
-        except (RuntimeError, AssertionError, ValueError) as error:
-            return Support(False, f"PyTorch {torch.__version__} cannot use {device}: {str(error).splitlines()[0]}")
-        if torch.device(device).type not in ("cpu", "cuda"):
-            return Support(False, f"KeOps runs on CPUs and CUDA GPUs, not on {device}")
-        support = health.check(device)
-        if support.ok:
-            _usable.add(device)
-        return support
+        return library.works(device)
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Choose the dtype from the error bounds and convert to it; KeOps packs nothing."""
-        if problem.device not in _usable and not (support := self.probe(problem.device)).ok:
+        if not (support := self.probe(problem.device)).ok:
             raise BackendUnavailable(support.reason)
         kind = getattr(torch, bounds.dtype(problem))
         weighted = "weights" in problem.requires
@@ -92,7 +72,7 @@ class KeopsBackend:
 
         def block(start: int, stop: int) -> Partial:
             size = room * (stop - start)  # bytes that KeOps takes, of which PyTorch does not know
-            if size and size > LITTLE * _memory(device):
+            if size and size > _memory(device) // 256:
                 _make_room(device, size)
             try:
                 sums = _sums(formula, state.columns, rows[start:stop], own_offset + start, scheme)
@@ -109,13 +89,14 @@ class KeopsBackend:
         columns, (n, d) = state.columns[0], state.points.shape
         if columns.device.type == "cpu":
             return "CPU", max(1, CALL // (n * (d + 8))) * cpu_threads(), 0
+        # Columns can be shared out among a GPU's processors too, in at most 65,535 blocks, which pays for large ones.
         width = bounds.block(d, columns.element_size())
-        shares = width >= LEAST_BLOCK and n <= MOST_BLOCKS * width
+        shares = width >= 24 and n <= 65535 * width
         if self.scheme == "GPU_1D" or (self.scheme == "auto" and not shares):
             return "GPU_1D", 1 << 40, 0
         results = d + 2 if state.formula.reduction is Reduction.MEAN else 3
         room = -(-n // width) * results * columns.element_size()
-        return "GPU_2D", max(1, int(SHARE * _memory(columns.device)) // room), room
+        return "GPU_2D", max(1, _memory(columns.device) // 16 // room), room
 
 
 @functools.cache
@@ -161,8 +142,7 @@ def _partial(problem: Problem, formula: Formula, uniform: float, absent: float, 
 
 def _make_room(device: torch.device, size: int) -> None:
     """Have PyTorch give memory back where ``size`` bytes are not free; DeviceOutOfMemory where that does not help."""
-    if torch.cuda.mem_get_info(device)[0] > size:
-        return
-    torch.cuda.empty_cache()  # what PyTorch keeps for later
     if torch.cuda.mem_get_info(device)[0] <= size:
-        raise DeviceOutOfMemory(f"{device} has no {size >> 20} MiB free for what KeOps sums block by block")
+        torch.cuda.empty_cache()  # what PyTorch keeps for later
+        if torch.cuda.mem_get_info(device)[0] <= size:
+            raise DeviceOutOfMemory(f"{device} has no {size >> 20} MiB free for what KeOps sums block by block")
