@@ -18,7 +18,7 @@ import plain_torch
 from plain_torch import PlainTorch
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.compact import Compact
-from sdkde_numpy.formulas import Expanded
+from sdkde_numpy.formulas import Prepared
 from sdkde_numpy.info import INFO
 
 from sdkde_core.engine.merge import each
@@ -73,7 +73,8 @@ class SingleLogSums(NumpyBackend):
 
     def prepare(self, problem, columns):
         state = super().prepare(problem, columns)
-        return replace(state, formula=Expanded(columns.points, np.float32))
+        single = replace(problem, reduction=Reduction.LOG_SUM, precision="fast", extent=0.0)
+        return replace(state, formula=Prepared(single, columns.points, 0.0))
 
     def reduce(self, problem, queries, state, own_offset=0):
         return each(super().reduce(problem, queries, state, own_offset), lambda x: x.astype(np.float32).astype(float))

@@ -13,7 +13,7 @@ from sdkde_core.protocol import QUANTUM, Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS
 from .compact import Compact, Totals, reduce_compact
-from .formulas import Formula, choose
+from .formulas import Prepared
 from .info import ROWS, columns_of_a_task, default_threads
 from .kernels import Sums, reduce_block
 
@@ -26,7 +26,7 @@ TILE = ROWS * COLUMNS
 
 @dataclass(frozen=True)
 class _State:
-    formula: Formula | Compact
+    formula: Prepared | Compact
     log_weights: Array | None  # (n,) in the formula's dtype, or None: all are ``uniform``
     uniform: float
 
@@ -54,8 +54,8 @@ class NumpyBackend:
         uniform = 0.0 if weighted else float(log_weights[0])
         if problem.kernel not in ("gaussian", "exponential"):
             return _State(Compact(columns.points, log_weights if weighted else None), None, uniform)
-        formula = choose(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
-        packed = log_weights.astype(formula.dtype, copy=False) if weighted else None
+        formula = Prepared(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
+        packed = log_weights.astype(formula.tiles.dtype, copy=False) if weighted else None
         return _State(formula, packed, uniform)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:

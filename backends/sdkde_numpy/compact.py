@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint, product
+from sdkde_core.plugin import checkpoint, exponents, product
 from sdkde_core.protocol import Partial, Problem
 
-from .formulas import squares
+from .formulas import Tiles
 from .kernels import own_entries
 
 __all__ = ["Compact", "Totals", "reduce_compact"]
@@ -63,12 +63,12 @@ def reduce_compact(
 ) -> Totals:
     """Reduce a block of query rows over a range of columns; as :func:`.kernels.reduce_block`."""
     b, (start, stop) = len(queries), columns
-    sums, buffer = Totals(formula, b), np.empty(b * width)
+    sums, buffer, rows, tiles = Totals(formula, b), np.empty(b * width), exponents.Packed(queries), Tiles(np.float64)
     for left in range(start, stop, width):
         checkpoint()
         right = min(left + width, stop)
         values = buffer[: b * (right - left)].reshape(b, right - left)
-        squares(queries, formula.points[left:right], values)
+        exponents.squares(tiles, rows, exponents.Packed(formula.points[left:right]), values)
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
         _evaluate(problem.kernel, values)
         if own is not None:

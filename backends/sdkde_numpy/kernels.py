@@ -6,16 +6,15 @@ pass over it, most of them into buffers made once per block of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint, dots
+from sdkde_core.plugin import checkpoint, dots, exponents
 from sdkde_core.protocol import Partial, Problem, Reduction
 
-from .formulas import Formula
+from .formulas import Own, Prepared
 
 __all__ = ["Sums", "own_entries", "reduce_block"]
 
@@ -46,16 +45,8 @@ class Sums:
         self.exponent = np.zeros(rows) if laplace else None  # Σ w φ · (−½ r²)
         self.shift = np.zeros((rows, problem.d)) if mean else None  # Σ w φ (u_j − u_i)
 
-    def add(
-        self,
-        terms: Array,
-        base: Array,
-        phi: Array,
-        log_weights: Array | None,
-        own: tuple[Array, Array] | None,
-        displacement: Callable[[Array, Array], Array],
-    ) -> None:
-        """Add a tile.
+    def add(self, terms: Array, base: Array, phi: Array, log_weights: Array | None, own: Own) -> tuple[Array, Array]:
+        """Add a tile, but for its share of the shift; return φ and Σ φ, relative to what ``shift`` now is.
 
         Parameters
         ----------
@@ -67,8 +58,6 @@ class Sums:
         log_weights : (w,) array, optional
         own : pair of index arrays, optional
             Entries left out.
-        displacement : callable
-            φ, Σ φ → Σ φ (u_j − u_i).
         """
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
@@ -85,8 +74,7 @@ class Sums:
             self.exponent += dots(phi, terms) + (self.base + top) * total
             if log_weights is not None:
                 self.exponent -= dots(phi, log_weights)
-        if self.shift is not None:
-            self.shift += displacement(phi, total)
+        return phi, total
 
     def join(self, other: Sums) -> None:
         """Add the sums of the same rows over other columns."""
@@ -129,7 +117,7 @@ class Sums:
 
 def reduce_block(
     problem: Problem,
-    formula: Formula,
+    prepared: Prepared,
     queries: Array,
     own_offset: int,
     columns: tuple[int, int],
@@ -150,28 +138,26 @@ def reduce_block(
     width : int
         Columns of a tile.
     """
-    b, (start, stop) = len(queries), columns
-    rows = formula.rows(queries)
-    sums = Sums(problem, b, formula.dtype)
-    term_buffer = np.empty(b * width, formula.dtype)
-    phi_buffer = np.empty(b * width, formula.dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
+    b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
+    rows, sums = prepared.formula.rows(queries), Sums(problem, b, dtype)
+    base = exponents.norms(queries) if isinstance(prepared.formula, exponents.Expanded) else np.zeros(b)
+    term_buffer = np.empty(b * width, dtype)
+    phi_buffer = np.empty(b * width, dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
     for left in range(start, stop, width):
         checkpoint()
         right = min(left + width, stop)
-        size, shape = b * (right - left), (b, right - left)
+        some, size, shape = slice(left, right), b * (right - left), (b, right - left)
         terms, phi = (x[:size].reshape(shape) for x in (term_buffer, phi_buffer))
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
-        base = formula.exponents(rows, left, right, terms, own)
-        weights = None if log_weights is None else log_weights[left:right]
-
-        def displacement(phi: Array, total: Array, left: int = left, right: int = right) -> Array:
-            return formula.displacement(rows, phi, total, left, right)
-
-        sums.add(terms, base, phi, weights, own, displacement)
+        terms, own_base = prepared.tile(rows, some, terms, own)
+        weights = None if log_weights is None else log_weights[some]
+        phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights, own)
+        if sums.shift is not None:
+            sums.shift += prepared.displacement(queries, phi, total, some)
     return sums
 
 
-def own_entries(offset: int, rows: int, left: int, right: int) -> tuple[Array, Array] | None:
+def own_entries(offset: int, rows: int, left: int, right: int) -> Own:
     """Indices in the tile of the entries (i, i + offset)."""
     columns = np.arange(max(offset, left), min(offset + rows, right))
     return (columns - offset, columns - left) if columns.size else None

@@ -2,8 +2,8 @@
 
 ε is the unit roundoff, R the extent. Expanded squares are a small difference of numbers up to R²: with independent
 roundings along d terms their standard deviation is at most ε R² (√d/3 + 3/2), the last part for both norms, and four
-times that is the bound taken. Split squares (see :mod:`sdkde_torch.formulas`) lose less: ε of the products that have a
-factor below the grid, and ε of the exponents once the row's largest is subtracted.
+times that is the bound taken. Split squares lose less: ε of the products that have a factor below the
+grid, and ε of the exponents once the row's largest is subtracted.
 
 An error δ of the exponents moves a log sum by δ, LAPLACE's sums by 2 δ, and a shift by δ R at most: half the distance
 of a row midway between two clusters from either.
@@ -21,7 +21,6 @@ __all__ = [
     "expanded_limit",
     "extent_limit",
     "formula",
-    "grid",
     "has_double",
     "refines",
     "split_limit",
@@ -79,7 +78,7 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
 def split_limit(problem: Problem, dtype: str) -> float:
     """Return the extent up to which split squares keep the tolerance; MEAN with a second pass where :func:`refines`.
 
-    The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats (see :func:`grid`); weights may
+    The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats; weights may
     span :data:`SPAN`. What it leaves of a coordinate is uniform below g/2, so the products that are rounded, 2 d terms
     of both signs, sum to some 0.3 R g.
     """
@@ -123,16 +122,6 @@ def terms_at_once(problem: Problem, dtype: str) -> int:
 def refines(problem: Problem, extent: float) -> bool:
     """Whether a shift from float32 tiles needs a second pass, of differences from the mean that the first one gave."""
     return problem.reduction is Reduction.MEAN and extent > _shift_limit(problem, "float32")
-
-
-def grid(extent: float, dtype: str, span: float = 0.0) -> float:
-    """Return g, the grid of the leading parts of coordinates: a power of two.
-
-    Their products, and norms, are multiples of g²/2. Partial sums, in any order, are at most 2 R² and the span of the
-    log weights; below 2^bits g²/2 they are exact.
-    """
-    largest = 2.2 * max(extent, 2.0**-20) ** 2 + span  # a tenth for what the grid adds to R
-    return 2.0 ** math.ceil(0.5 * (math.log2(2.0 * largest) - BITS[dtype]))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -22,14 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import cpu_threads, without_grad
+from sdkde_core.plugin import cpu_threads, exponents, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
 from .devices import side_by_side
-from .formulas import NOTHING, Direct, Expanded, Formula, Packed, exponential
+from .formulas import NOTHING, Tensors, exponential, masked
 
 __all__ = ["reduce"]
+
+Formula = exponents.Formula
+Packed = exponents.Packed
 
 #: Columns of less weight have a pass of their own for the derivative by the weight: w φ underflows, so w φ / w is lost.
 LIGHT = 1e-200
@@ -208,9 +211,9 @@ class _Backward:
     def _formula(self) -> Formula:
         problem = replace(self.problem, precision="float64")
         span = float(-torch.where(self.log_weights > NOTHING[torch.float32], self.log_weights, 0.0).min())
-        device = self.points.device
+        library = Tensors(torch.float64, self.points.device)
         fits = self.problem.extent <= expanded_limit(problem, "float64", span)
-        return Expanded(torch.float64, device) if fits else Direct(device)
+        return exponents.Expanded(library) if fits else exponents.Direct(library)
 
     def _blocks(self, formula: Formula, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> Any:
         """The rows, so many that their tiles fit."""
@@ -235,17 +238,17 @@ class _Backward:
         d, chunks, nothing = self.problem.d, _slices(len(ones), CHUNK), NOTHING[torch.float64]
 
         def tile(some: slice) -> tuple[Tensor, Tensor]:
-            exponents = formula.exponents(block.packed, columns.at(some))
+            exponents = formula.first(block.packed, columns.at(some))
             return exponents, exponents + log_weights[some] if self._laplace else exponents.clone()
 
         def largest(some: slice) -> Tensor:
-            return _without_own(tile(some)[1], self._own(block, some), nothing).amax(1, keepdim=True)
+            return masked(tile(some)[1], self._own(block, some), nothing).amax(1, keepdim=True)
 
         top = torch.stack(side_by_side(self.points.device, largest, chunks)).amax(0)
 
         def sums(some: slice) -> Tensor:
             exponents, terms = tile(some)
-            phi = _without_own(exponential(terms.sub_(top), in_place=True), self._own(block, some))
+            phi = masked(exponential(terms.sub_(top), in_place=True), self._own(block, some))
             if not self._laplace:
                 return phi @ ones[some]  # Σ w φ [x, 1]
             return exponents.add_(1.0 + 0.5 * d).mul_(phi).sum(1, keepdim=True)  # L
@@ -298,15 +301,15 @@ class _Backward:
         some: slice | Tensor,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """q, p (of LAPLACE k), and of LAPLACE what the weight's derivative sums, (b, w); in fewer buffers."""
-        tile = formula.exponents(block.packed, columns)
+        tile = formula.first(block.packed, columns)
         if not self._laplace:
-            p = _without_own(exponential(tile.sub_(block.scale), in_place=True), self._own(block, some))
+            p = masked(exponential(tile.sub_(block.scale), in_place=True), self._own(block, some))
             if block.by_shift is None or block.middle is None:
                 return p.mul_(block.g), p, None
             a = torch.addmm(block.g - block.middle, block.by_shift, ones[:, : self.problem.d].T)
             return a.mul_(p), p, None
         k = tile - block.scale if log_weights is None else (tile + log_weights).sub_(block.scale)
-        k = _without_own(exponential(k, in_place=True), self._own(block, some)).mul_(block.g)
+        k = masked(exponential(k, in_place=True), self._own(block, some)).mul_(block.g)
         by_weight = tile.add_(1.0 + 0.5 * self.problem.d).mul_(k)
         return by_weight + k, k, by_weight
 
@@ -317,10 +320,9 @@ class _Backward:
         sums = torch.empty_like(light, dtype=torch.float64)
         for some in _slices(len(light), CHUNK):
             part = light[some]
-            tile = formula.exponents(block.packed, columns.at(some))
-            ratio = _without_own(
-                exponential((tile - block.scale).clamp_(max=709.0), in_place=True), self._own(block, part)
-            )
+            tile = formula.first(block.packed, columns.at(some))
+            ratio = exponential((tile - block.scale).clamp_(max=709.0), in_place=True)
+            ratio = masked(ratio, self._own(block, part))
             if self._laplace:
                 ratio.mul_(tile.add_(1.0 + 0.5 * self.problem.d))
             if block.by_shift is None or block.middle is None:
@@ -339,10 +341,6 @@ class _Backward:
             columns = torch.arange(columns.start, columns.stop, device=device)
         own = torch.arange(len(block.g), device=device) + (block.start + self.own_offset)
         return columns == own[:, None]
-
-
-def _without_own(tile: Tensor, own: Tensor | None, instead: float = 0.0) -> Tensor:
-    return tile if own is None else tile.masked_fill_(own, instead)
 
 
 def _with_one(points: Tensor) -> Tensor:
