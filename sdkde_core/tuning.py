@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from typing import Protocol as TypingProtocol
 
 from .choice.calibration import load_lookup, tuning_is_off
@@ -16,12 +16,13 @@ from .choice.cards import GPU
 from .messages import warn_once
 from .protocol import BackendInfo, Problem
 
-__all__ = ["GROUP", "Compiled", "Config", "Query", "Space", "Tuned", "reject", "space_of", "tuned", "using"]
+__all__ = ["GROUP", "Compiled", "Config", "Query", "Space", "Tuned", "checked", "reject", "space_of", "tuned", "using"]
 
 GROUP = "sdkde.tuning"
 
 #: A launch configuration: values by parameter.
 Config = Mapping[str, Any]
+C = TypeVar("C", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,23 @@ def reject(query: Query, found: Tuned, error: BaseException) -> None:
             f"{query.kernel} cannot run as tuned ({config}, rung {found.rung}): {why}; "
             "`sdkde-autotune verify` measures stored configurations again"
         )
+
+
+def checked(kind: type[C], values: Mapping[str, Any], space: Mapping[str, tuple[int, ...]]) -> C:
+    """Return the configuration, a NamedTuple of integers, that a mapping (from a table, or from the user) describes.
+
+    Raises
+    ------
+    ValueError
+        An unknown name, or a value that is not in ``space``.
+    """
+    names = list(kind._fields)  # type: ignore[attr-defined]
+    if sorted(values) != sorted(names):
+        raise ValueError(f"a configuration has {', '.join(names)}, not {', '.join(map(str, values))}")
+    for name, value in values.items():
+        if type(value) is not int or value not in space[name]:
+            raise ValueError(f"{name} is {value!r}; pass one of {space[name]}")
+    return kind(**values)
 
 
 @contextmanager

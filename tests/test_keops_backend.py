@@ -46,12 +46,6 @@ def _python(code, **environment):
     )
 
 
-def test_finding_it_does_not_import_keops():
-    done = _python("import sys, sdkde_keops.info; sdkde_core.explain(x); print(*sys.modules)")
-    assert done.returncode == 0, done.stderr
-    assert not {"pykeops", "keopscore", "torch"} & set(done.stdout.split())
-
-
 # --- silence --------------------------------------------------------------------------------------------------------
 
 
@@ -327,26 +321,6 @@ def test_what_is_made_of_its_sums(monkeypatch, kind, same, exclude_self):
 
 
 @compiles
-@pytest.mark.slow  # three formulas to compile
-def test_far_from_every_point_and_without_any():
-    """The exponent itself is what counts; a single point without its own column has an empty sum."""
-    x = np.zeros((1, 3))
-    far = sdkde_core.estimate(
-        x, np.array([[1e6, 0, 0]]), bandwidth=1.0, method="kde", log=True, backend="keops", device="cpu"
-    )
-    assert abs(far[0] / (-0.5e12 - 1.5 * np.log(2 * np.pi)) - 1) < 1e-14
-    columns = implementation.Columns(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
-    requires = frozenset({"exclude_self"})
-    for reduction in Reduction:
-        problem = Problem(reduction, 1, 1, 3, precision="float64", same=True, requires=requires)
-        backend = KeopsBackend()
-        got = backend.reduce(problem, None, backend.prepare(problem, columns))
-        assert got.log_sum.tolist() == [-np.inf]
-        assert got.shift is None or got.shift.tolist() == [[0.0, 0.0, 0.0]]
-        assert got.sign is None or got.sign.tolist() == [0.0]
-
-
-@compiles
 @pytest.mark.parametrize(
     ("method", "d"),
     [("kde", 1), *(pytest.param(method, 3, marks=pytest.mark.slow) for method in ("kde", "laplace", "gradient"))],
@@ -391,37 +365,6 @@ def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
     assert torch.get_num_threads() == before
 
 
-@compiles
-def test_blocks_of_rows_change_nothing(monkeypatch):
-    x, y = np.random.default_rng(0).normal(size=(2, 200, 1))
-    want = sdkde_core.estimate(x, y, **OPTIONS)
-    real, rows = formulas._call, []
-
-    def call(formula, arguments, scheme):
-        rows.append(len(arguments[0]))
-        return real(formula, arguments, scheme)
-
-    monkeypatch.setattr(formulas, "_call", call)
-    monkeypatch.setattr(implementation, "CALL", 200 * 11 * 7)
-    assert np.array_equal(sdkde_core.estimate(x, y, **OPTIONS), want)
-    assert len(rows) > 1 and sum(rows) == 200
-
-
 def test_options():
     with pytest.raises(ValueError, match="pass 'auto', 'GPU_1D' or 'GPU_2D'"):
         KeopsBackend(scheme="GPU")
-
-
-def test_a_gpu_shares_columns_out_while_there_is_room(monkeypatch):
-    monkeypatch.setattr(implementation, "_memory", lambda device: 16 << 30)
-    points = torch.empty((40000, 16), dtype=torch.float64, device="meta")
-    formula = formulas.Formula(Reduction.MEAN, 16)
-    state = implementation._State(formula, points, [points], 0.0)
-    scheme, height, room = KeopsBackend()._plan(state)
-    assert scheme == "GPU_2D"
-    assert room == 209 * 18 * 8  # blocks of 192, the largest exponent, a sum and sixteen more
-    assert height == (1 << 30) // room
-    wide = torch.empty((40000, 784), dtype=torch.float64, device="meta")
-    state = implementation._State(formulas.Formula(Reduction.LOG_SUM, 784), wide, [wide], 0.0)
-    assert KeopsBackend()._plan(state)[0] == "GPU_1D"
-    assert KeopsBackend(scheme="GPU_1D")._plan(replace(state, points=points, columns=[points]))[0] == "GPU_1D"

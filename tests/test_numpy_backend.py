@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pairwise import cases
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.bounds import (
-    FEW_ROWS,
     PART,
     double_limit,
     exponent_error,
@@ -25,9 +23,7 @@ import sdkde_core
 from sdkde_core.engine import products
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import PRECISIONS, Reduction
-from sdkde_core.testing.problems import CASES, Case, answer, errors, make, truth, worst_error
-
-QUICK, FULL = (1, 3, 17), (2, 5, 7, 16, 33, 64, 128, 384, 784)
+from sdkde_core.testing.problems import Case, answer, errors, make, truth, worst_error
 
 
 def _check(kind, d, extent, same, exclude_self, n=211, m=67):
@@ -37,25 +33,6 @@ def _check(kind, d, extent, same, exclude_self, n=211, m=67):
             INFO, NumpyBackend(), case, precision, same=same, exclude_self=exclude_self
         ).items():
             assert error <= 0.5, f"{reduction} at {precision}: {error:.2g} of the tolerance"
-
-
-@pytest.mark.parametrize(("kind", "d", "extent", "own"), cases(CASES, QUICK, (10.0, 100.0, 1e4), (False, True)))
-def test_every_row_is_within_tolerance(kind, d, extent, own):
-    _check(kind, d, extent, own, own)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extent", [10.0, 30.0, 100.0, 1e3, 1e4])
-@pytest.mark.parametrize("d", FULL)
-@pytest.mark.parametrize("kind", CASES)
-def test_every_row_is_within_tolerance_full(kind, d, extent):
-    for same, exclude_self in ((False, False), (True, False), (True, True)):
-        _check(kind, d, extent, same, exclude_self, *((211, 67) if d < 200 else (103, 41)))
-
-
-def test_784_dimensions():
-    for kind in ("mixture", "tails", "weights"):
-        _check(kind, 784, 30.0, False, False, 103, 41)
 
 
 @pytest.mark.parametrize("extent", [1e5, 1e6, 1e9])
@@ -129,7 +106,7 @@ def test_formulas_follow_the_extent():
             for extent in (1.0, 2 * double_limit(problem), 2 * split_limit(problem))
         ]
         assert found == [("Expanded", "float64"), ("Split", "float64"), ("Direct", "float64")]
-        few = replace(problem, extent=2 * double_limit(problem), m=FEW_ROWS)
+        few = replace(problem, extent=2 * double_limit(problem), m=4)
         assert _formula(few, case.points)[0] == "Direct"
         assert "direct" in INFO.supports(few).reason
     fast = case.problem(Reduction.LOG_SUM, "fast")

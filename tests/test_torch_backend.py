@@ -20,7 +20,7 @@ from sdkde_torch.info import INFO
 import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.plugin import each, exponents, reduce_pass
-from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, DeviceOutOfMemory, Problem, Reduction
+from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors, far, make, truth
 
@@ -212,25 +212,6 @@ def test_a_device_that_is_not_here():
         assert len(TorchBackend().probe(device).reason) < 200  # not all that PyTorch says of mps
 
 
-def test_what_torch_compile_raises_says_what_it_needs(monkeypatch):
-    """As where there is no compiler; what else a compiled tile raises stays what it is."""
-    from torch._dynamo.exc import TorchDynamoException
-
-    said = "No working C++ compiler found\n\nSet TORCHDYNAMO_VERBOSE=1"
-    left = [TorchDynamoException(said), RuntimeError("other")]
-
-    def fails(*args, **kwargs):
-        raise left.pop(0)
-
-    monkeypatch.setattr(torch, "compile", lambda tile: fails)
-    tile = implementation._compiled.__wrapped__()
-    with pytest.raises(BackendUnavailable, match=r"compiler found. It needs a C\+\+ compiler: install g") as caught:
-        tile()
-    assert "VERBOSE" not in str(caught.value)
-    with pytest.raises(RuntimeError, match=r"^other$"):
-        tile()
-
-
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_device_without_float64(pretend, method, dtype, monkeypatch):
@@ -262,22 +243,6 @@ def test_weights_that_float32_has_no_room_for(pretend):
         problem = case.problem(reduction, "high", device="mps")
         got = _answer(TorchBackend(), problem, case)
         assert errors(problem, got, truth(case)).max() <= 1.0
-
-
-def test_out_of_memory_is_said_as_the_core_understands_it(monkeypatch):
-    case = make("mixture", 400, 200, 3)
-    problem = case.problem(Reduction.LOG_SUM, "high")
-    backend = TorchBackend()
-    state = backend.prepare(problem, _columns(case))
-    for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("MPS backend out of memory (…)")):
-        with monkeypatch.context() as patch:
-            patch.setattr(implementation.Prepared, "sums", lambda *a, error=error: (_ for _ in ()).throw(error))
-            with pytest.raises(DeviceOutOfMemory):
-                backend.reduce(problem, torch.from_numpy(case.queries), state)
-    with monkeypatch.context() as patch:
-        patch.setattr(implementation.Prepared, "sums", lambda *a: (_ for _ in ()).throw(RuntimeError("else")))
-        with pytest.raises(RuntimeError, match="else"):
-            backend.reduce(problem, torch.from_numpy(case.queries), state)
 
 
 # --- threads --------------------------------------------------------------------------------------------------------

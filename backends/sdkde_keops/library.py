@@ -29,9 +29,6 @@ __all__ = ["building", "compiler", "exclusive", "import_keops", "works"]
 #: KeOps keeps the arguments of a call in an object that all calls of a formula share.
 _calls, _trials = new_lock(threading.RLock), new_lock()
 
-#: Of compiling once or twice, on a machine that may be busy.
-TRIAL_SECONDS = 240.0
-
 # In a forked child PyTorch's OpenMP would wait for threads that are not there.
 in_child(lambda: torch.set_num_threads(1))
 
@@ -49,7 +46,6 @@ def _keops_folder() -> Path:
 
 
 def _ours(kind: str, about: str) -> Path:
-    """The path of a file that is known by what it is about."""
     return cache_folder() / "keops" / f"{kind}-{hashlib.sha256(about.encode()).hexdigest()[:20]}"
 
 
@@ -178,7 +174,7 @@ def _tried(device: str, compiler: str) -> Support:
     about = [importlib.metadata.version(name) for name in ("pykeops", "keopscore", "torch", "sdkde-core")]
     about += [sys.executable, platform.platform(), os.path.realpath(compiler), str(os.stat(compiler).st_mtime_ns)]
     about += [str(folder), device if kind == "cpu" else torch.cuda.get_device_name(device)]
-    about += [os.environ.get(name, "") for name in ("CXXFLAGS", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")]
+    about += [os.environ.get(name, "") for name in ("CXXFLAGS", "CUDA_PATH", "LD_LIBRARY_PATH")]
     good, kept = Support(True, f"KeOps compiles and runs on {device} with {compiler}"), _ours("works", repr(about))
     if kept.exists():
         return good
@@ -186,7 +182,7 @@ def _tried(device: str, compiler: str) -> Support:
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "env": loud}
     try:
         code = f"from sdkde_keops import formulas; formulas.trial({device!r})"
-        run_python(code, timeout=TRIAL_SECONDS, check=True, **how)
+        run_python(code, timeout=240.0, check=True, **how)  # on a machine that may be busy
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         said = error.output if isinstance(error.output, str) else ""
         last = [line.strip() for line in said.splitlines() if line.strip()][-4:]

@@ -19,10 +19,6 @@ from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]
 
-#: Elements of a tile (2 MiB of float64). The rows of a full one are no power of two apart: then they would share their
-#: places in the cache, at twice the time a product.
-TILE = ROWS * COLUMNS
-
 
 @dataclass(frozen=True)
 class _State:
@@ -86,7 +82,9 @@ class NumpyBackend:
             return empty(problem, rows)
         # Chunks of columns are joined in order. Nothing here depends on the threads.
         chunk = columns_of_a_task(as_for, right - left)
-        width = min(chunk, max(1, TILE // min(as_for, ROWS)))
+        # A tile is 2 MiB of float64. The rows of a full one are no power of two apart: then they would share their
+        # places in the cache, at twice the time a product.
+        width = min(chunk, max(1, ROWS * COLUMNS // min(as_for, ROWS)))
 
         def task(where: tuple[int, int]) -> Sums | Totals:
             r, c = where

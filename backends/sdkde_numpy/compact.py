@@ -22,9 +22,6 @@ __all__ = ["Compact", "Totals", "reduce_compact"]
 
 Array = NDArray[Any]
 
-#: Nats of log weights in a level: its least weight, times a K at the edge of the support, is still a normal number.
-SPAN = 600.0
-
 
 class Compact:
     """Columns packed for a kernel of bounded support."""
@@ -33,10 +30,11 @@ class Compact:
         self.points = points
         self.tops, self.weights = np.zeros(1), np.ones((len(points), 1))  # (levels,), (n, levels): w / exp(top)
         if log_weights is not None:
-            top = float(log_weights.max())
-            level = np.floor((top - log_weights) / SPAN)
+            # Nats of a level: its least weight, times a K at the edge of the support, is still a normal number.
+            top, span = float(log_weights.max()), 600.0
+            level = np.floor((top - log_weights) / span)
             used = np.unique(level)
-            self.tops = top - SPAN * used
+            self.tops = top - span * used
             within = np.where(level[:, None] == used, log_weights[:, None] - self.tops, -np.inf)
             self.weights = np.exp(within)
 

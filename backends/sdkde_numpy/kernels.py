@@ -20,13 +20,6 @@ __all__ = ["Sums", "own_entries", "reduce_block"]
 
 Array = NDArray[Any]
 
-#: Least exponents that are taken: results below the normal numbers cost several times as much, and add nothing to the
-#: largest term, exp(0).
-CLAMP = {np.dtype(np.float32): -87.0, np.dtype(np.float64): -700.0}
-
-#: Where a running maximum starts: finite, also in the formula's dtype, since −inf − −inf would be NaN.
-FLOOR = {np.dtype(np.float32): -1e30, np.dtype(np.float64): -1e300}
-
 
 class Sums:
     """Streaming sums of a block of rows.
@@ -39,7 +32,8 @@ class Sums:
     def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any]) -> None:
         self.problem = problem
         self.base = np.zeros(rows)
-        self.top = np.full(rows, FLOOR[dtype])
+        # A finite start, also in the formula's dtype, since −inf − −inf would be NaN.
+        self.top = np.full(rows, -1e30 if dtype == np.float32 else -1e300)
         self.total = np.zeros(rows)  # Σ w φ
         laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
         self.exponent = np.zeros(rows) if laplace else None  # Σ w φ · (−½ r²)
@@ -48,23 +42,17 @@ class Sums:
     def add(self, terms: Array, base: Array, phi: Array, log_weights: Array | None, own: Own) -> tuple[Array, Array]:
         """Add a tile, but for its share of the shift; return φ and Σ φ, relative to what ``shift`` now is.
 
-        Parameters
-        ----------
-        terms : (b, w) array
-            −½ r²_ij − base_i, or −r_ij, −inf for entries left out; overwritten.
-        base : (b,) array
-        phi : (b, w) array
-            A buffer; may be ``terms`` itself but for LAPLACE, which needs both.
-        log_weights : (w,) array, optional
-        own : pair of index arrays, optional
-            Entries left out.
+        ``terms`` (b, w), −½ r²_ij − base_i or −r_ij, −inf for the entries left out, ``own``, is overwritten. ``phi`` is
+        a buffer, which may be ``terms`` itself but for LAPLACE.
         """
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
         top = self._raise(base, terms.max(axis=1).astype(np.float64))
         log_scale = top + (self.base - base)
         np.subtract(terms, log_scale.astype(terms.dtype)[:, None], out=terms)
-        np.clip(terms, CLAMP[terms.dtype], 1.0, out=terms)  # none is above 0; two bounds take NumPy's vector path
+        # Exponentials below the normal numbers cost several times as much, and add nothing to the largest term, exp(0).
+        # No term is above 0; two bounds take NumPy's vector path.
+        np.clip(terms, -87.0 if terms.dtype == np.float32 else -700.0, 1.0, out=terms)
         np.exp(terms, out=phi)
         if own is not None:
             phi[own] = 0.0
@@ -105,10 +93,7 @@ class Sums:
         scale = self.base + self.top + log_weight
         with np.errstate(divide="ignore"):
             if self.exponent is not None:
-                half = (1.0 + 0.5 * self.problem.d) * self.total
-                signed = half + self.exponent
-                magnitude = np.log(np.abs(signed)) + scale
-                return Partial(np.log(half - self.exponent) + scale, sign=np.sign(signed), log_magnitude=magnitude)
+                return exponents.laplace(self.problem.d, self.total, self.exponent, scale)
             log_sum = np.log(self.total) + scale
         safe = np.where(self.total > 0, self.total, 1.0)[:, None]
         shift = None if self.shift is None else self.shift / safe
@@ -124,19 +109,10 @@ def reduce_block(
     log_weights: Array | None,
     width: int,
 ) -> Sums:
-    """Reduce a block of query rows over a range of columns, tile by tile.
+    """Reduce a block of query rows (b, d) over a range of columns, in tiles of so many columns.
 
-    Parameters
-    ----------
-    queries : (b, d) float64 array
-    own_offset : int
-        With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
-    columns : pair of int
-        start, stop.
-    log_weights : (n,) array, optional
-        In the formula's dtype; None: 0.
-    width : int
-        Columns of a tile.
+    With ``"exclude_self"``, row i of the block leaves out column i + own_offset. ``log_weights`` (n,) are in the
+    formula's dtype; None: 0.
     """
     b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
     rows, sums = prepared.formula.rows(queries), Sums(problem, b, dtype)

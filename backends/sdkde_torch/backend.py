@@ -20,8 +20,6 @@ from .devices import Place, computes_float32_exactly, place, side_by_side
 from .formulas import NOTHING, high_low, make
 from .tiles import Prepared, Summed, tile_sums
 
-UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
 
 @dataclass(frozen=True)
 class _State:
@@ -115,6 +113,7 @@ class TorchBackend:
         # divide by their grid, and −1e300 would overflow.
         lowest = NOTHING[library.dtype if direct else torch.float32]
         added = log_weights.clamp(min=lowest) if "weights" in problem.requires else None
+        in_pairs = library.dtype == torch.float32 and refines(problem, problem.extent)
         return Prepared(
             problem,
             how,
@@ -122,9 +121,7 @@ class TorchBackend:
             how.columns(points, None if laplace else added),
             right=library.place(points, torch.ones_like(points[:, :1])) if mean and not direct else None,
             log_weights=library.place(added)[:, 0] if laplace and added is not None else None,
-            pairs=exponents.Packed(library.place(*high_low(points)))
-            if library.dtype == torch.float32 and refines(problem, problem.extent)
-            else None,
+            pairs=exponents.Packed(library.place(*high_low(points))) if in_pairs else None,
             double=where.double,
             memory=self.memory,
             tile=_compiled() if self.compile else tile_sums,
@@ -135,11 +132,7 @@ def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed,
     """The log-domain results; an empty sum has log −inf."""
     total, log_scale = summed.total, summed.log_scale if uniform is None else summed.log_scale + uniform
     if summed.moment is not None:
-        half = (1.0 + 0.5 * problem.d) * total
-        signed = half + summed.moment
-        return Partial(
-            (half - summed.moment).log() + log_scale, sign=signed.sign(), log_magnitude=signed.abs().log() + log_scale
-        )
+        return exponents.laplace(problem.d, total, summed.moment, log_scale)
     shift = None
     if summed.mean is not None:
         if isinstance(prepared.formula, exponents.Direct):
@@ -174,8 +167,9 @@ def _compiled() -> Callable[..., Tensor]:
 
 def _bytes(memory: int | str) -> int:
     """Bytes of ``268435456`` or ``"256MiB"``."""
+    units = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?\s*", str(memory).lower())
-    size = 0 if found is None or isinstance(memory, (bool, float)) else int(float(found[1]) * UNITS[found[2] or ""])
+    size = 0 if found is None or isinstance(memory, (bool, float)) else int(float(found[1]) * units[found[2] or ""])
     if size < 1:
         raise ValueError(f"memory is {memory!r}; pass bytes, or a size such as '256MiB'")
     return size

@@ -16,19 +16,9 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = [
-    "CHUNK",
-    "expanded_limit",
-    "extent_limit",
-    "formula",
-    "has_double",
-    "refines",
-    "split_limit",
-    "terms_at_once",
-]
+__all__ = ["CHUNK", "PART", "expanded_limit", "extent_limit", "formula", "has_double", "refines", "terms_at_once"]
 
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
-BITS = {"float32": 24, "float64": 53}
 
 #: Share of the tolerance that exponents may use; the rest is for exponentials and sums.
 BUDGET = 0.5
@@ -42,11 +32,6 @@ CHUNK = 1024
 #: Terms of a shift that a product adds up, one after another, where a tile's are too many; then its parts are added.
 PART = 32
 
-#: Extent up to which direct differences of float32 pairs are taken. For LOG_SUM, what these leave of a coordinate,
-#: 2⁻⁴⁹ R, must be small beside a point that far out. For LAPLACE, the error of an exponent, some 3e-7 of itself, must
-#: be far below 1.
-PAIRS_LIMIT = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0}
-
 
 def has_double(problem: Problem) -> bool:
     """Whether the device is known to have float64, as CPUs and CUDA GPUs do; of Intel's GPUs some have it."""
@@ -56,12 +41,7 @@ def has_double(problem: Problem) -> bool:
 def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     """Return the extent up to which expanded squares keep the tolerance; −inf where they never do.
 
-    Parameters
-    ----------
-    problem : Problem
-    dtype : {"float32", "float64"}
-    span : float
-        Largest magnitude of a log weight, nats: log weights are rounded with the squares.
+    ``span`` is the largest magnitude of a log weight, nats: log weights are rounded with the squares.
     """
     if dtype == "float32" and (problem.precision != "fast" or problem.reduction is Reduction.MEAN):
         return -math.inf
@@ -74,7 +54,7 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     return math.sqrt(budget / per_square)
 
 
-@functools.lru_cache(maxsize=4096)  # asked again and again while backends are compared
+@functools.lru_cache(maxsize=4096)
 def split_limit(problem: Problem, dtype: str) -> float:
     """Return the extent up to which split squares keep the tolerance; MEAN with a second pass where :func:`refines`.
 
@@ -85,7 +65,7 @@ def split_limit(problem: Problem, dtype: str) -> float:
     if problem.precision == "float64" and dtype == "float32":
         return -math.inf
     half = 0.5 * SPAN if "weights" in problem.requires else 0.0
-    share = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * 2.0 ** (2 - BITS[dtype] // 2)
+    share = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * 2.0 ** (2 - (24 if dtype == "float32" else 53) // 2)
     most = _budget(problem) / share  # R √(R² + half), and for MEAN that times R, at most
     limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
@@ -128,21 +108,13 @@ def refines(problem: Problem, extent: float) -> bool:
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
     """Return the fastest formula that keeps the tolerance.
 
-    Parameters
-    ----------
-    problem : Problem
-    span : float
-        Largest magnitude of a log weight, nats.
-    single : bool
-        Products of float32 are rounded to float32, and no further.
-    double : bool, optional
-        The device has float64; default: where it is known to.
+    ``span`` is the largest magnitude of a log weight, nats; ``single``, whether products of float32 are rounded to
+    float32 and no further; ``double``, whether the device has float64, by default where it is known to.
 
     Returns
     -------
-    str
-        ``"expanded float32"``, ``"split float32"``, ``"expanded float64"``, ``"split float64"``,
-        ``"direct float64"``, ``"direct pairs"``; ``""`` where none does.
+    {"expanded float32", "split float32", "expanded float64", "split float64", "direct float64", "direct pairs", ""}
+        Empty where none does.
     """
     double = has_double(problem) if double is None else double
     extent = problem.extent
@@ -157,7 +129,10 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"
         return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
-    if problem.precision != "float64" and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf):
+    # Direct differences of float32 pairs. For LOG_SUM, what these leave of a coordinate, 2⁻⁴⁹ R, must be small beside a
+    # point that far out. For LAPLACE, the error of an exponent, some 3e-7 of itself, must be far below 1.
+    pairs = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0}
+    if problem.precision != "float64" and extent <= pairs.get(problem.reduction, -math.inf):
         return "direct pairs"
     return ""
 

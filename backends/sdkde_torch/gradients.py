@@ -34,16 +34,6 @@ __all__ = ["reduce"]
 Formula = exponents.Formula
 Packed = exponents.Packed
 
-#: Columns of less weight have a pass of their own for the derivative by the weight: w φ underflows, so w φ / w is lost.
-LIGHT = 1e-200
-
-#: Extent from which a backward pass adds up its own sums: to units in the last place of exponents of R², the logs that
-#: the forward pass gave are off by 10⁻⁶ and more. At 10⁸ bandwidths they know nothing of what was summed.
-FAR = 1e5
-
-#: Elements of a tile on a CPU.
-CPU_TILE = 1 << 18
-
 #: Tiles that a backward pass holds at a time.
 BUFFERS = 5
 
@@ -72,13 +62,11 @@ class _Reduction(torch.autograd.Function):
         weights: Tensor | None,
         log_weights: Tensor,
         sums: Callable[[], Partial],
-        problem: Problem,
-        own_offset: int,
-        memory: int,
+        *how: Any,
     ) -> tuple[Tensor, ...]:
-        got = sums()
+        got, problem = sums(), how[0]
         ctx.set_materialize_grads(False)
-        ctx.problem, ctx.own_offset, ctx.memory = problem, own_offset, memory
+        ctx.how = how  # the problem, the offset of own columns, bytes
         if problem.reduction is Reduction.LAPLACE:
             ctx.mark_non_differentiable(got.log_sum, got.sign)
             ctx.save_for_backward(points, queries, weights, log_weights, got.log_magnitude, got.sign)
@@ -91,8 +79,7 @@ class _Reduction(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         points, queries, weights, log_weights, *results = ctx.saved_tensors
         rows = points if queries is None else queries
-        wants = ctx.needs_input_grad
-        problem: Problem = ctx.problem
+        wants, (problem, own_offset, memory) = ctx.needs_input_grad, ctx.how
         g, by_shift = cotangents[0], None
         if problem.reduction is Reduction.LAPLACE:
             g = cotangents[2]
@@ -104,7 +91,7 @@ class _Reduction(torch.autograd.Function):
         g = torch.zeros_like(rows[:, 0]) if g is None else g
         by_rows = wants[0] if queries is None else wants[1]
         asked = (by_rows, wants[0], wants[2])
-        backward = _Backward(problem, rows, points, weights, log_weights, ctx.own_offset, ctx.memory, asked)
+        backward = _Backward(problem, rows, points, weights, log_weights, own_offset, memory, asked)
         found = backward.run(results, g, by_shift)
         if torch.is_grad_enabled():  # create_graph=True
             found = found.once(points, queries, weights, *cotangents)
@@ -177,7 +164,8 @@ class _Backward:
         found = _Found(*(torch.zeros_like(x) if want and x is not None else None for want, x in asked))
         light, by_light = None, torch.zeros(0)
         if found.weights is not None and self.weights is not None:
-            light = (self.weights < LIGHT).nonzero()[:, 0]
+            # They have a pass of their own for the derivative by the weight: w φ underflows, so w φ / w is lost.
+            light = (self.weights < 1e-200).nonzero()[:, 0]
             by_light = self.weights.new_zeros(len(light))
         chunks = _slices(len(self.points), CHUNK)
 
@@ -188,7 +176,9 @@ class _Backward:
 
         for given in self._blocks(formula, results, g, by_shift):
             block = given
-            if self.problem.extent > FAR:
+            # To units in the last place of exponents of R², the logs that the forward pass gave are off by 10⁻⁶ and
+            # more from here on. At 10⁸ bandwidths they know nothing of what was summed.
+            if self.problem.extent > 1e5:
                 block = self._summed(formula, given, columns, ones, log_weights)
             found_by = side_by_side(self.points.device, chunk, [(block, some) for some in chunks])
             by_rows = [x for x in found_by if x is not None]
@@ -219,7 +209,7 @@ class _Backward:
         """The rows, so many that their tiles fit."""
         elements = self.memory // (BUFFERS * 8)
         if self.points.device.type == "cpu":
-            elements = min(elements // cpu_threads(), CPU_TILE)
+            elements = min(elements // cpu_threads(), 1 << 18)
         scale = results[0]
         alive = scale > -torch.inf  # an empty sum depends on nothing
         scale = torch.where(alive, scale, -NOTHING[torch.float32])
@@ -264,18 +254,11 @@ class _Backward:
         return replace(block, by_shift=by_shift, middle=(by_shift * found[:, :d] / total).sum(1, keepdim=True))
 
     def _add(
-        self,
-        found: _Found,
-        formula: Formula,
-        block: _Block,
-        columns: Packed,
-        ones: Tensor,
-        log_weights: Tensor | None,
-        some: slice,
+        self, found: _Found, formula: Formula, block: _Block, columns: Packed, ones: Tensor, extra: Any, some: slice
     ) -> Tensor | None:
         """Add what a tile contributes to its columns, which are its alone; return what it does to its rows, (b, d)."""
         d, for_rows = self.problem.d, None
-        q, p, by_weight = self._derivatives(formula, block, columns, ones, log_weights, some)
+        q, p, by_weight = self._derivatives(formula, block, columns, ones, extra, some)
         u, x = block.ones[:, :d], ones[:, :d]
         if found.rows is not None:
             by_rows = q @ ones  # (b, d + 1)
@@ -292,13 +275,7 @@ class _Backward:
         return for_rows
 
     def _derivatives(
-        self,
-        formula: Formula,
-        block: _Block,
-        columns: Packed,
-        ones: Tensor,
-        log_weights: Tensor | None,
-        some: slice | Tensor,
+        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Any, some: slice
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """q, p (of LAPLACE k), and of LAPLACE what the weight's derivative sums, (b, w); in fewer buffers."""
         tile = formula.first(block.packed, columns)

@@ -26,16 +26,10 @@ __all__ = ["Prepared", "Summed", "tile_sums"]
 Formula = exponents.Formula
 Packed = exponents.Packed
 
-#: Elements of a tile on a CPU, what a core's cache holds; blocks to aim for, and the fewest rows of one.
-CPU_TILE, CPU_BLOCKS, CPU_ROWS = 1 << 18, 64, 64
-
 #: Rows whose sum is less than this times the number of columns are summed again relative to their largest exponent.
 #: Terms that underflow, or are clamped at exp(−87) = 1.6e-38 or exp(−700) = 1e-304, are below 2e-7 or 1e-14 of a larger
 #: sum. MEAN multiplies them by coordinates, as large as the extent: its threshold is as many times higher.
 LEAST = {torch.float32: 1e-31, torch.float64: 1e-290}
-
-#: The same for MEAN by split squares: their exponents are rounded in proportion to themselves, which moves a shift.
-LEAST_SPLIT_MEAN = 1e-8
 
 
 class Summed(NamedTuple):
@@ -74,7 +68,7 @@ class Prepared:
         most = max(1, elements // min(self.count, CHUNK))
         if self.library.device.type != "cpu":
             return most
-        return min(most, max(1, CPU_TILE // CHUNK), max(CPU_ROWS, -(-m // CPU_BLOCKS)))
+        return min(most, (1 << 18) // CHUNK, max(64, -(-m // 64)))  # a tile fits a core's cache; for 64 blocks
 
     @property
     def part(self) -> int:
@@ -86,15 +80,10 @@ class Prepared:
         return len(self.columns.left)
 
     def sums(self, points: Tensor, own_offset: int | None, has_own_term: bool) -> Summed:
-        """Sum a block of rows.
+        """Sum a block of rows, (b, d) float64.
 
-        Parameters
-        ----------
-        points : (b, d) float64 tensor
-        own_offset : int, optional
-            Row i leaves out column i + own_offset.
-        has_own_term : bool
-            Every row is a column too, and all weights are equal: then no sum is small.
+        Row i leaves out column i + ``own_offset``. With ``has_own_term`` every row is a column too, and all weights are
+        equal: then no sum is small.
         """
         rows = self.formula.rows(points)
         own = None if own_offset is None else torch.arange(len(points), device=self.library.device) + own_offset
@@ -106,9 +95,9 @@ class Prepared:
             return result
         mean = self.problem.reduction is Reduction.MEAN
         least = LEAST[self.library.dtype] * self.count * (max(1.0, self.problem.extent) if mean else 1.0)
-        small = result.total < (
-            max(least, LEAST_SPLIT_MEAN) if mean and isinstance(self.formula, exponents.Split) else least
-        )
+        if mean and isinstance(self.formula, exponents.Split):
+            least = max(least, 1e-8)  # its exponents are rounded in proportion to themselves, which moves a shift
+        small = result.total < least
         again = small.nonzero()[:, 0]
         if not len(again):
             return result
@@ -161,27 +150,15 @@ class Prepared:
         laplace, mean = (self.problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         # The base was found by what is not compiled. Compiled code rounds in another way: far from every column that
         # moves direct differences by thousands.
-        plain = own is not None or (base is not None and isinstance(self.formula, exponents.Direct))
+        direct = isinstance(self.formula, exponents.Direct)
+        plain = own is not None or (base is not None and direct)
         for some, mask, out in self._tiles(len(rows.left), own):
             right = None if self.right is None else self.right[some]
             log_weights = None if self.log_weights is None else self.log_weights[some]
             how = tile_sums if plain else self.tile
-            total.add(
-                how(
-                    self.formula,
-                    rows,
-                    self.columns.at(some),
-                    right,
-                    log_weights,
-                    base,
-                    top,
-                    mask,
-                    laplace=laplace,
-                    by_differences=mean and isinstance(self.formula, exponents.Direct),
-                    part=part,
-                    out=None if how is not tile_sums else out,
-                )
-            )
+            buffer = out if how is tile_sums else None
+            given = self.formula, rows, self.columns.at(some), right, log_weights, base, top, mask
+            total.add(how(*given, laplace=laplace, by_differences=mean and direct, part=part, out=buffer))
         return self._to_result(total.result())
 
     def _summed(self, sums: Tensor, base: Tensor, log_scale: Tensor) -> Summed:
@@ -261,18 +238,9 @@ def tile_sums(
 ) -> Tensor:
     """Return the sums of a tile, (rows, k): Σφ times the columns of ``right``; LAPLACE: Σφ and Σφ (−½ r² − base).
 
-    Parameters
-    ----------
-    base, top : (rows, 1) tensors, optional
-        φ is exp(exponent − base − top).
-    own : (rows, columns) mask, optional
-        Entries left out.
-    by_differences : bool
-        Σφ (x − u) dimension by dimension, before the columns of ``right``.
-    part : int
-        Terms of a product with ``right`` that are added one after another.
-    out : (rows, columns) tensor, optional
-        A buffer.
+    φ is exp(exponent − base − top), both (rows, 1), and 0 at the entries ``own`` (rows, columns), which are left out.
+    With ``by_differences`` Σφ (x − u), dimension by dimension, comes before the columns of ``right``, of whose product
+    so many terms as ``part`` are added one after another. ``out`` is a buffer.
     """
     tile = _relative(formula, rows, columns, base, out)
     tile = masked(tile, own, NOTHING[tile.dtype])

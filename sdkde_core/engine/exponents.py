@@ -12,7 +12,21 @@ from typing import Any, NamedTuple, Protocol
 
 from array_api_compat import array_namespace
 
-__all__ = ["Direct", "Expanded", "Formula", "Library", "Packed", "Split", "displacement", "grid", "norms", "squares"]
+from ..protocol import Partial
+
+__all__ = [
+    "Direct",
+    "Expanded",
+    "Formula",
+    "Library",
+    "Packed",
+    "Split",
+    "displacement",
+    "grid",
+    "laplace",
+    "norms",
+    "squares",
+]
 
 Array = Any
 
@@ -194,6 +208,13 @@ def _difference(library: Library, rows: Packed, columns: Packed, k: int, out: Ar
         out += columns.left[:, low]
         out -= rows.left[:, low, None]
     return out
+
+
+def laplace(d: int, total: Array, exponent: Array, scale: Array | float) -> Partial:
+    """Return LAPLACE's results by Σ w φ and Σ w φ (−½ r²), both relative to e^scale."""
+    xp, half = array_namespace(total), (1.0 + 0.5 * d) * total
+    signed = half + exponent
+    return Partial(xp.log(half - exponent) + scale, sign=xp.sign(signed), log_magnitude=xp.log(xp.abs(signed)) + scale)
 
 
 def norms(points: Array) -> Array:
