@@ -9,6 +9,7 @@ partial results    :func:`merge` over columns, :func:`concatenate` over rows,
                    :func:`each` array, :func:`empty` for no rows, :func:`safe_log`
 whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
+exponents          :mod:`exponents <sdkde_core.engine.exponents>` of tiles: expanded squares, split squares, differences
 matrix products    :func:`product` and :func:`dots`, by BLAS on the calling thread alone within :func:`on_this_thread`
 arrays             :func:`c_order`, :func:`radii`; :func:`look`, to decide from numbers on a device so
                    that calls can be replayed, and :func:`rounded`, so that the same is decided often; :func:`recording`
@@ -28,6 +29,7 @@ from .arrays import c_order, look, recording, rounded
 from .choice.cards import GPU, Processor, card_name
 from .choice.cost import beyond_cache, work_seconds
 from .choice.hardware import busy, cpu_threads, processor, speedup
+from .engine import exponents
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, current_stream, in_slabs, memory_errors, on_device, without_grad
 from .engine.exact import reduce_exact
@@ -60,6 +62,7 @@ __all__ = [
     "dots",
     "each",
     "empty",
+    "exponents",
     "in_child",
     "in_slabs",
     "look",

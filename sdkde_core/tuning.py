@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from typing import Protocol as TypingProtocol
 
 from .choice.cards import GPU, card_name
@@ -29,6 +29,7 @@ __all__ = [
     "Space",
     "Tuned",
     "card_name",
+    "checked",
     "reject",
     "space_of",
     "this_cpu",
@@ -40,6 +41,7 @@ GROUP = "sdkde.tuning"
 
 #: A launch configuration: values by parameter.
 Config = Mapping[str, Any]
+C = TypeVar("C", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,23 @@ def reject(query: Query, found: Tuned, error: BaseException) -> None:
             f"{query.kernel} cannot run as tuned ({config}, rung {found.rung}): {why}; "
             "`sdkde-autotune verify` measures stored configurations again"
         )
+
+
+def checked(kind: type[C], values: Mapping[str, Any], space: Mapping[str, tuple[int, ...]]) -> C:
+    """Return the configuration, a NamedTuple of integers, that a mapping (from a table, or from the user) describes.
+
+    Raises
+    ------
+    ValueError
+        An unknown name, or a value that is not in ``space``.
+    """
+    names = list(kind._fields)  # type: ignore[attr-defined]
+    if sorted(values) != sorted(names):
+        raise ValueError(f"a configuration has {', '.join(names)}, not {', '.join(map(str, values))}")
+    for name, value in values.items():
+        if type(value) is not int or value not in space[name]:
+            raise ValueError(f"{name} is {value!r}; pass one of {space[name]}")
+    return kind(**values)
 
 
 @contextmanager

@@ -25,9 +25,8 @@ import sdkde_core
 from sdkde_core import tuning
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
-from sdkde_core.engine import devices
-from sdkde_core.plugin import each, merge, reduce_pass
-from sdkde_core.protocol import Columns, DeviceOutOfMemory, Problem, Reduction
+from sdkde_core.plugin import each, reduce_pass
+from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.checks import CHECKS, Target
 
@@ -130,21 +129,6 @@ def test_simulated_formalities(check):
 
 
 @simulated
-def test_simulated_shards_and_batches_leave_out_the_right_columns():
-    case = problems.make("mixture", 13, 1, 2, 10.0)
-    info = registry.find(NAME).info
-    target = Target(info, info.load(), "cpu")
-    for reduction in Reduction:
-        problem = case.problem(reduction, "high", same=True, exclude_self=True, device="cpu")
-        truth, parts = problems.truth(case, same=True, exclude_self=True), []
-        for start, stop in ((0, 6), (6, 13)):
-            part = replace(problem, n=stop - start, same=False)
-            shard = replace(case, points=case.points[start:stop], log_weights=case.log_weights[start:stop])
-            parts.append(target.reduce(part, case.points, target.prepare(part, shard), own_offset=-start))
-        assert problems.errors(problem, merge(parts), truth).max() <= 1.0
-
-
-@simulated
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_simulated_nan_stays_nan(method):
     x = np.random.default_rng(0).normal(size=(20, 3))
@@ -155,37 +139,14 @@ def test_simulated_nan_stays_nan(method):
 
 
 @simulated
-def test_simulated_memory_changes_no_bits(monkeypatch):
-    """Rows come in halves until they fit; where the fewest do not, the core hears of it. Nor does a range of rows."""
-    from sdkde_numba import gpu_backend as module
-
-    backend, real, sizes, fit = registry.find(NAME).info.load(), module._slab, [], 9
-
-    def crowded(problem, points, start, stop, *rest):
-        sizes.append(min(stop, len(points)) - start)
-        if sizes[-1] > fit:
-            raise torch.cuda.OutOfMemoryError
-        return real(problem, points, start, stop, *rest)
-
-    case = problems.make("mixture", 30, 1, 2, 8.0)
+@pytest.mark.parametrize("reduction", Reduction)
+def test_simulated_ranges_of_rows(reduction):
+    case, backend = problems.make("mixture", 30, 1, 2, 8.0), registry.find(NAME).info.load()
     columns = Columns(torch.tensor(case.points), torch.tensor(case.log_weights))
-    for reduction in Reduction:
-        problem = case.problem(reduction, "high", same=True, device="cpu")
-        whole = backend.reduce(problem, None, backend.prepare(problem, columns))
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "_slab", crowded)
-            patch.setattr(devices, "FEWEST_ROWS", 4)
-            parts = backend.reduce(problem, None, backend.prepare(problem, columns))
-            patch.setattr(devices, "FEWEST_ROWS", 16)
-            with pytest.raises(DeviceOutOfMemory):
-                backend.reduce(problem, None, backend.prepare(problem, columns))
-        assert max(sizes) > fit >= min(sizes)
-        some = backend.reduce(replace(problem, m=4), None, backend.prepare(problem, columns), 9)
-        for name in ("log_sum", "shift", "sign", "log_magnitude"):
-            a, b, c = (getattr(got, name) for got in (whole, parts, some))
-            assert (a is None) == (b is None) == (c is None)
-            assert a is None or torch.equal(a, b), (reduction, name)
-            assert a is None or torch.equal(a[9:13], c), (reduction, name)
+    problem = replace(case.problem(reduction, "high", same=True, device="cpu"), m=4)
+    got = each(backend.reduce(problem, None, backend.prepare(problem, columns), 9), to_host)
+    want = problems.truth(replace(case, queries=case.points), same=True, rows=range(9, 13))
+    assert problems.errors(problem, got, want).max() <= 1.0
 
 
 @simulated
@@ -241,26 +202,6 @@ def test_simulated_tiles_are_left_out(kind, extent, reduction, precision, same, 
     for name in ("log_sum", "shift", "sign", "log_magnitude"):
         a, b = (getattr(x, name) for x in found)
         assert a is b is None or torch.equal(a, b), name
-
-
-@simulated
-def test_simulated_sums_over_all_pairs_where_lists_do_not_serve(monkeypatch):
-    """Some of all rows, ``exclude_self`` of queries, points that are not finite: the bits of sums over all pairs."""
-    from sdkde_numba import gpu_near
-    from sdkde_numba.gpu_backend import CudaBackend
-
-    monkeypatch.setattr(gpu_near, "find", None)
-    case = problems.make("mixture", 9, 3, 2, 10.0)
-    columns, queries = Columns(*(torch.tensor(x) for x in (case.points, case.log_weights))), torch.tensor(case.queries)
-    lost = queries.clone()
-    lost[1, 0] = np.nan
-    for rows, m, exclude in ((None, 4, False), (queries, 3, True), (lost, 3, False)):
-        problem = case.problem(Reduction.LOG_SUM, "high", same=rows is None, exclude_self=exclude, device="cpu")
-        problem, found = replace(problem, m=m), []
-        for backend in (CudaBackend(), CudaBackend(skip=True)):
-            found.append(backend.reduce(problem, rows, backend.prepare(problem, columns)).log_sum)
-        assert len(found[0]) == (4 if rows is None else 3)
-        assert torch.equal(*(x.nan_to_num() for x in found))
 
 
 @pytest.mark.slow

@@ -8,13 +8,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from sdkde_torch import backend, devices, tiles
+from sdkde_torch import backend, devices
 
 from sdkde_core.choice import registry
-from sdkde_core.protocol import Reduction
 from sdkde_core.testing import BackendConformance
-from sdkde_core.testing.checks import NotDeclared, Target
-from sdkde_core.testing.problems import make
+from sdkde_core.testing.checks import Target
 
 
 @pytest.mark.covering(2)
@@ -65,23 +63,6 @@ class TestWithoutFloat64(_WithoutFloat64):
     """The formulas of float32 alone, with everything packed from float64 on the host."""
 
     dimensions = (1, 3, 17)
-
-    def test_everything_there_is_float32(self, monkeypatch):
-        """What is packed for the device, and every tile: the pretended device would have refused float64."""
-        seen = []
-        real = tiles.tile_sums
-        monkeypatch.setattr(backend, "tile_sums", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
-        target = self._targets()[0]
-        for reduction in Reduction:
-            for extent in (10.0, 300.0):
-                case = make("mixture", 300, 50, 5, extent)
-                for precision in ("fast", "high"):
-                    try:
-                        target.answer(target.whole_problem(case, reduction, precision), case)
-                    except NotDeclared:
-                        assert reduction is Reduction.MEAN
-        assert len(seen) > 10
-        assert {x.dtype for x in seen} == {torch.float32}
 
 
 @pytest.mark.slow

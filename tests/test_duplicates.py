@@ -57,33 +57,36 @@ def _exact(points, rows):
     return torch.cat(log_sums), torch.cat(shifts), torch.cat(laplace)
 
 
+def _given(name, n, d, away, precision):
+    """The backend, a problem with a heap, its columns, and the rows to look at."""
+    record = registry.find(name)
+    if not record or not record.ok:
+        pytest.skip(f"no {name}")
+    points, rows = _heap(n, d, away)
+    log_weights = torch.full((n,), -math.log(n), dtype=torch.float64, device="cuda")
+    extent = float(points.norm(dim=1).max()) * (1.0 + 1e-9)
+    how = {"dtype": "float32", "precision": precision, "device": "cuda:0", "same": True, "extent": extent}
+    return record.info, Problem(Reduction.MEAN, n, n, d, **how), Columns(points, log_weights), rows
+
+
 @pytest.mark.parametrize("away", [5.0, 12.0])
 @pytest.mark.parametrize("d", [1, 3, 8, 12, 16, 24, 64, 128, 200])
 @pytest.mark.parametrize("precision", ["fast", "high", "float64"])
 @pytest.mark.parametrize("name", ["triton", "hopper", "numba-cuda", "torch"])
 def test_tolerances_hold_beside_a_heap(name, precision, d, away):
-    n, record = 131072, registry.find(name)
-    if not record or not record.ok:
-        pytest.skip(f"no {name}")
-    info, backend = record.info, record.info.load({})
-    points, rows = _heap(n, d, away)
-    log_weights = torch.full((n,), -math.log(n), dtype=torch.float64, device="cuda")
-    extent = float(points.norm(dim=1).max()) * (1.0 + 1e-9)
-    problem = Problem(
-        Reduction.MEAN, n, n, d, dtype="float32", precision=precision, device="cuda:0", same=True, extent=extent
-    )
+    info, problem, columns, rows = _given(name, 131072, d, away, precision)
     if precision not in info.precisions or not info.supports(problem).ok:
         pytest.skip(f"{name} does not take it")
-    log_sums, shifts, laplace = _exact(points, rows)
-    got = reduce_pass(backend, info, problem, Columns(points, log_weights))
-    tolerance = TOLERANCES[precision]
+    backend, tolerance = info.load({}), TOLERANCES[precision]
+    log_sums, shifts, laplace = _exact(columns.points, rows)
+    got = reduce_pass(backend, info, problem, columns)
     assert (got.shift[rows] - shifts).norm(dim=1).max() <= tolerance[Reduction.MEAN].absolute
     assert (got.log_sum[rows] - log_sums).abs().max() <= tolerance[Reduction.LOG_SUM].absolute
     asked = replace(problem, reduction=Reduction.LOG_SUM, m=len(rows), same=False)
-    got = reduce_pass(backend, info, asked, Columns(points, log_weights), points[rows].contiguous())
+    queries = columns.points[rows].contiguous()
+    got = reduce_pass(backend, info, asked, columns, queries)
     assert ((got.log_sum - log_sums).abs() <= tolerance[Reduction.LOG_SUM].at(log_sums)).all()
-    asked = replace(asked, reduction=Reduction.LAPLACE)
-    got = reduce_pass(backend, info, asked, Columns(points, log_weights), points[rows].contiguous())
+    got = reduce_pass(backend, info, replace(asked, reduction=Reduction.LAPLACE), columns, queries)
     found = got.sign * torch.exp(got.log_magnitude - got.log_sum)
     assert (found - laplace).abs().max() <= tolerance[Reduction.LAPLACE].absolute
 
@@ -92,15 +95,7 @@ def test_tolerances_hold_beside_a_heap(name, precision, d, away):
 @pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("d", [3, 8])
 def test_tolerances_hold_beside_a_heap_in_lists(name, precision, d):
-    n, record = 131072, registry.find(name)
-    if not record or not record.ok:
-        pytest.skip(f"no {name}")
-    points, rows = _heap(n, d, 12.0)
-    log_weights = torch.full((n,), -math.log(n), dtype=torch.float64, device="cuda")
-    extent = float(points.norm(dim=1).max()) * (1.0 + 1e-9)
-    problem = Problem(
-        Reduction.MEAN, n, n, d, dtype="float32", precision=precision, device="cuda:0", same=True, extent=extent
-    )
-    _, shifts, _ = _exact(points, rows)
-    got = reduce_pass(record.info.load({"skip": True}), record.info, problem, Columns(points, log_weights))
+    info, problem, columns, rows = _given(name, 131072, d, 12.0, precision)
+    _, shifts, _ = _exact(columns.points, rows)
+    got = reduce_pass(info.load({"skip": True}), info, problem, columns)
     assert (got.shift[rows] - shifts).norm(dim=1).max() <= TOLERANCES[precision][Reduction.MEAN].absolute

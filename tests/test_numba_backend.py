@@ -1,11 +1,9 @@
 """The Numba backend: its exponential, its bounds, its threads, and what it compiles."""
 
-import io
 import itertools
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import fields, replace
 
 import mpmath
@@ -16,17 +14,15 @@ from sdkde_numba import backend as implementation
 from sdkde_numba import compiled
 from sdkde_numba.backend import NumbaBackend
 from sdkde_numba.bounds import choose, double_limit, extent_limit, single_limit, single_products
-from sdkde_numba.cpu_kernels import CODES, LEAST, exp2
+from sdkde_numba.cpu_kernels import LEAST, exp2
 from sdkde_numba.info import INFO
 from sdkde_numba.kept import keep
-from sdkde_numba.near import aligned, order_columns, sum_leaves
 from sdkde_numba.price import HEIGHT, LEAF
 from some_of_all import some_of_all
 
 import sdkde_core
-from sdkde_core.choice import cost, hardware, registry
 from sdkde_core.nearby import lists, order
-from sdkde_core.plugin import each, map_threads
+from sdkde_core.plugin import each
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from sdkde_core.testing.problems import Case, answer, errors, far, make, truth
 
@@ -70,14 +66,6 @@ def test_columns_that_do_not_fill_a_tile(n, precision):
             assert errors(problem, answer(INFO, NumbaBackend(), problem, case), want).max() <= 0.5
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 131])
-def test_rows_that_do_not_fill_a_block(m):
-    case = make("weights", 700, m, 3)
-    for reduction in Reduction:
-        problem = case.problem(reduction, "high")
-        assert errors(problem, answer(INFO, NumbaBackend(), problem, case), truth(case)).max() <= 0.5
-
-
 @pytest.mark.parametrize("precision", ["fast", "high", "float64"])
 def test_tiles_too_far_to_matter_are_left_out_and_no_others(precision):
     """Clusters in order, so that whole tiles are far from a row: before, after and between those that matter."""
@@ -89,17 +77,6 @@ def test_tiles_too_far_to_matter_are_left_out_and_no_others(precision):
     for reduction in Reduction:
         problem = case.problem(reduction, precision)
         assert errors(problem, answer(INFO, NumbaBackend(), problem, case), truth(case)).max() <= 0.5
-
-
-def test_weights_without_their_own_column():
-    case = make("weights", 300, 40, 3)
-    kept = np.isfinite(case.log_weights)
-    case = replace(case, points=case.points[kept], log_weights=case.log_weights[kept])
-    want = truth(case, same=True, exclude_self=True)
-    for precision in ("fast", "float64"):
-        for reduction in Reduction:
-            problem = case.problem(reduction, precision, same=True, exclude_self=True)
-            assert errors(problem, answer(INFO, NumbaBackend(), problem, case), want).max() <= 0.5
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------
@@ -152,47 +129,10 @@ def test_bits_do_not_depend_on_the_threads(monkeypatch, reduction, n, m):
         assert errors(replace(problem, m=13), some, truth(case, rows=range(13))).max() <= 1.0
 
 
-def test_threads_follow_the_variable_and_end_with_the_call(monkeypatch):
-    asked = []
-
-    def spy(task, arguments, threads):
-        asked.append(threads)
-        return map_threads(task, arguments, threads)
-
-    monkeypatch.setattr(implementation, "map_threads", spy)
-    monkeypatch.setattr(implementation, "TASK", 1 << 14)
-    x = np.random.default_rng(0).normal(size=(3000, 2))
-    before = threading.active_count()
-    for threads in (3, 1):
-        monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
-        asked.clear()
-        sdkde_core.estimate(x, method="kde", bandwidth=0.3, backend="numba")
-        assert set(asked) == {threads}
-        assert threading.active_count() == before
-
-
 @pytest.mark.parametrize("threads", [0, -1, True, "2", 1.5])
 def test_threads_must_be_a_positive_integer(threads):
     with pytest.raises((TypeError, ValueError)):
         NumbaBackend(threads=threads)
-
-
-def test_calls_from_several_threads_at_once():
-    case = make("mixture", 2000, 300, 3)
-    problem = case.problem(Reduction.MEAN, "high")
-    backend = NumbaBackend(threads=2)
-    state = backend.prepare(problem, Columns(case.points, case.log_weights))
-    want = backend.reduce(problem, case.queries, state)
-    found = []
-    callers = [
-        threading.Thread(target=lambda: found.append(backend.reduce(problem, case.queries, state))) for _ in range(6)
-    ]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert len(found) == 6
-    assert all(_same(want, got) for got in found)
 
 
 # --- compiling ------------------------------------------------------------------------------------------------------
@@ -215,20 +155,13 @@ def _run(script, **environment):
     return done.stdout.split("\n")[:-1], done.stderr
 
 
-@pytest.mark.parametrize(
-    "precisions",
-    [
-        pytest.param(("high", "high"), marks=pytest.mark.slow),
-        pytest.param(("fast", "high", "fast"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("precisions", [("high", "high"), ("fast", "high", "fast")])
 def test_a_first_call_says_that_it_compiles_and_the_next_process_finds_the_code(tmp_path, precisions):
     script, count = f"PRECISIONS = {precisions}" + _SCRIPT, len(set(precisions))
     log = "import logging; logging.basicConfig(level='INFO'); logging.getLogger('numba').setLevel('ERROR')\n"
-    impatient = "from sdkde_numba import compiled; compiled.PATIENCE = 0.05\n"
-    first, said = _run(log + impatient + script, NUMBA_CACHE_DIR=str(tmp_path))
-    assert said.count("\n") == 1
-    assert said.startswith("INFO:sdkde:numba: the first call compiles")
+    first, said = _run(log + script, NUMBA_CACHE_DIR=str(tmp_path))
+    assert said.startswith("INFO:sdkde:numba: reduce_tiles was compiled for this processor")
     assert str(tmp_path) in said
     assert first[-1] == f"0 {count}"
     again, _ = _run(script, NUMBA_CACHE_DIR=str(tmp_path))
@@ -285,19 +218,6 @@ def test_code_that_was_kept_for_other_types_is_not_taken(tmp_path, monkeypatch):
     assert compiled_for(numba.float64) == compiled_for(numba.int64) == 1.5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
-def test_a_bit_that_has_changed_in_what_numba_keeps_changes_nothing(tmp_path, kind):
-    script = "PRECISIONS = ('high',)" + _SCRIPT
-    first, _ = _run(script, NUMBA_CACHE_DIR=str(tmp_path))
-    (file,) = tmp_path.rglob(f"*.reduce_tiles-*.{kind}")
-    raw = bytearray(file.read_bytes())
-    raw[len(raw) // 2] ^= 4
-    file.write_bytes(raw)
-    assert _run(script, NUMBA_CACHE_DIR=str(tmp_path)) == ([first[0], "0 1"], "")
-    assert _run(script, NUMBA_CACHE_DIR=str(tmp_path)) == ([first[0], "1 0"], "")
-
-
 def test_one_compiled_form_a_precision_serves_every_problem():
     """Numba would compile for other types of argument in silence, in every call's time."""
     rng = np.random.default_rng(0)
@@ -310,17 +230,6 @@ def test_one_compiled_form_a_precision_serves_every_problem():
         sdkde_core.estimate(x, **options, backend_options={"skip": True})
     # float32, float64, and terms in float32 beside exponents in float64 where tiles are left out
     assert len(compiled.reduce_tiles.overloads) <= 3
-
-
-def test_other_kernels_are_one_compiled_form_that_nobody_else_waits_for(monkeypatch):
-    x = np.random.default_rng(0).normal(size=(90, 3))
-    for kernel in CODES:
-        for precision in ("fast", "float64"):
-            how = {"method": "kde", "kernel": kernel, "precision": precision, "bandwidth": 0.3, "backend": "numba"}
-            sdkde_core.estimate(x, x[::2], **how)
-    assert len(compiled.reduce_kernel_tiles.overloads) == 1
-    monkeypatch.setattr(compiled, "reduce_kernel_tiles", None)
-    sdkde_core.estimate(x, bandwidth=0.3, backend="numba")
 
 
 @pytest.mark.slow
@@ -336,28 +245,6 @@ caching._CacheLocator.ensure_cache_path = refuse
     assert got[-1].startswith("0 ")
 
 
-@pytest.mark.parametrize(("person", "level", "lines"), [(True, "WARNING", 1), (True, "INFO", 0), (False, "WARNING", 0)])
-def test_a_person_at_a_terminal_reads_one_line_unless_it_is_in_the_log(monkeypatch, caplog, person, level, lines):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return person
-
-    caplog.set_level(level, logger="sdkde")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(compiled, "_announced", False)
-    compiled._announce()
-    compiled._announce()
-    assert sys.stderr.getvalue().count("\n") == lines
-    assert len(caplog.records) == (level == "INFO")
-
-
-def test_a_quick_compilation_says_nothing(monkeypatch, caplog):
-    monkeypatch.setattr(compiled, "_announced", False)
-    monkeypatch.setattr(compiled.reduce_tiles, "compile", lambda signature: None)
-    compiled._compile(compiled.reduce_tiles, ())
-    assert not caplog.records
-
-
 def test_without_compilation_it_says_so():
     script = """
 import numpy as np, sdkde_core
@@ -371,32 +258,6 @@ print(sdkde_core.explain(x).backend)
     got, _ = _run(script, NUMBA_DISABLE_JIT="1")
     assert "NUMBA_DISABLE_JIT" in got[0]
     assert got[-1] == "numpy"
-
-
-# --- its price ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["fast", "high"])
-@pytest.mark.parametrize("reduction", Reduction)
-def test_it_is_priced_below_numpy_but_for_its_start(reduction, precision):
-    """As measured, see docs/measurements.md; on the nominal core, whatever the machine."""
-    numpy_info = registry.find("numpy").info
-    for d in (1, 3, 16, 64):
-        problem = Problem(reduction, 8000, 8000, d, precision=precision, extent=12.0)
-        ours, theirs = (cost.predict(info, problem, hardware.NOMINAL_CORE) for info in (INFO, numpy_info))
-        assert 1.1 < theirs / ours < 8.0, d
-        small = replace(problem, m=500, n=500)
-        ours, theirs = (cost.predict(i, small, hardware.NOMINAL_CORE) + i.startup_seconds for i in (INFO, numpy_info))
-        assert ours > theirs
-
-
-def test_a_small_problem_is_priced_as_of_one_thread(monkeypatch):
-    def seconds(threads, n):
-        monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
-        return cost.predict(INFO, Problem(Reduction.LOG_SUM, n, n, 16), hardware.cpu())
-
-    assert seconds(8, 900) > 0.9 * seconds(1, 900)  # one task
-    assert seconds(8, 9000) < 0.25 * seconds(1, 9000)
 
 
 def test_an_unknown_option_is_refused():
@@ -455,63 +316,30 @@ def test_tiles_are_left_out_beside_an_outlier_that_weighs_far_more(precision, sh
     assert errors(problem, answer(INFO, NumbaBackend(skip=True), problem, case), truth(case)).max() <= 0.6
 
 
-def _leaves(case, reduction, precision="high", rows=slice(None), **changes):
-    """What leaves in float32 give for rows in order, and which of these are to be summed again."""
-    problem, backend = case.problem(reduction, precision, **changes), NumbaBackend(1, skip=True)
-    state = backend.prepare(problem, Columns(case.points, case.log_weights))
-    where = order(case.queries, LEAF)[rows]
-    some = case.queries[where]
-    found = lists(problem, state.near.columns, some, HEIGHT)
-    with np.errstate(all="ignore"):
-        got, again = sum_leaves(problem, state.near, state.columns, state.log_weights, some, found)
-    return replace(problem, m=len(some)), got, again, where
-
-
-@pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("d", [1, 4, 7])
-def test_leaves_are_right_but_for_rows_that_they_name(reduction, d):
-    """Of continuous data they name few. Of values on a grid, whose roundings may agree, they name more."""
-    rng, n = np.random.default_rng(d), 6000
-    points, queries = rng.normal(size=(n, d)), rng.normal(size=(256, d))
-    log_weights = np.log(rng.dirichlet(np.full(n, 5.0)))
-    case = Case("one normal", points, np.concatenate([queries, 50.0 + queries[:64]]), log_weights)
-    problem, got, again, where = _leaves(case, reduction, requires={"weights"})
-    good = np.setdiff1d(np.arange(len(where)), again)
-    assert (where[again] >= 256).mean() >= 0.9 if d < 7 else True
-    assert len(good) >= 64
-    want = truth(case, rows=where[good])
-    assert errors(replace(problem, m=len(good)), each(got, lambda x: x[good]), want).max() <= 0.5
-    grid = replace(case, points=np.rint(points), queries=np.rint(case.queries))
-    problem, got, more, where = _leaves(grid, reduction, requires={"weights"})
-    good = np.setdiff1d(np.arange(len(where)), more)
-    assert reduction is not Reduction.MEAN or len(more) >= len(again)
-    if len(good):
-        want = truth(grid, rows=where[good])
-        assert errors(replace(problem, m=len(good)), each(got, lambda x: x[good]), want).max() <= 0.5
-
-
-@pytest.mark.parametrize("shape", [(1,), (3, 5, 16), (4097, 16)])
-def test_what_kernels_read_begins_with_a_line_of_the_cache(shape):
-    arrays = [aligned(*shape) for _ in range(5)]
-    assert all(x.shape == shape and x.dtype == np.float32 and x.flags.c_contiguous for x in arrays)
-    assert not any(x.ctypes.data % 64 for x in arrays)
-    for k, x in enumerate(arrays):
-        x[:] = k
-    assert all((x == k).all() for k, x in enumerate(arrays))
-
-
-def test_leaves_answer_for_what_float32_cannot_know():
-    """Rows whose tile is so wide that differences are rounded to nothing are named."""
+def _hard(kind, n=3000):
+    """Columns and rows that leaves in float32 are right for, or not."""
     rng = np.random.default_rng(0)
-    points = rng.normal(size=(600, 3)) * 10.0 ** rng.integers(0, 25, size=(600, 1))
-    for reduction in Reduction:
-        problem, got, again, where = _leaves(
-            Case("far and near", points, points, np.full(600, -np.log(600))), reduction
-        )
-        good = np.setdiff1d(np.arange(600), again)
-        want = truth(Case("far and near", points, points, np.full(600, -np.log(600))), rows=where[good])
-        if len(good):
-            assert errors(replace(problem, m=len(good)), each(got, lambda x, good=good: x[good]), want).max() <= 0.5
+    points, queries = rng.normal(size=(n, 4)), rng.normal(size=(320, 4))
+    queries[256:] += 50.0
+    if kind == "grid":  # the roundings of equal coordinates agree
+        points, queries = np.rint(points), np.rint(queries)
+    if kind == "ties":  # values in common among a few columns, beside many that have none
+        points[:300, :3], points[:300, 3] = 0.25, 1000.0 + points[:300, 3]
+        queries[:100] = points[:100] + 0.01
+    if kind == "wide":  # a tile is so wide that differences are rounded to nothing
+        points *= 10.0 ** rng.integers(0, 25, size=(n, 1))
+        queries = points[:320]
+    return Case(kind, points, queries, np.log(rng.dirichlet(np.full(n, 5.0))))
+
+
+@pytest.mark.parametrize("kind", ["normal", "grid", "ties", "wide"])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_rows_that_float32_does_not_do_for_are_summed_again(reduction, kind):
+    case = _hard(kind)
+    for precision in ("fast", "high"):
+        problem, backend = case.problem(reduction, precision, requires={"weights"}), NumbaBackend(skip=True)
+        got = backend.reduce(problem, case.queries, backend.prepare(problem, Columns(case.points, case.log_weights)))
+        assert errors(problem, got, truth(case)).max() <= 0.6, precision
 
 
 @pytest.mark.parametrize("reduction", Reduction)
@@ -525,16 +353,6 @@ def test_tiles_at_any_extent(reduction):
     assert errors(problem, got, truth(case)).max() <= 0.6
 
 
-def test_ties_are_looked_for_where_columns_stand():
-    """Values in common among a few columns, beside many that have none, in other places of the same range."""
-    rng = np.random.default_rng(0)
-    points = rng.normal(size=(20_000, 2))
-    log_weights = np.full(len(points), -np.log(len(points)))
-    assert order_columns(Columns(points, log_weights), True, 2).tie <= 0.05
-    points[:300, 0], points[:300, 1] = 0.25, 1000.0 + points[:300, 1]
-    assert order_columns(Columns(points, log_weights), True, 2).tie >= 0.9
-
-
 def test_rows_that_are_not_finite_are_alone():
     case = _clustered(3000, 50, 2)
     problem, backend = case.problem(Reduction.MEAN, "high"), NumbaBackend(skip=True)
@@ -545,18 +363,6 @@ def test_rows_that_are_not_finite_are_alone():
     assert np.isnan(got.log_sum[7]) and np.isnan(got.shift[7]).all()
     part, want = each(got, lambda x: x[rest]), truth(case, rows=np.flatnonzero(rest))
     assert errors(replace(problem, m=49), part, want).max() <= 0.6
-
-
-def test_pairs_that_matter_are_priced():
-    """Cheaper where few pairs of a normal sample matter; over all pairs where all do, or where they are few."""
-
-    def asked(n, d, extent, **more):
-        return Problem(Reduction.MEAN, n, n, d, same=True, extent=extent, **more)
-
-    few, most = asked(1_000_000, 4, 50.0), asked(1_000_000, 12, 12.0)
-    for problem, some in ((few, True), (most, False), (asked(2000, 3, 30.0), False)):
-        assert (INFO.work(problem, None).exps < 0.2 * problem.pairs) is some
-        assert ("% of the pairs matter" in INFO.supports(problem).reason) is some
 
 
 def test_explain_says_how_many_pairs_matter():

@@ -1,13 +1,11 @@
 """What Numba's CUDA target decides on the host, and what its compiler makes of the kernels, on any machine."""
 
-import contextlib
 import importlib.util
 import math
 import os
 import sqlite3
 import subprocess
 import sys
-import types
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,9 +22,7 @@ from sdkde_numba.gpu_info import INFO
 from sdkde_numba.gpu_space import LaunchConfig, depth_of
 
 from sdkde_core import tuning
-from sdkde_core.choice import cards, cost
-from sdkde_core.engine import devices
-from sdkde_core.nearby import Lists
+from sdkde_core.choice import cards
 from sdkde_core.protocol import Problem, Reduction
 
 needs_compiler = pytest.mark.skipif(
@@ -36,6 +32,8 @@ needs_compiler = pytest.mark.skipif(
 
 #: Dimensions at and around those where the shape of a kernel changes.
 DIMENSIONS = (1, 2, 4, 5, 7, 16, 17, 33, 64, 128, 300, 512, 513, 784, 1024)
+
+ARITHMETICS = ("expanded", "single", "doubled", "float64")
 
 
 def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="high", **more):
@@ -94,7 +92,7 @@ def test_a_rows_threads_hold_its_coordinates():
         assert d > most or depth * group == d
 
 
-@pytest.mark.parametrize(("kind", "arithmetic", "d"), [*product(Reduction, gpu_bounds.ARITHMETICS, DIMENSIONS)])
+@pytest.mark.parametrize(("kind", "arithmetic", "d"), [*product(Reduction, ARITHMETICS, DIMENSIONS)])
 def test_defaults_fit(kind, arithmetic, d):
     config = gpu_space.default(kind.value, d, arithmetic)
     assert LaunchConfig.of(config._asdict()) == config
@@ -102,24 +100,6 @@ def test_defaults_fit(kind, arithmetic, d):
     listed = gpu_space.listed(kind.value, d, arithmetic)
     assert d > gpu_near.MOST or gpu_space.fits(listed, kind.value, d, arithmetic)
     assert d > gpu_near.MOST or gpu_near.GROUP % gpu_launch.height_of(listed, d) == 0
-
-
-@pytest.mark.parametrize(("reduction", "precision", "d"), [*product(Reduction, ("fast", "high"), (2, 4, 16))])
-def test_what_lists_leave_out_is_taken_from_what_exponents_may_use(reduction, precision, d):
-    given = problem(reduction, d=d, precision=precision, same=True)
-    limits = gpu_bounds.expanded_limit(given), gpu_bounds.single_limit(given)
-    beside = [limit(given, gpu_bounds.BESIDE_LISTS) for limit in (gpu_bounds.expanded_limit, gpu_bounds.single_limit)]
-    assert all(0.7 * a < b <= a for a, b in zip(limits, beside) if a > 0)
-
-
-@pytest.mark.parametrize("columns", [100, 1 << 17, 1 << 20, 1 << 26])
-def test_batches_of_rows_are_whole_groups_and_so_are_their_halves(columns):
-    tiles = types.SimpleNamespace(fine=types.SimpleNamespace(log_weight=torch.empty(-(-columns // 64), device="meta")))
-    rows = gpu_near.rows_at_once(gpu_near.Near(tiles, None, None), 64)
-    assert (rows // gpu_near.GROUP).bit_count() == 1
-    assert rows % gpu_near.GROUP == 0
-    assert rows == gpu_near.GROUP or rows // 64 * (columns // 64) <= gpu_near.LOOKED
-    assert devices.FEWEST_ROWS % gpu_near.GROUP == 0
 
 
 @pytest.mark.parametrize("skip", ["yes", None])
@@ -136,7 +116,7 @@ def test_parts_cover_the_columns_and_follow_from_the_problem_and_the_card():
     assert -(-32768 // gpu_launch.part_size(32768, 32768, 1024, 128, 132, 64)) > 1  # 32 blocks alone would not fill it
 
 
-@pytest.mark.parametrize("arithmetic", gpu_bounds.ARITHMETICS)
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_packed_points_are_what_they_were_as_far_as_the_arithmetic_goes(arithmetic):
     points = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 10.0
     packed = gpu_launch.pack(points, arithmetic, 4, None, 8)
@@ -158,29 +138,6 @@ def test_parts_are_added_in_an_order_of_their_own(parts):
     assert torch.allclose(whole, x.sum(0), rtol=0.0, atol=1e-13)
     for m in (1, 3, 31, 100):
         assert torch.equal(gpu_launch._added(x[:, :, :m].contiguous()), whole[:, :m])
-
-
-@pytest.mark.parametrize("tiles", [1, 64, 65, 300, 700, 10_000])
-def test_parts_of_lists_hold_the_longest_and_empty_ones_change_no_bit(tiles):
-    """A batch of rows has as many parts as its longest list needs, another more."""
-    ends, counts = torch.tensor([0, 1, 1 + tiles, 4 + tiles]), []
-    for total in (tiles, 10_000):
-        part, parts = gpu_launch._parts_of_lists(total, 64, Lists(None, ends, None, None), 40)
-        assert (part // 64) * parts >= tiles > (part // 64) * (parts // 2) * (parts > 1)
-        counts.append(parts)
-    x = torch.randn(counts[0], 2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(tiles))
-    more = torch.cat([x, torch.zeros(64 - counts[0], 2, 9, dtype=torch.float64)])
-    assert torch.equal(gpu_launch._added(x.clone()), gpu_launch._added(more))
-
-
-def test_prices_grow_with_the_work_and_float64_costs_more():
-    card = cards.gpu("h200").at()
-    given = [problem("mean", 32768, 32768, d, same=True, extent=10.0) for d in (2, 16, 64)]
-    times = [cost.predict(INFO, p, card) for p in given]
-    assert times == sorted(times)
-    assert 1.5e-3 < times[1] < 4e-3  # 2.3 ms measured
-    double = problem("mean", 32768, 32768, 16, precision="float64", same=True, extent=10.0)
-    assert 4e-3 < cost.predict(INFO, double, card) < 9e-3  # 6.4 ms measured
 
 
 # --- what can be tuned ----------------------------------------------------------------------------------------------
@@ -212,31 +169,26 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("reduction", "arithmetic", "d", "requires", "architecture"),
+    ("reduction", "arithmetic", "d", "requires", "architecture", "listed"),
     [
-        ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_86"),
-        pytest.param("mean", "single", 16, (), "sm_90", marks=pytest.mark.slow),
-        pytest.param("log_sum", "expanded", 64, ("weights",), "sm_75", marks=pytest.mark.slow),
-        pytest.param("mean", "float64", 16, ("weights",), "sm_80", marks=pytest.mark.slow),
+        ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_86", False),
+        ("mean", "single", 4, (), "sm_90", True),
+        *(
+            pytest.param(*asked, marks=pytest.mark.slow)
+            for asked in [
+                ("mean", "single", 16, (), "sm_90", False),
+                ("log_sum", "expanded", 64, ("weights",), "sm_75", False),
+                ("mean", "float64", 16, ("weights",), "sm_80", False),
+                ("log_sum", "expanded", 6, ("weights",), "sm_90", True),
+                ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_75", True),
+                ("mean", "doubled", 16, (), "sm_86", True),
+                ("mean", "float64", 10, ("weights",), "sm_80", True),
+            ]
+        ),
     ],
 )
-def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
-    _compiles(reduction, arithmetic, d, requires, architecture)
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    ("reduction", "arithmetic", "d", "requires", "architecture"),
-    [
-        ("mean", "single", 4, (), "sm_90"),
-        pytest.param("log_sum", "expanded", 6, ("weights",), "sm_90", marks=pytest.mark.slow),
-        pytest.param("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_75", marks=pytest.mark.slow),
-        pytest.param("mean", "doubled", 16, (), "sm_86", marks=pytest.mark.slow),
-        pytest.param("mean", "float64", 10, ("weights",), "sm_80", marks=pytest.mark.slow),
-    ],
-)
-def test_kernels_of_lists_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
-    _compiles(reduction, arithmetic, d, requires, architecture, listed=True)
+def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture, listed):
+    _compiles(reduction, arithmetic, d, requires, architecture, listed)
 
 
 @needs_compiler
@@ -248,32 +200,6 @@ def test_kernels_that_differ_in_their_registers_alone_are_kept_apart():
     shapes = [gpu_launch.shape_of(problem(), "single", config) for config in configs]
     files = {CUDACacheImpl(gpu_kernels.reduction(shape)).filename_base for shape in shapes}
     assert len(files) == 2
-
-
-def test_what_the_tuner_compiles_for_the_card_that_is_here_is_kept(monkeypatch):
-    class Kernel:
-        def get_regs_per_thread(self, types):
-            return 99
-
-        def get_shared_mem_per_block(self, types):
-            return 4096
-
-        def get_local_mem_per_thread(self, types):
-            return 16
-
-    asked = []
-    here = gpu_launch.Card(132, 1 << 16, 228 << 10, 2048, "H200 SXM", "sm_90")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu_launch.Card, "of", lambda device: here)
-    monkeypatch.setattr(gpu_launch, "compiled", lambda shape, device: (asked.append(shape) or Kernel(), 1))
-    monkeypatch.setattr("numba.cuda.gpus", [contextlib.nullcontext()])
-    config = LaunchConfig(16, 4, 128, 64, 128)
-    found = gpu_tunables.SPACE.compile("log_sum_single", config._asdict(), problem(), "sm_90")
-    assert found == (99, 4096, 16)
-    assert asked == [gpu_launch.shape_of(problem(), "single", config)]
-    monkeypatch.setattr(gpu_tunables, "ptx", lambda shape, architecture: f"for {architecture}")
-    monkeypatch.setattr(gpu_tunables, "resources", lambda text, architecture, registers: (text, registers))
-    assert gpu_tunables.SPACE.compile("log_sum_single", config._asdict(), problem(), "sm_86") == ("for sm_86", 128)
 
 
 def test_problems_share_code_where_their_shapes_are_equal():
@@ -311,7 +237,7 @@ def test_the_tuner_ranks_and_compiles_for_a_card_that_is_not_here(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "arithmetic", "d", "architecture"),
-    [*product(("log_sum", "mean", "laplace"), gpu_bounds.ARITHMETICS, (1, 16, 784), ("sm_86",))],
+    [*product(("log_sum", "mean", "laplace"), ARITHMETICS, (1, 16, 784), ("sm_86",))],
 )
 def test_every_default_compiles_without_a_gpu(reduction, arithmetic, d, architecture):
     if reduction == "mean" and arithmetic == "expanded":

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import cpu_threads, empty, in_slabs, memory_errors
+from sdkde_core.plugin import cpu_threads, empty, exponents, in_slabs, memory_errors
 from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
-from . import bounds, health, library
+from . import bounds, library
 from .formulas import Formula, evaluate
 
 #: What a row adds to the exponent of its own column to leave it out: far below every other exponent.
@@ -19,15 +18,6 @@ ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
 
 #: Terms of a call on a CPU for each thread, 0.1 to 0.3 s: KeOps holds Python's lock, so that an interrupt waits for it.
 CALL = 1 << 27
-
-#: Columns are shared out among a GPU's processors too, in blocks of at least LEAST_BLOCK, at most MOST_BLOCKS of them.
-LEAST_BLOCK, MOST_BLOCKS = 24, 65535
-
-#: Shares of a card's memory: what the results of blocks may take, and above what it is made sure that they find room.
-SHARE, LITTLE = 1 / 16, 1 / 256
-
-#: Devices that were found to work.
-_usable: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -54,22 +44,11 @@ class KeopsBackend:
 
     def probe(self, device: str) -> Support:
         """Say whether there are a compiler and the device, and whether KeOps works: in a process of its own, once."""
-        if lacking := library.no_compiler():
-            return Support(False, lacking)
-        try:
-            torch.zeros(1, device=device).add_(1.0).cpu()
-        except (RuntimeError, AssertionError, ValueError) as error:
-            return Support(False, f"PyTorch {torch.__version__} cannot use {device}: {str(error).splitlines()[0]}")
-        if torch.device(device).type not in ("cpu", "cuda"):
-            return Support(False, f"KeOps runs on CPUs and CUDA GPUs, not on {device}")
-        support = health.check(device)
-        if support.ok:
-            _usable.add(device)
-        return support
+        return library.works(device)
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Choose the dtype from the error bounds and convert to it; KeOps packs nothing."""
-        if problem.device not in _usable and not (support := self.probe(problem.device)).ok:
+        if not (support := self.probe(problem.device)).ok:
             raise BackendUnavailable(support.reason)
         kind = getattr(torch, bounds.dtype(problem))
         weighted = "weights" in problem.requires
@@ -88,40 +67,34 @@ class KeopsBackend:
         formula, uniform = state.formula, not (state.formula.weighted or state.formula.excludes)
         if queries is None and uniform and device.type != "cpu":  # a CPU would compile for seconds to save little
             formula = formula._replace(anchored=True)
-        scheme, height, room = self._plan(state)
+        scheme, height = self._plan(state)
 
         def block(start: int, stop: int) -> Partial:
-            size = room * (stop - start)  # bytes that KeOps takes, of which PyTorch does not know
-            if size and size > LITTLE * _memory(device):
-                _make_room(device, size)
             try:
                 sums = _sums(formula, state.columns, rows[start:stop], own_offset + start, scheme)
             except RuntimeError as error:
-                if "[KeOps] Cuda error" in str(error):
-                    _make_room(device, size)  # KeOps does not say what failed: this raises where it was memory
-                raise
+                if "[KeOps] Cuda error" not in str(error):
+                    raise
+                torch.cuda.empty_cache()  # KeOps does not say what failed, mostly memory, which is not PyTorch's
+                raise DeviceOutOfMemory(
+                    f"{device} has no room for {stop - start} rows that KeOps sums: {error}"
+                ) from error
             return _partial(problem, formula, state.uniform, ABSENT[state.columns[0].dtype], sums)
 
         return in_slabs(block, m, min(m, height))
 
-    def _plan(self, state: _State) -> tuple[str, int, int]:
-        """KeOps's scheme, the rows of a call, and bytes for each row; none depends on what memory is free."""
+    def _plan(self, state: _State) -> tuple[str, int]:
+        """KeOps's scheme, and the rows of a call; neither depends on what memory is free."""
         columns, (n, d) = state.columns[0], state.points.shape
         if columns.device.type == "cpu":
-            return "CPU", max(1, CALL // (n * (d + 8))) * cpu_threads(), 0
+            return "CPU", max(1, CALL // (n * (d + 8))) * cpu_threads()
+        # Columns can be shared out among a GPU's processors too, in at most 65,535 blocks, which pays for large ones.
         width = bounds.block(d, columns.element_size())
-        shares = width >= LEAST_BLOCK and n <= MOST_BLOCKS * width
-        if self.scheme == "GPU_1D" or (self.scheme == "auto" and not shares):
-            return "GPU_1D", 1 << 40, 0
-        results = d + 2 if state.formula.reduction is Reduction.MEAN else 3
-        room = -(-n // width) * results * columns.element_size()
-        return "GPU_2D", max(1, int(SHARE * _memory(columns.device)) // room), room
-
-
-@functools.cache
-def _memory(device: torch.device) -> int:
-    """Bytes that a card has."""
-    return int(torch.cuda.get_device_properties(device).total_memory)
+        if self.scheme == "GPU_1D" or (self.scheme == "auto" and (width < 24 or n > 65535 * width)):
+            return "GPU_1D", 1 << 40
+        results = d + 2 if state.formula.reduction is Reduction.MEAN else 3  # of a block and a row, which KeOps keeps
+        memory = torch.cuda.get_device_properties(columns.device).total_memory
+        return "GPU_2D", max(1, memory // 16 // (-(-n // width) * results * columns.element_size()))
 
 
 def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, own_offset: int, scheme: str) -> Tensor:
@@ -136,33 +109,17 @@ def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, own_offset: int
 
 
 def _partial(problem: Problem, formula: Formula, uniform: float, absent: float, sums: Tensor) -> Partial:
-    """The log-domain results, in few operations: for few rows each of them takes as long as KeOps does."""
+    """The log-domain results."""
     start = 0 if formula.anchored else 1
     total, others = sums[:, start], sums[:, start + 1 :]
     if formula.excludes:  # where there is nothing but a row's own column
         none = sums[:, :1] < 0.5 * absent
         total, others = torch.where(none[:, 0], 0.0, total), torch.where(none, 0.0, others)
 
-    def log(x: Tensor) -> Tensor:
-        found = x.log()
-        found = found if formula.anchored else found.add_(sums[:, 0])
-        return found.add_(uniform) if uniform else found
-
+    scale = uniform if formula.anchored else sums[:, 0] + uniform
     if problem.reduction is Reduction.LAPLACE:
-        half = (1.0 + 0.5 * problem.d) * total
-        signed = torch.sub(half, others[:, 0], alpha=0.5)
-        plus = torch.add(half, others[:, 0], alpha=0.5)
-        return Partial(log(plus), sign=signed.sign(), log_magnitude=log(signed.abs()))
+        return exponents.laplace(problem.d, total, -0.5 * others[:, 0], scale)
     shift = None
     if problem.reduction is Reduction.MEAN:
         shift = others / (total.clamp(min=1.0) if formula.excludes else total)[:, None]  # 1 and more, or none at all
-    return Partial(log(total), shift=shift)
-
-
-def _make_room(device: torch.device, size: int) -> None:
-    """Have PyTorch give memory back where ``size`` bytes are not free; DeviceOutOfMemory where that does not help."""
-    if torch.cuda.mem_get_info(device)[0] > size:
-        return
-    torch.cuda.empty_cache()  # what PyTorch keeps for later
-    if torch.cuda.mem_get_info(device)[0] <= size:
-        raise DeviceOutOfMemory(f"{device} has no {size >> 20} MiB free for what KeOps sums block by block")
+    return Partial(total.log() + scale, shift=shift)

@@ -9,12 +9,7 @@ m_i is 0, and Σ_j exp(F_ij) g_ij takes a sixth less time.
 from __future__ import annotations
 
 import functools
-import hashlib
-import logging
 import math
-import sys
-import time
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import threadpoolctl
@@ -24,11 +19,9 @@ from torch import Tensor
 from sdkde_core.plugin import cpu_threads, map_threads, without_grad
 from sdkde_core.protocol import BackendUnavailable, Reduction
 
-from . import built, library
+from . import library
 
-__all__ = ["Formula", "evaluate", "symbolic", "trial"]
-
-_logger = logging.getLogger("sdkde")
+__all__ = ["Formula", "evaluate", "trial"]
 
 
 class Formula(NamedTuple):
@@ -45,9 +38,8 @@ _ready: set[tuple[Any, ...]] = set()
 
 
 @functools.cache
-def symbolic(formula: Formula) -> Any:
-    """Return KeOps's object for a formula; it compiles when it is first called."""
-    library.load()
+def _symbolic(formula: Formula) -> Any:
+    """KeOps's object for a formula; it compiles when it is first called."""
     from pykeops.torch import Genred
 
     aliases = [f"x=Vi({formula.d})", f"y=Vj({formula.d})"]
@@ -60,10 +52,10 @@ def symbolic(formula: Formula) -> Any:
         exponent += "+Equal(i,j)*absent"
     others = {Reduction.MEAN: "y-x", Reduction.LAPLACE: "SqDist(x,y)"}
     summed = f"Concat(IntCst(1),{others[formula.reduction]})" if formula.reduction in others else "IntCst(1)"
+    how = {"axis": 1, "sum_scheme": "block_sum"}
     if formula.anchored:
-        return Genred(f"Exp({exponent})*{summed}", aliases, reduction_op="Sum", axis=1, sum_scheme="block_sum")
-    stable = {"reduction_op": "Max_SumShiftExpWeight", "formula2": summed}
-    return Genred(exponent, aliases, **stable, axis=1, sum_scheme="block_sum")
+        return Genred(f"Exp({exponent})*{summed}", aliases, reduction_op="Sum", **how)
+    return Genred(exponent, aliases, reduction_op="Max_SumShiftExpWeight", formula2=summed, **how)
 
 
 def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
@@ -80,32 +72,28 @@ def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
     @without_grad
     def run(key: tuple[Any, ...]) -> Tensor:
         if key not in _ready:
-            _compile(formula, [x[:1] for x in arguments], scheme)
+            try:
+                _first(formula, [x[:1] for x in arguments], scheme)
+            except (ImportError, OSError, ValueError) as error:  # no library where the compiler should have left one
+                raise BackendUnavailable(
+                    f"KeOps could not compile a formula with {library.compiler()}: {type(error).__name__}: {error}; "
+                    f"pykeops.check_health() says how it is set up, pykeops.clean_pykeops() empties its cache"
+                ) from error
             _ready.add(key)
-        with _threads(device):
+        if device.type != "cpu":
+            return _call(formula, arguments, scheme)
+        with _openmp().limit(limits=cpu_threads(), user_api="openmp"):  # of the thread that calls
             return _call(formula, arguments, scheme)
 
     with library.exclusive():
-        # In a forked child this thread would wait for OpenMP's, which are not there; a new one makes its own.
-        return map_threads(run, [key], 1, apart=library.forked and device.type == "cpu")[0]
+        # For a thread of its own OpenMP makes threads anew: those of the parent are not there in a forked child.
+        return map_threads(run, [key], 1, apart=device.type == "cpu")[0]
 
 
-def _compile(formula: Formula, arguments: list[Tensor], scheme: str) -> None:
-    """Call a formula for the first time: KeOps compiles it, or finds it in its cache, and loads it."""
-    start = time.perf_counter()
-    try:
-        _load(formula, arguments, scheme)
-    except (ImportError, OSError, ValueError) as error:  # no library where the compiler should have left one
-        raise BackendUnavailable(
-            f"KeOps could not compile a formula with {library.compiler()}: {type(error).__name__}: {error}; "
-            f"pykeops.check_health() says how it is set up, pykeops.clean_pykeops() empties its cache"
-        ) from error
-    _logger.info("keops: %s was ready after %.1f s, and is kept", formula, time.perf_counter() - start)
-
-
-def _threads(device: torch.device) -> AbstractContextManager[Any]:
-    """Limit KeOps to ``SDKDE_NUM_THREADS`` threads, else the cores: OpenMP has a limit for each thread that calls."""
-    return nullcontext() if device.type != "cpu" else _openmp().limit(limits=cpu_threads(), user_api="openmp")
+def _first(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
+    """Call a formula that KeOps has to compile, or to load."""
+    with library.building(repr((formula, arguments[0].dtype, scheme))):
+        return _call(formula, arguments, scheme)
 
 
 @functools.cache
@@ -117,31 +105,19 @@ def _openmp() -> Any:
 def _call(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
     device = arguments[0].device
     if device.type == "cpu":
-        return symbolic(formula)(*arguments, backend=scheme)
+        return _symbolic(formula)(*arguments, backend=scheme)
     # KeOps works on the default stream, which does not wait for others, and returns when all is done. It leaves its own
     # context current.
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()
-        return symbolic(formula)(*arguments, backend=scheme, device_id=device.index or 0)
+        return _symbolic(formula)(*arguments, backend=scheme, device_id=device.index or 0)
 
 
 def trial(device: str) -> None:
     """Compile a small reduction and check its result; KeOps's messages are printed. For a process of its own."""
-    try:
-        version = library.import_keops().__version__
-        scheme, x = "CPU" if device == "cpu" else "GPU_2D", torch.tensor([[0.0], [3.0]], dtype=torch.float64)
-        formula, x = Formula(Reduction.LOG_SUM, 1), x.to(device)
-        got = _load(formula, [x, x], scheme).cpu()
-        want = torch.tensor([[0.0, 1.0 + math.exp(-4.5)]] * 2, dtype=torch.float64)
-        if not torch.allclose(got, want, rtol=1e-12, atol=0.0):
-            raise ValueError(f"KeOps {version} computes {got.tolist()}, not {want.tolist()}")
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-
-
-def _load(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
-    """Call a formula whose library may have to be built: by one process at a time."""
-    key = repr((formula, arguments[0].dtype, scheme))
-    with library.locked(hashlib.sha256(key.encode()).hexdigest()[:16]):
-        return built.loading(lambda: _call(formula, arguments, scheme), library.keops_folder())
+    library.import_keops()
+    x = torch.tensor([[0.0], [3.0]], dtype=torch.float64, device=device)
+    got = _first(Formula(Reduction.LOG_SUM, 1), [x, x], "CPU" if device == "cpu" else "GPU_2D").tolist()
+    want = [0.0, 1.0 + math.exp(-4.5)]
+    if not all(math.isclose(a, b, rel_tol=1e-12) for row in got for a, b in zip(row, want, strict=True)):
+        raise ValueError(f"KeOps computes {got}, not {[want, want]}")

@@ -1,49 +1,36 @@
-"""KeOps, imported and called without its messages: one call at a time, and a formula compiled by one process."""
+"""KeOps as a library: imported quietly, tried in another process, and loading only code that is as it was built."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import hashlib
+import importlib
 import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import threading
-import time
-import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import filelock
 import torch
 
-from sdkde_core.plugin import cache_folder, in_child, new_lock
+from sdkde_core.plugin import cache_folder, in_child, new_lock, run_python
+from sdkde_core.protocol import Support
 
-from . import built
-
-__all__ = ["compiler", "exclusive", "folder", "forked", "import_keops", "keops_folder", "load", "locked", "no_compiler"]
+__all__ = ["building", "compiler", "exclusive", "import_keops", "works"]
 
 #: KeOps keeps the arguments of a call in an object that all calls of a formula share.
-_calls = new_lock(threading.RLock)
+_calls, _trials = new_lock(threading.RLock), new_lock()
 
-#: Whether this is a forked child of a process that imported this module.
-forked = False
-
-
-def _fork() -> None:
-    """Have PyTorch use one thread: its OpenMP would wait for threads that a forked child does not have."""
-    global forked
-    forked = True
-    torch.set_num_threads(1)
-
-
-in_child(_fork)
-
-#: A process that uses KeOps writes a file about its formulas as it ends. Another that reads half of it tries again.
-ATTEMPTS, PAUSE = 20, 0.1
+# In a forked child PyTorch's OpenMP would wait for threads that are not there.
+in_child(lambda: torch.set_num_threads(1))
 
 
 def compiler() -> str | None:
@@ -52,93 +39,163 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), *names])), None)
 
 
-def folder() -> Path:
-    """Where locks and the results of health checks are kept."""
-    return cache_folder() / "keops"
-
-
-def keops_folder() -> Path:
+def _keops_folder() -> Path:
     """Where KeOps keeps what it compiled, by its own rule."""
     named = os.environ.get("KEOPS_CACHE_FOLDER")
     return Path(named) if named else Path.home() / ".cache" / f"keops{importlib.metadata.version('keopscore')}"
 
 
-def no_compiler() -> str:
-    """Why nothing can be compiled, and what to do; empty where there is a compiler."""
-    if compiler() is not None:
-        return ""
-    named = os.environ.get("CXX")
-    lacking = "no C++ compiler" + (f" (CXX is {named!r}, which is not found)" if named else "")
-    return f"KeOps compiles as it runs, and there is {lacking}: install g++, or set CXX to the one to take"
+def _ours(kind: str, about: str) -> Path:
+    return cache_folder() / "keops" / f"{kind}-{hashlib.sha256(about.encode()).hexdigest()[:20]}"
 
 
-@contextlib.contextmanager
-def locked(name: str) -> Iterator[None]:
+@contextmanager
+def _locked(about: str) -> Iterator[None]:
     """Let in one process at a time: KeOps would load what another is still writing. No lock where none can be had."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, NotImplementedError):  # nowhere to write; a file system without locks
-            folder().mkdir(parents=True, exist_ok=True)
-            stack.enter_context(filelock.FileLock(folder() / f"{name}.lock"))
+    with ExitStack() as stack:
+        with suppress(OSError, NotImplementedError):  # nowhere to write; a file system without locks
+            path = _ours("lock", about)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(filelock.FileLock(path))
         yield
 
 
-@functools.cache
-def load() -> Any:
-    """Import KeOps without its messages, and return the module ``pykeops``; users' own calls print as they asked."""
-    with _calls:
-        if "pykeops" in sys.modules:
-            return sys.modules["pykeops"]
-        names = ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE")
-        before = {name: os.environ.get(name) for name in names}
-        os.environ.update(dict.fromkeys(names, "0"))
+def import_keops() -> Any:
+    """Import KeOps; once more without its own records of formulas, which a process that was killed may have cut."""
+    with _locked("import"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            pykeops = import_keops()
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
-        pykeops.set_verbose("0" not in before.values())
+            import pykeops.torch
+        except Exception:
+            for path in _keops_folder().glob("*/*_cache.pkl"):
+                path.unlink(missing_ok=True)
+            for name in [n for n in sys.modules if n.partition(".")[0] in ("pykeops", "keopscore")]:
+                del sys.modules[name]
+            import pykeops.torch
         return pykeops
 
 
-def import_keops() -> Any:
-    """Import KeOps, messages and all, and return the module ``pykeops``."""
-    for attempt in range(ATTEMPTS):
-        try:
-            with locked("import"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                import pykeops.torch
-
-                built.forget()
-                return pykeops
-        except Exception as error:
-            if attempt == ATTEMPTS - 1 or not _unreadable(error):
-                raise
-            for name in [n for n in sys.modules if n.partition(".")[0] in ("pykeops", "keopscore")]:
-                del sys.modules[name]
-            time.sleep(PAUSE)
-            if attempt == ATTEMPTS - 2:  # nobody is writing them: a process that was killed has
-                for path in keops_folder().glob("*/*_cache.pkl"):
-                    path.unlink(missing_ok=True)
-    raise AssertionError("unreachable")
-
-
-def _unreadable(error: BaseException) -> bool:
-    """Whether an error comes of reading what KeOps keeps of formulas in pickles."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.filename.endswith(os.path.join("utils", "Cache.py")) for frame in frames)
-
-
-@contextlib.contextmanager
+@contextmanager
 def exclusive() -> Iterator[None]:
-    """One call of KeOps at a time, without its messages."""
-    pykeops = load()
-    keopscore: Any = sys.modules["keopscore"]
+    """One call of KeOps at a time, without its messages; users' own calls print as they asked."""
     with _calls:
-        before = pykeops.verbose, keopscore.verbose
-        pykeops.verbose = keopscore.verbose = False
+        if "pykeops" not in sys.modules:
+            before = {name: os.environ.get(name) for name in ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE")}
+            os.environ.update(dict.fromkeys(before, "0"))
+            try:
+                import_keops().set_verbose("0" not in before.values())
+            finally:
+                for name, value in before.items():
+                    del os.environ[name]
+                    if value is not None:
+                        os.environ[name] = value
+        modules: list[Any] = [sys.modules["pykeops"], sys.modules["keopscore"]]
+        verbose = [module.verbose for module in modules]
+        try:
+            for module in modules:
+                module.verbose = False
+            yield
+        finally:
+            for module, said in zip(modules, verbose):
+                module.verbose = said
+
+
+@contextmanager
+def building(formula: str) -> Iterator[None]:
+    """Have a formula's first call, in here, use what KeOps built before only if its digest says that it is unchanged.
+
+    A build that was killed leaves a short library, which is an error for ever or ends the process; a bit that has
+    changed would give other numbers. Such files are removed, and KeOps builds the formula again.
+    """
+    link_compile: Any = importlib.import_module("keopscore.binders.LinkCompile").LinkCompile
+    _forget()
+    real, built = link_compile.get_dll_and_params, list[tuple[Path, str]]()
+
+    def checked(self: Any) -> Any:
+        folder, tag = Path(self.info_file).parent, self.gencode_filename
+        built.append((folder, tag))
+        with suppress(OSError):  # a folder that cannot be written is taken as it is
+            kept = folder / f"{tag}.sha256"
+            if not kept.exists() or kept.read_text(errors="replace") != _digest(folder, tag):
+                for path in folder.glob(f"*{tag}*"):
+                    path.unlink()
+                importlib.invalidate_caches()
+        return real(self)
+
+    with _locked(formula):
+        link_compile.get_dll_and_params = checked
         try:
             yield
         finally:
-            pykeops.verbose, keopscore.verbose = before
+            link_compile.get_dll_and_params = real
+        for folder, tag in built:
+            with suppress(OSError):
+                (folder / f"{tag}.sha256").write_text(_digest(folder, tag))
+
+
+@functools.cache
+def _forget() -> None:
+    """Have KeOps read its files again: of formulas that it remembers from another process it looks at none."""
+    importlib.import_module("keopscore.get_keops_dll").get_keops_dll.reset()
+    importlib.import_module("pykeops.common.keops_io.LoadKeOps_cpp").LoadKeOps_cpp.reset()
+
+
+def _digest(folder: Path, tag: str) -> str:
+    """The SHA-256 of all that KeOps built of a formula: sources, what its arguments are, the library."""
+    files = sorted(path for path in folder.glob(f"*{tag}*") if path.suffix != ".sha256")
+    each = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+    return hashlib.sha256("\n".join(each).encode()).hexdigest()
+
+
+def works(device: str) -> Support:
+    """Say whether KeOps compiles and runs on ``device``, ``"cpu"`` or ``"cuda:0"``."""
+    if (found := compiler()) is None:
+        named = os.environ.get("CXX")
+        lacking = "no C++ compiler" + (f" (CXX is {named!r}, which is not found)" if named else "")
+        why = f"KeOps compiles as it runs, and there is {lacking}: install g++, or set CXX to the one to take"
+        return Support(False, why)
+    with _trials:  # threads that ask at once wait for one answer
+        return _tried(device, found)
+
+
+@functools.cache
+def _tried(device: str, compiler: str) -> Support:
+    """Compile and check a small sum in another process, as what some compilers build ends whoever loads it.
+
+    The answer is kept in the process, and a good one on disk by all that it depends on.
+    """
+    kind, folder = torch.device(device).type, _keops_folder()
+    if kind not in ("cpu", "cuda"):
+        return Support(False, f"KeOps runs on CPUs and CUDA GPUs, not on {device}")
+    try:
+        torch.zeros(1, device=device).add_(1.0).cpu()
+    except (RuntimeError, AssertionError) as error:
+        return Support(False, f"PyTorch {torch.__version__} cannot use {device}: {str(error).splitlines()[0]}")
+    about = [importlib.metadata.version(name) for name in ("pykeops", "keopscore", "torch", "sdkde-core")]
+    about += [sys.executable, platform.platform(), os.path.realpath(compiler), str(os.stat(compiler).st_mtime_ns)]
+    about += [str(folder), device if kind == "cpu" else torch.cuda.get_device_name(device)]
+    about += [os.environ.get(name, "") for name in ("CXXFLAGS", "CUDA_PATH", "LD_LIBRARY_PATH")]
+    good, kept = Support(True, f"KeOps compiles and runs on {device} with {compiler}"), _ours("works", repr(about))
+    if kept.exists():
+        return good
+    loud = {k: v for k, v in os.environ.items() if k not in ("KEOPS_VERBOSE", "PYKEOPS_VERBOSE")}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "env": loud}
+    try:
+        code = f"from sdkde_keops import formulas; formulas.trial({device!r})"
+        run_python(code, timeout=240.0, check=True, **how)  # on a machine that may be busy
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = error.output if isinstance(error.output, str) else ""
+        last = [line.strip() for line in said.splitlines() if line.strip()][-4:]
+        ended = str(error).rpartition("' ")[2].rstrip(".") + (f", saying: {' | '.join(last)[-600:]}" if last else "")
+        toolkit = ", and CUDA_PATH to the CUDA toolkit, which has include/cuda.h and include/nvrtc.h"
+        return Support(
+            False,
+            f"KeOps does not work on {device}: a trial in a process of its own failed. Cause: with the compiler "
+            f"{compiler} it {ended}. Remedy: set CXX to the system's own g++ (one no newer than its libstdc++)"
+            f"{'' if kind == 'cpu' else toolkit}; then delete {folder}, where KeOps keeps what it built. If that "
+            "cannot be written, set KEOPS_CACHE_FOLDER to another folder before KeOps is imported",
+        )
+    with suppress(OSError):  # nowhere to write: every process finds out for itself
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+    return good

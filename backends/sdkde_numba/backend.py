@@ -19,11 +19,12 @@ from sdkde_core.plugin import (
     cpu_threads,
     each,
     empty,
+    exponents,
     map_threads,
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import Form, choose, double_limit, takes_leaves
+from .bounds import LN2, Form, choose, double_limit, takes_leaves
 from .compiled import kernel
 from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS
 from .near import Near, leaf_bytes, order_columns, sum_leaves
@@ -32,26 +33,11 @@ from .tunables import configuration, width_of
 
 Array = NDArray[Any]
 
-#: Columns of a task, at least, and how many to aim for where rows are few.
-CHUNK, TASKS = 1 << 14, 64
-
 #: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
 CALL = 1 << 29
 
-#: Where tiles are left out: rows for which columns are looked at together; most rows of a task, and how many tasks to
-#: aim for: what a task does in Python takes 2 ms, in which no other thread does anything in Python.
-GROUP, MOST_ROWS, FEWEST_TASKS = 512, 4096, 16
-
-#: Most pairs of tiles that a task looks at, and bytes for each.
-LOOKED, LOOKED_BYTES = 1 << 19, 64
-
-#: Numbers that a task packs.
-PACK = 1 << 20
-
 #: A column that is not there, and the exponent that all are above.
 NO_COLUMN, NO_CUT = -(1 << 62), -1e300
-
-LN2 = math.log(2.0)
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,7 @@ class NumbaBackend:
         packed = np.empty((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = (log_weights - uniform) / LN2 if weighted else 0.0
-        step = max(1, PACK // (many * width))  # tiles of a task
+        step = max(1, (1 << 20) // (many * width))  # tiles of a task
         with claim_memory("packing", tasks=self.threads or cpu_threads()) as threads:
             map_threads(
                 lambda first: _pack(parts, first, packed[first : first + step]), range(0, len(packed), step), threads
@@ -155,7 +141,7 @@ class NumbaBackend:
         tiles, many, width = state.columns.shape
         # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
         # Blocks of rows may, since a row's sums do not depend on the rows beside it.
-        chunk = -(-max(CHUNK, tiles * width * -(-m // ROWS) // TASKS) // width)
+        chunk = -(-max(1 << 14, tiles * width * -(-m // ROWS) // 64) // width)  # for 64 tasks
         least = TASK // (min(chunk, tiles) * width * (many + 16))
         most = CALL // (width * (many + 16))
         height = ROWS * -(-max(1, least, min(most, -(-m // (4 * threads)))) // ROWS)
@@ -180,15 +166,17 @@ class NumbaBackend:
         if places is None:
             (places,) = map_threads(lambda x: order(x, LEAF), [rows], 1, apart=True)
 
-        tiles = min(MOST_ROWS // HEIGHT, LOOKED // len(state.columns), len(rows) // (FEWEST_TASKS * HEIGHT))
-        group = HEIGHT * max(1, tiles)
+        # Tiles of rows of a task: at most 4096 rows, and 2¹⁹ pairs of tiles, 64 bytes each. But 16 tasks are aimed for:
+        # what a task does in Python takes 2 ms, in which no other thread does anything in Python.
+        tiles = max(1, min(4096 // HEIGHT, (1 << 19) // len(state.columns), len(rows) // (16 * HEIGHT)))
+        group = HEIGHT * tiles
 
         def task(first: int) -> Partial:
             here = places[first : first + group]
             with np.errstate(all="ignore"):
                 return _some(problem, state, rows[here], own[here])
 
-        each_takes = LOOKED_BYTES * max(1, tiles) * len(state.columns) + leaf_bytes(problem, state.near)
+        each_takes = 64 * tiles * len(state.columns) + leaf_bytes(problem, state.near)
         with claim_memory("a sum over tiles", each=each_takes, tasks=threads) as together:
             found = concatenate(map_threads(task, range(0, len(rows), group), together))
         back = np.empty(len(rows), np.intp)
@@ -213,7 +201,7 @@ def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
     By leaves, and by tiles the rows that those are not right for.
     """
     assert state.near is not None
-    found = lists(problem, state.near.columns, rows, HEIGHT, GROUP)
+    found = lists(problem, state.near.columns, rows, HEIGHT, 512)
     parts, again = [], np.arange(len(rows))
     if takes_leaves(problem):
         some, again = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
@@ -228,24 +216,12 @@ def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
 
 
 def _reduce(
-    problem: Problem,
-    state: _State,
-    queries: Array,
-    own: Array,
-    tiles: Array,
-    cut: float | None = None,
+    problem: Problem, state: _State, queries: Array, own: Array, tiles: Array, cut: float | None = None
 ) -> _Sums:
-    """Run the kernel on a block of rows and some tiles.
+    """Run the kernel on a block of rows (b, d) and some tiles.
 
-    Parameters
-    ----------
-    problem, state : Problem, _State
-    queries : (b, d) array
-    own : (b,) array
-        Columns as packed that rows leave out.
-    tiles : (k,) array
-    cut : float, optional
-        Log of the terms up to which tiles are left out; None: no tile is.
+    Rows leave out the columns ``own``, as packed. ``cut`` is the log of the terms up to which tiles are left out; None:
+    no tile is.
     """
     real = np.dtype(state.form.dtype)
     b, d = queries.shape
@@ -307,14 +283,8 @@ def _result(problem: Problem, state: _State, queries: Array, sums: _Sums) -> Par
     base = _base(state, queries)
     scale = LN2 * sums.tops + (base + state.uniform)  # log of what total is a multiple of
     if problem.reduction is Reduction.LAPLACE:
-        half = (1.0 + 0.5 * problem.d) * total
         exponent = -0.5 * moment if state.form.direct else moment + base * total  # Σ φ (−½ r²)
-        signed = half + exponent
-        return Partial(
-            np.log(half - exponent) + scale,
-            sign=np.sign(signed),
-            log_magnitude=np.log(np.abs(signed)) + scale,
-        )
+        return exponents.laplace(problem.d, total, exponent, scale)
     shift = None
     if problem.reduction is Reduction.MEAN:
         safe = np.where(total > 0, total, 1.0)[:, None]

@@ -19,6 +19,7 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = [
     "BLOCK",
+    "LN2",
     "MOST_EXTENT",
     "MOST_KERNEL_EXTENT",
     "Form",
@@ -34,29 +35,16 @@ __all__ = [
 
 Array = NDArray[Any]
 
+LN2 = math.log(2.0)
+
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
-#: Shares of the tolerance that exponents may use in float32 and in float64; the rest is for exponentials and sums.
-SINGLE_BUDGET, DOUBLE_BUDGET = 0.75, 0.5
-
-#: Share of the tolerance that sums of leaves in float32 may use; what is left out has about the rest. What an
-#: exponential errs by, of itself: its polynomial, and rounding. How many terms a lane adds in float32 before they go
-#: on to float64, and what it errs by.
-LEAF_BUDGET, POLYNOMIAL, ROUNDED = 0.78, 1e-7, 2e-7
+#: Columns that a lane of leaves adds in float32 before they go on to float64.
 BLOCK = 32
-BLOCK_SUM = 4.0 * 2.0**-24 * math.sqrt(BLOCK) / 3.0
 
-#: Dimensions up to which leaves are summed: beyond, the sums of all coordinates are too many for registers.
-MOST_LEAF_DIMENSIONS = 16
-
-#: Log weights (nats) that float32 takes: columns left out must stay below all others.
-SINGLE_SPAN = 1e5
-
-#: The largest extent that float64 takes, for the same reason.
-MOST_EXTENT = 1e140
-
-#: The largest extent that other kernels than the Gaussian take: squares of distances are finite.
-MOST_KERNEL_EXTENT = 2e149
+#: The largest extent that float64 takes: columns left out must stay below all others. And that of other kernels than
+#: the Gaussian: squares of distances are finite.
+MOST_EXTENT, MOST_KERNEL_EXTENT = 1e140, 2e149
 
 
 class Form(NamedTuple):
@@ -76,7 +64,8 @@ def choose(problem: Problem, log_weight_span: float = 0.0) -> Form:
     """
     if "kernel" in problem.requires:
         return Form("float64", True)
-    if problem.extent <= single_limit(problem) and log_weight_span <= SINGLE_SPAN:
+    # Columns left out must stay below log weights in float32 too.
+    if problem.extent <= single_limit(problem) and log_weight_span <= 1e5:
         return Form("float32", problem.extent > single_products(problem))
     return Form("float64", problem.extent > double_limit(problem))
 
@@ -120,14 +109,15 @@ def double_limit(problem: Problem) -> float:
     tolerance, mean = TOLERANCES[problem.precision], problem.reduction is Reduction.MEAN
     absolute = tolerance[Reduction.LOG_SUM].absolute / _paid(problem)
     absolute = min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
-    squares = DOUBLE_BUDGET * absolute / _of_sums("float64", problem.d)
+    squares = 0.5 * absolute / _of_sums("float64", problem.d)
     return min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares)
 
 
 def takes_leaves(problem: Problem) -> bool:
     """Whether rows are first summed in float32, leaf by leaf."""
     one = "exclude_self" not in problem.requires
-    return one and problem.precision != "float64" and problem.d <= MOST_LEAF_DIMENSIONS
+    # Beyond 16 dimensions the sums of all coordinates are too many for registers.
+    return one and problem.precision != "float64" and problem.d <= 16
 
 
 class LeafSums(NamedTuple):
@@ -164,47 +154,38 @@ def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
       share, ``tie``. Of η half the part with ρ is the row's own rounding, not counted here: it is as if the row stood
       elsewhere, and moves the result by no more than ε ρ max(E‖x − mean‖², 1).
 
-    Sums in float32 add to that: each lane by :data:`BLOCK_SUM` of itself, :data:`BLOCK` columns at a time, so that four
+    Sums in float32 add to that: each lane by (4 / 3) ε √BLOCK of itself, :data:`BLOCK` columns at a time, so that four
     standard deviations of all together are √(largest share of a lane) of it; equal terms by ε BLOCK / 3, as they round
-    alike.
-
-    Parameters
-    ----------
-    problem : Problem
-    rows : LeafSums
-
-    Returns
-    -------
-    (m,) array
-        NaN where a sum is none.
+    alike. All that may use .78 of the tolerance; what is left out has about the rest. NaN where a sum is none.
     """
     epsilon, d, whole = UNIT_ROUNDOFF["float32"], problem.d, 1.0 + 0.5 * problem.d
+    budget, polynomial, rounded, block_sum = 0.78, 1e-7, 2e-7, 4.0 * epsilon * math.sqrt(BLOCK) / 3.0
     slip = 4.0 * epsilon * rows.across  # distances as summed err by that, and by little of themselves
     root = 1.001 * np.sqrt(rows.square) + slip
     square, fourth = root**2, (1.001 * np.sqrt(np.sqrt(rows.fourth)) + slip) ** 4
-    known = POLYNOMIAL + 2.0 * math.log(2.0) * rows.span * epsilon
+    known = polynomial + 2.0 * LN2 * rows.span * epsilon
     by_square, by_root = 0.5 * (5.0 + d) * epsilon, 2.0 * rows.across * epsilon
-    summing = np.maximum(BLOCK_SUM * np.sqrt(np.minimum(BLOCK / rows.total, 1.0)), rows.tie * BLOCK / 3.0 * epsilon)
-    first = known + ROUNDED + by_square * square + by_root * root  # E[η]
+    summing = np.maximum(block_sum * np.sqrt(np.minimum(BLOCK / rows.total, 1.0)), rows.tie * BLOCK / 3.0 * epsilon)
+    first = known + rounded + by_square * square + by_root * root  # E[η]
     tolerances = TOLERANCES[problem.precision]
-    allowed = LEAF_BUDGET * tolerances[Reduction.LOG_SUM].at(rows.log_sum)
+    allowed = budget * tolerances[Reduction.LOG_SUM].at(rows.log_sum)
     off = (first + summing) / allowed
     if problem.reduction is Reduction.LAPLACE:
-        second = (known + ROUNDED) * square + by_square * fourth + by_root * np.sqrt(square * fourth)  # E[η r²]
-        allowed = LEAF_BUDGET * tolerances[Reduction.LAPLACE].at(rows.log_sum + np.log(whole + 0.5 * rows.square))
+        second = (known + rounded) * square + by_square * fourth + by_root * np.sqrt(square * fourth)  # E[η r²]
+        allowed = budget * tolerances[Reduction.LAPLACE].at(rows.log_sum + np.log(whole + 0.5 * rows.square))
         off = (first + (0.5 * second + first) / whole + summing * (1.0 + 0.5 * square / whole)) / allowed
     if rows.shift is not None:
         length = np.linalg.norm(rows.shift, axis=1)
         around = np.maximum(square - length**2, 1e-3 * square)  # E‖x − mean‖²
         by_root = 0.5 * by_root
-        worst = (ROUNDED + by_square * np.sqrt(fourth) + by_root * root) * np.sqrt(around)  # A
-        one = ROUNDED * (0.61 + length) + by_square * (1.17 + 0.74 * length) + by_root * (0.74 + 0.61 * length)  # B
+        worst = (rounded + by_square * np.sqrt(fourth) + by_root * root) * np.sqrt(around)  # A
+        one = rounded * (0.61 + length) + by_square * (1.17 + 0.74 * length) + by_root * (0.74 + 0.61 * length)  # B
         share = np.minimum(np.maximum(1.0 / rows.total, rows.tie), 1.0)
         moved = np.minimum(worst, 4.0 / math.sqrt(3.0) * np.sqrt(share * worst * one))
         moved = moved + known * np.sqrt(around) + epsilon * rows.across * np.maximum(around, 1.0)
         moved = moved + epsilon * (2.0 * root + rows.across) * np.sqrt(share)  # the differences
         moved = moved + summing * (root + length)
-        off = np.maximum(off, moved / (LEAF_BUDGET * tolerances[Reduction.MEAN].at(rows.log_sum)))
+        off = np.maximum(off, moved / (budget * tolerances[Reduction.MEAN].at(rows.log_sum)))
     return off
 
 
@@ -219,8 +200,9 @@ def _of_sums(dtype: str, d: int) -> float:
 
 
 def _single_budget(problem: Problem, relative: bool = False) -> float:
+    """What exponents may use in float32; the rest is for exponentials and sums."""
     tolerance = TOLERANCES["fast"][problem.reduction]
-    return SINGLE_BUDGET / _paid(problem) * (tolerance.relative if relative else tolerance.absolute)
+    return 0.75 / _paid(problem) * (tolerance.relative if relative else tolerance.absolute)
 
 
 def _paid(problem: Problem) -> float:

@@ -10,6 +10,7 @@ has cached is stale.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -18,6 +19,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .instructions import FAST, everywhere, register_bytes, times_plus, vector_pointer
 from .instructions import exp2 as _exp2
 from .instructions import larger as _larger
 
@@ -33,24 +35,11 @@ FLOOR, OWN, ABSENT = (-1e28, -1e290), (-1e29, -1e292), (-1e30, -1e300)
 #: log2 of the least normal number: below it exponentials are 0.
 LEAST = (-126.0, -1022.0)
 
-#: LLVM may reorder sums and take no number for NaN, so that it can vectorise maxima and sums. The caller sees to NaN.
-_FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
-
 # Every function here is inlined. Otherwise the function just compiled and its copy in the code that is kept for the
 # next process might add in different orders.
 
 
 # --- exponents ------------------------------------------------------------------------------------------------------
-
-
-def _register_block(context, itemsize):
-    """Lanes of a vector and vectors of a row: with :data:`ROWS` rows of accumulators the registers are nearly full."""
-    features = context.codegen().magic_tuple()[2].split(",")
-    if "+avx512f" in features:
-        return 64 // itemsize, 4  # of 32 registers
-    if "+neon" in features:
-        return 16 // itemsize, 4
-    return 32 // itemsize, 2  # of 16
 
 
 def _tile_product(direct):
@@ -66,8 +55,10 @@ def _tile_product(direct):
     def generate(context, builder, signature, arguments):
         element = context.get_data_type(signature.args[0].dtype)
         itemsize = signature.args[0].dtype.bitwidth // 8
-        lanes, vectors = _register_block(context, itemsize)
-        vector, index = ir.VectorType(element, lanes), ir.IntType(32)
+        size = register_bytes(context)
+        # With ROWS rows of accumulators the registers, 16 or 32, are nearly full.
+        lanes, vectors = size // itemsize, 2 if size == 32 else 4
+        vector = ir.VectorType(element, lanes)
         rows, columns, out = (
             context.make_array(kind)(context, builder, value=value)
             for kind, value in zip(signature.args[:3], arguments[:3])
@@ -78,11 +69,7 @@ def _tile_product(direct):
         row_data = [
             builder.gep(rows.data, [builder.mul(builder.add(first, constant(r)), row_stride)]) for r in range(ROWS)
         ]
-        undefined, everywhere = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(index, lanes), None)
-        zero = ir.Constant(vector, [0.0] * lanes)
-
-        def vector_at(data, offset):
-            return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
+        zero, vector_at = ir.Constant(vector, [0.0] * lanes), functools.partial(vector_pointer, builder, vector=vector)
 
         with cgutils.for_range_slice(builder, constant(0), column_stride, constant(lanes * vectors)) as (j, _):
             # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
@@ -96,13 +83,10 @@ def _tile_product(direct):
                     for v in range(vectors)
                 ]
                 for r in range(ROWS):
-                    scalar = builder.load(builder.gep(row_data[r], [loop.index]))
-                    u = builder.insert_element(undefined, scalar, ir.Constant(index, 0))
-                    u = builder.shuffle_vector(u, undefined, everywhere)
+                    u = everywhere(builder, builder.load(builder.gep(row_data[r], [loop.index])), vector)
                     for v in range(vectors):
                         a, b = (builder.fsub(x[v], u),) * 2 if direct else (x[v], u)
-                        term = builder.fmul(a, b, flags=["contract"])
-                        builder.store(builder.fadd(builder.load(sums[r][v]), term, flags=["contract"]), sums[r][v])
+                        builder.store(times_plus(builder, a, b, builder.load(sums[r][v])), sums[r][v])
             for r in range(ROWS):
                 for v in range(vectors):
                     place = builder.add(builder.add(builder.mul(constant(r), column_stride), j), constant(v * lanes))
@@ -132,7 +116,7 @@ def exp2(x):
 # what is summed must be relative to the largest of the numbers that it is the largest of.
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _exponents(s, r, log_weights, factor, out):
     """out[r, j] = s · factor + log_weights; return the largest."""
     real = s.dtype.type
@@ -144,7 +128,7 @@ def _exponents(s, r, log_weights, factor, out):
     return top
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _exponentials(exponents, r, top, out):
     """out[r, j] = 2^(exponents[r, j] − top), 0 where that is below the normal numbers; return the sum."""
     real = out.dtype.type
@@ -160,7 +144,7 @@ def _exponentials(exponents, r, top, out):
     return total
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _product(s, phi, r):
     total = s.dtype.type(0.0)
     for j in range(s.shape[1]):
@@ -168,7 +152,7 @@ def _product(s, phi, r):
     return total
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _add_means(phi, columns, rows, i, c, last, out):
     """out[r, c] += Σ_j phi[r, j] (columns[c, j] − rows[i + r, c]), and for c + 1 where that is not beyond ``last``."""
     e = min(c + 1, last)
@@ -209,29 +193,21 @@ def reduce_tiles(columns, log_weights, tiles, rows, direct, own, laplace, cuts, 
 
     Parameters
     ----------
-    columns : (tiles, c, width) array
-        Coordinates, and for products −½‖u_j‖² after them.
-    log_weights : (tiles, width) array
-        In log2 units; :data:`ABSENT` where there is no column.
+    columns, log_weights : (tiles, c, width) and (tiles, width) arrays
+        Coordinates, and for products −½‖u_j‖² after them; log2, :data:`ABSENT` where there is no column.
     tiles : (k,) array of int
         Tiles to take.
     rows : (b, c) array
         b is a multiple of :data:`ROWS`. For products 1 after the coordinates.
-    direct : bool
-        Squares of differences, or products.
+    direct, laplace : bool
+        Squares of differences, or products; whether ``moments`` gets Σ φ s.
     own : (b,) array of int
         Row i leaves out column own[i], where there is one.
-    laplace : bool
-        Whether ``moments`` gets Σ φ s.
     cuts, left : (b,) float64 arrays
         Four rows leave out a tile where no exponent e is above their cut and ``left`` is at least 1; 2^(0.9 (e − cut))
         is taken off from that.
-    tops : (b,) float64 array
-        Running maxima, from FLOOR on.
-    sums : (b, d) float64 array
-        Σ φ (columns − rows); (b, 0) where that is not wanted.
-    moments : (2, b) float64 array
-        Σ φ and Σ φ s.
+    tops, sums, moments : (b,), (b, d) and (2, b) float64 arrays
+        Running maxima, from FLOOR on; Σ φ (columns − rows), (b, 0) where that is not wanted; Σ φ and Σ φ s.
     """
     width, shifts = columns.shape[2], sums.shape[1]
     real = columns.dtype.type
@@ -283,25 +259,23 @@ def reduce_tiles(columns, log_weights, tiles, rows, direct, own, laplace, cuts, 
 #: What a kernel is to the loops.
 CODES = {"exponential": 0, "tophat": 1, "epanechnikov": 2, "linear": 3, "cosine": 4}
 
-#: cos(π r / 2) as a polynomial in r², constant first: its Taylor series, to 2e-17 of 1 on [0, 1].
-_COSINE_COEFFICIENTS = tuple((-1.0) ** k * (np.pi / 2.0) ** (2 * k) / math.factorial(2 * k) for k in range(11))
-
 
 @intrinsic
 def _cosine(typing_context, x):
-    """cos(π √x / 2)."""
+    """cos(π √x / 2), as a polynomial in x: its Taylor series, to 2e-17 of 1 on [0, 1]."""
+    coefficients = [(-1.0) ** k * (np.pi / 2.0) ** (2 * k) / math.factorial(2 * k) for k in range(11)]
 
     def generate(context, builder, signature, arguments):
         (value,) = arguments
-        *lower, power = (ir.Constant(value.type, c) for c in _COSINE_COEFFICIENTS)
+        *lower, power = (ir.Constant(value.type, c) for c in coefficients)
         for c in reversed(lower):
-            power = builder.fadd(builder.fmul(power, value, flags=["contract"]), c, flags=["contract"])
+            power = times_plus(builder, power, value, c)
         return power
 
     return x(x), generate
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _kernel_exponents(s, r, log_weights, code, out):
     """out[r, j] = log_weights − √s · log2(e) of the exponential kernel; of others log_weights within reach."""
     top, absent = s.dtype.type(ABSENT[1]), s.dtype.type(ABSENT[1])
@@ -318,7 +292,7 @@ def _kernel_exponents(s, r, log_weights, code, out):
     return top
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _largest(x, r):
     top = x.dtype.type(ABSENT[1])
     for j in range(x.shape[1]):
@@ -326,7 +300,7 @@ def _largest(x, r):
     return top
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _kernel_sum(s, phi, r, code):
     """Σ_j phi[r, j] K(√s), of a kernel of bounded support; phi is 0 beyond it."""
     total = 0.0

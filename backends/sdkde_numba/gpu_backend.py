@@ -20,9 +20,6 @@ from .gpu_kernels import SIMULATED
 from .gpu_launch import Packed
 from .gpu_space import LaunchConfig, depth_of
 
-#: The least compute capability that any CUDA toolkit which Numba works with compiles for.
-LEAST_CAPABILITY = (5, 0)
-
 
 @dataclass(frozen=True)
 class _State:
@@ -83,7 +80,7 @@ class CudaBackend:
         if index >= torch.cuda.device_count():
             return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        if capability < LEAST_CAPABILITY:
+        if capability < (5, 0):
             return Support(False, f"{name} has compute capability {capability[0]}.{capability[1]}; Numba needs 5.0")
         try:
             with cuda.gpus[index]:

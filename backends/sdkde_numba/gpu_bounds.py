@@ -23,24 +23,7 @@ import math
 from sdkde_core.nearby import LEFT_OUT
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
 
-__all__ = [
-    "ARITHMETICS",
-    "BESIDE_LISTS",
-    "DEPTH",
-    "MANY",
-    "MOST_DEPTH",
-    "MOST_EXTENT",
-    "anchored",
-    "arithmetic",
-    "expanded_limit",
-    "extent_limit",
-    "single_limit",
-]
-
-#: From the fastest to the one that holds everywhere.
-ARITHMETICS = ("expanded", "single", "doubled", "float64")
-
-EPSILON = 2.0**-24
+__all__ = ["BESIDE_LISTS", "DEPTH", "MANY", "MOST_DEPTH", "MOST_EXTENT", "anchored", "arithmetic", "extent_limit"]
 
 #: Share of the tolerance that exponents may use, and where lists leave columns out.
 BUDGET = 0.9
@@ -48,18 +31,6 @@ BESIDE_LISTS = BUDGET - LEFT_OUT
 
 #: Coordinates that a thread sums at most, in as many dimensions as its row's 32 threads can have so, and in more.
 DEPTH, MOST_DEPTH, MANY = 16, 32, 512
-
-#: Extents up to which shifts of rows with themselves among the columns are summed by float32 coordinates. Both ends of
-#: a difference are rounded: by 0.6 ε R together, at most 2 ε R in few dimensions; that moves the row's mean of the
-#: points around it, whose covariance is about 1, by as much again. 30 · 2 ε · 2 is 7e-6.
-MEAN_LIMIT = {"fast": 200.0, "high": 30.0}
-
-#: Extents up to which pairs of float32 numbers hold: where 2⁻²⁴ · 2 ε R r reaches what single may. LAPLACE's L follows
-#: from log |L| only while an exponent, off by some 5e-7 of itself, is known to a part of one.
-DOUBLED_LIMIT = {Reduction.LOG_SUM: 1e7, Reduction.MEAN: 1e7, Reduction.LAPLACE: 400.0}
-
-#: Log weights (nats) that float32 takes: what is left out, and where maxima start, stays far below.
-MOST_SPAN = 1e5
 
 #: What float64 takes: squares of distances that stay far above where maxima start.
 MOST_EXTENT = 1e140
@@ -71,18 +42,13 @@ def anchored(problem: Problem) -> bool:
 
 
 def arithmetic(problem: Problem, log_weight_span: float = 0.0, budget: float = BUDGET) -> str:
-    """Return the fastest of :data:`ARITHMETICS` that keeps the precision.
+    """Return the fastest arithmetic that keeps the precision: "expanded", "single", "doubled" or "float64".
 
-    Parameters
-    ----------
-    problem : Problem
-        Its extent is the largest of all problems of the state.
-    log_weight_span : float
-        Largest magnitude of a log weight, nats.
-    budget : float
-        Share of the tolerance that exponents may use.
+    The problem's extent is the largest of all problems of the state, ``log_weight_span`` the largest magnitude of a log
+    weight in nats, ``budget`` the share of the tolerance that exponents may use.
     """
-    if log_weight_span <= MOST_SPAN:
+    # float32 takes log weights up to a span: what is left out, and where maxima start, stays far below.
+    if log_weight_span <= 1e5:
         if problem.extent <= expanded_limit(problem, budget):
             return "expanded"
         if problem.extent <= single_limit(problem, budget):
@@ -98,7 +64,11 @@ def extent_limit(problem: Problem) -> float:
     Pairs take half as long again as coordinates. Points taken off beyond the limit of coordinates would be summed in
     float64, for which many cards need thirty times as long: so the limit is that of pairs.
     """
-    return DOUBLED_LIMIT[problem.reduction] if single_limit(problem) > 0 else MOST_EXTENT
+    if single_limit(problem) < 0:
+        return MOST_EXTENT
+    # Where 2⁻²⁴ · 2 ε R r reaches what single may. LAPLACE's L follows from log |L| only while an exponent, off by some
+    # 5e-7 of itself, is known to a part of one.
+    return 400.0 if problem.reduction is Reduction.LAPLACE else 1e7
 
 
 def expanded_limit(problem: Problem, budget: float = BUDGET) -> float:
@@ -108,13 +78,10 @@ def expanded_limit(problem: Problem, budget: float = BUDGET) -> float:
     large.
     """
     laplace = problem.reduction is Reduction.LAPLACE
-    if (
-        problem.precision != "fast"
-        or problem.reduction is Reduction.MEAN
-        or (laplace and "weights" in problem.requires)
-    ):
+    kept = problem.precision == "fast" and problem.reduction is not Reduction.MEAN
+    if not kept or (laplace and "weights" in problem.requires):
         return -math.inf
-    return math.sqrt(_budget(problem, budget).absolute / (4.0 * EPSILON * (math.sqrt(problem.d) / 3.0 + 1.5)))
+    return math.sqrt(_budget(problem, budget).absolute / (4.0 * 2.0**-24 * (math.sqrt(problem.d) / 3.0 + 1.5)))
 
 
 def single_limit(problem: Problem, budget: float = BUDGET) -> float:
@@ -126,11 +93,14 @@ def single_limit(problem: Problem, budget: float = BUDGET) -> float:
     if problem.precision == "float64" or (problem.reduction is Reduction.MEAN and not anchored(problem)):
         return -math.inf
     if problem.reduction is Reduction.MEAN:
-        return MEAN_LIMIT[problem.precision]
+        # Both ends of a difference are rounded: by 0.6 ε R together, at most 2 ε R in few dimensions; that moves the
+        # row's mean of the points around it, whose covariance is about 1, by as much again. 30 · 2 ε · 2 is 7e-6.
+        return {"fast": 200.0, "high": 30.0}[problem.precision]
     absolute, relative = _budget(problem, budget)
     depth = min(problem.d, DEPTH if problem.d <= MANY else MOST_DEPTH)
-    a = 4.0 * EPSILON * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
-    return math.sqrt(2.0 * absolute * max(relative - a, 0.0)) / (2.0 * EPSILON)
+    epsilon = 2.0**-24
+    a = 4.0 * epsilon * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
+    return math.sqrt(2.0 * absolute * max(relative - a, 0.0)) / (2.0 * epsilon)
 
 
 def _budget(problem: Problem, budget: float) -> Tolerance:

@@ -23,68 +23,37 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import config, cuda, float32, float64, int64, uint64, void
 
-__all__ = ["ABSENT", "FAR", "FLOOR", "LAZY", "SIMULATED", "Shape", "reduction", "signature"]
+__all__ = ["ABSENT", "FLOOR", "SIMULATED", "Shape", "reduction", "signature"]
 
 #: Whether kernels run in Numba's simulator, on the CPU.
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
 #: By whether numbers are float64: where running maxima start, finite so that differences of them are; exponents of what
-#: is left out; a coordinate of the columns that pad the last tile. They are far from each other and from any exponent.
+#: is left out. They are far from each other and from any exponent.
 FLOOR = (-1e30, -1e290)
 ABSENT = (-1e34, -1e296)
-FAR = (1e18, 1e150)
-
-#: How far (log2) an exponent may be above a row's running maximum before the row's sums are scaled to it.
-LAZY = 20.0
-
-#: log2 of what a squared distance in bandwidths makes of a pair: −½ log2 e.
-HALF_SQUARE = -0.5 * np.log2(np.e)
-
 
 #: Unsigned indices: a signed one may count from an array's end, and the test for that takes longer than the load.
 index = uint64
 
-#: Mask of the threads that exchange numbers.
-ALL = 0xFFFFFFFF
-
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for.
+    """What a kernel is compiled for. Without any of the flags: direct differences in float32."""
 
-    Parameters
-    ----------
-    depth, group : int
-        A row's coordinates in one thread, and the threads of a row (a power of two, at most 32).
-    rows, threads : int
-        Rows and threads of a block's thread, and of a block.
-    columns : int
-        Columns in shared memory at a time.
-    registers : int
-        Most registers of a thread; 0: the compiler's choice.
-    reduction : {"log_sum", "mean", "laplace"}
-    double, doubled, expanded : bool
-        Numbers are float64; coordinates are the sum of two float32 numbers; expanded squares. Else direct differences
-        in float32.
-    terms, anchored, exclude : bool
-        There are t_j; every row is a column too, so that its largest exponent is 0; row i leaves out column i + own.
-    listed : bool
-        Columns are those that lists name, see :func:`reduction`.
-    """
-
-    depth: int
-    group: int
-    rows: int
-    threads: int
-    columns: int
-    registers: int
+    depth: int  # a row's coordinates in one thread
+    group: int  # threads of a row, a power of two, at most 32
+    rows: int  # of a thread
+    threads: int  # of a block
+    columns: int  # in shared memory at a time
+    registers: int  # of a thread, at most; 0: the compiler's choice
     reduction: str
-    double: bool = False
-    doubled: bool = False
-    expanded: bool = False
-    terms: bool = False
-    anchored: bool = False
-    exclude: bool = False
-    listed: bool = False
+    double: bool = False  # numbers are float64
+    doubled: bool = False  # coordinates are the sum of two float32 numbers
+    expanded: bool = False  # squares are expanded
+    terms: bool = False  # there are t_j
+    anchored: bool = False  # every row is a column too, so that its largest exponent is 0
+    exclude: bool = False  # row i leaves out column i + own
+    listed: bool = False  # columns are those that lists name, see :func:`reduction`
 
     @property
     def width(self) -> int:
@@ -174,12 +143,14 @@ def reduction(shape: Shape) -> Any:
     depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude, listed = shape
     width, many, unrolled = shape.width, shape.results, shape.unrolled
     size, low, lanes, bits = tile * width, depth * group, threads // group, group.bit_length() - 1
+    lazy = 20.0  # log2: an exponent may be that far above a row's running maximum before its sums are scaled to it
     mean, laplace = kind == "mean", kind == "laplace"
     kept_low, kept_means, kept_terms = (depth if doubled else 1), (depth if mean else 1), (tile if terms else 1)
     floor, absent = FLOOR[double], ABSENT[double]
     # Of the coordinates a thread has some neighbours, then those after its row's other threads: whole vectors.
     shift = 2 if depth % 4 == 0 else 1 if depth % 2 == 0 else 0
     vector, gap = 1 << shift, (group - 1) << shift  # besides the vector itself, from one to the next
+    half_square = -0.5 * np.log2(np.e)  # log2 of what a squared distance in bandwidths makes of a pair
     real, aligned = (float64 if double else float32), (None if SIMULATED else 16)  # bytes, for whole vectors
 
     def kernel(packed_rows, packed_columns, packed_terms, results, tiles, ends, m, padded, own, part, chunk):
@@ -252,12 +223,12 @@ def reduction(shape: Shape) -> Any:
                     for bit in range(bits):  # the same bits in all threads of a row
                         for u in range(unrolled):
                             for r in range(rows):
-                                e[r, u] += exchanged(ALL, e[r, u], 1 << bit)
+                                e[r, u] += exchanged(0xFFFFFFFF, e[r, u], 1 << bit)
                     for u in range(unrolled):
                         for r in range(rows):
                             s = e[r, u]
                             if double:
-                                s = s * real(HALF_SQUARE) if terms else product(s, real(HALF_SQUARE))
+                                s = s * real(half_square) if terms else product(s, real(half_square))
                             elif not expanded:
                                 s = -s
                             e[r, u] = s
@@ -268,11 +239,11 @@ def reduction(shape: Shape) -> Any:
                             total_e[r, u] = s
                             below[r, u] = s - top[r]
                             highest = max(highest, below[r, u])
-                    if not anchored and highest > real(LAZY):
+                    if not anchored and highest > real(lazy):
                         for r in range(rows):
                             new = top[r]
                             for u in range(unrolled):
-                                if below[r, u] > real(LAZY):
+                                if below[r, u] > real(lazy):
                                     new = max(new, total_e[r, u])
                             decay = exp2(top[r] - new)
                             if laplace and expanded:

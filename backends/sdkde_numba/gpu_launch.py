@@ -15,13 +15,14 @@ import torch
 from numba import cuda
 
 from sdkde_core.nearby import Lists
-from sdkde_core.plugin import card_name, current_stream, warn_once
+from sdkde_core.plugin import card_name, current_stream, exponents, warn_once
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import Query, Tuned, tuned
 
+from .bounds import LN2
 from .gpu_bounds import anchored
-from .gpu_kernels import ABSENT, FAR, FLOOR, SIMULATED, Shape, reduction, signature
-from .gpu_space import CHUNK, CHUNK64, CONFIG_VERSION, LaunchConfig, default, depth_of, fits, fitted, listed
+from .gpu_kernels import ABSENT, FLOOR, SIMULATED, Shape, reduction, signature
+from .gpu_space import CHUNK, CONFIG_VERSION, LaunchConfig, default, depth_of, fits, fitted, listed
 from .kept import keep
 
 __all__ = [
@@ -38,28 +39,19 @@ __all__ = [
 
 _logger = logging.getLogger("sdkde")
 
-LN2 = math.log(2.0)
-LOG2E = math.log2(math.e)
-
 #: What coordinates are multiplied by before they are rounded, see :mod:`sdkde_numba.gpu_kernels`.
 SCALE = {
-    "expanded": math.sqrt(LOG2E),
-    "single": math.sqrt(0.5 * LOG2E),
-    "doubled": math.sqrt(0.5 * LOG2E),
+    "expanded": math.sqrt(1.0 / LN2),
+    "single": math.sqrt(0.5 / LN2),
+    "doubled": math.sqrt(0.5 / LN2),
     "float64": 1.0,
 }
 
-#: Bytes of partial results that may exist at once, and parts at most.
-PARTIAL_BYTES, MOST_PARTS = 256 << 20, 64
+#: Bytes of partial results that may exist at once.
+PARTIAL_BYTES = 256 << 20
 
 #: Columns of a part of a list, at least.
 SHORTEST = 4096
-
-#: Row offset at which no row has a column.
-NO_COLUMN = -(1 << 62)
-
-#: Threads of a block in the simulator, each a thread of the operating system.
-SIMULATED_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -78,24 +70,14 @@ class Packed:
 
 @dataclass(frozen=True)
 class Card:
-    """What of a card decides grids and configurations.
-
-    Parameters
-    ----------
-    multiprocessors : int
-        Their number.
-    registers, shared, threads : int
-        Of one multiprocessor: registers, bytes of shared memory, threads.
-    name, architecture : str
-        As :func:`sdkde_core.plugin.card_name` has it, and ``"sm_90"``.
-    """
+    """What of a card decides grids and configurations."""
 
     multiprocessors: int
-    registers: int
-    shared: int
+    registers: int  # of one multiprocessor, as the two that follow
+    shared: int  # bytes
     threads: int
-    name: str = "CPU"
-    architecture: str = "simulated"
+    name: str = "CPU"  # as :func:`sdkde_core.plugin.card_name` has it
+    architecture: str = "simulated"  # or "sm_90"
 
     @staticmethod
     @functools.cache
@@ -114,15 +96,10 @@ class Card:
         )
 
 
-def kernel_name(problem: Problem, arithmetic: str) -> str:
-    """Return the name by which a kernel's configurations are known."""
-    return f"{problem.reduction.value}_{arithmetic}"
-
-
 def configuration(problem: Problem, arithmetic: str, card: Card) -> tuple[LaunchConfig, tuple[Query, Tuned] | None]:
     """Return the launch parameters, and how they are known where they were tuned."""
     kind, d = problem.reduction.value, problem.d
-    name = kernel_name(problem, arithmetic)
+    name = f"{kind}_{arithmetic}"
     query = Query("numba-cuda", name, CONFIG_VERSION, d, card.name, card.architecture)
 
     def accept(values: Mapping[str, Any]) -> bool:
@@ -156,7 +133,7 @@ def _fitted(config: LaunchConfig, problem: Problem) -> LaunchConfig:
     config = fitted(config, problem.precision)
     if not SIMULATED:
         return config
-    threads = max(SIMULATED_THREADS, depth_of(problem.d, config.depth)[1])
+    threads = max(8, depth_of(problem.d, config.depth)[1])  # each is one of the operating system
     return config._replace(rows=min(config.rows, 2), threads=threads, columns=min(config.columns, 32))
 
 
@@ -165,13 +142,7 @@ def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig, listed: bo
     depth, group = depth_of(problem.d, config.depth)
     weighted, expanded = "weights" in problem.requires, arithmetic == "expanded"
     return Shape(
-        depth,
-        group,
-        config.rows,
-        config.threads,
-        config.columns,
-        config.registers,
-        problem.reduction.value,
+        *(depth, group, config.rows, config.threads, config.columns, config.registers, problem.reduction.value),
         double=arithmetic == "float64",
         doubled=arithmetic == "doubled",
         expanded=expanded,
@@ -185,16 +156,8 @@ def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig, listed: bo
 def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = None, tile: int = 0) -> Packed:
     """Pack float64 points (n, d) to ``width`` coordinates, padded with zeros, in float32 or float64.
 
-    Parameters
-    ----------
-    points : (n, d) float64 tensor
-    arithmetic : str
-    width : int
-        Depth times group.
-    log_weights : (n,) float64 tensor, optional
-        Of columns, where weights vary.
-    tile : int
-        Of columns, which are padded to a multiple of it: the added ones lie far away, or have no weight.
+    Columns are padded to a multiple of ``tile``: the added ones lie far away, or have no weight. ``log_weights`` are
+    those of columns, where they vary.
     """
     n, d = points.shape
     padded = -(-n // tile) * tile if tile else n
@@ -206,11 +169,11 @@ def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = N
     if pieces == 2:
         numbers[:n, width : width + d] = scaled - numbers[:n, :d]
     if arithmetic != "expanded":
-        numbers[n:, 0] = FAR[double]
+        numbers[n:, 0] = 1e150 if double else 1e18  # far from each other and from any exponent, as FLOOR and ABSENT
     if not tile or (log_weights is None and arithmetic != "expanded"):
         return Packed(numbers.view(-1), n, padded)
     terms = torch.full((padded,), ABSENT[double], dtype=dtype, device=points.device)
-    t = torch.zeros(n, dtype=torch.float64, device=points.device) if log_weights is None else log_weights * LOG2E
+    t = torch.zeros(n, dtype=torch.float64, device=points.device) if log_weights is None else log_weights / LN2
     terms[:n] = t - _half_squares(numbers[:n]) if arithmetic == "expanded" else t
     return Packed(numbers.view(-1), n, padded, terms)
 
@@ -251,28 +214,17 @@ def reduce(
 ) -> Partial:
     """Sum rows over columns.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its m is of all rows, of which these may be some; of a range of the points it is what is planned for.
-    rows, columns : Packed
-    log_weight : () float64 tensor
-        What is added to log sums: the columns' log weight where all have the same, else 0.
-    arithmetic : str
-    config : LaunchConfig
-    own : int, optional
-        Row i leaves out column i + own.
-    over : Lists, optional
-        Tiles of ``config.columns`` columns, for tiles of as many rows as a block has. Default: all.
-    at_once : int, optional
-        Rows that are summed at a time, at most. Default: by :func:`most_rows`.
+    The problem's m is of all rows, of which these may be some; of a range of the points it is what is planned for.
+    ``log_weight`` is added to log sums: the columns' log weight where all have the same, else 0. Row i leaves out
+    column i + ``own``. ``over`` are tiles of ``config.columns`` columns, for tiles of as many rows as a block has;
+    ``at_once`` are the rows that are summed at a time, at most.
     """
     shape = shape_of(problem, arithmetic, config, over is not None)
     kernel, resident = compiled(shape, rows.numbers.device)
     card, m = Card.of(rows.numbers.device), rows.count
     height = height_of(config, problem.d)
     slab = min(problem.n if problem.same else problem.m, at_once or most_rows(problem))
-    limit = max(1, min(MOST_PARTS, PARTIAL_BYTES // (8 * shape.results * slab)))
+    limit = max(1, min(64, PARTIAL_BYTES // (8 * shape.results * slab)))
     if over is None:
         part = part_size(problem.m, columns.padded, height, config.columns, card.multiprocessors * resident, limit)
         parts, lists = -(-columns.padded // part), (0, 0)
@@ -282,10 +234,10 @@ def reduce(
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
     if over is not None and not shape.anchored:
         results[:, 0] = FLOOR[shape.double]  # of parts that are empty
-    chunk = CHUNK64 if shape.double else CHUNK[problem.precision]
+    chunk = CHUNK["float64" if shape.double else problem.precision]
     terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
     arguments = (rows.numbers, columns.numbers, terms, results.view(-1), *lists)
-    counts = (m, columns.padded, NO_COLUMN if own is None else own, part, chunk)
+    counts = (m, columns.padded, -(1 << 62) if own is None else own, part, chunk)
     _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
     base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else None
     return _joined(problem, shape, results, base, log_weight, SCALE[arithmetic])
@@ -306,18 +258,8 @@ def _parts_of_lists(tiles: int, columns: int, over: Lists, limit: int) -> tuple[
 def part_size(m: int, padded: int, height: int, tile: int, slots: int, limit: int) -> int:
     """Return the columns of a part: as many parts as make the least predicted time, by the problem and the card alone.
 
-    Parameters
-    ----------
-    m, padded : int
-        Rows and columns.
-    height : int
-        Rows of a block.
-    tile : int
-        Columns that a block takes at a time.
-    slots : int
-        Blocks that the card holds at once.
-    limit : int
-        Parts at most.
+    ``padded`` are the columns, of which a block of ``height`` rows takes ``tile`` at a time. ``slots`` is how many
+    blocks the card holds at once, and ``limit`` how many parts there are at most.
     """
     blocks, tiles = -(-m // height), -(-padded // tile)
     best, best_time = tiles, math.inf
@@ -347,14 +289,8 @@ def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight:
     log_scale = top if base is None else top + base
     scaled = log_scale * LN2 + log_weight
     if problem.reduction is Reduction.LAPLACE:
-        # Σ φ (1 + d/2 ∓ ½r²), with −½r² = ln 2 · log2 φ
-        exponents = (added[1] if base is None else added[1] + base * total) * LN2
-        constant = (1.0 + 0.5 * problem.d) * total
-        signed = constant + exponents
-        magnitude = signed.abs()
-        return Partial(
-            (constant - exponents).log() + scaled, sign=torch.sign(signed), log_magnitude=magnitude.log() + scaled
-        )
+        exponent = (added[1] if base is None else added[1] + base * total) * LN2  # −½r² = ln 2 · log2 φ
+        return exponents.laplace(problem.d, total, exponent, scaled)
     log_sum = total.log() + scaled
     if problem.reduction is not Reduction.MEAN:
         return Partial(log_sum)

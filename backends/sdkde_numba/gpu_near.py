@@ -1,7 +1,6 @@
-"""Only the pairs that matter: columns in order, and for every tile of rows the tiles of columns to sum over.
+"""Only the pairs that matter (:mod:`sdkde_core.nearby`): for every tile of rows, the tiles of columns to sum over.
 
-Which can matter is bounded in :mod:`sdkde_core.nearby`. A tile of rows is what a block has, a tile of columns what is
-in shared memory at a time; both are some neighbours in the order of a k-d tree.
+A tile of rows is what a block has, a tile of columns what is in shared memory at a time; both are neighbours in order.
 """
 
 from __future__ import annotations
@@ -19,28 +18,20 @@ from .gpu_space import LaunchConfig
 
 __all__ = ["Near", "find", "order_columns", "rows_at_once", "takes"]
 
-#: Dimensions in which leaving tiles out can pay.
-LEAST, MOST = 2, 16
-
 #: Rows that are first looked at together, the fewest of a slab, and pairs of tiles that are looked at in one go: these
 #: take some 200 bytes each, but for those that are far from all rows of a group.
 GROUP, LOOKED = 256, 1 << 25
 
+#: Dimensions up to which leaving tiles out can pay.
+MOST = 16
+
 
 class Near(NamedTuple):
-    """Columns in order.
-
-    Parameters
-    ----------
-    tiles : Index
-        Their order and tiles.
-    points : (n, d) tensor
-    log_weights : (n,) tensor
-    """
+    """Columns in order."""
 
     tiles: Index
-    points: torch.Tensor
-    log_weights: torch.Tensor
+    points: torch.Tensor  # (n, d)
+    log_weights: torch.Tensor  # (n,)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return what is on the device."""
@@ -51,7 +42,8 @@ class Near(NamedTuple):
 def takes(problem: Problem, columns: bool) -> bool:
     """Whether tiles are left out of a problem, of all its rows; ``columns``: these are the columns."""
     known = columns or "exclude_self" not in problem.requires  # where a row's own column is
-    return known and LEAST <= problem.d <= MOST and not recording()  # lists are read back
+    # In other dimensions it does not pay, and lists are read back.
+    return known and 2 <= problem.d <= MOST and not recording()
 
 
 def order_columns(points: torch.Tensor, log_weights: torch.Tensor, size: int) -> Near | None:

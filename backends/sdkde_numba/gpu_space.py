@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from sdkde_core.tuning import checked
+
 from .gpu_bounds import DEPTH, MANY, MOST_DEPTH
 
 __all__ = [
     "CHUNK",
-    "CHUNK64",
     "CONFIG_VERSION",
+    "SHARED",
     "SPACE",
     "LaunchConfig",
     "default",
@@ -18,7 +20,6 @@ __all__ = [
     "fits",
     "fitted",
     "listed",
-    "shared_bytes",
 ]
 
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
@@ -36,50 +37,24 @@ SPACE: Mapping[str, tuple[int, ...]] = {
 #: Shared memory that a block can have without asking, on every card.
 SHARED = 48 << 10
 
-#: Columns that are added up at a time, in float32 by precision, and in float64. Beside a heap of duplicates every
-#: addition rounds alike, by 2⁻²⁵ of the sum at most: that is 1e-5 of it after 512.
-CHUNK, CHUNK64 = {"fast": 512, "high": 64}, 4096
+#: Columns that are added up at a time, by precision; those of the first two in float32. Beside a heap of duplicates
+#: every addition rounds alike, by 2⁻²⁵ of the sum at most: that is 1e-5 of it after 512.
+CHUNK = {"fast": 512, "high": 64, "float64": 4096}
 
 
 class LaunchConfig(NamedTuple):
-    """Launch parameters.
+    """Launch parameters."""
 
-    Parameters
-    ----------
-    depth : int
-        A row's coordinates in one thread, at most: where there are more, neighbouring threads share a row.
-    rows : int
-        Rows of a thread.
-    threads : int
-        Of a block.
-    columns : int
-        In shared memory at a time.
-    registers : int
-        Most registers of a thread; 0: the compiler's choice.
-    """
-
-    depth: int
-    rows: int
-    threads: int
-    columns: int
-    registers: int
+    depth: int  # a row's coordinates in one thread, at most: where there are more, neighbouring threads share a row
+    rows: int  # of a thread
+    threads: int  # of a block
+    columns: int  # in shared memory at a time
+    registers: int  # of a thread, at most; 0: the compiler's choice
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> LaunchConfig:
-        """Return the configuration that a mapping (from a table, or from the user) describes.
-
-        Raises
-        ------
-        ValueError
-            An unknown name, or a value that is not in :data:`SPACE`.
-        """
-        names = list(cls._fields)
-        if sorted(values) != sorted(names):
-            raise ValueError(f"a configuration has {', '.join(names)}, not {', '.join(map(str, values))}")
-        for name, value in values.items():
-            if type(value) is not int or value not in SPACE[name]:
-                raise ValueError(f"{name} is {value!r}; pass one of {SPACE[name]}")
-        return cls(**{name: int(values[name]) for name in names})
+        """Return the configuration that a mapping describes; ValueError as of :func:`sdkde_core.tuning.checked`."""
+        return checked(cls, values, SPACE)
 
 
 def depth_of(d: int, most: int) -> tuple[int, int]:
@@ -94,12 +69,12 @@ def depth_of(d: int, most: int) -> tuple[int, int]:
 
 
 def fitted(config: LaunchConfig, precision: str) -> LaunchConfig:
-    """Return the configuration that is launched: with no more columns in shared memory than float32 adds up."""
-    return config._replace(columns=min(config.columns, CHUNK.get(precision, config.columns)))
+    """Return the configuration that is launched: with no more columns in shared memory than are added up."""
+    return config._replace(columns=min(config.columns, CHUNK[precision]))
 
 
-def shared_bytes(config: LaunchConfig, d: int, arithmetic: str) -> int:
-    """Return the shared memory of a block, with a number a column besides its coordinates."""
+def _shared_bytes(config: LaunchConfig, d: int, arithmetic: str) -> int:
+    """Shared memory of a block, with a number a column besides its coordinates."""
     depth, group = depth_of(d, config.depth)
     numbers = depth * group * (2 if arithmetic == "doubled" else 1) + 1
     return config.columns * numbers * (8 if arithmetic == "float64" else 4)
@@ -108,7 +83,7 @@ def shared_bytes(config: LaunchConfig, d: int, arithmetic: str) -> int:
 def fits(config: LaunchConfig, reduction: str, d: int, arithmetic: str) -> bool:
     """Whether a configuration fits the shared memory of every card, and its coordinates a thread's registers."""
     depth, _ = depth_of(d, config.depth)
-    if depth > (DEPTH if d <= MANY else MOST_DEPTH) or shared_bytes(config, d, arithmetic) > SHARED:
+    if depth > (DEPTH if d <= MANY else MOST_DEPTH) or _shared_bytes(config, d, arithmetic) > SHARED:
         return False
     words = {"doubled": 2, "float64": 2}.get(arithmetic, 1)
     held = (2 * depth + 4 if reduction == "mean" else depth + 4) * words * config.rows
@@ -124,7 +99,7 @@ def default(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
     else:
         rows = 2 if wide or not mean or held > DEPTH else 4
     config = LaunchConfig(DEPTH, rows, 256, 128, 0)
-    while shared_bytes(config, d, arithmetic) > SHARED // 2 and config.columns > SPACE["columns"][0]:
+    while _shared_bytes(config, d, arithmetic) > SHARED // 2 and config.columns > SPACE["columns"][0]:
         config = config._replace(columns=config.columns // 2)
     if wide and held > 4:
         if not mean:

@@ -57,8 +57,9 @@ class CudaSpace:
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         if compiled.shared > space.SHARED:
             return f"takes {compiled.shared} bytes of shared memory, a block has {space.SHARED}"
-        # What the loop over columns does not touch may spill: a few numbers do no harm.
-        return f"spills {compiled.spills} bytes" if compiled.spills > SPILLS else None
+        # What the loop over columns does not touch may spill, stores and loads: MEAN's default in 32 dimensions, as
+        # measured on an H200, spills 1116 bytes of a thread on an RTX A6000.
+        return f"spills {compiled.spills} bytes" if compiled.spills > 1200 else None
 
 
 def _launched(config: Config, problem: Problem) -> space.LaunchConfig:
@@ -66,10 +67,6 @@ def _launched(config: Config, problem: Problem) -> space.LaunchConfig:
 
 
 SPACE = CudaSpace()
-
-#: Bytes of a thread that may spill, stores and loads: MEAN's default in 32 dimensions, as measured on an H200, spills
-#: 1116 on an RTX A6000.
-SPILLS = 1200
 
 
 def predicted(config: space.LaunchConfig, problem: Problem, card: GPU) -> float:
@@ -119,12 +116,11 @@ def compile_kernel(config: space.LaunchConfig, problem: Problem, architecture: s
 
     Raises
     ------
-    RuntimeError
-        In a process whose Numba simulates kernels.
     Exception
         Whatever the compiler raises.
     """
     import torch
+    from numba import cuda
 
     from .gpu_kernels import signature
     from .gpu_launch import Card, compiled, shape_of
@@ -132,8 +128,6 @@ def compile_kernel(config: space.LaunchConfig, problem: Problem, architecture: s
     shape, device = shape_of(problem, arithmetic(problem), config), torch.device(problem.device)
     if not torch.cuda.is_available() or Card.of(device).architecture != architecture:
         return resources(ptx(shape, architecture), architecture, config.registers)
-    from numba import cuda
-
     kernel, types = compiled(shape, device)[0], signature(shape)
     taken = (kernel.get_regs_per_thread, kernel.get_shared_mem_per_block, kernel.get_local_mem_per_thread)
     with cuda.gpus[device.index or 0]:
@@ -141,7 +135,7 @@ def compile_kernel(config: space.LaunchConfig, problem: Problem, architecture: s
 
 
 def ptx(shape: Any, architecture: str) -> str:
-    """Return the PTX of a kernel."""
+    """Return the PTX of a kernel; RuntimeError in a process whose Numba simulates kernels."""
     from numba import cuda
 
     from .gpu_kernels import SIMULATED, reduction, signature
@@ -168,10 +162,10 @@ def resources(text: str, architecture: str, registers: int = 0) -> Compiled:
     finally:
         nvjitlink.destroy(linker)
     report = log.decode()
-    found = {
-        key: int(value) for value, key in re.findall(r"(\d+) (bytes spill stores|bytes spill loads|bytes smem)", report)
-    }
+    stores, loads, shared = (
+        sum(map(int, re.findall(rf"(\d+) bytes {what}", report)[:1]))
+        for what in ("spill stores", "spill loads", "smem")
+    )
     used = re.findall(r"[Uu]sed (\d+) registers", report)
     # The linker's count has the KiB that the system keeps of a block's shared memory.
-    shared = max(0, found.get("bytes smem", 0) - 1024)
-    return Compiled(int(used[-1]), shared, found.get("bytes spill stores", 0) + found.get("bytes spill loads", 0))
+    return Compiled(int(used[-1]), max(0, shared - 1024), stores + loads)

@@ -10,7 +10,10 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-__all__ = ["exp2", "exp2_of", "larger", "times_plus"]
+__all__ = ["FAST", "everywhere", "exp2", "exp2_of", "larger", "register_bytes", "times_plus", "vector_pointer"]
+
+#: LLVM may reorder sums and take no number for NaN, so that it can vectorise maxima and sums. The caller sees to NaN.
+FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
 
 # Coefficients of 2^f on [−½, ½], constant first: least largest relative error (Remez), 7.5e-8 and 2.1e-16.
 _COEFFICIENTS = {
@@ -20,7 +23,25 @@ _COEFFICIENTS = {
          0.0013333558228561476, 0.00015403529961135956, 1.5252658116136156e-05, 1.3215662831846103e-06,
          1.0208537904552164e-07, 7.037279530582804e-09),
 }  # fmt: skip
-_SIGNIFICAND_BITS = {32: 23, 64: 52}
+
+
+def register_bytes(context):
+    """Bytes of a vector register of the processor that code is compiled for."""
+    features = context.codegen().magic_tuple()[2].split(",")
+    return 64 if "+avx512f" in features else 16 if "+neon" in features else 32
+
+
+def vector_pointer(builder, data, offset, vector):
+    """The address of the vector that begins at an offset of an array's data."""
+    return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
+
+
+def everywhere(builder, scalar, vector):
+    """A vector of one number, as often as it has lanes."""
+    index = ir.IntType(32)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(index, 0))
+    mask = ir.Constant(ir.VectorType(index, vector.count), None)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
 
 
 def times_plus(builder, a, b, c):
@@ -39,13 +60,14 @@ def exp2_of(builder, x):
     def constant(type_, value):
         return ir.Constant(type_, [value] * x.type.count if vector else value)
 
-    large = constant(x.type, 1.5 * 2.0 ** _SIGNIFICAND_BITS[bits])
+    significand = 23 if bits == 32 else 52
+    large = constant(x.type, 1.5 * 2.0**significand)
     shifted = builder.fadd(x, large)
     f = builder.fsub(x, builder.fsub(shifted, large))
     *lower, power = (constant(x.type, float(np.dtype(f"f{bits // 8}").type(c))) for c in _COEFFICIENTS[bits])
     for c in reversed(lower):
         power = times_plus(builder, power, f, c)
-    exponent = builder.shl(builder.bitcast(shifted, kind), constant(kind, _SIGNIFICAND_BITS[bits]))
+    exponent = builder.shl(builder.bitcast(shifted, kind), constant(kind, significand))
     return builder.bitcast(builder.add(builder.bitcast(power, kind), exponent), x.type)
 
 

@@ -18,13 +18,7 @@ _logger = logging.getLogger("sdkde")
 
 
 def keep(dispatcher: Any) -> None:
-    """Have a dispatcher keep what it compiles, as its ``enable_caching`` does; a damaged file counts as missing.
-
-    Raises
-    ------
-    RuntimeError
-        There is nowhere to write.
-    """
+    """Have a dispatcher keep what it compiles; a damaged file counts as missing. RuntimeError: nowhere to write."""
     dispatcher.enable_caching()
     try:
         files = dispatcher._cache._cache_file  # an IndexDataCacheFile, of Numba or of numba-cuda
@@ -52,10 +46,8 @@ def _with_digests(kind: Any) -> type:
 
         def _load_index(self) -> dict[Any, str]:
             try:
-                raw = Path(self._index_path).read_bytes()
-                stamp, overloads = _checked(
-                    raw.removeprefix(pickle.dumps(self._version, protocol=-1)), self._index_path
-                )
+                raw = Path(self._index_path).read_bytes().removeprefix(pickle.dumps(self._version, protocol=-1))
+                stamp, overloads = _checked(raw, self._index_path)
             except OSError:
                 return {}
             return overloads if stamp == self._source_stamp else {}

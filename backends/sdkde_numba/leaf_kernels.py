@@ -24,51 +24,28 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .bounds import BLOCK
+from .bounds import BLOCK, LN2
+from .instructions import FAST, everywhere, exp2_of, register_bytes, times_plus, vector_pointer
 from .instructions import exp2 as _exp2
-from .instructions import exp2_of, times_plus
 from .instructions import larger as _larger
 from .price import LEAF
 
-__all__ = ["FACTORS", "GROUP", "LEAST", "OF_TILES", "UNIT", "add_leaves", "choose_leaves", "list_leaves"]
+__all__ = ["GROUP", "UNIT", "add_leaves", "choose_leaves", "list_leaves"]
 
 #: Rows for which leaves are chosen together.
 GROUP = 8
 
 #: Coordinates times this have squares of distances that are −log2 φ.
-UNIT = math.sqrt(0.5 / math.log(2.0))
-
-#: The least Σ φ that counts: below it terms may have been lost.
-LEAST = 2.0**-60
+UNIT = math.sqrt(0.5 / LN2)
 
 #: The exponent, log2, that terms below it are given.
 LOWEST = -126.0
-
-#: Leaves that may add so many bits less than another are summed first.
-FIRST = 6.0
-
-#: Of what may be left out, the part for all rows of a tile together.
-OF_TILES = 0.1
-
-#: Leaves that stay in the second cache while one group of rows after the other goes through them.
-STRETCH = 2048
-
-#: Halvings of the factor by which a threshold may be too small.
-STEPS = 6
-
-#: What a leaf's mass is multiplied by at most for its part in a result: by reduction.
-FACTORS = {"log_sum": 0, "mean": 1, "laplace": 2}
 
 #: Rounding in float32 of coordinates and squares of distances; and of masses; with room.
 SLACK, MARGIN = 1e-6, 1.001
 
 #: The largest coordinate of boxes.
 FARTHEST = 1e15
-
-_LN2 = math.log(2.0)
-
-#: LLVM may reorder sums; all numbers are finite.
-_FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
 
 
 # --- leaves in registers --------------------------------------------------------------------------------------------
@@ -78,28 +55,12 @@ _FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
 def _add_block(typing_context, x, log_weights, which, first, last, rows, i, centre, totals, moments, shifts):
     """Add the leaves ``which[first:last]`` to the sums of row i, which stay in registers meanwhile.
 
-    Parameters
-    ----------
-    x : (leaves, d, LEAF) float32 array
-    log_weights : (leaves, LEAF) float32 array
-        log2, none above 0.
-    which : (k,) array of int
-    first, last : int
-    rows : (b, d) float32 array
-    i : int
-    centre : tuple of d float64
-        Only its length is used.
-    totals : (b, 1, LEAF) float64 array
-        Σ φ, lane by lane.
-    moments : (b, 2, LEAF) float64 array or None
-        Σ φ s and Σ φ s², s = −log2 φ before weights.
-    shifts : (b, d, LEAF) float64 array or None
-        Σ φ (x − row).
+    The other arguments are those of :func:`add_leaves`; of ``moments`` and ``shifts`` either may be None.
     """
     d, wanted = len(centre), [isinstance(kind, types.Array) for kind in (totals, moments, shifts)]
 
     def generate(context, builder, signature, arguments):
-        lanes, index = _lanes(context), ir.IntType(32)
+        lanes, index = register_bytes(context) // 4, ir.IntType(32)
         vector = ir.VectorType(ir.FloatType(), lanes)
         columns, weights, leaves, u = (_data(context, builder, signature, arguments, k) for k in (0, 1, 2, 5))
         first, last, i = arguments[3], arguments[4], arguments[6]
@@ -107,20 +68,14 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
         splat = lambda value: ir.Constant(vector, [value] * lanes)  # noqa: E731
         kind = ir.FunctionType(vector, [vector, vector])
         larger = cgutils.get_or_insert_function(builder.module, kind, f"llvm.maxnum.v{lanes}f32")
-        undefined, everywhere = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(index, lanes), None)
 
         def place(a, factor, offset):
             return builder.add(builder.mul(a, constant(factor)), constant(offset))
 
         def vector_at(array, offset):
-            return builder.load(builder.bitcast(builder.gep(array, [offset]), vector.as_pointer()), align=4)
+            return builder.load(vector_pointer(builder, array, offset, vector), align=4)
 
-        def everywhere_at(array, offset):
-            scalar = builder.load(builder.gep(array, [offset]))
-            scalar = builder.insert_element(undefined, scalar, ir.Constant(index, 0))
-            return builder.shuffle_vector(scalar, undefined, everywhere)
-
-        own = [everywhere_at(u, place(i, d, c)) for c in range(d)]
+        own = [everywhere(builder, builder.load(builder.gep(u, [place(i, d, c)])), vector) for c in range(d)]
         # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
         total, moment, shift = (
             [cgutils.alloca_once(builder, vector) for _ in range(many * wish)] for many, wish in zip((1, 2, d), wanted)
@@ -161,9 +116,9 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
                 array = _data(context, builder, signature, arguments, k)
                 for part in range(2):
                     mask = ir.Constant(ir.VectorType(index, half), [part * half + lane for lane in range(half)])
-                    value = builder.fpext(builder.shuffle_vector(builder.load(slot), undefined, mask), wide)
-                    there = builder.gep(array, [place(i, len(slots) * LEAF, n * LEAF + part * half)])
-                    there = builder.bitcast(there, wide.as_pointer())
+                    value = builder.fpext(builder.shuffle_vector(builder.load(slot), splat(0.0), mask), wide)
+                    there = place(i, len(slots) * LEAF, n * LEAF + part * half)
+                    there = vector_pointer(builder, array, there, wide)
                     builder.store(builder.fadd(builder.load(there, align=8), value), there, align=8)
         return context.get_dummy_value()
 
@@ -176,7 +131,7 @@ def _block(typing_context):
     """Leaves after which each lane has added :data:`BLOCK` terms: narrower registers take a leaf in parts."""
 
     def generate(context, builder, signature, arguments):
-        return context.get_constant(types.intp, BLOCK * _lanes(context) // LEAF)
+        return context.get_constant(types.intp, BLOCK * register_bytes(context) // (4 * LEAF))
 
     return types.intp(), generate
 
@@ -191,24 +146,15 @@ def _move(typing_context, columns, tile, c, start, middle, x, k):
         tile, c, start, middle, k = (arguments[i] for i in (1, 2, 3, 4, 6))
         wide, narrow = (ir.VectorType(kind, LEAF) for kind in (ir.DoubleType(), ir.FloatType()))
         source = builder.add(builder.mul(builder.add(builder.mul(tile, many), c), width), start)
-        source = builder.gep(_data(context, builder, signature, arguments, 0), [source])
+        source = vector_pointer(builder, _data(context, builder, signature, arguments, 0), source, wide)
         target = builder.mul(builder.add(builder.mul(k, d), c), ir.Constant(k.type, LEAF))
-        target = builder.gep(_data(context, builder, signature, arguments, 5), [target])
-        undefined, everywhere = ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LEAF), None)
-        middles = builder.insert_element(undefined, middle, ir.Constant(ir.IntType(32), 0))
-        middles = builder.shuffle_vector(middles, undefined, everywhere)
-        moved = builder.fsub(builder.load(builder.bitcast(source, wide.as_pointer()), align=8), middles)
+        target = vector_pointer(builder, _data(context, builder, signature, arguments, 5), target, narrow)
+        moved = builder.fsub(builder.load(source, align=8), everywhere(builder, middle, wide))
         moved = builder.fptrunc(builder.fmul(moved, ir.Constant(wide, [UNIT] * LEAF)), narrow)
-        builder.store(moved, builder.bitcast(target, narrow.as_pointer()), align=4)
+        builder.store(moved, target, align=4)
         return context.get_dummy_value()
 
     return types.void(columns, tile, c, start, middle, x, k), generate
-
-
-def _lanes(context):
-    """Numbers of float32 in a register."""
-    features = context.codegen().magic_tuple()[2].split(",")
-    return 16 if "+avx512f" in features else 4 if "+neon" in features else 8
 
 
 def _data(context, builder, signature, arguments, k):
@@ -222,29 +168,16 @@ def _shape(context, builder, signature, arguments, k):
 
 @njit(nogil=True)
 def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts):
-    """Add leaves to the sums of rows, group by group.
+    """Add leaves to the sums of rows, group by group. Compiled for every d, which is the length of ``centre``.
 
-    Compiled for every d, which is the length of ``centre``, and for each reduction.
-
-    Parameters
-    ----------
-    x : (k, d, LEAF) float32 array
-    log_weights : (k, LEAF) float32 array
-        log2, none above 0.
-    chosen : (groups, ·) array of int
-        Leaves of each group, ascending.
-    ends : (groups,) array of int
-        How many.
-    u : (groups · GROUP, d) float32 array
-        Rows.
-    centre : tuple of d float64
-        For its length.
-    totals, moments, shifts : (groups · GROUP, 1, LEAF), (·, 2, LEAF) and (·, d, LEAF) float64 arrays
-        Lane by lane: Σ φ; Σ φ s and Σ φ s², with s = −log2 φ before weights; Σ φ (x − u). None of the last two where
-        they are not wanted.
+    ``x`` (k, d, LEAF) and ``log_weights`` (k, LEAF), log2, none above 0, are float32. Group g has the leaves
+    ``chosen[g, :ends[g]]``, ascending, and the rows ``u[g · GROUP : (g + 1) · GROUP]``, float32. Lane by lane, in
+    float64, ``totals`` (rows, 1, LEAF) gets Σ φ, ``moments`` (rows, 2, LEAF) Σ φ s and Σ φ s², with s = −log2 φ before
+    weights, ``shifts`` (rows, d, LEAF) Σ φ (x − u); the last two are None where they are not wanted.
     """
+    stretch = 2048  # leaves that stay in the second cache while one group of rows after the other goes through them
     done = np.zeros_like(ends)
-    for stop in range(STRETCH, x.shape[0] + STRETCH, STRETCH):
+    for stop in range(stretch, x.shape[0] + stretch, stretch):
         for g in range(ends.shape[0]):
             first = done[g]
             while done[g] < ends[g] and chosen[g, done[g]] < stop:
@@ -258,7 +191,7 @@ def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts)
 # --- which leaves ---------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _halves(low, high, rows, first, last, count, out):
     """What −log2 φ is at least, of the rows from ``first`` to ``last`` and leaves, from their boxes."""
     for k in range(count):
@@ -281,27 +214,27 @@ def _below(x):
     return np.float32(min(max(x - SLACK * abs(x), -FARTHEST), FARTHEST))
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _masses(halves, heavy, count, floor, whole, factor, d, out):
     """What leaves add to a result at most, relative to sums of 2^floor at least; right where that is below 1."""
     real = np.float32
-    reach, base = real(math.sqrt(2.0 * _LN2 * max(whole - floor, 0.0))), real(max(floor, -FARTHEST))
+    reach, base = real(math.sqrt(2.0 * LN2 * max(whole - floor, 0.0))), real(max(floor, -FARTHEST))
     for k in range(count):
         exponent = -_larger(-_larger(heavy[k] - halves[k] - base, real(LOWEST)), real(0.0))
         out[k] = _exp2(exponent) * real(MARGIN)
     if factor == 1:
         for k in range(count):
-            out[k] *= _larger(np.sqrt(real(2.0 * _LN2) * _larger(halves[k], real(0.0))), real(1.0)) + reach
+            out[k] *= _larger(np.sqrt(real(2.0 * LN2) * _larger(halves[k], real(0.0))), real(1.0)) + reach
     if factor == 2:
         for k in range(count):
-            out[k] *= real(1.0) + halves[k] * real(_LN2 / (1.0 + 0.5 * d))
+            out[k] *= real(1.0) + halves[k] * real(LN2 / (1.0 + 0.5 * d))
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _threshold(masses, count, allowed):
     """A number such that all smaller masses come to no more than ``allowed``."""
     good, factor = np.float32(allowed / count), np.float32(math.sqrt(count))
-    for _ in range(STEPS):
+    for _ in range(6):  # halvings of the factor by which it may be too small
         tried, total = good * factor, np.float32(0.0)
         for k in range(count):
             total += masses[k] if masses[k] < tried else np.float32(0.0)
@@ -311,15 +244,15 @@ def _threshold(masses, count, allowed):
     return good
 
 
-@njit(nogil=True, fastmath=_FAST, forceinline=True)
+@njit(nogil=True, fastmath=FAST, forceinline=True)
 def _early(heavy, halves, count, which):
-    """The leaves that may add most; how many. Their exponents become −1."""
+    """The leaves that may add most, to six bits; how many. Their exponents become −1."""
     nearest, number = np.float32(-2.0 * FARTHEST**2), 0
     for k in range(count):
         nearest = _larger(nearest, heavy[k] - halves[k])
     for k in range(count):  # without a branch, which could not be foreseen
         which[number] = k
-        number += heavy[k] - halves[k] >= nearest - np.float32(FIRST)
+        number += heavy[k] - halves[k] >= nearest - np.float32(6.0)
     for k in which[:number]:
         halves[k] = np.float32(-1.0)
     return number
@@ -334,38 +267,26 @@ def list_leaves(
 
     Parameters
     ----------
-    columns : (tiles, c, width) float64 array
-        The coordinates of columns in order, tile by tile; what comes after d of them is not used. ``width`` is a
-        multiple of :data:`LEAF`.
-    log_weights : (tiles, width) float64 array
-        log2, none above 0; far below where there is no column.
-    low, high : (d, leaves) float64 arrays
-        The leaves' boxes.
-    heavy : (leaves,) float64 array
-        log2 of their weights.
-    tiles : (l,) array of int
-        The tiles of columns that the rows need, ascending.
-    rows : (b, d) float64 array
-    floor : float
-        log2 of what the rows' sums are at least.
-    whole : float
-        log2 of all weights together.
-    factor : int
-        One of :data:`FACTORS`.
-    allowed : float
-        What may be left out, of a result's tolerance.
-    x, weights : (k, d, LEAF) and (k, LEAF) float32 arrays
-        To be written, as the others: the leaves, times :data:`UNIT` from the rows' middle; their log weights.
-    boxes : (2, d, k) float32 array
-    heavies : (k,) float32 array
-    halves : (groups, k) float32 array
-        What −log2 φ is at least; −1 of those to be summed first.
-    masses : (k,) float32 array
-    leaves : (k,) array of int
-    u : (groups · GROUP, d) float32 array
-        Rows from their middle; those that are missing are as the last.
-    chosen, ends : (groups, k + 1) and (groups,) arrays of int
-        The leaves to be summed first, and how many.
+    columns, log_weights : (tiles, c, width) and (tiles, width) float64 arrays
+        As packed: coordinates of columns in order, and what comes after d of them; log2 weights, none above 0, far
+        below where there is no column. ``width`` is a multiple of :data:`LEAF`.
+    low, high, heavy : (d, leaves), (d, leaves) and (leaves,) float64 arrays
+        The leaves' boxes, and log2 of their weights.
+    tiles, rows : (l,) array of int, (b, d) float64 array
+        The tiles of columns, ascending, that the rows need.
+    floor, whole : float
+        log2 of what the rows' sums are at least, and of all weights together.
+    factor, allowed : int, float
+        What a leaf's mass is multiplied by for its part in a result (0 LOG_SUM, 1 MEAN, 2 LAPLACE); what may be left
+        out, of a result's tolerance.
+    x, weights, boxes, heavies : float32 arrays
+        To be written, as all that follow: the leaves times :data:`UNIT` from the rows' middle, as :func:`add_leaves`
+        takes them; (2, d, k) their boxes, and (k,) weights.
+    halves, masses : (groups, k) and (k,) float32 arrays
+        What −log2 φ is at least, −1 of those to be summed first; room.
+    leaves, u, chosen, ends
+        (k,) array of int; rows, and leaves of each group to be summed first, as :func:`add_leaves` takes them. Rows
+        that are missing are as the last.
 
     Returns
     -------
@@ -415,19 +336,10 @@ def list_leaves(
 
 @njit(nogil=True)
 def choose_leaves(totals, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
-    """Choose the leaves that are to be summed after the first ones, by what rows have from those.
+    """Choose the leaves that are to be summed after the first ones, by what rows have from those: ``totals``.
 
-    Parameters
-    ----------
-    totals : (groups · GROUP, 1, LEAF) float64 array
-        What :func:`add_leaves` gave.
-    heavies, halves, masses, chosen, ends
-        Of :func:`list_leaves`; the last two are to be written.
-    count : int
-        How many leaves can matter.
-    d : int
-    whole, factor, allowed
-        As there.
+    ``count`` leaves can matter. Other arguments are as in :func:`list_leaves`, of which ``chosen`` and ``ends`` are to
+    be written.
     """
     for g in range(ends.shape[0]):
         first, ends[g], floor = ends[g], 0, np.inf

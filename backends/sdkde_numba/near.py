@@ -9,26 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.nearby import Index, Lists, index
-from sdkde_core.plugin import checkpoint, map_threads
+from sdkde_core.plugin import checkpoint, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import LeafSums, leaf_errors, takes_leaves
+from .bounds import LN2, LeafSums, leaf_errors, takes_leaves
 from .compiled import leaf_kernels
 from .cpu_kernels import ABSENT
-from .leaf_kernels import FACTORS, GROUP, LEAST, OF_TILES, UNIT
+from .leaf_kernels import GROUP, UNIT
 from .price import HEIGHT, LEAF, SIZE
 
 __all__ = ["Near", "aligned", "leaf_bytes", "order_columns", "sum_leaves"]
 
 Array = NDArray[Any]
-
-#: Share of the tolerance for leaves that are left out; :data:`sdkde_core.nearby.lists` has its own.
-LEFT_OUT = 0.15
-
-#: Bytes of a line of the cache.
-LINE = 64
-
-LN2 = math.log(2.0)
 
 
 class Near(NamedTuple):
@@ -89,8 +81,13 @@ class _Room:
         ]
         self.kernels = leaf_kernels(d, *_wanted(problem)[1:])
         whole = max(near.columns.log_weight, 0.0)  # of all columns, of which these may be some
-        self.whole, self.factor = whole / LN2 - near.peak, FACTORS[str(problem.reduction)]
-        self.allowed = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
+        self.whole, self.factor = (
+            whole / LN2 - near.peak,
+            {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value],
+        )
+        # For leaves that are left out; the lists of tiles have a share of their own.
+        allowed = 0.15 * TOLERANCES[problem.precision][problem.reduction].absolute
+        self.of_tiles, self.of_groups = 0.1 * allowed, 0.9 * allowed  # for all rows together, and for GROUP of them
 
     def sum(
         self, near: Near, columns: Array, log_weights: Array, tiles: Array, rows: Array, floor: float
@@ -102,13 +99,13 @@ class _Room:
         add = self.x, self.weights, self.chosen, self.ends, self.u, (0.0,) * rows.shape[1], *self.sums
         count = self.kernels.list(
             *(columns, log_weights, near.low, near.high, near.heavy, tiles, rows, floor, self.whole, self.factor),
-            *(OF_TILES * self.allowed, self.x, self.weights, self.boxes, self.heavies, self.halves, self.masses),
+            *(self.of_tiles, self.x, self.weights, self.boxes, self.heavies, self.halves, self.masses),
             *(self.leaves, self.u, self.chosen, self.ends),
         )
         self.kernels.add(*add)
         self.kernels.choose(
             *(self.sums[0], self.heavies, self.halves, self.masses, count, rows.shape[1], self.whole, self.factor),
-            *((1.0 - OF_TILES) * self.allowed, self.chosen, self.ends),
+            *(self.of_groups, self.chosen, self.ends),
         )
         self.kernels.add(*add)
         return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in self.sums]
@@ -116,9 +113,9 @@ class _Room:
 
 def aligned(*shape: int) -> Array:
     """Numbers of float32 that begin with a line of the cache: a vector that lies in two takes twice as long to read."""
-    size = 4 * math.prod(shape)
-    found = np.empty(size + LINE, np.uint8)
-    start = -found.ctypes.data % LINE
+    size, line = 4 * math.prod(shape), 64
+    found = np.empty(size + line, np.uint8)
+    start = -found.ctypes.data % line
     return found[start : start + size].view(np.float32).reshape(shape)
 
 
@@ -139,23 +136,11 @@ def leaf_bytes(problem: Problem, near: Near) -> int:
 def sum_leaves(
     problem: Problem, near: Near, columns: Array, log_weights: Array, rows: Array, found: Lists
 ) -> tuple[Partial, Array]:
-    """Sum neighbouring rows over the leaves that can matter to them, in float32.
+    """Sum neighbouring rows (m, d) over the leaves that can matter to them, in float32.
 
-    Parameters
-    ----------
-    problem : Problem
-    near : Near
-    columns, log_weights : (tiles, c, SIZE) and (tiles, SIZE) float64 arrays
-        As packed; weights log2, over the heaviest.
-    rows : (m, d) array
-    found : Lists
-        Tiles of columns, for tiles of :data:`~sdkde_numba.price.HEIGHT` rows.
-
-    Returns
-    -------
-    Partial
-    again : (k,) array of int
-        Rows whose errors may be beyond the tolerance.
+    ``columns`` and ``log_weights`` are as packed, the latter log2, over the heaviest; ``found`` has tiles of columns
+    for tiles of :data:`~sdkde_numba.price.HEIGHT` rows. Returned are also the rows whose errors may be beyond the
+    tolerance, (k,) array of int.
     """
     (m, d), room = rows.shape, _Room(problem, near, int(np.max(np.diff(found.ends), initial=1)))
     parts = []
@@ -173,15 +158,7 @@ def sum_leaves(
     across = np.repeat(across, HEIGHT)[:m]
     shift = shifts / (UNIT * total[:, None]) if problem.reduction is Reduction.MEAN else None
     errors = leaf_errors(problem, LeafSums(log_sum, total, square, fourth, shift, across, near.tie, near.span))
-    again = np.flatnonzero(~((total >= LEAST) & (errors <= 1.0)))
+    again = np.flatnonzero(~((total >= 2.0**-60) & (errors <= 1.0)))  # below that terms may have been lost
     if problem.reduction is Reduction.LAPLACE:
-        half, exponent = (1.0 + 0.5 * d) * total, -LN2 * moments[:, 0]  # Σ φ (1 + d/2), Σ φ (−½ r²)
-        signed, scale = half + exponent, LN2 * near.peak
-        partial = Partial(
-            np.log(half - exponent) + scale,
-            sign=np.sign(signed),
-            log_magnitude=np.log(np.abs(signed)) + scale,
-        )
-    else:
-        partial = Partial(log_sum, shift=shift)
-    return partial, again
+        return exponents.laplace(d, total, -LN2 * moments[:, 0], LN2 * near.peak), again
+    return Partial(log_sum, shift=shift), again

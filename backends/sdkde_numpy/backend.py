@@ -13,20 +13,16 @@ from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS
 from .compact import Compact, Totals, reduce_compact
-from .formulas import Formula, choose
+from .formulas import Prepared
 from .info import ROWS, columns_of_a_task, default_threads
 from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]
 
-#: Elements of a tile (2 MiB of float64). The rows of a full one are no power of two apart: then they would share their
-#: places in the cache, at twice the time a product.
-TILE = ROWS * COLUMNS
-
 
 @dataclass(frozen=True)
 class _State:
-    formula: Formula | Compact
+    formula: Prepared | Compact
     log_weights: Array | None  # (n,) in the formula's dtype, or None: all are ``uniform``
     uniform: float
 
@@ -54,8 +50,8 @@ class NumpyBackend:
         uniform = 0.0 if weighted else float(log_weights[0])
         if problem.kernel not in ("gaussian", "exponential"):
             return _State(Compact(columns.points, log_weights if weighted else None), None, uniform)
-        formula = choose(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
-        packed = log_weights.astype(formula.dtype, copy=False) if weighted else None
+        formula = Prepared(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
+        packed = log_weights.astype(formula.tiles.dtype, copy=False) if weighted else None
         return _State(formula, packed, uniform)
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
@@ -82,7 +78,9 @@ class NumpyBackend:
             return empty(problem, rows)
         # Chunks of columns are joined in order. Nothing here depends on the threads.
         chunk = columns_of_a_task(m, right - left)
-        width = min(chunk, max(1, TILE // min(m, ROWS)))
+        # A tile is 2 MiB of float64. The rows of a full one are no power of two apart: then they would share their
+        # places in the cache, at twice the time a product.
+        width = min(chunk, max(1, ROWS * COLUMNS // min(m, ROWS)))
 
         def task(where: tuple[int, int]) -> Sums | Totals:
             r, c = where

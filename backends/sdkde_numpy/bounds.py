@@ -14,16 +14,7 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = [
-    "double_limit",
-    "exponent_error",
-    "extent_limit",
-    "product_shift_limit",
-    "single_limit",
-    "split_limit",
-    "takes_split",
-    "terms_at_once",
-]
+__all__ = ["double_limit", "extent_limit", "product_shift_limit", "single_limit", "takes_split", "terms_at_once"]
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -36,9 +27,6 @@ COLUMNS, PART = 960, 80
 
 #: The fewest columns of a task, and how many tasks to aim for.
 CHUNK, TASKS = 1 << 14, 64
-
-#: Rows up to which direct differences are done before split squares have packed the columns.
-FEW_ROWS = 4
 
 
 def exponent_error(dtype: str, d: int, extent: float) -> float:
@@ -107,7 +95,8 @@ def split_limit(problem: Problem) -> float:
 
 def takes_split(problem: Problem) -> bool:
     """Whether split squares rather than direct differences take over beyond :func:`double_limit`."""
-    return problem.extent <= split_limit(problem) and problem.m > FEW_ROWS
+    # For up to four rows direct differences are done before split squares have packed the columns.
+    return problem.extent <= split_limit(problem) and problem.m > 4
 
 
 def product_shift_limit(problem: Problem) -> float:

@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint, product
+from sdkde_core.plugin import checkpoint, exponents, product
 from sdkde_core.protocol import Partial, Problem
 
-from .formulas import squares
+from .formulas import Tiles
 from .kernels import own_entries
 
 __all__ = ["Compact", "Totals", "reduce_compact"]
 
 Array = NDArray[Any]
-
-#: Nats of log weights in a level: its least weight, times a K at the edge of the support, is still a normal number.
-SPAN = 600.0
 
 
 class Compact:
@@ -33,10 +30,11 @@ class Compact:
         self.points = points
         self.tops, self.weights = np.zeros(1), np.ones((len(points), 1))  # (levels,), (n, levels): w / exp(top)
         if log_weights is not None:
-            top = float(log_weights.max())
-            level = np.floor((top - log_weights) / SPAN)
+            # Nats of a level: its least weight, times a K at the edge of the support, is still a normal number.
+            top, span = float(log_weights.max()), 600.0
+            level = np.floor((top - log_weights) / span)
             used = np.unique(level)
-            self.tops = top - SPAN * used
+            self.tops = top - span * used
             within = np.where(level[:, None] == used, log_weights[:, None] - self.tops, -np.inf)
             self.weights = np.exp(within)
 
@@ -63,12 +61,12 @@ def reduce_compact(
 ) -> Totals:
     """Reduce a block of query rows over a range of columns; as :func:`.kernels.reduce_block`."""
     b, (start, stop) = len(queries), columns
-    sums, buffer = Totals(formula, b), np.empty(b * width)
+    sums, buffer, rows, tiles = Totals(formula, b), np.empty(b * width), exponents.Packed(queries), Tiles(np.float64)
     for left in range(start, stop, width):
         checkpoint()
         right = min(left + width, stop)
         values = buffer[: b * (right - left)].reshape(b, right - left)
-        squares(queries, formula.points[left:right], values)
+        exponents.squares(tiles, rows, exponents.Packed(formula.points[left:right]), values)
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
         _evaluate(problem.kernel, values)
         if own is not None:

@@ -6,27 +6,19 @@ pass over it, most of them into buffers made once per block of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint, dots
+from sdkde_core.plugin import checkpoint, dots, exponents
 from sdkde_core.protocol import Partial, Problem, Reduction
 
-from .formulas import Formula
+from .formulas import Own, Prepared
 
 __all__ = ["Sums", "own_entries", "reduce_block"]
 
 Array = NDArray[Any]
-
-#: Least exponents that are taken: results below the normal numbers cost several times as much, and add nothing to the
-#: largest term, exp(0).
-CLAMP = {np.dtype(np.float32): -87.0, np.dtype(np.float64): -700.0}
-
-#: Where a running maximum starts: finite, also in the formula's dtype, since −inf − −inf would be NaN.
-FLOOR = {np.dtype(np.float32): -1e30, np.dtype(np.float64): -1e300}
 
 
 class Sums:
@@ -40,42 +32,27 @@ class Sums:
     def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any]) -> None:
         self.problem = problem
         self.base = np.zeros(rows)
-        self.top = np.full(rows, FLOOR[dtype])
+        # A finite start, also in the formula's dtype, since −inf − −inf would be NaN.
+        self.top = np.full(rows, -1e30 if dtype == np.float32 else -1e300)
         self.total = np.zeros(rows)  # Σ w φ
         laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
         self.exponent = np.zeros(rows) if laplace else None  # Σ w φ · (−½ r²)
         self.shift = np.zeros((rows, problem.d)) if mean else None  # Σ w φ (u_j − u_i)
 
-    def add(
-        self,
-        terms: Array,
-        base: Array,
-        phi: Array,
-        log_weights: Array | None,
-        own: tuple[Array, Array] | None,
-        displacement: Callable[[Array, Array], Array],
-    ) -> None:
-        """Add a tile.
+    def add(self, terms: Array, base: Array, phi: Array, log_weights: Array | None, own: Own) -> tuple[Array, Array]:
+        """Add a tile, but for its share of the shift; return φ and Σ φ, relative to what ``shift`` now is.
 
-        Parameters
-        ----------
-        terms : (b, w) array
-            −½ r²_ij − base_i, or −r_ij, −inf for entries left out; overwritten.
-        base : (b,) array
-        phi : (b, w) array
-            A buffer; may be ``terms`` itself but for LAPLACE, which needs both.
-        log_weights : (w,) array, optional
-        own : pair of index arrays, optional
-            Entries left out.
-        displacement : callable
-            φ, Σ φ → Σ φ (u_j − u_i).
+        ``terms`` (b, w), −½ r²_ij − base_i or −r_ij, −inf for the entries left out, ``own``, is overwritten. ``phi`` is
+        a buffer, which may be ``terms`` itself but for LAPLACE.
         """
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
         top = self._raise(base, terms.max(axis=1).astype(np.float64))
         log_scale = top + (self.base - base)
         np.subtract(terms, log_scale.astype(terms.dtype)[:, None], out=terms)
-        np.clip(terms, CLAMP[terms.dtype], 1.0, out=terms)  # none is above 0; two bounds take NumPy's vector path
+        # Exponentials below the normal numbers cost several times as much, and add nothing to the largest term, exp(0).
+        # No term is above 0; two bounds take NumPy's vector path.
+        np.clip(terms, -87.0 if terms.dtype == np.float32 else -700.0, 1.0, out=terms)
         np.exp(terms, out=phi)
         if own is not None:
             phi[own] = 0.0
@@ -85,8 +62,7 @@ class Sums:
             self.exponent += dots(phi, terms) + (self.base + top) * total
             if log_weights is not None:
                 self.exponent -= dots(phi, log_weights)
-        if self.shift is not None:
-            self.shift += displacement(phi, total)
+        return phi, total
 
     def join(self, other: Sums) -> None:
         """Add the sums of the same rows over other columns."""
@@ -117,10 +93,7 @@ class Sums:
         scale = self.base + self.top + log_weight
         with np.errstate(divide="ignore"):
             if self.exponent is not None:
-                half = (1.0 + 0.5 * self.problem.d) * self.total
-                signed = half + self.exponent
-                magnitude = np.log(np.abs(signed)) + scale
-                return Partial(np.log(half - self.exponent) + scale, sign=np.sign(signed), log_magnitude=magnitude)
+                return exponents.laplace(self.problem.d, self.total, self.exponent, scale)
             log_sum = np.log(self.total) + scale
         safe = np.where(self.total > 0, self.total, 1.0)[:, None]
         shift = None if self.shift is None else self.shift / safe
@@ -129,49 +102,38 @@ class Sums:
 
 def reduce_block(
     problem: Problem,
-    formula: Formula,
+    prepared: Prepared,
     queries: Array,
     own_offset: int,
     columns: tuple[int, int],
     log_weights: Array | None,
     width: int,
 ) -> Sums:
-    """Reduce a block of query rows over a range of columns, tile by tile.
+    """Reduce a block of query rows (b, d) over a range of columns, in tiles of so many columns.
 
-    Parameters
-    ----------
-    queries : (b, d) float64 array
-    own_offset : int
-        With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
-    columns : pair of int
-        start, stop.
-    log_weights : (n,) array, optional
-        In the formula's dtype; None: 0.
-    width : int
-        Columns of a tile.
+    With ``"exclude_self"``, row i of the block leaves out column i + own_offset. ``log_weights`` (n,) are in the
+    formula's dtype; None: 0.
     """
-    b, (start, stop) = len(queries), columns
-    rows = formula.rows(queries)
-    sums = Sums(problem, b, formula.dtype)
-    term_buffer = np.empty(b * width, formula.dtype)
-    phi_buffer = np.empty(b * width, formula.dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
+    b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
+    rows, sums = prepared.formula.rows(queries), Sums(problem, b, dtype)
+    base = exponents.norms(queries) if isinstance(prepared.formula, exponents.Expanded) else np.zeros(b)
+    term_buffer = np.empty(b * width, dtype)
+    phi_buffer = np.empty(b * width, dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
     for left in range(start, stop, width):
         checkpoint()
         right = min(left + width, stop)
-        size, shape = b * (right - left), (b, right - left)
+        some, size, shape = slice(left, right), b * (right - left), (b, right - left)
         terms, phi = (x[:size].reshape(shape) for x in (term_buffer, phi_buffer))
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
-        base = formula.exponents(rows, left, right, terms, own)
-        weights = None if log_weights is None else log_weights[left:right]
-
-        def displacement(phi: Array, total: Array, left: int = left, right: int = right) -> Array:
-            return formula.displacement(rows, phi, total, left, right)
-
-        sums.add(terms, base, phi, weights, own, displacement)
+        terms, own_base = prepared.tile(rows, some, terms, own)
+        weights = None if log_weights is None else log_weights[some]
+        phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights, own)
+        if sums.shift is not None:
+            sums.shift += prepared.displacement(queries, phi, total, some)
     return sums
 
 
-def own_entries(offset: int, rows: int, left: int, right: int) -> tuple[Array, Array] | None:
+def own_entries(offset: int, rows: int, left: int, right: int) -> Own:
     """Indices in the tile of the entries (i, i + offset)."""
     columns = np.arange(max(offset, left), min(offset + rows, right))
     return (columns - offset, columns - left) if columns.size else None

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import concatenate, memory_errors, without_grad
+from sdkde_core.plugin import concatenate, exponents, memory_errors, without_grad
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
 from .bounds import formula, refines
 from .devices import Place, computes_float32_exactly, place, side_by_side
-from .formulas import NOTHING, Direct, Packed, high_low, make
+from .formulas import NOTHING, high_low, make
 from .tiles import Prepared, Summed, tile_sums
-
-UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class TorchBackend:
             return _partial(problem, prepared, rows, prepared.sums(rows, own, has_own_term), uniform)
 
         with memory_errors():
-            return concatenate(side_by_side(prepared.formula.device, block, starts))
+            return concatenate(side_by_side(prepared.library.device, block, starts))
 
     def _packed(self, problem: Problem, columns: Columns, where: Place, single: bool) -> Prepared:
         points, log_weights = columns.points.detach(), columns.log_weights.detach()
@@ -108,28 +106,25 @@ class TorchBackend:
         name = formula(problem, span, single=single, double=where.double)
         if not name:  # log weights that span more than float32 has room for: the points are on the host, as float64
             return self._packed(problem, columns, Place(points.device, True), single)
-        how = make(name, problem, where.device, span)
+        how, library = make(name, problem, where.device, span)
+        direct = isinstance(how, exponents.Direct)
         laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         # Direct differences hold so far from every column that exponents are below float32's −1e30; split squares
         # divide by their grid, and −1e300 would overflow.
-        lowest = NOTHING[how.dtype if isinstance(how, Direct) else torch.float32]
+        lowest = NOTHING[library.dtype if direct else torch.float32]
         added = log_weights.clamp(min=lowest) if "weights" in problem.requires else None
-        right = None
-        if mean and not isinstance(how, Direct):
-            right = torch.cat([points, torch.ones_like(points[:, :1])], 1).to(how.dtype).to(where.device)
-        pairs = None
-        if how.dtype == torch.float32 and refines(problem, problem.extent):
-            pairs = Packed(torch.cat(high_low(points), 1).to(how.dtype).to(where.device))
+        in_pairs = library.dtype == torch.float32 and refines(problem, problem.extent)
         return Prepared(
             problem,
             how,
+            library,
             how.columns(points, None if laplace else added),
-            right,
-            added.to(how.dtype).to(where.device) if laplace and added is not None else None,
-            pairs,
-            where.double,
-            self.memory,
-            _compiled() if self.compile else tile_sums,
+            right=library.place(points, torch.ones_like(points[:, :1])) if mean and not direct else None,
+            log_weights=library.place(added)[:, 0] if laplace and added is not None else None,
+            pairs=exponents.Packed(library.place(*high_low(points))) if in_pairs else None,
+            double=where.double,
+            memory=self.memory,
+            tile=_compiled() if self.compile else tile_sums,
         )
 
 
@@ -137,18 +132,14 @@ def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed,
     """The log-domain results; an empty sum has log −inf."""
     total, log_scale = summed.total, summed.log_scale if uniform is None else summed.log_scale + uniform
     if summed.moment is not None:
-        half = (1.0 + 0.5 * problem.d) * total
-        signed = half + summed.moment
-        return Partial(
-            (half - summed.moment).log() + log_scale, sign=signed.sign(), log_magnitude=signed.abs().log() + log_scale
-        )
+        return exponents.laplace(problem.d, total, summed.moment, log_scale)
     shift = None
     if summed.mean is not None:
-        if isinstance(prepared.formula, Direct):
+        if isinstance(prepared.formula, exponents.Direct):
             shift = summed.mean
         else:  # as the means were rounded, where they were: a point's own term cancels
-            exact = prepared.pairs is not None or prepared.formula.dtype == torch.float64
-            shift = summed.mean - (rows if exact else rows.to(prepared.formula.dtype).double())
+            exact = prepared.pairs is not None or prepared.library.dtype == torch.float64
+            shift = summed.mean - (rows if exact else rows.to(prepared.library.dtype).double())
         shift = torch.where(total[:, None] == 0, 0.0, shift)
     return Partial(total.log() + log_scale, shift=shift)
 
@@ -176,8 +167,9 @@ def _compiled() -> Callable[..., Tensor]:
 
 def _bytes(memory: int | str) -> int:
     """Bytes of ``268435456`` or ``"256MiB"``."""
+    units = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?\s*", str(memory).lower())
-    size = 0 if found is None or isinstance(memory, (bool, float)) else int(float(found[1]) * UNITS[found[2] or ""])
+    size = 0 if found is None or isinstance(memory, (bool, float)) else int(float(found[1]) * units[found[2] or ""])
     if size < 1:
         raise ValueError(f"memory is {memory!r}; pass bytes, or a size such as '256MiB'")
     return size

@@ -2,8 +2,8 @@
 
 ε is the unit roundoff, R the extent. Expanded squares are a small difference of numbers up to R²: with independent
 roundings along d terms their standard deviation is at most ε R² (√d/3 + 3/2), the last part for both norms, and four
-times that is the bound taken. Split squares (see :mod:`sdkde_torch.formulas`) lose less: ε of the products that have a
-factor below the grid, and ε of the exponents once the row's largest is subtracted.
+times that is the bound taken. Split squares lose less: ε of the products that have a factor below the
+grid, and ε of the exponents once the row's largest is subtracted.
 
 An error δ of the exponents moves a log sum by δ, LAPLACE's sums by 2 δ, and a shift by δ R at most: half the distance
 of a row midway between two clusters from either.
@@ -16,20 +16,9 @@ import math
 
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = [
-    "CHUNK",
-    "expanded_limit",
-    "extent_limit",
-    "formula",
-    "grid",
-    "has_double",
-    "refines",
-    "split_limit",
-    "terms_at_once",
-]
+__all__ = ["CHUNK", "PART", "expanded_limit", "extent_limit", "formula", "has_double", "refines", "terms_at_once"]
 
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
-BITS = {"float32": 24, "float64": 53}
 
 #: Share of the tolerance that exponents may use; the rest is for exponentials and sums.
 BUDGET = 0.5
@@ -43,11 +32,6 @@ CHUNK = 1024
 #: Terms of a shift that a product adds up, one after another, where a tile's are too many; then its parts are added.
 PART = 32
 
-#: Extent up to which direct differences of float32 pairs are taken. For LOG_SUM, what these leave of a coordinate,
-#: 2⁻⁴⁹ R, must be small beside a point that far out. For LAPLACE, the error of an exponent, some 3e-7 of itself, must
-#: be far below 1.
-PAIRS_LIMIT = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0}
-
 
 def has_double(problem: Problem) -> bool:
     """Whether the device is known to have float64, as CPUs and CUDA GPUs do; of Intel's GPUs some have it."""
@@ -57,12 +41,7 @@ def has_double(problem: Problem) -> bool:
 def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     """Return the extent up to which expanded squares keep the tolerance; −inf where they never do.
 
-    Parameters
-    ----------
-    problem : Problem
-    dtype : {"float32", "float64"}
-    span : float
-        Largest magnitude of a log weight, nats: log weights are rounded with the squares.
+    ``span`` is the largest magnitude of a log weight, nats: log weights are rounded with the squares.
     """
     if dtype == "float32" and (problem.precision != "fast" or problem.reduction is Reduction.MEAN):
         return -math.inf
@@ -75,18 +54,18 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     return math.sqrt(budget / per_square)
 
 
-@functools.lru_cache(maxsize=4096)  # asked again and again while backends are compared
+@functools.lru_cache(maxsize=4096)
 def split_limit(problem: Problem, dtype: str) -> float:
     """Return the extent up to which split squares keep the tolerance; MEAN with a second pass where :func:`refines`.
 
-    The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats (see :func:`grid`); weights may
+    The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats; weights may
     span :data:`SPAN`. What it leaves of a coordinate is uniform below g/2, so the products that are rounded, 2 d terms
     of both signs, sum to some 0.3 R g.
     """
     if problem.precision == "float64" and dtype == "float32":
         return -math.inf
     half = 0.5 * SPAN if "weights" in problem.requires else 0.0
-    share = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * 2.0 ** (2 - BITS[dtype] // 2)
+    share = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * 2.0 ** (2 - (24 if dtype == "float32" else 53) // 2)
     most = _budget(problem) / share  # R √(R² + half), and for MEAN that times R, at most
     limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
@@ -125,35 +104,17 @@ def refines(problem: Problem, extent: float) -> bool:
     return problem.reduction is Reduction.MEAN and extent > _shift_limit(problem, "float32")
 
 
-def grid(extent: float, dtype: str, span: float = 0.0) -> float:
-    """Return g, the grid of the leading parts of coordinates: a power of two.
-
-    Their products, and norms, are multiples of g²/2. Partial sums, in any order, are at most 2 R² and the span of the
-    log weights; below 2^bits g²/2 they are exact.
-    """
-    largest = 2.2 * max(extent, 2.0**-20) ** 2 + span  # a tenth for what the grid adds to R
-    return 2.0 ** math.ceil(0.5 * (math.log2(2.0 * largest) - BITS[dtype]))
-
-
 @functools.lru_cache(maxsize=4096)
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
     """Return the fastest formula that keeps the tolerance.
 
-    Parameters
-    ----------
-    problem : Problem
-    span : float
-        Largest magnitude of a log weight, nats.
-    single : bool
-        Products of float32 are rounded to float32, and no further.
-    double : bool, optional
-        The device has float64; default: where it is known to.
+    ``span`` is the largest magnitude of a log weight, nats; ``single``, whether products of float32 are rounded to
+    float32 and no further; ``double``, whether the device has float64, by default where it is known to.
 
     Returns
     -------
-    str
-        ``"expanded float32"``, ``"split float32"``, ``"expanded float64"``, ``"split float64"``,
-        ``"direct float64"``, ``"direct pairs"``; ``""`` where none does.
+    {"expanded float32", "split float32", "expanded float64", "split float64", "direct float64", "direct pairs", ""}
+        Empty where none does.
     """
     double = has_double(problem) if double is None else double
     extent = problem.extent
@@ -168,7 +129,10 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"
         return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
-    if problem.precision != "float64" and extent <= PAIRS_LIMIT.get(problem.reduction, -math.inf):
+    # Direct differences of float32 pairs. For LOG_SUM, what these leave of a coordinate, 2⁻⁴⁹ R, must be small beside a
+    # point that far out. For LAPLACE, the error of an exponent, some 3e-7 of itself, must be far below 1.
+    pairs = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0}
+    if problem.precision != "float64" and extent <= pairs.get(problem.reduction, -math.inf):
         return "direct pairs"
     return ""
 

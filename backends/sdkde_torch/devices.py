@@ -67,9 +67,6 @@ _lock = new_lock()
 _here = threading.local()
 _pool: ThreadPoolExecutor | None = None
 
-#: Threads that work at the same time, for all calls together: as many as are asked for.
-MOST_THREADS = 1 << 16
-
 
 @without_grad
 def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequence[A]) -> list[R]:
@@ -83,7 +80,7 @@ def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequen
             try:
                 return map_threads(functools.partial(_alone, task), arguments, threads, pool=_workers())
             except BaseException:  # an interrupt may have left locks within the pool locked: they are Python's own
-                _begin_anew()
+                _leave_threads()
                 raise
     return [task(a) for a in arguments]
 
@@ -92,16 +89,14 @@ def _workers() -> ThreadPoolExecutor:
     """The threads, which stay: to prepare one takes longer than a small problem."""
     global _pool
     with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(MOST_THREADS, "sdkde-torch")
+        _pool = _pool or ThreadPoolExecutor(1 << 16, "sdkde-torch")  # as many as are asked for
         return _pool
 
 
-def _begin_anew() -> None:
+def _leave_threads() -> None:
     """Leave the threads to the calls that have them; they end with these."""
     global _pool
-    with _lock:
-        _pool = None
+    _pool = None
 
 
 def _alone(task: Callable[[A], R], argument: A) -> R:
@@ -139,8 +134,7 @@ def _begin_again() -> None:
 
     OpenMP would wait for them, so that PyTorch does without, as in the workers of its data loaders.
     """
-    global _pool
-    _pool = None
+    _leave_threads()
     torch.set_num_threads(1)
 
 

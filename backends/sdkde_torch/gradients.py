@@ -22,24 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import cpu_threads, without_grad
+from sdkde_core.plugin import cpu_threads, exponents, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
 from .devices import side_by_side
-from .formulas import NOTHING, Direct, Expanded, Formula, Packed, exponential
+from .formulas import NOTHING, Tensors, exponential, masked
 
 __all__ = ["reduce"]
 
-#: Columns of less weight have a pass of their own for the derivative by the weight: w φ underflows, so w φ / w is lost.
-LIGHT = 1e-200
-
-#: Extent from which a backward pass adds up its own sums: to units in the last place of exponents of R², the logs that
-#: the forward pass gave are off by 10⁻⁶ and more. At 10⁸ bandwidths they know nothing of what was summed.
-FAR = 1e5
-
-#: Elements of a tile on a CPU.
-CPU_TILE = 1 << 18
+Formula = exponents.Formula
+Packed = exponents.Packed
 
 #: Tiles that a backward pass holds at a time.
 BUFFERS = 5
@@ -69,13 +62,11 @@ class _Reduction(torch.autograd.Function):
         weights: Tensor | None,
         log_weights: Tensor,
         sums: Callable[[], Partial],
-        problem: Problem,
-        own_offset: int,
-        memory: int,
+        *how: Any,
     ) -> tuple[Tensor, ...]:
-        got = sums()
+        got, problem = sums(), how[0]
         ctx.set_materialize_grads(False)
-        ctx.problem, ctx.own_offset, ctx.memory = problem, own_offset, memory
+        ctx.how = how  # the problem, the offset of own columns, bytes
         if problem.reduction is Reduction.LAPLACE:
             ctx.mark_non_differentiable(got.log_sum, got.sign)
             ctx.save_for_backward(points, queries, weights, log_weights, got.log_magnitude, got.sign)
@@ -88,8 +79,7 @@ class _Reduction(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         points, queries, weights, log_weights, *results = ctx.saved_tensors
         rows = points if queries is None else queries
-        wants = ctx.needs_input_grad
-        problem: Problem = ctx.problem
+        wants, (problem, own_offset, memory) = ctx.needs_input_grad, ctx.how
         g, by_shift = cotangents[0], None
         if problem.reduction is Reduction.LAPLACE:
             g = cotangents[2]
@@ -101,7 +91,7 @@ class _Reduction(torch.autograd.Function):
         g = torch.zeros_like(rows[:, 0]) if g is None else g
         by_rows = wants[0] if queries is None else wants[1]
         asked = (by_rows, wants[0], wants[2])
-        backward = _Backward(problem, rows, points, weights, log_weights, ctx.own_offset, ctx.memory, asked)
+        backward = _Backward(problem, rows, points, weights, log_weights, own_offset, memory, asked)
         found = backward.run(results, g, by_shift)
         if torch.is_grad_enabled():  # create_graph=True
             found = found.once(points, queries, weights, *cotangents)
@@ -174,7 +164,8 @@ class _Backward:
         found = _Found(*(torch.zeros_like(x) if want and x is not None else None for want, x in asked))
         light, by_light = None, torch.zeros(0)
         if found.weights is not None and self.weights is not None:
-            light = (self.weights < LIGHT).nonzero()[:, 0]
+            # They have a pass of their own for the derivative by the weight: w φ underflows, so w φ / w is lost.
+            light = (self.weights < 1e-200).nonzero()[:, 0]
             by_light = self.weights.new_zeros(len(light))
         chunks = _slices(len(self.points), CHUNK)
 
@@ -185,7 +176,9 @@ class _Backward:
 
         for given in self._blocks(formula, results, g, by_shift):
             block = given
-            if self.problem.extent > FAR:
+            # To units in the last place of exponents of R², the logs that the forward pass gave are off by 10⁻⁶ and
+            # more from here on. At 10⁸ bandwidths they know nothing of what was summed.
+            if self.problem.extent > 1e5:
                 block = self._summed(formula, given, columns, ones, log_weights)
             found_by = side_by_side(self.points.device, chunk, [(block, some) for some in chunks])
             by_rows = [x for x in found_by if x is not None]
@@ -208,15 +201,15 @@ class _Backward:
     def _formula(self) -> Formula:
         problem = replace(self.problem, precision="float64")
         span = float(-torch.where(self.log_weights > NOTHING[torch.float32], self.log_weights, 0.0).min())
-        device = self.points.device
+        library = Tensors(torch.float64, self.points.device)
         fits = self.problem.extent <= expanded_limit(problem, "float64", span)
-        return Expanded(torch.float64, device) if fits else Direct(device)
+        return exponents.Expanded(library) if fits else exponents.Direct(library)
 
     def _blocks(self, formula: Formula, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> Any:
         """The rows, so many that their tiles fit."""
         elements = self.memory // (BUFFERS * 8)
         if self.points.device.type == "cpu":
-            elements = min(elements // cpu_threads(), CPU_TILE)
+            elements = min(elements // cpu_threads(), 1 << 18)
         scale = results[0]
         alive = scale > -torch.inf  # an empty sum depends on nothing
         scale = torch.where(alive, scale, -NOTHING[torch.float32])
@@ -235,17 +228,17 @@ class _Backward:
         d, chunks, nothing = self.problem.d, _slices(len(ones), CHUNK), NOTHING[torch.float64]
 
         def tile(some: slice) -> tuple[Tensor, Tensor]:
-            exponents = formula.exponents(block.packed, columns.at(some))
+            exponents = formula.first(block.packed, columns.at(some))
             return exponents, exponents + log_weights[some] if self._laplace else exponents.clone()
 
         def largest(some: slice) -> Tensor:
-            return _without_own(tile(some)[1], self._own(block, some), nothing).amax(1, keepdim=True)
+            return masked(tile(some)[1], self._own(block, some), nothing).amax(1, keepdim=True)
 
         top = torch.stack(side_by_side(self.points.device, largest, chunks)).amax(0)
 
         def sums(some: slice) -> Tensor:
             exponents, terms = tile(some)
-            phi = _without_own(exponential(terms.sub_(top), in_place=True), self._own(block, some))
+            phi = masked(exponential(terms.sub_(top), in_place=True), self._own(block, some))
             if not self._laplace:
                 return phi @ ones[some]  # Σ w φ [x, 1]
             return exponents.add_(1.0 + 0.5 * d).mul_(phi).sum(1, keepdim=True)  # L
@@ -261,18 +254,11 @@ class _Backward:
         return replace(block, by_shift=by_shift, middle=(by_shift * found[:, :d] / total).sum(1, keepdim=True))
 
     def _add(
-        self,
-        found: _Found,
-        formula: Formula,
-        block: _Block,
-        columns: Packed,
-        ones: Tensor,
-        log_weights: Tensor | None,
-        some: slice,
+        self, found: _Found, formula: Formula, block: _Block, columns: Packed, ones: Tensor, extra: Any, some: slice
     ) -> Tensor | None:
         """Add what a tile contributes to its columns, which are its alone; return what it does to its rows, (b, d)."""
         d, for_rows = self.problem.d, None
-        q, p, by_weight = self._derivatives(formula, block, columns, ones, log_weights, some)
+        q, p, by_weight = self._derivatives(formula, block, columns, ones, extra, some)
         u, x = block.ones[:, :d], ones[:, :d]
         if found.rows is not None:
             by_rows = q @ ones  # (b, d + 1)
@@ -289,24 +275,18 @@ class _Backward:
         return for_rows
 
     def _derivatives(
-        self,
-        formula: Formula,
-        block: _Block,
-        columns: Packed,
-        ones: Tensor,
-        log_weights: Tensor | None,
-        some: slice | Tensor,
+        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Any, some: slice
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """q, p (of LAPLACE k), and of LAPLACE what the weight's derivative sums, (b, w); in fewer buffers."""
-        tile = formula.exponents(block.packed, columns)
+        tile = formula.first(block.packed, columns)
         if not self._laplace:
-            p = _without_own(exponential(tile.sub_(block.scale), in_place=True), self._own(block, some))
+            p = masked(exponential(tile.sub_(block.scale), in_place=True), self._own(block, some))
             if block.by_shift is None or block.middle is None:
                 return p.mul_(block.g), p, None
             a = torch.addmm(block.g - block.middle, block.by_shift, ones[:, : self.problem.d].T)
             return a.mul_(p), p, None
         k = tile - block.scale if log_weights is None else (tile + log_weights).sub_(block.scale)
-        k = _without_own(exponential(k, in_place=True), self._own(block, some)).mul_(block.g)
+        k = masked(exponential(k, in_place=True), self._own(block, some)).mul_(block.g)
         by_weight = tile.add_(1.0 + 0.5 * self.problem.d).mul_(k)
         return by_weight + k, k, by_weight
 
@@ -317,10 +297,9 @@ class _Backward:
         sums = torch.empty_like(light, dtype=torch.float64)
         for some in _slices(len(light), CHUNK):
             part = light[some]
-            tile = formula.exponents(block.packed, columns.at(some))
-            ratio = _without_own(
-                exponential((tile - block.scale).clamp_(max=709.0), in_place=True), self._own(block, part)
-            )
+            tile = formula.first(block.packed, columns.at(some))
+            ratio = exponential((tile - block.scale).clamp_(max=709.0), in_place=True)
+            ratio = masked(ratio, self._own(block, part))
             if self._laplace:
                 ratio.mul_(tile.add_(1.0 + 0.5 * self.problem.d))
             if block.by_shift is None or block.middle is None:
@@ -339,10 +318,6 @@ class _Backward:
             columns = torch.arange(columns.start, columns.stop, device=device)
         own = torch.arange(len(block.g), device=device) + (block.start + self.own_offset)
         return columns == own[:, None]
-
-
-def _without_own(tile: Tensor, own: Tensor | None, instead: float = 0.0) -> Tensor:
-    return tile if own is None else tile.masked_fill_(own, instead)
 
 
 def _with_one(points: Tensor) -> Tensor:

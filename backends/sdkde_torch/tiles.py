@@ -15,24 +15,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import checkpoint, cpu_threads
+from sdkde_core.plugin import checkpoint, cpu_threads, exponents
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import CHUNK, terms_at_once
-from .formulas import CLAMP, NOTHING, Direct, Formula, Packed, Pairs, Split, difference, exponential, high_low
+from .formulas import CLAMP, NOTHING, Tensors, exponential, high_low, masked
 
 __all__ = ["Prepared", "Summed", "tile_sums"]
 
-#: Elements of a tile on a CPU, what a core's cache holds; blocks to aim for, and the fewest rows of one.
-CPU_TILE, CPU_BLOCKS, CPU_ROWS = 1 << 18, 64, 64
+Formula = exponents.Formula
+Packed = exponents.Packed
 
 #: Rows whose sum is less than this times the number of columns are summed again relative to their largest exponent.
 #: Terms that underflow, or are clamped at exp(−87) = 1.6e-38 or exp(−700) = 1e-304, are below 2e-7 or 1e-14 of a larger
 #: sum. MEAN multiplies them by coordinates, as large as the extent: its threshold is as many times higher.
 LEAST = {torch.float32: 1e-31, torch.float64: 1e-290}
-
-#: The same for MEAN by split squares: their exponents are rounded in proportion to themselves, which moves a shift.
-LEAST_SPLIT_MEAN = 1e-8
 
 
 class Summed(NamedTuple):
@@ -46,74 +43,50 @@ class Summed(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Columns packed on the device that computes, for one reduction.
+    """Columns packed on the device that computes, for one reduction."""
 
-    Parameters
-    ----------
-    problem : Problem
-        As given to ``prepare``.
-    formula : Formula
-    columns : Packed
-    right : (n, k) tensor, optional
-        What φ is multiplied by, of the tile's dtype: points and a one. None: a one alone.
-    log_weights : (n,) tensor, optional
-        Of the tile's dtype; LAPLACE alone, whose exponents come without them.
-    pairs : Packed, optional
-        Points as pairs, for a shift's second pass.
-    double : bool
-        The device adds up in float64.
-    memory : int
-        Bytes that temporaries may take.
-    tile : callable
-        :func:`tile_sums`, or what ``torch.compile`` made of it.
-    """
-
-    problem: Problem
+    problem: Problem  # as given to ``prepare``
     formula: Formula
+    library: Tensors
     columns: Packed
-    right: Tensor | None
-    log_weights: Tensor | None
-    pairs: Packed | None
-    double: bool
-    memory: int
-    tile: Callable[..., Tensor]
+    right: Tensor | None  # (n, k) what φ is multiplied by, of the tile's dtype: points and a one. None: a one alone
+    log_weights: Tensor | None  # (n,) of the tile's dtype; LAPLACE alone, whose exponents come without them
+    pairs: Packed | None  # points as pairs, for a shift's second pass
+    double: bool  # the device adds up in float64
+    memory: int  # bytes that temporaries may take
+    tile: Callable[..., Tensor]  # :func:`tile_sums`, or what ``torch.compile`` made of it
 
     def height(self, m: int) -> int:
         """Rows of a block, of m; it follows from the problem, the options and the number of threads."""
         laplace = self.problem.reduction is Reduction.LAPLACE
-        buffers = 1 + laplace * (1 + (self.log_weights is not None)) + 2 * isinstance(self.formula, Direct)
+        buffers = 1 + laplace * (1 + (self.log_weights is not None)) + 2 * isinstance(self.formula, exponents.Direct)
         buffers += "exclude_self" in self.problem.requires
         buffers += self.right is not None and self.part < CHUNK  # what parts add up to
-        elements = self.memory // (buffers * torch.finfo(self.formula.dtype).bits // 8)
-        if self.formula.device.type == "cpu":
+        elements = self.memory // (buffers * torch.finfo(self.library.dtype).bits // 8)
+        if self.library.device.type == "cpu":
             elements //= cpu_threads()
         most = max(1, elements // min(self.count, CHUNK))
-        if self.formula.device.type != "cpu":
+        if self.library.device.type != "cpu":
             return most
-        return min(most, max(1, CPU_TILE // CHUNK), max(CPU_ROWS, -(-m // CPU_BLOCKS)))
+        return min(most, (1 << 18) // CHUNK, max(64, -(-m // 64)))  # a tile fits a core's cache; for 64 blocks
 
     @property
     def part(self) -> int:
         """Terms of a shift that are added one after another, see :func:`bounds.terms_at_once`."""
-        return terms_at_once(self.problem, str(self.formula.dtype).removeprefix("torch."))
+        return terms_at_once(self.problem, str(self.library.dtype).removeprefix("torch."))
 
     @property
     def count(self) -> int:
         return len(self.columns.left)
 
     def sums(self, points: Tensor, own_offset: int | None, has_own_term: bool) -> Summed:
-        """Sum a block of rows.
+        """Sum a block of rows, (b, d) float64.
 
-        Parameters
-        ----------
-        points : (b, d) float64 tensor
-        own_offset : int, optional
-            Row i leaves out column i + own_offset.
-        has_own_term : bool
-            Every row is a column too, and all weights are equal: then no sum is small.
+        Row i leaves out column i + ``own_offset``. With ``has_own_term`` every row is a column too, and all weights are
+        equal: then no sum is small.
         """
         rows = self.formula.rows(points)
-        own = None if own_offset is None else torch.arange(len(points), device=self.formula.device) + own_offset
+        own = None if own_offset is None else torch.arange(len(points), device=self.library.device) + own_offset
         if self.pairs is not None:
             return self._relative(rows, own)
         sums = self._add_up(rows, own)
@@ -121,12 +94,14 @@ class Prepared:
         if has_own_term:
             return result
         mean = self.problem.reduction is Reduction.MEAN
-        least = LEAST[self.formula.dtype] * self.count * (max(1.0, self.problem.extent) if mean else 1.0)
-        small = result.total < (max(least, LEAST_SPLIT_MEAN) if mean and isinstance(self.formula, Split) else least)
+        least = LEAST[self.library.dtype] * self.count * (max(1.0, self.problem.extent) if mean else 1.0)
+        if mean and isinstance(self.formula, exponents.Split):
+            least = max(least, 1e-8)  # its exponents are rounded in proportion to themselves, which moves a shift
+        small = result.total < least
         again = small.nonzero()[:, 0]
         if not len(again):
             return result
-        there = again.to(self.formula.device)
+        there = again.to(self.library.device)
         better = self._relative(rows.at(there), None if own is None else own[there])
         for mine, other in zip(result, better):
             if mine is not None and other is not None:
@@ -135,37 +110,32 @@ class Prepared:
 
     def _relative(self, rows: Packed, own: Tensor | None) -> Summed:
         """As :meth:`sums`, relative to each row's largest exponent, which two passes find before the sums."""
-        base = self._largest(
-            lambda some, mask, out: self.formula.peaks(rows, self.columns.at(some), mask, out), own, len(rows.left)
-        )
+        base = self._largest(lambda some, out: self.formula.first(rows, self.columns.at(some), out), own, rows)
         top = None
-        if self.log_weights is not None or isinstance(self.formula, Split):
-            top = self._largest(lambda some, mask, out: self._tops(rows, some, base, mask, out), own, len(rows.left))
+        if self.log_weights is not None or isinstance(self.formula, exponents.Split):
+            top = self._largest(lambda some, out: self._terms(rows, some, base, out), own, rows)
         sums = self._add_up(rows, own, base, top)
         at_base = self._to_result(base[:, 0])
         log_scale = at_base if top is None else at_base + self._to_result(top[:, 0])
         result = self._summed(sums, at_base, log_scale)
         return result if self.pairs is None else self._refined(result, rows, own, base, top)
 
-    def _tops(self, rows: Packed, some: slice, base: Tensor, mask: Tensor | None, out: Tensor) -> Tensor:
-        tile = self.formula.relative(rows, self.columns.at(some), base, out)
-        if self.log_weights is not None:
-            tile.add_(self.log_weights[some])
-        if mask is not None:
-            tile.masked_fill_(mask, NOTHING[tile.dtype])
-        return tile.amax(1, keepdim=True)
+    def _terms(self, rows: Packed, some: slice, base: Tensor, out: Tensor | None) -> Tensor:
+        tile = _relative(self.formula, rows, self.columns.at(some), base, out)
+        return tile if self.log_weights is None else tile.add_(self.log_weights[some])
 
-    def _largest(self, tile: Callable[..., Tensor], own: Tensor | None, m: int) -> Tensor:
+    def _largest(self, tile: Callable[..., Tensor], own: Tensor | None, rows: Packed) -> Tensor:
         """Largest of what ``tile`` returns for the columns' chunks, (m, 1), finite."""
-        largest = torch.full((m, 1), NOTHING[self.formula.dtype], dtype=self.formula.dtype, device=self.formula.device)
+        nothing, m = NOTHING[self.library.dtype], len(rows.left)
+        largest = torch.full((m, 1), nothing, dtype=self.library.dtype, device=self.library.device)
         for some, mask, out in self._tiles(m, own):
-            largest = torch.maximum(largest, tile(some, mask, out))
+            largest = torch.maximum(largest, masked(tile(some, out), mask, nothing).amax(1, keepdim=True))
         return largest
 
     def _tiles(self, m: int, own: Tensor | None) -> Iterator[tuple[slice, Tensor | None, Tensor | None]]:
         """Columns, mask of the entries to leave out, and buffer, of every tile."""
         width = min(self.count, CHUNK)
-        buffer = torch.empty(m * width, dtype=self.formula.dtype, device=self.formula.device)
+        buffer = torch.empty(m * width, dtype=self.library.dtype, device=self.library.device)
         for start in range(0, self.count, width):
             checkpoint()
             some = slice(start, min(start + width, self.count))
@@ -180,27 +150,15 @@ class Prepared:
         laplace, mean = (self.problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
         # The base was found by what is not compiled. Compiled code rounds in another way: far from every column that
         # moves direct differences by thousands.
-        plain = own is not None or (base is not None and isinstance(self.formula, Direct))
+        direct = isinstance(self.formula, exponents.Direct)
+        plain = own is not None or (base is not None and direct)
         for some, mask, out in self._tiles(len(rows.left), own):
             right = None if self.right is None else self.right[some]
             log_weights = None if self.log_weights is None else self.log_weights[some]
             how = tile_sums if plain else self.tile
-            total.add(
-                how(
-                    self.formula,
-                    rows,
-                    self.columns.at(some),
-                    right,
-                    log_weights,
-                    base,
-                    top,
-                    mask,
-                    laplace=laplace,
-                    by_differences=mean and isinstance(self.formula, Direct),
-                    part=part,
-                    out=None if how is not tile_sums else out,
-                )
-            )
+            buffer = out if how is tile_sums else None
+            given = self.formula, rows, self.columns.at(some), right, log_weights, base, top, mask
+            total.add(how(*given, laplace=laplace, by_differences=mean and direct, part=part, out=buffer))
         return self._to_result(total.result())
 
     def _summed(self, sums: Tensor, base: Tensor, log_scale: Tensor) -> Summed:
@@ -216,16 +174,12 @@ class Prepared:
     def _refined(self, first: Summed, rows: Packed, own: Tensor | None, base: Tensor, top: Any) -> Summed:
         """Add Σφ (x − mean) / Σφ to the mean: these differences are small, so float32 keeps their digits."""
         assert self.pairs is not None and first.mean is not None
-        to = {"dtype": self.formula.dtype, "device": self.formula.device}
-        anchors = Packed(torch.cat(high_low(first.mean), 1).to(**to))
+        anchors = Packed(self.library.place(*high_low(first.mean)))
         total = _Total(self.double)
-        d = self.problem.d
         for some, mask, out in self._tiles(len(rows.left), own):
-            phi = self.formula.relative(rows, self.columns.at(some), base, out).sub_(top)
-            phi = exponential(phi, in_place=True)
-            if mask is not None:
-                phi.masked_fill_(mask, 0.0)
-            total.add(_displacement(phi, anchors, self.pairs.at(some), d))
+            phi = _relative(self.formula, rows, self.columns.at(some), base, out).sub_(top)
+            phi = masked(exponential(phi, in_place=True), mask)
+            total.add(exponents.displacement(self.library, phi, anchors, self.pairs.at(some), pieces=2))
         correction = self._to_result(total.result()) / torch.where(first.total > 0, first.total, 1.0)[:, None]
         return first._replace(mean=first.mean + correction)
 
@@ -261,6 +215,12 @@ class _Total:
         return self.high.cpu().double() + self.low.cpu().double()
 
 
+def _relative(formula: Formula, rows: Packed, columns: Packed, base: Tensor | None, out: Tensor | None) -> Tensor:
+    """A tile of exponents less their row's base, (m, 1), if any: with more digits where the formula has them."""
+    tile = formula.first(rows, columns, out)
+    return formula.second(tile if base is None else tile.sub_(base), rows, columns)
+
+
 def tile_sums(
     formula: Formula,
     rows: Packed,
@@ -278,28 +238,17 @@ def tile_sums(
 ) -> Tensor:
     """Return the sums of a tile, (rows, k): Σφ times the columns of ``right``; LAPLACE: Σφ and Σφ (−½ r² − base).
 
-    Parameters
-    ----------
-    base, top : (rows, 1) tensors, optional
-        φ is exp(exponent − base − top).
-    own : (rows, columns) mask, optional
-        Entries left out.
-    by_differences : bool
-        Σφ (x − u) dimension by dimension, before the columns of ``right``.
-    part : int
-        Terms of a product with ``right`` that are added one after another.
-    out : (rows, columns) tensor, optional
-        A buffer.
+    φ is exp(exponent − base − top), both (rows, 1), and 0 at the entries ``own`` (rows, columns), which are left out.
+    With ``by_differences`` Σφ (x − u), dimension by dimension, comes before the columns of ``right``, of whose product
+    so many terms as ``part`` are added one after another. ``out`` is a buffer.
     """
-    tile = formula.exponents(rows, columns, out) if base is None else formula.relative(rows, columns, base, out)
-    if own is not None:
-        tile = tile.masked_fill_(own, NOTHING[tile.dtype])
+    tile = _relative(formula, rows, columns, base, out)
+    tile = masked(tile, own, NOTHING[tile.dtype])
     terms = tile if log_weights is None else tile + log_weights
     if top is not None:
         terms = terms - top if laplace and log_weights is None else terms.sub_(top)
     phi = exponential(terms, in_place=not laplace or terms is not tile)
-    if own is not None:  # where nothing is left, the base is that of what is left out
-        phi = phi.masked_fill_(own, 0.0)
+    phi = masked(phi, own)  # where nothing is left, the base is that of what is left out
     if laplace:
         if tile.device.type == "cpu":  # what was clamped is next to nothing, but not times any exponent
             phi = torch.nn.functional.threshold(phi, 1.001 * math.exp(CLAMP[tile.dtype]), 0.0)
@@ -307,8 +256,9 @@ def tile_sums(
         return torch.stack([total, (phi * tile if out is None else phi.mul_(tile)).sum(1)], 1)
     sums = phi.sum(1, keepdim=True) if right is None else _in_parts(phi, right, part)
     if by_differences:
-        low = rows.left.shape[1] // 2 if isinstance(formula, Pairs) else 0
-        sums = torch.cat([_displacement(phi, rows, columns, low), sums], 1)
+        assert isinstance(formula, exponents.Direct)
+        moved = exponents.displacement(formula.library, phi, rows, columns, formula.pieces)
+        sums = torch.cat([moved, sums], 1)
     return sums
 
 
@@ -325,14 +275,3 @@ def _in_parts(phi: Tensor, right: Tensor, part: int) -> Tensor:
     parts = phi[:, :whole].unflatten(1, (-1, part)).transpose(0, 1) @ right[:whole].unflatten(0, (-1, part))
     total = parts.sum(0)
     return total if whole == len(right) else total + phi[:, whole:] @ right[whole:]
-
-
-def _displacement(phi: Tensor, rows: Packed, columns: Packed, low: int) -> Tensor:
-    """Σ_j φ_ij (x_j − u_i), (rows, d), by differences; ``low`` as for :func:`formulas.difference`."""
-    d = low or rows.left.shape[1]
-    total = phi.new_empty(len(phi), d)
-    away: Tensor | None = None
-    for k in range(d):
-        away = difference(rows, columns, k, away, low)
-        total[:, k] = away.mul_(phi).sum(1)
-    return total

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from sdkde_core.tuning import checked
+
 from .bounds import LONG
 
 #: Kernels of :mod:`sdkde_triton.blocked`; the others are log_sum, mean, direct and direct_mean.
@@ -52,20 +54,8 @@ class Config(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
-        """Return the configuration that a mapping (from a table, or from the user) describes.
-
-        Raises
-        ------
-        ValueError
-            An unknown name, or a value that is not in :data:`SPACE`.
-        """
-        names = list(cls._fields)
-        if sorted(values) != sorted(names):
-            raise ValueError(f"a configuration has {', '.join(names)}, not {', '.join(map(str, values))}")
-        for name, value in values.items():
-            if type(value) is not int or value not in SPACE[name]:
-                raise ValueError(f"{name} is {value!r}; pass one of {SPACE[name]}")
-        return cls(**{name: int(values[name]) for name in names})
+        """Return the configuration that a mapping describes; ValueError as of :func:`sdkde_core.tuning.checked`."""
+        return checked(cls, values, SPACE)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -1,0 +1,231 @@
+"""Three ways to the exponents t_ij = −½‖u_i − x_j‖² + log w_j of a tile: expanded squares, split squares, differences.
+
+Points come as float64 arrays of any library. A formula packs them once, as rows and as columns, and makes tiles of
+some of both by the few operations that a backend has on its arrays (:class:`Library`). Which formula keeps a precision
+is the backend's to say: expanded squares lose R²·ε of the extent R, split squares 2⁻²⁵ of that, differences nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+from array_api_compat import array_namespace
+
+from ..protocol import Partial
+
+__all__ = [
+    "Direct",
+    "Expanded",
+    "Formula",
+    "Library",
+    "Packed",
+    "Split",
+    "displacement",
+    "grid",
+    "laplace",
+    "norms",
+    "squares",
+]
+
+Array = Any
+
+#: Dimensions that are summed by themselves: sums of many terms lose digits.
+BLOCK = 32
+
+
+class Library(Protocol):
+    """A backend's operations on tiles; ``out`` is a buffer, or None."""
+
+    def place(self, *parts: Array) -> Array:
+        """Return columns, (n,) or (n, k) each, side by side: rounded to a tile's dtype, where tiles are computed."""
+
+    def product(self, a: Array, b: Array, out: Array | None) -> Array:
+        """Return a bᵀ."""
+
+    def add_product(self, tile: Array, a: Array, b: Array) -> Array:
+        """Add a bᵀ to a tile and return it."""
+
+    def empty(self, rows: Array, columns: Array) -> Array:
+        """Return a tile."""
+
+    def subtract(self, x: Array, u: Array, out: Array | None) -> Array:
+        """Return x_j − u_i of x (n,) and u (m,), as (m, n)."""
+
+    def add_square(self, tile: Array, away: Array) -> None:
+        """Add the squares of ``away``, which may be overwritten, to a tile."""
+
+    def dot(self, phi: Array, away: Array) -> Array:
+        """Return Σ_j φ_ij away_ij, (m,); ``away`` may be overwritten."""
+
+
+class Packed(NamedTuple):
+    """Points as tiles are made of them: ``left`` of a first, ``right`` of a second product or what replaces them."""
+
+    left: Array
+    right: Array | None = None
+
+    def at(self, which: Any) -> Packed:
+        """Some of the points."""
+        return Packed(self.left[which], None if self.right is None else self.right[which])
+
+
+class Formula:
+    """One way of computing exponents."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def rows(self, points: Array) -> Packed:
+        """Pack rows, (m, d) float64."""
+        raise NotImplementedError
+
+    def columns(self, points: Array, log_weights: Array | None) -> Packed:
+        """Pack columns, (n, d) float64, and what is added to their exponents, (n,) float64."""
+        raise NotImplementedError
+
+    def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
+        """Return a tile of exponents, or what is exact of them; its differences keep all of their digits."""
+        return self.library.product(rows.left, columns.left, out)
+
+    def second(self, tile: Array, rows: Packed, columns: Packed) -> Array:
+        """Add what :meth:`first` left out, to a tile that may be relative to a row's base by now."""
+        return tile
+
+
+class Expanded(Formula):
+    """One matrix product: rows [u, 1, −½‖u‖²] by columns [x, −½‖x‖² + log w, 1].
+
+    ``based``: without −½‖u‖² and the 1, where that is added at the end, in float64.
+    """
+
+    def __init__(self, library: Library, based: bool = False) -> None:
+        super().__init__(library)
+        self.based = based
+
+    def rows(self, points: Array) -> Packed:
+        return Packed(self.library.place(points, _ones(points), *([] if self.based else [norms(points)])))
+
+    def columns(self, points: Array, log_weights: Array | None) -> Packed:
+        constant = norms(points) if log_weights is None else norms(points) + log_weights
+        return Packed(self.library.place(points, constant, *([] if self.based else [_ones(points)])))
+
+
+class Split(Formula):
+    """Every coordinate as u = a + b, a on a grid so coarse that the products of the a's are summed without error.
+
+    A first product, rows [a, 1, −½‖a‖²] by columns [a, c, 1], is exact in whatever order it is summed, and so is its
+    difference from its row's largest. c is −½‖a‖² and the log weight's multiple of the grid. The second product adds
+    what is left, a_i·b_j + b_i·x_j and the rest of norms and log weights, smaller by 2⁻²⁵, in float32 by 2⁻¹⁰, and so
+    is its error. So exponents, and their differences far from every point, are right to about
+    ε (|exponent − base| + R² 2⁻²⁵).
+    """
+
+    def __init__(self, library: Library, step: float) -> None:
+        super().__init__(library)
+        self.step = step
+
+    def rows(self, points: Array) -> Packed:
+        a, b, one = *self._parts(points), _ones(points)
+        return Packed(self.library.place(a, one, norms(a)), self.library.place(a, b, one, _norm_rest(a, b)))
+
+    def columns(self, points: Array, log_weights: Array | None) -> Packed:
+        a, b, one = *self._parts(points), _ones(points)
+        coarse, rest = norms(a), _norm_rest(a, b)
+        if log_weights is not None:
+            unit = 0.5 * self.step**2
+            leading = (log_weights / unit).round() * unit
+            coarse, rest = coarse + leading, rest + (log_weights - leading)
+        return Packed(self.library.place(a, coarse, one), self.library.place(b, points, rest, one))
+
+    def second(self, tile: Array, rows: Packed, columns: Packed) -> Array:
+        return self.library.add_product(tile, rows.right, columns.right)
+
+    def _parts(self, points: Array) -> tuple[Array, Array]:
+        coarse = (points / self.step).round() * self.step
+        return coarse, points - coarse
+
+
+class Direct(Formula):
+    """Differences first, one dimension at a time: right to rounding of r² at any extent."""
+
+    pieces = 1  # numbers that a coordinate is the sum of, one after another
+
+    def rows(self, points: Array) -> Packed:
+        return Packed(self.library.place(points))
+
+    def columns(self, points: Array, log_weights: Array | None) -> Packed:
+        return Packed(self.rows(points).left, None if log_weights is None else self.library.place(log_weights))
+
+    def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
+        tile = self.library.empty(rows.left, columns.left) if out is None else out
+        squares(self.library, rows, columns, tile, self.pieces)
+        tile *= -0.5
+        if columns.right is not None:
+            tile += columns.right[:, 0]
+        return tile
+
+
+def grid(extent: float, bits: int = 53, span: float = 0.0) -> float:
+    """Return the grid g of split squares' leading parts, a power of two, for significands of so many bits.
+
+    Their products, and norms, are multiples of g²/2. Partial sums, in any order, are at most 2 R² and the span of the
+    log weights; below 2^bits g²/2 they are exact.
+    """
+    largest = 2.2 * max(extent, 2.0**-20) ** 2 + span  # a tenth for what the grid adds to R
+    return 2.0 ** math.ceil(0.5 * (math.log2(2.0 * largest) - bits))
+
+
+def squares(library: Library, rows: Packed, columns: Packed, out: Array, pieces: int = 1) -> None:
+    """Write ‖u_i − x_j‖² to ``out``, by differences."""
+    d, away = rows.left.shape[1] // pieces, None
+    out[...] = 0.0
+    part = out if d <= BLOCK else library.empty(rows.left, columns.left)
+    for start in range(0, d, BLOCK):
+        if part is not out:
+            part[...] = 0.0
+        for k in range(start, min(start + BLOCK, d)):
+            away = _difference(library, rows, columns, k, away, pieces)
+            library.add_square(part, away)
+        if part is not out:
+            out += part
+
+
+def displacement(library: Library, phi: Array, rows: Packed, columns: Packed, pieces: int = 1) -> Array:
+    """Return Σ_j φ_ij (x_j − u_i), (m, d), by differences."""
+    xp, away = array_namespace(phi), None
+    total = xp.empty_like(rows.left[:, : rows.left.shape[1] // pieces])
+    for k in range(total.shape[1]):
+        away = _difference(library, rows, columns, k, away, pieces)
+        total[:, k] = library.dot(phi, away)
+    return total
+
+
+def _difference(library: Library, rows: Packed, columns: Packed, k: int, out: Array | None, pieces: int) -> Array:
+    out = library.subtract(columns.left[:, k], rows.left[:, k], out)
+    if pieces == 2:  # near points' first parts cancel exactly, and the second ones, each by itself, count
+        low = k + rows.left.shape[1] // 2
+        out += columns.left[:, low]
+        out -= rows.left[:, low, None]
+    return out
+
+
+def laplace(d: int, total: Array, exponent: Array, scale: Array | float) -> Partial:
+    """Return LAPLACE's results by Σ w φ and Σ w φ (−½ r²), both relative to e^scale."""
+    xp, half = array_namespace(total), (1.0 + 0.5 * d) * total
+    signed = half + exponent
+    return Partial(xp.log(half - exponent) + scale, sign=xp.sign(signed), log_magnitude=xp.log(xp.abs(signed)) + scale)
+
+
+def norms(points: Array) -> Array:
+    """−½‖u‖², (n,)."""
+    return -0.5 * array_namespace(points).sum(points * points, axis=1)
+
+
+def _norm_rest(a: Array, b: Array) -> Array:
+    """−½(‖a + b‖² − ‖a‖²), (n,)."""
+    return -array_namespace(a).sum((a + 0.5 * b) * b, axis=1)
+
+
+def _ones(points: Array) -> Array:
+    return array_namespace(points).ones_like(points[:, :1])
