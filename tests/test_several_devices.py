@@ -147,12 +147,11 @@ def two(monkeypatch):
     monkeypatch.setattr(
         request, "parse_device", lambda device: ("cpu",) * device if isinstance(device, int) else device
     )
-    monkeypatch.setattr(select, "SHARED_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_estimates_on_several_devices(two, method):
-    x = np.random.default_rng(0).normal(size=(2057, 3))
+    x = np.random.default_rng(0).normal(size=(4113, 3))
     how = {"method": method, "bandwidth": 0.5, "backend": "numpy"}
     for query in (None, x[:1500] * 2):
         plain = sdkde_core.estimate(x, query, **how)
