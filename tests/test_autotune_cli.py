@@ -24,7 +24,7 @@ from sdkde_autotune.key import Key
 from sdkde_autotune.problems import place_of, problems, tunables
 from sdkde_autotune.records import Outcome
 from sdkde_autotune.store import Store
-from test_autotune_search import BEST, HILLS, PAPER, Played, ms
+from test_autotune_search import BEST, HILLS, Played, ms
 
 import sdkde_core
 from sdkde_core import tuning
@@ -244,7 +244,7 @@ def test_without_that_gpu_the_best_priced_is_compiled_and_kept_as_predicted(comp
     assert (row["ms"], row["default_ms"], row["rank"]) == (None, None, 1)
     again = json.loads(run("--gpu", "A6000", *ONE, "--json").stdout)
     assert (again["gpu"], again["source"]) == ("RTX A6000", "predicted")
-    assert (again["tasks"][0]["tried"], again["tasks"][0]["replayed"]) == (0, 2)
+    assert (again["tasks"][0]["tried"], again["tasks"][0]["known before"]) == (0, 2)
     assert len(compiled) == 1
 
 
@@ -266,7 +266,6 @@ def test_a_card_that_is_here_is_measured(worker, monkeypatch, tmp_path):
     (runner,) = worker
     assert runner.made_with[0] == "cuda:1"
     assert len(runner.ran) == 20
-    assert runner.ran[1] == PAPER
     assert "measured for RTX A6000" in result.stdout
     assert str(db) in result.stdout
     with Store(db) as store:

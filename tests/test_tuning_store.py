@@ -272,9 +272,7 @@ def test_damaged_rows_are_passed_over_and_told(path, recwarn, untold):
         assert [trial.config for trial in s.trials()] == [A, B]
         assert [best.config for best in s.best()] == [B]
         dump = s.dump()
-    assert {str(warning.message).partition(": ")[0] for warning in recwarn} == {
-        f"a trial in {path} is passed over",
-    }
+    assert {str(warning.message).partition(": ")[0] for warning in recwarn} == {f"a trial in {path} is passed over"}
     with Store(path.with_name("new")) as s:
         assert s.load(dump) == 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.cards import GPU, GPUS, gpu
-from sdkde_core.choice.cost import predict
 from sdkde_core.messages import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
 from sdkde_core.tuning import Query, Space, space_of, this_cpu
@@ -129,25 +127,13 @@ def task_of(key: Key) -> Task:
     return Task(query, problem)
 
 
-def by_value(found: Sequence[Tunable], place: Place) -> list[Tunable]:
-    """Sort by what calls run most: plain problems first, then the backend that should be fastest.
-
-    Then by the order of values in :data:`GRID`: by size first, by reduction last.
-    """
-    backends = {tunable.task.query.backend for tunable in found}
-    infos = [record.info for record in registry.records() if record.name in backends and record.info]
-    on = place.card.at() if place.card else hardware.cpu()
-
-    @functools.cache
-    def ranks(problem: Problem) -> list[str]:
-        seconds = {info.name: predict(info, problem, on) for info in infos}
-        return sorted(backends, key=lambda name: (seconds.get(name) or math.inf, name))
+def by_value(found: Sequence[Tunable]) -> list[Tunable]:
+    """Sort plain problems before others, then by the order of values in :data:`GRID`: by size first."""
 
     def worth(tunable: Tunable) -> tuple[Any, ...]:
-        query, problem = tunable.task.query, tunable.task.problem
+        problem = tunable.task.problem
         each = zip(GRID.values(), (problem.n, problem.precision, problem.d, problem.reduction))
-        in_grid = (values.index(value) if value in values else len(values) for values, value in each)
-        return bool(problem.requires), ranks(problem).index(query.backend), *in_grid
+        return bool(problem.requires), *(known.index(x) if x in known else len(known) for known, x in each)
 
     return sorted(found, key=worth)
 
