@@ -64,25 +64,17 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+_TRIALS = "Configurations to try for a problem. Default: 60; with grid all; without the GPU at most 16 are compiled."
+_BUDGET = "Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m."
+_SAMPLER = "Optuna's sampler that chooses the next configuration; without the GPU the cost model's order is taken."
+_SAMPLERS = Choice(("tpe", "random", "grid"))
+
+
 @main.command()
 @options.problem_options
-@click.option(
-    "--trials",
-    type=options.POSITIVE,
-    help="Configurations to try for a problem. Default: 60; with grid all; without the GPU at most 16 are compiled.",
-)
-@click.option(
-    "--budget",
-    type=options.Duration(),
-    help="Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m.",
-)
-@click.option(
-    "--sampler",
-    type=Choice(("tpe", "random", "grid")),
-    default="tpe",
-    show_default=True,
-    help="Optuna's sampler that chooses the next configuration; without the GPU the cost model's order is taken.",
-)
+@click.option("--trials", type=options.POSITIVE, help=_TRIALS)
+@click.option("--budget", type=options.Duration(), help=_BUDGET)
+@click.option("--sampler", type=_SAMPLERS, default="tpe", show_default=True, help=_SAMPLER)
 @options.db_option
 @click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing.")
 @json_option

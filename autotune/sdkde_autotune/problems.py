@@ -139,7 +139,7 @@ def by_value(found: Sequence[Tunable]) -> list[Tunable]:
 
 
 def tunables(
-    wanted: Iterable[Problem], place: Place, backend: str | None = None, varied: bool = False
+    wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False
 ) -> list[Tunable]:
     """Return the kernels to tune for the problems on a processor, one per key.
 
@@ -153,34 +153,27 @@ def tunables(
         The named backend is not available or cannot be tuned; or there is nothing to tune for any.
     """
     found: dict[Key, Tunable] = {}
-    named = (
-        [_named(backend)] if backend else [record.info for record in registry.records() if record.ok and record.info]
-    )
-    refusals = []
-    for info in named:
-        space = space_of(info)
+    every = [record.info for record in registry.records() if record.ok and record.info]
+    named, refusals = [_named(backend)] if backend else every, []
+    for info, plain in itertools.product(named, wanted):
+        space, kernels = space_of(info), set[tuple[str, ...]]()
         if space is None:
             continue
-        for plain in wanted:
-            kernels: set[tuple[str, ...]] = set()
-            for problem in (plain, *(_variations(plain) if varied and plain.n == GRID["n_train"][0] else ())):
-                reason = _refusal(info, problem)
-                if reason:
-                    refusals.append(f"{info.name}: {reason}")
-                elif space.kernels(problem) not in kernels:
-                    kernels.add(space.kernels(problem))
-                    for kernel in space.kernels(problem):
-                        default = space.default(kernel, problem, place.architecture)
-                        reason = space.limit(kernel, default, problem, place.architecture)
-                        if reason:  # it cannot run there at all
-                            refusals.append(f"{info.name}: {reason}")
-                            continue
-                        dimension = space.dimension(kernel, problem)
-                        query = Query(
-                            info.name, kernel, space.config_version, dimension, place.name, place.architecture
-                        )
-                        key = Key.of(query, problem)._replace(d=dimension)  # of dimensions padded alike the first
+        others = varied and plain.n == GRID["n_train"][0]
+        for problem in (plain, *(_variations(plain) if others else ())):
+            reason = _refusal(info, problem)
+            if reason is None and space.kernels(problem) not in kernels:
+                kernels.add(space.kernels(problem))
+                for kernel in space.kernels(problem):
+                    default = space.default(kernel, problem, place.architecture)
+                    reason = space.limit(kernel, default, problem, place.architecture)
+                    if reason is None:  # else it cannot run there at all
+                        size = space.dimension(kernel, problem)
+                        query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
+                        key = Key.of(query, problem)._replace(d=size)  # of dimensions padded alike the first
                         found.setdefault(key, Tunable(Task(query, problem), space))
+            if reason is not None:
+                refusals.append(f"{info.name}: {reason}")
     if not found:
         names = ", ".join(info.name for info in named if info.tuning)
         why = "; ".join(dict.fromkeys(refusals)) if names else f"no installed backend can be tuned{_missing()}"

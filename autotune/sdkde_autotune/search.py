@@ -63,7 +63,6 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
 
     ``optuna-dashboard sqlite:///PATH`` shows it. What is used later is in the database alone.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
     connected = {"connect_args": {"timeout": 30.0, "factory": _Connection}}
@@ -102,22 +101,11 @@ def search(
     same source code count. Optuna's median pruner ends the timing of slow ones early. Finalists are timed again in
     turns, and the fastest of them wins.
 
-    Parameters
-    ----------
-    storage : optuna storage, optional
-        Keeps the study; see :func:`studies`. Default: memory.
-    card : GPU, optional
-        Prices candidates; None: they are not priced.
-    sampler : str
-        ``"tpe"``, ``"random"``, or ``"grid"`` for all in order.
-    trials : int, optional
-        Number of outcomes at the end, stored ones included; None: one for every configuration.
-    budget : float, optional
-        Seconds after which no further candidate is run.
-    again : bool
-        Measure the default and the five fastest finalists that are stored, and nothing else.
-    progress : callable
-        ``progress(known, expected, best)`` after every outcome; ``best`` in milliseconds, inf without any.
+    ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
+    ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of outcomes at the end, stored ones included;
+    None: one for every configuration. After ``budget`` seconds no further candidate is run. With ``again`` the default
+    and the five fastest finalists that are stored are measured, and nothing else. ``progress(known, expected, best)``
+    is called after every outcome, with the best time in milliseconds.
     """
     start, key, kernel = monotonic(), Key.of(*task), task.query.kernel
     default = dict(space.default(kernel, task.problem, task.query.architecture))
@@ -240,6 +228,7 @@ def _range(values: set[Any]) -> BaseDistribution:
 
 def _study(key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.BaseStorage | None) -> optuna.Study:
     """Return the study of a problem and the backend's code."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     size = f"d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
     words = (key.kernel, key.reduction, key.precision, size, key.requires, key.gpu, key.backend, key.config_version)
     return optuna.create_study(
