@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -164,14 +163,6 @@ def test_the_winner(path, trials, winner, default_ms):
             assert (best.default and best.default.outcome.median) == default_ms
 
 
-def test_the_default_is_remembered(path):
-    with Store() as s:
-        s.add(KEY, A, ok(2.0), "measured", {}, is_default=True)
-        s.add(KEY, B, ok(1.0), "measured", {})
-        (best,) = s.best()
-        assert (best.config, best.outcome.median, best.default.outcome.median, best.default.config) == (B, 1.0, 2.0, A)
-
-
 # --- exchange -----------------------------------------------------------------------------------------------------
 
 
@@ -272,9 +263,7 @@ def test_damaged_rows_are_passed_over_and_told(path, recwarn, untold):
         assert [trial.config for trial in s.trials()] == [A, B]
         assert [best.config for best in s.best()] == [B]
         dump = s.dump()
-    assert {str(warning.message).partition(": ")[0] for warning in recwarn} == {
-        f"a trial in {path} is passed over",
-    }
+    assert {str(warning.message).partition(": ")[0] for warning in recwarn} == {f"a trial in {path} is passed over"}
     with Store(path.with_name("new")) as s:
         assert s.load(dump) == 2
 
@@ -488,18 +477,6 @@ def test_of_a_database_with_a_bad_page_every_other_row_is_imported(path, tmp_pat
     assert re.search(r"; 1\d\d rows of it can$", str(recwarn[0].message))
 
 
-@pytest.mark.parametrize("size", [5000, 50_000])
-def test_of_a_database_that_is_cut_off_the_rest_is_imported(path, tmp_path, size, recwarn, untold):
-    there = tmp_path / "there.sqlite"
-    whole = {(t.config["n"], t.outcome.ms) for t in crowded(there)}
-    there.write_bytes(there.read_bytes()[:size])
-    with Store() as s:
-        s.load(there)
-        found = {(t.config["n"], t.outcome.ms) for t in s.trials()}
-    assert found <= whole
-    assert bool(found) == (size > 5000)  # the rows begin behind the roots of the tables
-
-
 def test_what_a_killed_tuner_left_in_a_wal_is_imported_from_a_copy_without_its_shm(path, tmp_path, python):
     filled(path)
     process = python(LEFT, tuple(KEY))
@@ -578,21 +555,6 @@ def test_a_locked_file_is_said_to_be(path, statements, python):
     process.communicate()
     with Store() as s:
         assert len(s.trials()) == 4
-
-
-def test_a_writer_waits_for_another(path, monkeypatch, python):
-    monkeypatch.setattr(store, "BUSY_SECONDS", 10.0)
-    filled(path)
-    with Store() as s:
-        process = python(
-            HOLD.replace("sys.stdin.read()", "import time; time.sleep(0.5); print(time.monotonic())"),
-            path,
-            "BEGIN IMMEDIATE",
-        )
-        assert process.stdout.readline() == "ready\n"
-        s.add(KEY, A, ok(7.0), "measured", {})
-        done = time.monotonic()
-        assert done > float(process.communicate()[0])  # when the other was about to end
 
 
 def test_read_only(path, tmp_path):
@@ -677,18 +639,6 @@ with Store(sys.argv[1], write=False) as s:
         folder.chmod(0o755)
     rows = 4 if beside == "nothing" else 5
     assert found.stdout == f"2 {rows} {rows}\n", found.stderr
-
-
-def test_damage_while_it_is_open_is_said(path):
-    filled(path)
-    with Store() as s:
-        s._db.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        with path.open("r+b") as file:
-            file.seek(4096)
-            file.write(b"\xa5" * 30000)
-        s._db.conn.execute("PRAGMA shrink_memory")
-        with pytest.raises(StoreError, match=r"is corrupt .*`sdkde-autotune import "):
-            s.trials()
 
 
 # --- crowds and crashes -------------------------------------------------------------------------------------------
@@ -792,20 +742,3 @@ print(left)
     assert 10 < count < 200
     for number in range(count):
         filled(path.with_name(f"{path.name}{number}"))
-
-
-def test_an_interrupt_leaves_all_or_nothing(path, monkeypatch):
-    with Store() as s:
-        s.add(KEY, A, ok(1.0), "measured", {})
-        insert = s._insert
-
-        def interrupted(rows):
-            insert(rows)
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(s, "_insert", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                s.add(KEY, B, ok(1.0), "measured", {})
-        s.add(KEY, C, ok(1.0), "measured", {})
-        assert [t.config for t in s.trials(KEY)] == [A, C]

@@ -13,7 +13,6 @@ from sdkde_core.arrays import convert
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.engine.merge import concatenate, each
-from sdkde_core.plugin import reduce_pass
 from sdkde_core.protocol import BackendInfo, Columns, Problem
 from sdkde_core.testing.problems import Case, Truth, errors, make
 from sdkde_core.tuning import Config, using
@@ -139,21 +138,14 @@ class CudaBench(Bench):
 
 def interpreted(task: Task, config: Config) -> float | None:
     """Return the worst row's error over its tolerance of a small problem; None if it cannot run in this process."""
-    info, given = _info(task), task.problem
-    m, n = (201, 201) if given.same else (70, 201)  # neither is whole tiles
-    problem, case = _case(replace(given, m=m, n=n, device="cpu"))
-    if not (info.supports(problem).ok and info.load().probe("cpu").ok):
+    info, m = _info(task), 201 if task.problem.same else 70  # neither is whole tiles
+    small = replace(task.problem, m=m, n=201, device="cpu")
+    if not (info.supports(small).ok and info.load().probe("cpu").ok):
         return None
-    points, queries, log_weights = (
-        convert(x, info.arrays, "cpu") for x in (case.points, case.queries, case.log_weights)
-    )
-    rows, columns = points if given.same else queries, Columns(points, log_weights)
     try:
-        with using({task.query.kernel: config}):
-            got = reduce_pass(info.load(), info, problem, columns, None if given.same else queries)
+        return Bench(task._replace(problem=small), "cpu").check(config)
     except ValueError:  # what stands in for a card takes less than the card does
         return None
-    return float(errors(problem, each(got, _host), _reference(problem, rows, columns, [slice(None)])).max())
 
 
 def _reference(problem: Problem, rows: Any, columns: Columns, some: list[slice]) -> Truth:

@@ -20,7 +20,7 @@ from sdkde_core.messages import did_you_mean
 from sdkde_core.plugin import write_atomically
 
 from . import lookup, options, provenance
-from .key import Key
+from .key import Key, canonical
 from .problems import Place, Tunable, by_value, place_of, task_of, tunables
 
 if TYPE_CHECKING:
@@ -51,10 +51,7 @@ class _Commands(OneLine, DefaultGroup):
 
 
 @click.group(
-    cls=_Commands,
-    default="tune",
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=_Commands, default="tune", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, prog_name="sdkde-autotune")
 @click.pass_context
@@ -67,25 +64,17 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+_TRIALS = "Configurations to try for a problem. Default: 60; with grid all; without the GPU at most 16 are compiled."
+_BUDGET = "Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m."
+_SAMPLER = "Optuna's sampler that chooses the next configuration; without the GPU the cost model's order is taken."
+_SAMPLERS = Choice(("tpe", "random", "grid"))
+
+
 @main.command()
 @options.problem_options
-@click.option(
-    "--trials",
-    type=options.POSITIVE,
-    help="Configurations to try for a problem. Default: 60; with grid all; without the GPU at most 16 are compiled.",
-)
-@click.option(
-    "--budget",
-    type=options.Duration(),
-    help="Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m.",
-)
-@click.option(
-    "--sampler",
-    type=Choice(("tpe", "random", "grid")),
-    default="tpe",
-    show_default=True,
-    help="Optuna's sampler that chooses the next configuration; without the GPU the cost model's order is taken.",
-)
+@click.option("--trials", type=options.POSITIVE, help=_TRIALS)
+@click.option("--budget", type=options.Duration(), help=_BUDGET)
+@click.option("--sampler", type=_SAMPLERS, default="tpe", show_default=True, help=_SAMPLER)
 @options.db_option
 @click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing.")
 @json_option
@@ -112,7 +101,7 @@ def tune(
 
     place = place_of(gpu)
     wanted, grid = options.problems_of(what, place, grid=True)
-    tasks = by_value(tunables(wanted, place, what["backend"], varied=grid), place)
+    tasks = by_value(tunables(wanted, place, what["backend"], varied=grid))
     budget = 600.0 if grid and budget is None else budget
     if trials is None and (place.device is None or sampler != "grid"):
         trials = 60 if place.device else 16
@@ -151,7 +140,7 @@ def tune(
         told = {"gpu": place.name, "source": source, "db": str(where)}
         click.echo(json.dumps({**told, "tasks": rows}, indent=2))
     elif results:
-        click.echo(report.listing(rows, "default", "best", "config", "tried", "replayed", "rejected"))
+        click.echo(report.listing(rows, "default", "best", "config", "tried", "known before", "rejected"))
         for row in rows:
             if row["config"] is None:
                 why = row["reason"] or "nothing can"
@@ -228,8 +217,8 @@ def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, An
     from .report import best_row, result_row
     from .search import search
 
-    row, task = {**best_row(best), "holds": True}, task_of(best.key)
-    row["stored"] = row["best"]
+    row, task = best_row(best), task_of(best.key)
+    row |= {"holds": True, "stored": row["best"]}
     try:
         space = space_for(task)
         if space.config_version != best.key.config_version:
@@ -238,18 +227,14 @@ def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, An
             raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
     except ValueError as error:
         return {**row, "verdict": str(error)}
-    found = search(task, space, runner, store, again=best.config)
-    now = next((trial for trial in store.trials(best.key) if trial.config == best.config), best)
-    row["now"], row["default"] = now.outcome.median, result_row(found)["default"]
+    found = search(task, space, runner, store, again=True)
+    now, after = found.known[canonical(best.config)], found.outcome
+    row |= {"now": now.median, "default": result_row(found)["default"]}
     # As fast as the new winner within one percent, it is as good.
-    row["holds"] = found.outcome is not None and now.outcome.median <= 1.01 * found.outcome.median
-    if row["holds"]:
-        return {**row, "verdict": "holds"}
+    row["holds"] = after is not None and now.median <= 1.01 * after.median
     faster = "the default" if found.best == (best.default and best.default.config) else "another"
-    return {
-        **row,
-        "verdict": f"{now.outcome.status}: {now.outcome.error}" if now.outcome.error else f"{faster} is faster",
-    }
+    why = f"{now.status}: {now.error}" if now.error else f"{faster} is faster"
+    return {**row, "verdict": "holds" if row["holds"] else why}
 
 
 @main.command()

@@ -24,7 +24,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -223,13 +223,15 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
         before = _stamp(path)
         if before is None:
             return None
-        # A writer begins or ends just now; or was killed as it ended, or this is a copy.
-        without_shm = before.sizes[0] > 0 and not os.path.exists(f"{path}-shm")
+        # At rest nothing is written, nor was left unwritten by a process that was killed. Without a -shm a writer begins
+        # or ends just now; or was killed as it ended, or this is a copy.
+        at_rest = not any(before[:2])
+        without_shm = before[0] > 0 and not os.path.exists(f"{path}-shm")
         try:
             if not without_shm or time.monotonic() > until:
-                uri = f"{path.as_uri()}?{'immutable=1' if before.at_rest else 'mode=ro'}"
+                uri = f"{path.as_uri()}?{'immutable=1' if at_rest else 'mode=ro'}"
                 found = _read_copy(path, work) if without_shm else _read_once(uri, work)
-                if not (without_shm or before.at_rest) or _stamp(path) == before:
+                if not (without_shm or at_rest) or _stamp(path) == before:
                     return found
         except (sqlite3.Error, Refused):
             if time.monotonic() > until or _stamp(path) == before:
@@ -260,21 +262,8 @@ def _read_copy(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | Non
         return _read_once(Path(f"{folder}/copy").as_uri(), work)
 
 
-class _Stamp(NamedTuple):
-    """What tells whether a database has changed."""
-
-    file: tuple[int, ...]  # the file's device, inode, size and times
-    sizes: tuple[int, int]  # of its -wal and its -journal
-    times: tuple[int, int]
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether nothing is written, nor was left unwritten by a process that was killed."""
-        return not any(self.sizes)
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    """Return a database's stamp; None if it is absent or empty.
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Return what tells whether a database has changed, the sizes of its -wal and -journal first; None if it is empty.
 
     Raises
     ------
@@ -289,17 +278,13 @@ def _stamp(path: Path) -> _Stamp | None:
     if not stat.S_ISREG(found.st_mode):
         kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
         raise Refused(f"it is {kind}; name another with --db or SDKDE_DB")
-    wal, journal = (_size_and_time(f"{real}{suffix}") for suffix in ("-wal", "-journal"))
+    sizes, times = [0, 0], [0, 0]
+    for i, suffix in enumerate(("-wal", "-journal")):
+        with suppress(OSError):
+            beside = os.stat(f"{real}{suffix}")
+            sizes[i], times[i] = beside.st_size, beside.st_mtime_ns
     file = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    return _Stamp(file, (wal[0], journal[0]), (wal[1], journal[1])) if found.st_size else None
-
-
-def _size_and_time(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return (*sizes, *times, *file) if found.st_size else None
 
 
 def _warn(path: str, reason: str) -> None:

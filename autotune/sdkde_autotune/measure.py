@@ -16,20 +16,7 @@ from .processes import Pool, first_line
 from .provenance import clocks, current
 from .records import Outcome, Task
 
-__all__ = ["Compilers", "MeasuringRunner", "quantiles", "space_for"]
-
-
-class Compilers(Pool):
-    """Compiles candidates, each once: problems that differ in their numbers of points share kernels."""
-
-    def begin(self, task: Task, config: Config) -> None:
-        """Start to compile a candidate."""
-        self.submit(_code(task, config), _compile, task, dict(config))
-
-    def resources(self, task: Task, config: Config) -> Compiled | Outcome:
-        """Return a compiled candidate's resources; if it failed, the outcome."""
-        found: Compiled | Outcome = self.result(_code(task, config), _compile, task, dict(config))
-        return found
+__all__ = ["MeasuringRunner", "begin", "quantiles", "resources", "space_for"]
 
 
 class MeasuringRunner:
@@ -44,7 +31,7 @@ class MeasuringRunner:
     """
 
     def __init__(self, device: str = "cuda:0", jobs: int = 1) -> None:
-        self.device, self._compilers = device, Compilers(jobs)
+        self.device, self._compilers = device, Pool(jobs)
         # For its first answer the worker imports PyTorch or Numba, and makes data.
         self._worker = Pool(1, patience=180.0, failure="crash")
         self._clocks: dict[str, Any] = {}
@@ -52,12 +39,12 @@ class MeasuringRunner:
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
         """Start to compile the candidates that will be run next."""
         for config in configs if self.device != "cpu" else ():
-            self._compilers.begin(task, config)
+            begin(self._compilers, task, config)
 
     def run(self, task: Task, config: Config, slow: Callable[[int, float], bool]) -> Outcome:
         """Compile, check and time a candidate, until ``slow(number of timings, median so far)``, in milliseconds."""
         if self.device != "cpu":
-            compiled = self._compilers.resources(task, config)
+            compiled = resources(self._compilers, task, config)
             if isinstance(compiled, Outcome):
                 return compiled
             # Spilling is no reason here: the kernel may still be fast.
@@ -115,6 +102,17 @@ def space_for(task: Task) -> Space:
     if space is None:
         raise ValueError(f"backend {task.query.backend!r} is not here, or has nothing to tune")
     return space
+
+
+def begin(compilers: Pool, task: Task, config: Config) -> None:
+    """Start to compile a candidate; problems that differ in their numbers of points share kernels."""
+    compilers.submit(_code(task, config), _compile, task, dict(config))
+
+
+def resources(compilers: Pool, task: Task, config: Config) -> Compiled | Outcome:
+    """Return a compiled candidate's resources; if it failed, the outcome."""
+    found: Compiled | Outcome = compilers.result(_code(task, config), _compile, task, dict(config))
+    return found
 
 
 def _code(task: Task, config: Config) -> Hashable:

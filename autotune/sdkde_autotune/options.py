@@ -19,17 +19,8 @@ from . import lookup
 from .problems import GRID, Place, problems
 from .records import SOURCES
 
-__all__ = [
-    "POSITIVE",
-    "Duration",
-    "absent",
-    "columns",
-    "db_option",
-    "filter_options",
-    "problem_options",
-    "problems_of",
-    "there",
-]
+__all__ = ["POSITIVE", "Duration", "absent", "columns", "db_option", "filter_options", "problem_options"]
+__all__ += ["problems_of", "there"]
 
 
 class Duration(click.ParamType):
@@ -46,47 +37,31 @@ class Duration(click.ParamType):
         return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
-def _several(name: str, kind: click.ParamType, **extra: Any) -> Callable[[Any], Any]:
+def _several(name: str, kind: click.ParamType, metavar: str, help: str) -> Callable[[Any], Any]:
     """Return an option that takes several values, separated by commas or repeated."""
 
     def split(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[Any, ...]:
         words = [word.strip() for text in given for word in text.split(",") if word.strip()]
         return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
 
-    return click.option(name, multiple=True, callback=split, **extra)
+    return click.option(name, multiple=True, callback=split, metavar=metavar, help=help)
 
 
-REDUCTIONS, POSITIVE = Choice([str(reduction) for reduction in Reduction]), click.IntRange(min=1)
+POSITIVE = click.IntRange(min=1)
+_REDUCTIONS, _PRECISIONS = Choice([str(reduction) for reduction in Reduction]), Choice(PRECISIONS)
+_GPU = "A GPU's name or alias; auto: the first one here; cpu: no GPU, but this CPU."
+_DB = "The tuner's database. Default: the one that SDKDE_DB names, else tuning.sqlite in the user's cache folder."
+_QUERIES = "Query points, likewise; not for mean. Default: an eighth of N."
 
-db_option = click.option(
-    "--db",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The tuner's database. Default: the one that SDKDE_DB names, else tuning.sqlite in the user's cache folder.",
-)
+db_option = click.option("--db", type=click.Path(dir_okay=False, path_type=Path), help=_DB)
 problem_options = together(
-    click.option(
-        "--gpu",
-        metavar="NAME",
-        default="auto",
-        show_default=True,
-        help="A GPU's name or alias; auto: the first one here; cpu: no GPU, but this CPU.",
-    ),
+    click.option("--gpu", metavar="NAME", default="auto", show_default=True, help=_GPU),
     click.option("--backend", help="A backend's name. Default: all that can be tuned."),
-    _several(
-        "--reduction",
-        REDUCTIONS,
-        metavar="NAMES",
-        help="log_sum, mean, laplace; several separated by commas, or repeated. Default: all.",
-    ),
-    _several("--dim", POSITIVE, metavar="D", help="Dimensions, likewise. Default: 2,16,64."),
-    _several("--n-train", POSITIVE, metavar="N", help="Training points, likewise. Default: 32768."),
-    _several("--n-query", POSITIVE, metavar="M", help="Query points, likewise; not for mean. Default: an eighth of N."),
-    _several(
-        "--precision",
-        Choice(PRECISIONS),
-        metavar="PRECISIONS",
-        help=f"{', '.join(PRECISIONS)}, likewise. Default: fast.",
-    ),
+    _several("--reduction", _REDUCTIONS, "NAMES", "log_sum, mean, laplace; by commas, or repeated. Default: all."),
+    _several("--dim", POSITIVE, "D", "Dimensions, likewise. Default: 2,16,64."),
+    _several("--n-train", POSITIVE, "N", "Training points, likewise. Default: 32768."),
+    _several("--n-query", POSITIVE, "M", _QUERIES),
+    _several("--precision", _PRECISIONS, "PRECISIONS", f"{', '.join(PRECISIONS)}, likewise. Default: fast."),
     click.option("--weights", is_flag=True, help="Of training points whose weights differ."),
     click.option("--leave-one-out", is_flag=True, help="Of training points, each of which its own density leaves out."),
 )
@@ -94,10 +69,10 @@ filter_options = together(
     click.option("--gpu", metavar="NAME", help="Only results of this GPU; cpu: of this CPU."),
     click.option("--backend", help="Only results of this backend."),
     click.option("--kernel", help="Only results of this kernel."),
-    _several("--reduction", REDUCTIONS, metavar="NAMES", help="Only results of these reductions."),
-    _several("--dim", POSITIVE, metavar="D", help="Only results of these dimensions."),
-    _several("--precision", Choice(PRECISIONS), metavar="PRECISIONS", help="Only results of these precisions."),
-    _several("--source", Choice(SOURCES), metavar="NAMES", help=f"Only results that were {', '.join(SOURCES)}."),
+    _several("--reduction", _REDUCTIONS, "NAMES", "Only results of these reductions."),
+    _several("--dim", POSITIVE, "D", "Only results of these dimensions."),
+    _several("--precision", _PRECISIONS, "PRECISIONS", "Only results of these precisions."),
+    _several("--source", Choice(SOURCES), "NAMES", f"Only results that were {', '.join(SOURCES)}."),
 )
 
 
@@ -136,7 +111,6 @@ def there(db: Path | None) -> Path:
     """Return the path of the database, which must exist."""
     where = db or lookup.database()
     if absent(where):
-        raise ValueError(
-            f"nothing is tuned yet: there is no {where}; run sdkde-autotune --gpu auto, or name another --db"
-        )
+        how = "run sdkde-autotune --gpu auto, or name another --db"
+        raise ValueError(f"nothing is tuned yet: there is no {where}; {how}")
     return where

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import time
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config, Space
 
 from .key import Key, canonical
-from .measure import Compilers
+from .measure import begin, resources
 from .processes import Pool
 from .provenance import current
 from .records import Outcome, Task
@@ -30,7 +28,7 @@ MARGIN = 0.05
 
 
 def predict(
-    tasks: Iterable[Tunable], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float | None = None
+    tasks: Sequence[Tunable], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float | None = None
 ) -> Generator[Result, None, None]:
     """Choose configurations by the cost model, and store them with their ranks.
 
@@ -40,18 +38,18 @@ def predict(
 
     At most ``trials`` are compiled for a task, and the budget is in seconds for all.
     """
-    start, left, begun = time.monotonic(), iter(tasks), deque[_Plan]()
-    compilers, interpreters = Compilers(jobs), Pool(1, interpret=True, failure="invalid")
+    start, plans = time.monotonic(), deque[_Plan]()
+    compilers, interpreters = Pool(jobs), Pool(1, interpret=True, failure="invalid")
     try:
-        while budget is None or time.monotonic() - start < budget:
-            # The first candidates of the next tasks are compiled meanwhile.
-            for task, space in itertools.islice(left, 2 * compilers.jobs - len(begun)):
-                begun.append(_planned(task, space, card, store, trials))
-                for first in begun[-1].ranked[:1]:
-                    compilers.begin(task, first)
-            if not begun:
+        for i in range(len(tasks)):
+            if budget is not None and time.monotonic() - start >= budget:
                 return
-            yield _chosen(begun.popleft(), store, compilers, interpreters)
+            # The first candidates of the next tasks are compiled meanwhile.
+            for task, space in tasks[i + len(plans) : i + 2 * jobs]:
+                plans.append(_planned(task, space, card, store, trials))
+                for first in plans[-1].ranked[:1]:
+                    begin(compilers, task, first)
+            yield _chosen(plans.popleft(), store, compilers, interpreters)
     finally:
         compilers.close()
         interpreters.close()
@@ -62,7 +60,7 @@ class _Plan(NamedTuple):
 
     task: Task
     space: Space
-    default: str
+    default: dict[str, Any]
     ranked: list[dict[str, Any]]  # none if one was chosen before
     rank: int  # of the default
     provenance: dict[str, Any]
@@ -77,7 +75,7 @@ def _planned(task: Task, space: Space, card: GPU, store: Store, trials: int) -> 
     known = {canonical(trial.config): trial.outcome for trial in same}
     default = dict(space.default(kernel, problem, architecture))
     if any(outcome.status == "ok" for outcome in known.values()):
-        return _Plan(task, space, canonical(default), [], 0, provenance, known)
+        return _Plan(task, space, default, [], 0, provenance, known)
     able = candidates(task, space)
     if default not in able and space.limit(kernel, default, problem, architecture) is None:
         able.append(default)
@@ -91,48 +89,47 @@ def _planned(task: Task, space: Space, card: GPU, store: Store, trials: int) -> 
     rank = ranked.index(default) if default in ranked else len(ranked)
     # The default is compiled at the latest as the last.
     tried = ranked[:trials] if rank < trials else [*ranked[: trials - 1], *ranked[rank : rank + 1]]
-    return _Plan(task, space, canonical(default), tried, rank + 1, provenance, known)
+    return _Plan(task, space, default, tried, rank + 1, provenance, known)
 
 
-def _chosen(plan: _Plan, store: Store, compilers: Compilers, interpreters: Pool) -> Result:
+def _chosen(plan: _Plan, store: Store, compilers: Pool, interpreters: Pool) -> Result:
     """Compile candidates until one may win, and store the outcomes."""
-    start, task, known, replayed = time.monotonic(), plan.task, plan.known, len(plan.known)
-    left = [config for config in plan.ranked if canonical(config) not in known]
+    task, known, replayed = plan.task, plan.known, len(plan.known)
 
     def learn(config: Config, outcome: Outcome) -> None:
-        usual = canonical(config) == plan.default
         known[canonical(config)] = outcome
-        store.add(Key.of(*task), config, outcome, "predicted", plan.provenance, is_default=usual)
+        store.add(Key.of(*task), config, outcome, "predicted", plan.provenance, is_default=config == plan.default)
 
-    for i, config in enumerate(left):
-        for ahead in left[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
-            compilers.begin(task, ahead)
-        usual = canonical(config) == plan.default
-        rank = plan.rank if usual else plan.ranked.index(config) + 1
-        learn(config, _outcome(plan, config, rank, compilers, None if usual else interpreters))
-        if known[canonical(config)].status == "ok":
-            default = json.loads(plan.default)
-            if plan.default not in known and default in plan.ranked:  # for comparison: it was not compiled
-                learn(default, Outcome("ok", rank=plan.rank))
+    for i, config in enumerate(plan.ranked):
+        if canonical(config) in known:
+            continue
+        for ahead in plan.ranked[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
+            begin(compilers, task, ahead)
+        usual = config == plan.default
+        outcome = _outcome(plan, config, compilers, None if usual else interpreters)
+        learn(config, outcome or Outcome("ok", rank=plan.rank if usual else i + 1))
+        if outcome is None:
+            if canonical(plan.default) not in known and plan.default in plan.ranked:  # for comparison: not compiled
+                learn(plan.default, Outcome("ok", rank=plan.rank))
             break
-    return Result.of(task, known, plan.default, replayed, start)
+    return Result(task, known, canonical(plan.default), len(known) - replayed)
 
 
-def _outcome(plan: _Plan, config: Config, rank: int, compilers: Compilers, interpreters: Pool | None) -> Outcome:
-    found = compilers.resources(plan.task, config)
+def _outcome(plan: _Plan, config: Config, compilers: Pool, interpreters: Pool | None) -> Outcome | None:
+    """Return why a candidate is passed over; None if it is not."""
+    found = resources(compilers, plan.task, config)
     if isinstance(found, Outcome):
         return found
     reason = plan.space.too_much(found, plan.task.query.architecture)
     if reason:
         return Outcome("compile_error", error=reason)
     if interpreters:
-        name = plan.task, canonical(config)
-        worst = interpreters.result(name, _interpreted, plan.task, dict(config))
+        worst = interpreters.result((plan.task, canonical(config)), _interpreted, plan.task, dict(config))
         if isinstance(worst, Outcome):
             return worst
         if worst is not None and not worst <= 1:
             return Outcome("wrong", error=f"the worst row is off by {worst:.3g} of the tolerance, as interpreted")
-    return Outcome("ok", rank=rank)
+    return None
 
 
 # --- in another process -----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.cards import GPU, GPUS, gpu
-from sdkde_core.choice.cost import predict
 from sdkde_core.messages import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
 from sdkde_core.tuning import Query, Space, space_of, this_cpu
@@ -129,31 +127,19 @@ def task_of(key: Key) -> Task:
     return Task(query, problem)
 
 
-def by_value(found: Sequence[Tunable], place: Place) -> list[Tunable]:
-    """Sort by what calls run most: plain problems first, then the backend that should be fastest.
-
-    Then by the order of values in :data:`GRID`: by size first, by reduction last.
-    """
-    backends = {tunable.task.query.backend for tunable in found}
-    infos = [record.info for record in registry.records() if record.name in backends and record.info]
-    on = place.card.at() if place.card else hardware.cpu()
-
-    @functools.cache
-    def ranks(problem: Problem) -> list[str]:
-        seconds = {info.name: predict(info, problem, on) for info in infos}
-        return sorted(backends, key=lambda name: (seconds.get(name) or math.inf, name))
+def by_value(found: Sequence[Tunable]) -> list[Tunable]:
+    """Sort plain problems before others, then by the order of values in :data:`GRID`: by size first."""
 
     def worth(tunable: Tunable) -> tuple[Any, ...]:
-        query, problem = tunable.task.query, tunable.task.problem
+        problem = tunable.task.problem
         each = zip(GRID.values(), (problem.n, problem.precision, problem.d, problem.reduction))
-        in_grid = (values.index(value) if value in values else len(values) for values, value in each)
-        return bool(problem.requires), ranks(problem).index(query.backend), *in_grid
+        return bool(problem.requires), *(known.index(x) if x in known else len(known) for known, x in each)
 
     return sorted(found, key=worth)
 
 
 def tunables(
-    wanted: Iterable[Problem], place: Place, backend: str | None = None, varied: bool = False
+    wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False
 ) -> list[Tunable]:
     """Return the kernels to tune for the problems on a processor, one per key.
 
@@ -167,34 +153,27 @@ def tunables(
         The named backend is not available or cannot be tuned; or there is nothing to tune for any.
     """
     found: dict[Key, Tunable] = {}
-    named = (
-        [_named(backend)] if backend else [record.info for record in registry.records() if record.ok and record.info]
-    )
-    refusals = []
-    for info in named:
-        space = space_of(info)
+    every = [record.info for record in registry.records() if record.ok and record.info]
+    named, refusals = [_named(backend)] if backend else every, []
+    for info, plain in itertools.product(named, wanted):
+        space, kernels = space_of(info), set[tuple[str, ...]]()
         if space is None:
             continue
-        for plain in wanted:
-            kernels: set[tuple[str, ...]] = set()
-            for problem in (plain, *(_variations(plain) if varied and plain.n == GRID["n_train"][0] else ())):
-                reason = _refusal(info, problem)
-                if reason:
-                    refusals.append(f"{info.name}: {reason}")
-                elif space.kernels(problem) not in kernels:
-                    kernels.add(space.kernels(problem))
-                    for kernel in space.kernels(problem):
-                        default = space.default(kernel, problem, place.architecture)
-                        reason = space.limit(kernel, default, problem, place.architecture)
-                        if reason:  # it cannot run there at all
-                            refusals.append(f"{info.name}: {reason}")
-                            continue
-                        dimension = space.dimension(kernel, problem)
-                        query = Query(
-                            info.name, kernel, space.config_version, dimension, place.name, place.architecture
-                        )
-                        key = Key.of(query, problem)._replace(d=dimension)  # of dimensions padded alike the first
+        others = varied and plain.n == GRID["n_train"][0]
+        for problem in (plain, *(_variations(plain) if others else ())):
+            reason = _refusal(info, problem)
+            if reason is None and space.kernels(problem) not in kernels:
+                kernels.add(space.kernels(problem))
+                for kernel in space.kernels(problem):
+                    default = space.default(kernel, problem, place.architecture)
+                    reason = space.limit(kernel, default, problem, place.architecture)
+                    if reason is None:  # else it cannot run there at all
+                        size = space.dimension(kernel, problem)
+                        query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
+                        key = Key.of(query, problem)._replace(d=size)  # of dimensions padded alike the first
                         found.setdefault(key, Tunable(Task(query, problem), space))
+            if reason is not None:
+                refusals.append(f"{info.name}: {reason}")
     if not found:
         names = ", ".join(info.name for info in named if info.tuning)
         why = "; ".join(dict.fromkeys(refusals)) if names else f"no installed backend can be tuned{_missing()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,41 +62,43 @@ def _took(outcome: Outcome | None) -> str:
 
 def result_row(result: Result) -> dict[str, Any]:
     """Return a search's result as values for JSON."""
-    found, default = result.outcome, result.default
+    outcomes = list(result.known.values())
+    counts = Counter(outcome.status for outcome in outcomes)
+    errors = Counter(outcome.error for outcome in outcomes if outcome.status != "ok")
+    numbers = {"tried": result.tried, "known before": len(outcomes) - result.tried}
     return {
-        **result.key._asdict(),
-        "config": result.best,
-        "ms": found.ms and found.ms[1] if found else None,
-        "rank": found.rank if found else None,
-        "default_ms": default.ms and default.ms[1] if default else None,
-        "default_rank": default.rank if default else None,
-        "best": _took(found),
-        "default": _took(default),
-        "counts": dict(result.counts),
-        "tried": result.tried,
-        "replayed": result.replayed,
-        "rejected": sum(result.counts.values()) - result.counts.get("ok", 0),
-        "reason": result.reason,
-        "seconds": round(result.seconds, 3),
+        **Key.of(*result.task)._asdict(),
+        **_both(result.best, result.outcome, result.known.get(result.default)),
+        "counts": dict(counts),
+        **numbers,
+        "rejected": len(outcomes) - counts["ok"],
+        "reason": errors.most_common(1)[0][0] if errors else "",
     }
 
 
 def best_row(best: Best) -> dict[str, Any]:
     """Return a winner as values for JSON."""
-    found, default = best.outcome, best.default.outcome if best.default else None
+    default = best.default
     return {
         **best.key._asdict(),
-        "config": dict(best.config),
-        "ms": found.ms and found.ms[1],
-        "rank": found.rank,
-        "default_config": dict(best.default.config) if best.default else None,
-        "default_ms": default.ms and default.ms[1] if default else None,
-        "default_rank": default.rank if default else None,
-        "best": _took(found),
-        "default": _took(default),
+        **_both(best.config, best.outcome, default.outcome if default else None),
+        "default_config": dict(default.config) if default else None,
         "source": best.source,
         "provenance": dict(best.provenance),
         "created": best.created,
+    }
+
+
+def _both(config: Mapping[str, Any] | None, found: Outcome | None, default: Outcome | None) -> dict[str, Any]:
+    """Return a configuration's time or rank beside the default's."""
+    times = {"ms": found, "default_ms": default}
+    ranks = {"rank": found, "default_rank": default}
+    return {
+        "config": None if config is None else dict(config),
+        **{name: outcome.ms[1] if outcome and outcome.ms else None for name, outcome in times.items()},
+        **{name: outcome.rank if outcome else None for name, outcome in ranks.items()},
+        "best": _took(found),
+        "default": _took(default),
     }
 
 
@@ -105,27 +108,25 @@ class Progress:
     def __init__(self, problems: int, budget: float | None) -> None:
         self.problems, self.done, self.start, self.last = problems, 0, time.monotonic(), 0.0
         self.budget = "" if budget is None else f" of {_clock(budget)}"
-        self.terminal = sys.stderr.isatty()
 
     def during(self, task: Any, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""
-        if self.terminal or time.monotonic() - self.last > 10.0:
-            self._show(task, f"{known}/{expected}, best {best:.4g} ms", "\r" if self.terminal else "\n")
+        if sys.stderr.isatty():
+            self._show(task, f"{known}/{expected}, best {best:.4g} ms{chr(27)}[K\r")
+        elif time.monotonic() - self.last > 10.0:
+            self._show(task, f"{known}/{expected}, best {best:.4g} ms\n")
 
     def finished(self, result: Result) -> None:
         """Show a problem's result."""
         self.done += 1
-        config = f" by {config_text(result.best)}" if result.best else "nothing ran"
-        self._show(result.task, f"{_took(result.outcome)}{config}", "\n")
+        found = f"{_took(result.outcome)} by {config_text(result.best)}" if result.best else "nothing ran"
+        self._show(result.task, f"{found}{chr(27) + '[K' if sys.stderr.isatty() else ''}\n")
 
-    def _show(self, task: Any, text: str, end: str) -> None:
-        problem, self.last = task.problem, time.monotonic()
-        size = f"d={problem.d} n={problem.n}"
-        spent = f"{_clock(time.monotonic() - self.start)}{self.budget}"
-        line = (
-            f"{self.done}/{self.problems}, {spent}: {task.query.kernel} {problem.reduction} {problem.precision} {size}"
-        )
-        click.echo(f"{line}: {text}{chr(27)}[K{end}" if self.terminal else f"{line}: {text}{end}", err=True, nl=False)
+    def _show(self, task: Any, text: str) -> None:
+        self.last, problem = time.monotonic(), task.problem
+        what = f"{task.query.kernel} {problem.reduction} {problem.precision} d={problem.d} n={problem.n}"
+        spent = _clock(self.last - self.start)
+        click.echo(f"{self.done}/{self.problems}, {spent}{self.budget}: {what}: {text}", err=True, nl=False)
 
 
 def _clock(seconds: float) -> str:

@@ -6,12 +6,11 @@ import itertools
 import json
 import logging
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import optuna
@@ -22,49 +21,33 @@ from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config, Space
 
 from .key import Key, canonical
-from .records import Outcome, Task, Trial, fastest
+from .records import Outcome, Task, fastest
 
 if TYPE_CHECKING:
     from .measure import MeasuringRunner
     from .store import Store
 
-__all__ = ["PAPER", "SAMPLERS", "Result", "candidates", "search", "studies"]
-
-#: What chooses the next candidate; ``grid``: all in order.
-SAMPLERS = ("tpe", "random", "grid")
-
-#: The configuration of the paper's kernels, tried early.
-PAPER: Config = {"block_m": 64, "block_n": 1024, "num_warps": 2, "num_stages": 2}
-
-#: How many of the fastest are timed again, in turns with the default.
-FINALISTS = 3
+__all__ = ["Result", "candidates", "search", "studies"]
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of a search, or of a prediction."""
+class Result(NamedTuple):
+    """The result of a search or of a prediction: outcomes by configuration, as canonical text."""
 
     task: Task
-    key: Key
-    best: Config | None  # none ran
-    outcome: Outcome | None  # of the best
-    default: Outcome | None
-    counts: Mapping[str, int]  # of configurations by status, replayed ones included
-    tried: int
-    replayed: int  # their outcomes were in the store
-    seconds: float
-    reason: str  # the most frequent error
+    known: Mapping[str, Outcome]
+    default: str
+    tried: int  # the other outcomes were in the store
 
-    @classmethod
-    def of(cls, task: Task, known: Mapping[str, Outcome], default: str, replayed: int, start: float) -> Result:
-        """Return the result of outcomes by configuration, as :func:`~sdkde_autotune.key.canonical` text."""
-        best, key = fastest(known, default), Key.of(task.query, task.problem)
-        counts = Counter(outcome.status for outcome in known.values())
-        errors = Counter(outcome.error for outcome in known.values() if outcome.status != "ok")
-        reason = errors.most_common(1)[0][0] if errors else ""
-        config, outcome = (json.loads(best), known[best]) if best else (None, None)
-        numbers = len(known) - replayed, replayed, monotonic() - start
-        return cls(task, key, config, outcome, known.get(default), counts, *numbers, reason)
+    @property
+    def best(self) -> Config | None:
+        """The fastest configuration; None if none ran."""
+        found = fastest(self.known, self.default)
+        return json.loads(found) if found else None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """That of the fastest configuration."""
+        return self.known[canonical(self.best)] if self.best else None
 
 
 def candidates(task: Task, space: Space) -> list[dict[str, Any]]:
@@ -80,7 +63,6 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
 
     ``optuna-dashboard sqlite:///PATH`` shows it. What is used later is in the database alone.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
     connected = {"connect_args": {"timeout": 30.0, "factory": _Connection}}
@@ -109,65 +91,48 @@ def search(
     sampler: str = "tpe",
     trials: int | None = 60,
     budget: float | None = None,
-    again: Config | None = None,
+    again: bool = False,
     progress: Callable[[int, int, float], None] = lambda known, expected, best: None,
 ) -> Result:
     """Try configurations of one kernel for one problem, and store every outcome.
 
-    The default is tried first, then earlier finalists, winners of neighbouring problems, the paper's configuration and
-    the best-priced ones, then the sampler's proposals. A configuration whose parameters exceed the card's limits is
-    never run, and none is run twice: stored outcomes of the same source code count. So an interrupted search resumes.
-    Optuna's median pruner ends the timing of slow ones early. Finalists are timed again in turns, and the fastest of
-    them wins.
+    The default is tried first, then earlier finalists and the best-priced candidates, then the sampler's proposals. A
+    configuration whose parameters exceed the card's limits is never run, and none is run twice: stored outcomes of the
+    same source code count. Optuna's median pruner ends the timing of slow ones early. Finalists are timed again in
+    turns, and the fastest of them wins.
 
-    Parameters
-    ----------
-    storage : optuna storage, optional
-        Keeps the study; see :func:`studies`. Default: memory.
-    card : GPU, optional
-        Prices candidates; None: they are not priced.
-    sampler : str
-        One of :data:`SAMPLERS`.
-    trials : int, optional
-        Number of outcomes at the end, stored ones included; None: one for every configuration.
-    budget : float, optional
-        Seconds after which no further candidate is run.
-    again : Config, optional
-        Measure only this one, the default and the earlier finalists, whatever is stored of them.
-    progress : callable
-        ``progress(known, expected, best)`` after every outcome; ``best`` in milliseconds, inf without any.
+    ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
+    ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of outcomes at the end, stored ones included;
+    None: one for every configuration. After ``budget`` seconds no further candidate is run. With ``again`` the default
+    and the five fastest finalists that are stored are measured, and nothing else. ``progress(known, expected, best)``
+    is called after every outcome, with the best time in milliseconds.
     """
-    if sampler not in SAMPLERS:
-        raise ValueError(f"sampler is {sampler!r}; pass one of {', '.join(SAMPLERS)}")
-    start, key = monotonic(), Key.of(task.query, task.problem)
-    default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
-    source, before = runner.provenance(task).get("source"), store.trials(key)
-    same = [t for t in before if t.source == "measured" and t.provenance.get("source") == source and not again]
-    known = {canonical(t.config): t.outcome for t in same}
+    start, key, kernel = monotonic(), Key.of(*task), task.query.kernel
+    default = dict(space.default(kernel, task.problem, task.query.architecture))
+    usual, source, stored = canonical(default), runner.provenance(task).get("source"), store.trials(key)
+    same = [t for t in stored if t.source == "measured" and t.provenance.get("source") == source and not again]
+    known = {canonical(trial.config): trial.outcome for trial in same}
     replayed = len(known)
-    early = [default] if _fits(task, space, default) else []
-    likely = [again] if again else [*_neighbours(store, key), PAPER]
-    early += _inside([*_finalists(before), *likely], task, space, default)
-    able = [] if again else candidates(task, space)
-    every = dict.fromkeys(map(canonical, [*early, *able]))
-    expected = min(len({*every, *known}), len(every) if again or trials is None else trials)
-    left = {name: json.loads(name) for name in every if name not in known}
-    if card is not None and sampler == "tpe":
-        early += sorted(able, key=lambda config: space.seconds(task.query.kernel, config, task.problem, card))[:12]
-    chooser = _Chooser(sampler, left, early, space.parameters(task.query.kernel), default)
-    study = _study(key, source, chooser, storage, known)
+    ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: t.outcome.median)
+    finalists = sorted(ran, key=lambda trial: not trial.outcome.final)[:5]
+    able = candidates(task, space)
+    early = [config for config in (default, *(dict(t.config) for t in finalists)) if _fits(task, space, config)]
+    if card is not None and sampler == "tpe" and not again:
+        early += sorted(able, key=lambda config: space.seconds(kernel, config, task.problem, card))[:12]
+    every = list(dict.fromkeys(map(canonical, early if again else [*early, *able])))
+    chooser = _Chooser(sampler, [name for name in every if name not in known], early, space.parameters(kernel), default)
+    study = _study(key, source, chooser, storage)
+    many = len(chooser.left) if again or trials is None else min(len(chooser.left), max(0, trials - replayed))
 
     def learn(name: str, outcome: Outcome) -> None:
         known[name] = outcome
-        provenance, usual = runner.provenance(task), name == canonical(default)
-        store.add(key, json.loads(name), outcome, "measured", provenance, is_default=usual)
+        store.add(key, json.loads(name), outcome, "measured", runner.provenance(task), is_default=name == usual)
 
     def spent() -> bool:
         return budget is not None and len(known) > replayed and monotonic() - start >= budget
 
-    while len(known) < expected and chooser.left and not spent():
-        many = min(chooser.ahead, expected - len(known), len(chooser.left))
-        batch = [study.ask(chooser.ranges) for _ in range(many)]
+    while len(known) < replayed + many and not spent():
+        batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, replayed + many - len(known)))]
         runner.prepare(task, [trial.params for trial in batch])
         try:
             while batch and not spent():
@@ -175,60 +140,28 @@ def search(
                 outcome = runner.run(task, batch[0].params, slow)
                 learn(canonical(batch[0].params), outcome)
                 _tell(study, batch.pop(0), outcome, slow.pruned)
-                progress(len(known), expected, min(outcome.median for outcome in known.values()))
+                progress(len(known), replayed + many, min(outcome.median for outcome in known.values()))
         finally:
             for trial in batch:  # the budget is spent, or Ctrl-C
                 study.tell(trial, state=TrialState.FAIL)
-    _race(task, runner, known, canonical(default), len(known) > replayed, learn)
-    return Result.of(task, known, canonical(default), replayed, start)
-
-
-def _race(
-    task: Task,
-    runner: MeasuringRunner,
-    known: Mapping[str, Outcome],
-    default: str,
-    fresh: bool,
-    learn: Callable[[str, Outcome], None],
-) -> None:
-    """Time the fastest, the winner of earlier finals and the default again, in turns."""
-    ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
-    earlier = [name for name in ran if known[name].final]
-    final = list(dict.fromkeys([*ran[:FINALISTS], *earlier[:1], *(name for name in ran if name == default)]))
-    if len(final) > 1 and (fresh or not earlier):
+    final = _finalists(known, usual)
+    if len(final) > 1 and (len(known) > replayed or not any(known[name].final for name in final)):
         outcomes = runner.finals(task, [json.loads(name) for name in final])
         if any(outcome.status == "ok" for outcome in outcomes):  # else one crashed all, and it is not known which
             for name, outcome in zip(final, outcomes):
                 learn(name, replace(outcome, final=True))
+    return Result(task, known, usual, len(known) - replayed)
+
+
+def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
+    """Return the three fastest, the winner of earlier finals, and the default, if they ran."""
+    ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
+    earlier = [name for name in ran if known[name].final]
+    return list(dict.fromkeys([*ran[:3], *earlier[:1], *(name for name in ran if name == default)]))
 
 
 def _fits(task: Task, space: Space, config: Config) -> bool:
     return space.limit(task.query.kernel, config, task.problem, task.query.architecture) is None
-
-
-def _inside(configs: Iterable[Config], task: Task, space: Space, default: Config) -> list[dict[str, Any]]:
-    """Return the configurations that are in the space and can run; what they lack is taken from the default."""
-    parameters = space.parameters(task.query.kernel)
-    known = [{**default, **config} for config in configs if config.keys() <= parameters.keys()]
-    inside = (c for c in known if all(c[name] in values for name, values in parameters.items()))
-    return [config for config in inside if _fits(task, space, config)]
-
-
-def _finalists(trials: Sequence[Trial]) -> list[Config]:
-    """Return earlier finalists of the same problem, fastest first, whatever code or machine they are of."""
-    final = [trial for trial in trials if trial.outcome.status == "ok" and trial.outcome.final]
-    return [trial.config for trial in sorted(final, key=lambda trial: trial.outcome.median)][: FINALISTS + 2]
-
-
-def _neighbours(store: Store, key: Key) -> list[Config]:
-    """Return four winners of the same family: of the same card first, then of its architecture; nearest sizes first."""
-    found = store.best(backend=key.backend, kernel=key.kernel, config_version=key.config_version)
-
-    def apart(best: Trial) -> tuple[Any, ...]:
-        return best.key.gpu != key.gpu, best.key.architecture != key.architecture, key.distance(best.key), best.key
-
-    near = sorted((best for best in found if best.key.family == key.family), key=apart)
-    return list({canonical(best.config): best.config for best in near}.values())[:4]
 
 
 # --- Optuna -----------------------------------------------------------------------------------------------------------
@@ -244,17 +177,15 @@ class _Chooser(optuna.samplers.TPESampler):
     def __init__(
         self,
         sampler: str,
-        left: dict[str, Config],
-        early: Iterable[Config],
+        left: list[str],
+        early: list[dict[str, Any]],
         parameters: Mapping[str, tuple[Any, ...]],
         default: Config,
     ) -> None:
-        super().__init__(multivariate=True, constant_liar=True, seed=0, n_startup_trials=10)
-        order = list(left)
-        if sampler != "grid":
-            order = [order[i] for i in np.random.default_rng(0).permutation(len(order))]
-        self.sampler, self.left = sampler, {name: left[name] for name in order}
-        self.queue = [name for name in dict.fromkeys(map(canonical, early)) if name in left]
+        super().__init__(multivariate=True, constant_liar=True, seed=0)
+        order = left if sampler == "grid" else [left[i] for i in np.random.default_rng(0).permutation(len(left))]
+        self.sampler, self.left = sampler, {name: json.loads(name) for name in order}
+        self.queue = [name for name in dict.fromkeys(map(canonical, early)) if name in self.left]
         self.values = {name: [*values] for name, values in parameters.items()}
         worth = {name: {*values, default[name]} for name, values in parameters.items()}
         self.ranges: dict[str, BaseDistribution] = {name: _range(values) for name, values in worth.items()}
@@ -295,33 +226,18 @@ def _range(values: set[Any]) -> BaseDistribution:
     return CategoricalDistribution(sorted(values, key=str))
 
 
-def _study(
-    key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.BaseStorage | None, known: Mapping[str, Outcome]
-) -> optuna.Study:
-    """Return the study of a problem and the backend's code; stored outcomes that it lacks are added."""
+def _study(key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.BaseStorage | None) -> optuna.Study:
+    """Return the study of a problem and the backend's code."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     size = f"d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
     words = (key.kernel, key.reduction, key.precision, size, key.requires, key.gpu, key.backend, key.config_version)
-    study = optuna.create_study(
+    return optuna.create_study(
         storage=storage,
         study_name=" ".join(str(word) for word in (*words, source or "") if word != ""),
         sampler=chooser,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
         load_if_exists=True,
     )
-    there = {canonical(trial.params) for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()}
-    for name, outcome in known.items():
-        ran = outcome.status == "ok"
-        with suppress(ValueError):  # a value outside those worth trying
-            if name not in there:
-                trial = optuna.trial.create_trial(
-                    params=json.loads(name),
-                    distributions=chooser.ranges,
-                    value=outcome.median if ran else None,
-                    state=TrialState.COMPLETE if ran else TrialState.PRUNED,
-                    user_attrs={"status": outcome.status, "error": outcome.error},
-                )
-                study.add_trial(trial)
-    return study
 
 
 class _Connection(sqlite3.Connection):

@@ -36,22 +36,10 @@ class StoreError(ValueError):
 
 
 class Store:
-    """One SQLite database. Several processes may have it open; every write is committed at once.
+    """One SQLite database, by default the user's. Several processes may have it open; writes are committed at once.
 
-    Nothing is ever moved or deleted: a corrupt one is an error, which names the command that reads what is left.
-
-    Parameters
-    ----------
-    path : path, optional
-        Default: :func:`sdkde_autotune.lookup.database`.
-    write : bool
-        False: what is in the database now is copied into memory, and no file is made, moved or changed.
-
-    Raises
-    ------
-    StoreError
-        It is no database of the tuner, another version of sdkde wrote it, it is corrupt or locked, or it cannot be read
-        or written. All methods raise so.
+    Nothing is ever moved or deleted. With ``write=False`` what is in the database now is copied into memory, and no
+    file is made or changed. All methods raise :class:`StoreError`.
     """
 
     def __init__(self, path: Path | str | None = None, *, write: bool = True) -> None:
