@@ -81,7 +81,8 @@ def _planned(request: Request, shape: Shape, x: Source, y: Source | None, w: Sou
     """Put the survey's questions to all blocks of the points, one after another."""
     survey: Survey | BlockPlan = Survey.of(request, shape)
     while isinstance(survey, Survey):
-        question, merged = survey.question, None
+        question: Any = survey.question
+        merged: Any = None
         about, weights = (y, None) if question.about == "query" else (x, w)
         assert about is not None and about.at is not None
         for start, stop in Shape(about.rows, about.columns).shards:
