@@ -25,7 +25,7 @@ from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
 from .files import Source, Write, check_apart, source, writing
 from .messages import brief
-from .spreading.checkpoint import Checkpoint, Parts, Scratch
+from .spreading.checkpoint import Checkpoint, Chunks, Scratch
 from .spreading.disk import Job, resident_bytes, resident_shards
 
 __all__ = ["debias", "estimate"]
@@ -81,7 +81,8 @@ def _planned(request: Request, shape: Shape, x: Source, y: Source | None, w: Sou
     """Put the survey's questions to all blocks of the points, one after another."""
     survey: Survey | BlockPlan = Survey.of(request, shape)
     while isinstance(survey, Survey):
-        question, merged = survey.question, None
+        question: Any = survey.question
+        merged: Any = None
         about, weights = (y, None) if question.about == "query" else (x, w)
         assert about is not None and about.at is not None
         for start, stop in Shape(about.rows, about.columns).shards:
@@ -125,8 +126,8 @@ def job(
     resident = resident_shards(plan, allowed)
     points = (x.rows, x.columns), "float64"
     shape, dtype = points if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)
-    moved: Parts | None = None
-    results: Parts
+    moved: Chunks | Scratch | None = None
+    results: Chunks | Scratch
     if held is None:
         moved = kept.enter_context(Scratch(*points)) if len(plan.problems) > 1 else None
         results = kept.enter_context(Scratch(shape, dtype))

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -78,19 +77,6 @@ def test_a_damaged_block_is_computed_again(zarr, damage, name):
         if name == "moved":
             shutil.rmtree("kept/results.zarr")
     assert np.array_equal(scale.estimate(X, checkpoint="kept", resume=True, **HOW), once)
-
-
-def test_the_command_warns_of_a_damaged_block(zarr):
-    np.save("x.npy", X)
-    assert command("x.npy", "-o", "p.npy", "--checkpoint", "kept").exit_code == 0
-    once = np.load("p.npy")
-    chunk = next(path for path in Path("kept/results.zarr/c").rglob("*") if path.is_file())
-    chunk.write_bytes(flipped(chunk.read_bytes()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        result = command("x.npy", "-o", "p.npy", "--checkpoint", "kept", "--resume")
-    assert result.exit_code == 0 and f"Warning: {chunk}: the chunk is damaged" in result.stderr
-    assert np.array_equal(np.load("p.npy"), once)
 
 
 @pytest.mark.parametrize("name", ["moved", "results"])

@@ -1,6 +1,7 @@
 """A backend that fails while it works: the next best one answers under "auto", the cause is told where it was named."""
 
 import copy
+import functools
 import pickle
 import signal
 import warnings
@@ -159,10 +160,17 @@ def test_what_is_not_the_plugins_passes(weak, error, backend):
     assert not registry.aside
 
 
-def test_what_a_signal_handler_raises_is_not_the_plugins(weak):
-    def handler(number, frame):
-        raise TimeoutError("too late")
+def too_late(number, frame, after=0):
+    raise TimeoutError(f"too late, after {after}")
 
+
+class Handler:
+    def __call__(self, number, frame):
+        too_late(number, frame)
+
+
+@pytest.mark.parametrize("handler", [too_late, functools.partial(too_late, after=9), Handler(), Handler().__call__])
+def test_what_a_signal_handler_raises_is_not_the_plugins(weak, handler):
     weak(reduce="import signal; signal.raise_signal(signal.SIGTERM)")
     before = signal.signal(signal.SIGTERM, handler)
     try:

@@ -81,6 +81,13 @@ def _limited(limit):
     return replace(INFO, extent_limit=lambda problem: limit, supports=supports), Strict()
 
 
+def _reduce(case, problem, backend=None, info=INFO):
+    """The sums of a case, and how many outliers were summed apart."""
+    packed = PackedColumns(backend or NumpyBackend(), info, problem, Columns(case.points, case.log_weights))
+    with np.errstate(all="ignore"):
+        return packed.reduce(None if problem.same else case.queries)
+
+
 def _radii(points):
     return np.sqrt((points**2).sum(1))
 
@@ -107,14 +114,12 @@ def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_se
     rng = np.random.default_rng(5)
     case = _spoil(make("mixture", n, m, d), rng, zeros)
     problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
-    queries = None if same else case.queries
-    columns = Columns(case.points, case.log_weights)
     far_columns, far_rows = {50} if zeros else {3, 50}, {0, 20}
     off = 2 if same else len(far_columns) + len(far_rows)
     want = truth(case, same=same, exclude_self=exclude_self)
     slower = replace(INFO, extent_limit=lambda problem: 30.0), NumpyBackend()
     for info, backend in (_limited(30.0), slower):
-        got, taken_off = PackedColumns(backend, info, problem, columns).reduce(queries)
+        got, taken_off = _reduce(case, problem, backend, info)
         assert taken_off == off
         assert errors(problem, got, want).max() <= 1.0
 
@@ -159,12 +164,9 @@ def test_what_is_left_out_would_not_change_a_bit(monkeypatch, kind, far):
     for reduction in Reduction:
         for same in (False, True):
             problem, got = case.problem(reduction, "high", same=same), []
-            queries = None if same else case.queries
             for nothing in (2000.0, math.inf):
                 monkeypatch.setattr("sdkde_core.engine.outliers.NEGLIGIBLE", nothing)
-                info = replace(INFO, extent_limit=lambda problem: 5.0)
-                columns = Columns(case.points, case.log_weights)
-                got.append(PackedColumns(NumpyBackend(), info, problem, columns).reduce(queries)[0])
+                got.append(_reduce(case, problem, info=replace(INFO, extent_limit=lambda problem: 5.0))[0])
             for name in ("log_sum", "shift", "sign", "log_magnitude"):
                 ours, all_of_it = (getattr(partial, name) for partial in got)
                 assert ours is all_of_it is None or np.array_equal(ours, all_of_it)
@@ -199,9 +201,7 @@ def test_many_far_points_are_left_to_the_backend():
     case = make("clusters", 60, 20, 2, extent=1e4)
     problem = case.problem(Reduction.LOG_SUM, "float64")
     info = replace(INFO, extent_limit=lambda problem: 30.0)
-    got, taken_off = PackedColumns(NumpyBackend(), info, problem, Columns(case.points, case.log_weights)).reduce(
-        case.queries
-    )
+    got, taken_off = _reduce(case, problem, info=info)
     assert taken_off == 0
     assert errors(problem, got, truth(case)).max() <= 1.0
 
@@ -215,9 +215,7 @@ def test_every_column_with_weight_is_far():
     info, backend = _limited(30.0)
     for same in (False, True):
         problem = case.problem(Reduction.MEAN, "float64", same=same)
-        got, _ = PackedColumns(backend, info, problem, Columns(case.points, log_w)).reduce(
-            None if same else case.queries
-        )
+        got, _ = _reduce(case, problem, backend, info)
         assert errors(problem, got, truth(case, same=same)).max() <= 1.0
 
 
@@ -266,8 +264,8 @@ def test_running_out_of_memory_cuts_rows(reduction, far, same, exclude_self):
     case.points[:far] += 1e3
     case.queries[:far] += 1e3
     problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
-    columns, info = Columns(case.points, case.log_weights), replace(INFO, extent_limit=lambda problem: 50.0)
-    got, taken_off = PackedColumns(_cramped(20, calls), info, problem, columns).reduce(None if same else case.queries)
+    info = replace(INFO, extent_limit=lambda problem: 50.0)
+    got, taken_off = _reduce(case, problem, _cramped(20, calls), info)
     assert (exclude_self and far) or max(calls) > 20
     assert taken_off == (far if same else 2 * far)
     assert errors(problem, got, truth(case, same=same, exclude_self=exclude_self)).max() <= 1.0
@@ -295,7 +293,7 @@ def test_a_device_that_holds_no_row_is_an_error():
     case = make("mixture", 12, 9, 3)
     problem = case.problem(Reduction.MEAN, "high")
     with pytest.raises(DeviceOutOfMemory):
-        PackedColumns(_cramped(0, []), INFO, problem, Columns(case.points, case.log_weights)).reduce(case.queries)
+        _reduce(case, problem, _cramped(0, []))
 
 
 def test_an_answer_of_another_shape_is_refused():
@@ -306,8 +304,7 @@ def test_an_answer_of_another_shape_is_refused():
     case = make("mixture", 12, 9, 3)
     for reduction in Reduction:
         with pytest.raises(RuntimeError, match="has shape"):
-            problem = case.problem(reduction, "high")
-            PackedColumns(Wrong(), INFO, problem, Columns(case.points, case.log_weights)).reduce(case.queries)
+            _reduce(case, case.problem(reduction, "high"), Wrong())
 
 
 @pytest.mark.parametrize("far", [1e4, 1e7])
@@ -324,9 +321,7 @@ def test_the_exact_path_keeps_shifts_far_from_every_point(far):
 def test_no_rows_and_weights_of_zero():
     case = make("weights", 50, 0, 2)
     for reduction in Reduction:
-        problem = case.problem(reduction, "high")
-        columns = Columns(case.points, case.log_weights)
-        assert PackedColumns(NumpyBackend(), INFO, problem, columns).reduce(case.queries)[0].log_sum.shape == (0,)
+        assert _reduce(case, case.problem(reduction, "high"))[0].log_sum.shape == (0,)
 
 
 @pytest.mark.parametrize("far", [1e12, 1e16, 1e100, 1e140])
@@ -336,9 +331,7 @@ def test_a_point_at_any_distance_is_neither_inf_nor_nan(far):
     case.queries[7] = far
     for reduction in Reduction:
         problem = case.problem(reduction, "float64")
-        got, _ = PackedColumns(NumpyBackend(), INFO, problem, Columns(case.points, case.log_weights)).reduce(
-            case.queries
-        )
+        got, _ = _reduce(case, problem)
         assert errors(problem, got, truth(case))[np.arange(400) != 7].max() <= 1.0
         assert got.log_sum[7] == pytest.approx(-(far**2), rel=1e-9)
         if got.shift is not None:

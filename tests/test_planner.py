@@ -11,7 +11,7 @@ from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.estimator import blockwise, survey
 from sdkde_core.estimator.blockwise import Shape, Survey
 from sdkde_core.estimator.request import Goal, Request
-from sdkde_core.estimator.survey import Counting, Moments
+from sdkde_core.estimator.survey import Counting
 
 RNG = np.random.default_rng(0)
 N, M, D = 2549, 1101, 3
@@ -92,18 +92,6 @@ def test_bandwidths_over_blocks(rule, weighted):
     np.testing.assert_allclose(got.matrix, expected.matrix, rtol=rtol, atol=rtol * np.diag(expected.matrix).min())
 
 
-def test_the_samples_to_choose_from_depend_on_n_alone(monkeypatch):
-    for w in (None, W):
-        asked, found = Moments(N, D, weighted=w is not None), []
-        for width in (1024, 2 * 1024):
-            monkeypatch.setattr(blockwise, "NUMBERS", width * D)
-            found.append(asked.sample(asked_of(asked, X, w)))
-        assert np.array_equal(found[0][0], found[1][0]) and len(found[0][0]) > 1000
-        if w is not None:  # each drawn by its weight, or standing for others: the mean is that of all
-            rows, weights = found[0]
-            assert np.average(rows[:, 1], weights=weights) == pytest.approx(np.average(X[:, 1], weights=W), abs=1.0)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_quartiles_are_exact(weighted, monkeypatch):
     """By counting, with ties, far outliers, and a sample that says little."""
@@ -124,17 +112,6 @@ def test_quartiles_are_exact(weighted, monkeypatch):
         sample = sdkde_core.bandwidth.sample.Sample(x / 1e10, w / w.sum(), n_eff)
         expected = 1e10 * (np.array(sample._quartiles()) - sample.x[0]) * sample.unit + x[0]
     np.testing.assert_allclose(question.quartiles(answer), expected, rtol=1e-9)
-
-
-def test_moments_merge_to_those_of_all():
-    for w in (None, W, np.full(N, 3.0), np.exp(150.0 * RNG.normal(size=N))):
-        asked = Moments(N, D, covariance=True, weighted=w is not None)
-        found = asked_of(asked, X, w)
-        log_w = np.zeros(N) if w is None else np.log(w, where=w > 0, out=np.full(N, -np.inf))
-        shares = np.exp(log_w - log_w.max())
-        np.testing.assert_allclose(found.mean, np.average(X, 0, shares), rtol=1e-12)
-        np.testing.assert_allclose(found.spread, np.cov(X.T, aweights=shares, ddof=0), rtol=1e-11)
-        assert found.equal == (w is None or w[0] == 3.0) and found.carrying == np.isfinite(log_w).sum()
 
 
 def test_what_cannot_be_is_said():

@@ -123,28 +123,3 @@ def test_a_checkpoint_elsewhere_does_nothing():
     with pytest.raises(ZeroDivisionError):
         map_threads(lambda i: 1 // i, [0, 1], 2)
     checkpoint()
-
-
-@pytest.mark.skipif("torch" not in CPU, reason="needs PyTorch")
-@pytest.mark.parametrize("helped", [True, False])
-def test_pytorchs_number_of_threads_stays_the_users(monkeypatch, helped):
-    """Once threads of the backend have begun, also where none can be started that puts it back."""
-    import torch
-    from sdkde_torch import devices
-
-    start, before, numbers = threading.Thread.start, torch.get_num_threads(), []
-
-    def begin(self):
-        if getattr(self._target, "__name__", "") == "put_back" and not helped:
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(devices, "_pool", None)
-        patch.setattr(threading.Thread, "start", begin)
-        devices.side_by_side(torch.device("cpu"), lambda _: numbers.append(torch.get_num_threads()), range(4))
-        devices._pool.shutdown()
-    assert torch.get_num_threads() == before
-    assert set(numbers) == {1 if helped else before}
-    with ThreadPoolExecutor(1) as other:
-        assert other.submit(torch.get_num_threads).result() == before

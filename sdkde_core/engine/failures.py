@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -64,17 +65,26 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     except (Exception, SystemExit) as error:
         if _from_signal_handler(error):
             raise
-        if isinstance(error.__context__, KeyboardInterrupt):  # a lock of Python's that Ctrl-C broke off raises another
-            raise error.__context__ from None
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__context__
+        if cause is not None:  # a lock of Python's own that Ctrl-C broke off raises another error at its end
+            raise cause from None
         raise BackendFailed(info, problem.device, f"{type(error).__name__}: {error}") from error
 
 
 def _from_signal_handler(error: BaseException) -> bool:
     """Whether a handler of the program's has raised it, which Python runs in the middle of anything."""
-    handlers = [signal.getsignal(s) for s in signal.valid_signals()]
-    codes = [getattr(handler, "__code__", None) for handler in handlers if callable(handler)]
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_code in codes for frame in frames)
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = [_code(handler) for handler in handlers if callable(handler)]
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: Any) -> Any:
+    """The code of a Python function, method, partial function or object that is called; None of others."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler if hasattr(handler, "__code__") else type(handler).__call__, "__code__", None)
 
 
 def checks_always() -> bool:

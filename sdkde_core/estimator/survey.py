@@ -1,7 +1,9 @@
 """Questions about all points, for plans of data that nobody has all of (:mod:`.blockwise`).
 
-A question is put to every block of points, in any order and anywhere; the answers are merged from the first block to
-the last. So the same blocks give the same bits whoever asked. Questions and answers pickle.
+A question is put to every block of points, in any order and anywhere: ``of(points, weights, start)`` is the answer of
+the block (k, d) from ``start`` on, with weights (k,) or None. Answers are merged from the first block to the last, so
+the same blocks give the same bits whoever asked. ``about`` says which points it is about, "train" or "query". Questions
+and answers pickle.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,20 +35,6 @@ EDGES, SORTED = 128, 1 << 20
 #: How often this is asked at most, the values included: after the first time some 0.1 % of the samples are left for
 #: each quartile, so what does not shrink further (samples in one place) is not much.
 COUNTINGS = 5
-
-
-class Question(Protocol):
-    """What is asked of blocks of points."""
-
-    @property
-    def about(self) -> str:
-        """Of which points: "train" or "query"."""
-
-    def of(self, points: Any, weights: Any, start: int) -> Any:
-        """Return the answer of the block of points (k, d) from ``start`` on, with their weights (k,) or None."""
-
-    def merge(self, left: Any, right: Any) -> Any:
-        """Return the answer of two blocks, or runs of blocks, the left one before the right one."""
 
 
 def numbers(points: Any) -> Array:
@@ -114,7 +102,7 @@ class Moments:
 
     @quiet
     def of(self, points: Any, weights: Any, start: int) -> MomentsOf:
-        """See :class:`Question`."""
+        """Return the answer of a block."""
         x, count = numbers(points), len(points)
         if self.checked:
             check_finite("train", x, start)
@@ -153,7 +141,7 @@ class Moments:
 
     @quiet
     def merge(self, left: MomentsOf, right: MomentsOf) -> MomentsOf:
-        """See :class:`Question`."""
+        """Return the answer of two runs of blocks, the left one first."""
         total = float(np.logaddexp(left.log_total, right.log_total))
         a, b = (math.exp(x.log_total - total) if x.log_total > -math.inf else 0.0 for x in (left, right))
         between = right.mean - left.mean
@@ -225,7 +213,7 @@ class Counting:
 
     @quiet
     def of(self, points: Any, weights: Any, start: int) -> list[tuple[Array, ...]]:
-        """See :class:`Question`; by column and quartile counts and measures, or values and measures."""
+        """By column and quartile counts and measures, or values and measures."""
         x, measure = numbers(points), None
         if self.log_total is not None:
             measure = np.exp(log_of(weights) - self.log_total) * self.n_eff
@@ -244,7 +232,7 @@ class Counting:
 
     @quiet
     def merge(self, left: list[tuple[Array, ...]], right: list[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
-        """See :class:`Question`."""
+        """Return the answer of two runs of blocks, the left one first."""
         if not self.listed:
             return [tuple(a + b for a, b in zip(*pair)) for pair in zip(left, right)]
         merged: list[tuple[Array, ...]] = []
@@ -302,7 +290,7 @@ class Reach:
 
     @quiet
     def of(self, points: Any, weights: Any, start: int) -> tuple[float, int]:
-        """See :class:`Question`; the largest distance, in bandwidths, and the fingerprint of queries."""
+        """Return the largest distance, in bandwidths, and the fingerprint of queries."""
         x = numbers(points)
         if self.checked:
             check_finite(self.about, x, start)
@@ -311,8 +299,11 @@ class Reach:
         return float(np.nanmax(distances, initial=0.0)), digest
 
     def merge(self, left: Any, right: Any) -> tuple[float, int]:
-        """See :class:`Question`."""
+        """Return the answer of two runs of blocks, the left one first."""
         return max(left[0], right[0]), (left[1] + right[1]) % (1 << 128)
+
+
+Question = Moments | Counting | Reach
 
 
 class Summary(Sample):

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +25,9 @@ from ..files import FileError, zarr_module
 from ..messages import SdkdeWarning, brief, caller_level
 from ..storage import sync, write_atomically
 
-__all__ = ["Checkpoint", "Parts", "Scratch"]
+__all__ = ["Checkpoint", "Chunks", "Scratch"]
 
 Array = NDArray[Any]
-
-
-class Parts(Protocol):
-    """An array that is made block by block."""
-
-    def has(self, start: int) -> bool:
-        """Whether the block that begins there is done."""
-
-    def write(self, start: int, block: Array) -> None:
-        """Keep a block."""
-
-    def read(self, start: int, stop: int) -> Array:
-        """Return rows that are done."""
 
 
 class Checkpoint(AbstractContextManager["Checkpoint"]):
@@ -87,7 +74,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
                     f"{wanted[name]}; pass what it was made with, or another folder"
                 )
 
-    def parts(self, name: str, shape: tuple[int, ...], dtype: str, rows: int) -> Parts:
+    def parts(self, name: str, shape: tuple[int, ...], dtype: str, rows: int) -> Chunks:
         """Return the array of a pass, with a chunk for every so many rows; FileError if what is there is another."""
         zarr, path = zarr_module(), self._folder / f"{name}.zarr"
         draft: dict[str, Any] = {}  # in memory
@@ -105,7 +92,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
                     f"{note}: {field} is {brief(kept.get(field))}, and should be {wanted.get(field)}; "
                     f"remove {path}, which is then computed again, or pass another checkpoint"
                 )
-        return _Chunks(path, zarr.open_array(path, mode="r+", zarr_format=3))
+        return Chunks(path, zarr.open_array(path, mode="r+", zarr_format=3))
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -142,15 +129,15 @@ def _locked(folder: Path) -> sqlite3.Connection:
     return held
 
 
-class _Chunks:
-    """An array of zarr's whose chunks are blocks of rows, each with a checksum."""
+class Chunks:
+    """An array of zarr's that is made block by block: its chunks are blocks of rows, each with a checksum."""
 
     def __init__(self, path: Path, array: Any) -> None:
         self._path, self._rows = path, array.chunks[0]
         self._array = array.with_config({"write_empty_chunks": True})  # a chunk of zeros is done too
 
     def has(self, start: int) -> bool:
-        """See :class:`Parts`; warns of a damaged chunk, which is not done."""
+        """Whether the block that begins there is done; warns of a damaged chunk, which is not."""
         try:
             self._read(start, start + 1)
         except FileNotFoundError:
@@ -161,12 +148,14 @@ class _Chunks:
         return True
 
     def write(self, start: int, block: Array) -> None:
+        """Keep a block."""
         file = self._file(start)
         file.unlink(missing_ok=True)  # damaged, or it would be done
         self._array[start : start + len(block)] = block
         sync(file)  # zarr has renamed it already: if the power fails before this, the checksum is wrong
 
     def read(self, start: int, stop: int) -> Array:
+        """Return rows that are done."""
         first = start // self._rows * self._rows
         ends = ((max(start, k), min(stop, k + self._rows)) for k in range(first, stop, self._rows))
         return np.concatenate([self._read(*each) for each in ends])
@@ -195,17 +184,17 @@ class Scratch(AbstractContextManager["Scratch"]):
         self._file = tempfile.TemporaryFile(prefix="sdkde-")  # noqa: SIM115  closed where this context ends
 
     def has(self, start: int) -> bool:
-        """See :class:`Parts`."""
+        """As of :class:`Chunks`."""
         return start in self._done
 
     def write(self, start: int, block: Array) -> None:
-        """See :class:`Parts`."""
+        """As of :class:`Chunks`."""
         self._file.seek(start * self._row)
         self._file.write(np.ascontiguousarray(block, self._dtype).data)
         self._done.add(start)
 
     def read(self, start: int, stop: int) -> Array:
-        """See :class:`Parts`."""
+        """As of :class:`Chunks`."""
         self._file.flush()
         self._file.seek(start * self._row)
         block = np.empty((stop - start, *self._shape[1:]), self._dtype)

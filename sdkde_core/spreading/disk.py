@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..files import Source, Write
 from ..protocol import Columns
-from .checkpoint import Parts
+from .checkpoint import Chunks, Scratch
 from .tasks import Task
 
 __all__ = ["Job", "resident_bytes", "resident_shards"]
@@ -52,8 +52,8 @@ class Job:
     query: Source | None
     weights: Source | None
     log: bool
-    moved: Parts | None  # what all passes but the last give; None where nothing moves
-    results: Parts
+    moved: Chunks | Scratch | None  # what all passes but the last give; None where nothing moves
+    results: Chunks | Scratch
     resident: int  # how many shards stay in memory
     _kept: dict[tuple[int, int], Columns] = field(default_factory=dict)
 
