@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 #: (major, minor). A plugin of another major, or of a newer minor, is refused. A new minor only adds names to FEATURES,
 #: or fields with defaults, so a plugin of an older minor works.
-PROTOCOL = (1, 1)
+PROTOCOL = (1, 0)
 
 #: Precisions, least precise first.
 PRECISIONS = ("fast", "high", "float64")
@@ -67,8 +67,7 @@ PRECISIONS = ("fast", "high", "float64")
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
-#: carries those that the answer depends on: all but the last two, which are of protocol 1.1 and other ways to ask for
-#: the same. Without these the core asks for queries.
+#: carries those that the answer depends on: all but the last two, which are other ways to ask for the same.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",

@@ -142,11 +142,11 @@ def test_columns_are_left_out_of_fewer_rows_than_a_tile_has():
 @pytest.mark.parametrize("spread", [12.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_pairs_are_left_out_where_that_is_faster(spread, monkeypatch):
     """By default: a sample says so, and the lists do; where they do not, all pairs are summed, by the same bits."""
-    from sdkde_triton import backend, near, worth
+    from sdkde_triton import backend, near, price
 
-    monkeypatch.setattr(worth, "STARTS", 0.0)
-    monkeypatch.setattr(worth, "EACH", 0.0)
-    monkeypatch.setattr(worth, "LOOK", 0.0)
+    monkeypatch.setattr(price, "STARTS", 0.0)
+    monkeypatch.setattr(price, "EACH", 0.0)
+    monkeypatch.setattr(price, "LOOK", 0.0)
     asked, reduce = [], near.reduce
     monkeypatch.setattr(near, "reduce", lambda *arguments: asked.append(reduce(*arguments)) or asked[-1])
     rng = np.random.default_rng(0)

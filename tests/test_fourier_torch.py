@@ -15,9 +15,8 @@ from sdkde_core.testing.problems import errors
 torch = pytest.importorskip("torch")
 
 from sdkde_fourier import modes, price, separable  # noqa: E402
-from sdkde_fourier.around import around  # noqa: E402
 from sdkde_fourier.device import TorchFourierBackend  # noqa: E402
-from sdkde_fourier.tiles import Tiles, _tiled  # noqa: E402
+from sdkde_fourier.tiles import Tiles  # noqa: E402
 
 
 def _columns(points, log_weights=None):
@@ -189,24 +188,6 @@ def test_prices_and_support():
     assert "products" in info.supports(problem).reason
     assert "neighbourhoods" in info.supports(replace(problem, d=3, extent=1e6)).reason
     assert "float64" not in info.precisions
-
-
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize(
-    "m, h, far", [(30_000, 0.1, False), (30_000, 0.02, False), (4000, 0.02, False), (4000, 0.1, True)]
-)
-def test_columns_met_are_those_of_the_tiles(d, m, h, far):
-    """In three dimensions one was promised a tenth of the tiles or less, and auto took the slower backend."""
-    n, rng = 30_000, np.random.default_rng(d)
-    points, rows = (torch.tensor(rng.normal(size=(k, d)) / h) for k in (n, m))
-    if far:
-        points[0], rows[0] = 1e4, 1e4  # the cells of the curve are as wide as the others' box, or nearly
-    problem = Problem(Reduction.LOG_SUM, m, n, d, precision="fast", extent=float(points.norm(dim=1).max()))
-    log_weights = torch.full((n,), -math.log(n), dtype=torch.float64)
-    found = around(problem, rows[:: m // 4000].numpy(), points[::4].numpy(), log_weights[::4].numpy(), False)
-    predicted = price.columns_met(problem, m, float(found.neighbours.mean()), n)
-    counts = Tiles(points, log_weights)._lists(problem, _tiled(rows, price.ROWS), None, -math.inf)[1]
-    assert 0.4 < predicted / (price.COLUMNS * float(counts.double().mean())) < 2.5
 
 
 def test_options_are_checked():

@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import backend, bounds, compiled, kernels, launch, products, space, tunables, worth
+from sdkde_triton import backend, bounds, compiled, kernels, launch, products, space, tunables
+from sdkde_triton import price as pricing
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import PARTIAL_BYTES, Processor, block_points, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
@@ -38,7 +39,7 @@ def test_a_period_in_the_data_says_nothing_of_the_pairs_that_matter():
     x = 20.0 * rng.normal(size=(512, 3))[np.arange(n) % 512] + 0.7 * rng.normal(size=(n, 3))
     asked, log_weights = problem(m=n, n=n, d=3, same=True), np.full(n, -math.log(n))
     for arrays in ((x, log_weights), (torch.from_numpy(x), torch.from_numpy(log_weights))):
-        assert worth.share_of(asked, arrays[0], *arrays) < 0.05
+        assert pricing.share_of(asked, arrays[0], *arrays) < 0.05
 
 
 def test_lists_are_priced_where_they_pay():

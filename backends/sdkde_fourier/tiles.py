@@ -18,9 +18,13 @@ from sdkde_core.plugin import concatenate, each, safe_log
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .around import nats
-from .price import BITS, COLUMNS, JUDGED, LEADERS, PAIRS, ROWS, TOGETHER
 
 __all__ = ["Tiles"]
+
+#: Rows and columns of a tile, the bits of the curve's key and the tiles that all rows are compared with first. At a
+#: time: pairs that are summed, pairs of tiles that are compared, and tiles of rows.
+ROWS, COLUMNS, BITS, LEADERS = 32, 256, 30, 2
+PAIRS, JUDGED, TOGETHER = 1 << 22, 1 << 22, 1 << 9
 
 
 class _Tiled(NamedTuple):

@@ -15,9 +15,9 @@ import torch
 from numba import cuda
 
 from sdkde_core.nearby import Lists
-from sdkde_core.plugin import card_name, current_stream, warn_once
+from sdkde_core.plugin import current_stream, warn_once
 from sdkde_core.protocol import Partial, Problem, Reduction
-from sdkde_core.tuning import Query, Tuned, tuned
+from sdkde_core.tuning import Query, Tuned, card_name, tuned
 
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, FAR, FLOOR, SIMULATED, Shape, reduction, signature
@@ -87,7 +87,7 @@ class Card:
     registers, shared, threads : int
         Of one multiprocessor: registers, bytes of shared memory, threads.
     name, architecture : str
-        As :func:`sdkde_core.plugin.card_name` has it, and ``"sm_90"``.
+        As :func:`sdkde_core.tuning.card_name` has it, and ``"sm_90"``.
     """
 
     multiprocessors: int

@@ -23,9 +23,9 @@ from .grid import MOST_PARTS, PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
 from .ordering import order
+from .price import LEFT_OUT
 from .space import HEIGHT, LEAF, LISTED
 from .sums import Lists
-from .worth import LEFT_OUT
 
 __all__ = ["Near", "order_columns", "pack_columns", "reduce", "scaled"]
 

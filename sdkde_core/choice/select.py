@@ -124,7 +124,8 @@ def rank(
     data on a device                                 plugins that work on that device first
     all                                              by predicted time (``work`` at the rates of the processor),
                                                      transfers included, plus what counts of start-up and compiling
-    no predicted time                                last; by what it would be on a plain GPU, then by name
+    no predicted time                                last, by name; a device whose rates nobody knows is priced as a
+                                                     plain GPU
     ===============================================  ====================================================
 
     Predicted times depend on the problems' fields and on the rates of the hardware, not on the data.
@@ -383,9 +384,7 @@ def _ranked(
         found.append(candidate)
 
     def order(c: Candidate) -> tuple[Any, ...]:
-        leaves_device = asked.data_device not in ("cpu", c.device)
-        plain = math.inf if c.plain_seconds is None else c.plain_seconds + c.counted_seconds
-        return (not c.ok, leaves_device, c.total_seconds, plain, c.name, c.device)
+        return not c.ok, asked.data_device not in ("cpu", c.device), c.total_seconds, c.name, c.device
 
     return sorted(found, key=order)
 
