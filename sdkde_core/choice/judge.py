@@ -130,17 +130,10 @@ def judge(
     startup: StartUp | None,
     replays: bool = False,
 ) -> Candidate:
-    """Return what becomes of a plugin for the passes of one estimate.
+    """Return what becomes of a plugin for the passes of one estimate, on the device in question.
 
-    Parameters
-    ----------
-    info : BackendInfo
-    problems : sequence of Problem
-        The passes, on the device in question.
-    data_device, share, replays
-        As for :func:`sdkde_core.choice.select.rank`.
-    startup : StartUp or None
-        None: the price does not matter, and is not asked for.
+    Other arguments are those of :func:`sdkde_core.choice.select.rank`. Without ``startup`` the price does not matter,
+    and is not asked for.
     """
     device, priced = problems[0].device, startup is not None
     startup = startup or StartUp(info.startup_seconds, 0.0)

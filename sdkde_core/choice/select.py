@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
-from ..switches import switched_off, tuning_is_off
 from . import registry, started
 from .hardware import cpu_threads, gpu_name, is_here, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
+from .switches import switched_off, tuning_is_off
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
@@ -142,20 +142,9 @@ def rank(
 
     Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
 
-    Parameters
-    ----------
-    problems : sequence of Problem
-        The passes.
-    device : str, optional
-        As the user named it.
-    data_device : str
-        Where the data are.
-    share : callable, optional
-        Share of the pairs beyond an extent; decides whether the core splits points off.
-    calls : int, optional
-        Over how many start-up is spread; None: as many as the place of the data says.
-    replays : bool
-        The call can be replayed, by a backend that is ``capturable``: it is priced so, recorded already or not.
+    ``device`` is as the user named it. ``share`` gives the share of the pairs beyond an extent, by which the core
+    splits points off. ``calls``: over how many start-up is spread; None: as many as the place of the data says.
+    ``replays``: the call can be replayed, by a backend that is ``capturable``, and is priced so, recorded or not.
     """
     return _ranked(
         problems, share, _Asked("auto", device, data_device, calls_of(calls, data_device), replays), {}, True
@@ -262,9 +251,8 @@ def _choose(
     looked: list[float] = []
 
     def noted(step: int, limit: float) -> float:
-        assert share is not None  # it is handed on only where there is one
         looked.append(limit)
-        return share(step, limit)
+        return share(step, limit) if share else 1.0
 
     for everything in (True,) if explained else (False, True):
         candidates = _ranked(problems, None if share is None else noted, asked, tried, everything)
