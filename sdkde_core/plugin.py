@@ -4,39 +4,36 @@
 threads            :func:`cpu_threads` (honours ``SDKDE_NUM_THREADS``), :func:`check_threads`, :func:`map_threads`,
                    :func:`checkpoint`, where a task ends whose call was interrupted
 forked children    :func:`new_lock`, :class:`Unforkable` libraries, :func:`in_child`
-the host's memory  :func:`claim_memory` before a library that ends the process without, :func:`total_memory`
+the host's memory  :func:`claim_memory` before a library that ends the process without
 partial results    :func:`merge` over columns, :func:`concatenate` over rows,
                    :func:`each` array, :func:`empty` for no rows, :func:`safe_log`
 whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
 exponents          :mod:`exponents <sdkde_core.engine.exponents>` of tiles: expanded squares, split squares, differences
 matrix products    :func:`product` and :func:`dots`, by BLAS on the calling thread alone within :func:`on_this_thread`
-arrays             :func:`c_order`, :func:`radii`; :func:`look`, to decide from numbers on a device so
-                   that calls can be replayed, and :func:`rounded`, so that the same is decided often; :func:`recording`
 files              :func:`cache_folder`, :func:`write_atomically`
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line
 fresh processes    :func:`run_python`: with nothing imported from the working directory
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`,
                    :class:`PerStream`, :func:`current_stream`, :func:`without_grad`
-prices             :class:`Processor`, :func:`processor`, :func:`speedup`, :func:`busy`, :func:`work_seconds`,
-                   :func:`beyond_cache`, :class:`GPU`, :func:`card_name`
+prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, what threads gain, the time that Work takes
+recorded calls     :func:`look`, to decide from numbers on a device so that calls can be replayed, and :func:`rounded`,
+                   so that the same is decided often; :func:`recording`
 =================  ===================================================================================================
 """
 
 from __future__ import annotations
 
-from .arrays import c_order, look, recording, rounded
-from .choice.cards import GPU, Processor, card_name
-from .choice.cost import beyond_cache, work_seconds
-from .choice.hardware import busy, cpu_threads, processor, speedup
+from .arrays import look, recording, rounded
+from .choice import cost as prices
+from .choice.hardware import cpu_threads
 from .engine import exponents
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, current_stream, in_slabs, memory_errors, on_device, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
-from .engine.memory import claim_memory, total_memory
+from .engine.memory import claim_memory
 from .engine.merge import concatenate, each, empty, merge, safe_log
-from .engine.outliers import radii
 from .engine.products import dots, on_this_thread, product
 from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python
@@ -44,15 +41,9 @@ from .messages import warn_once
 from .storage import cache_folder, write_atomically
 
 __all__ = [
-    "GPU",
     "PerStream",
-    "Processor",
     "Unforkable",
-    "beyond_cache",
-    "busy",
-    "c_order",
     "cache_folder",
-    "card_name",
     "check_threads",
     "checkpoint",
     "claim_memory",
@@ -72,19 +63,15 @@ __all__ = [
     "new_lock",
     "on_device",
     "on_this_thread",
-    "processor",
+    "prices",
     "product",
-    "radii",
     "recording",
     "reduce_exact",
     "reduce_pass",
     "rounded",
     "run_python",
     "safe_log",
-    "speedup",
-    "total_memory",
     "warn_once",
     "without_grad",
-    "work_seconds",
     "write_atomically",
 ]

@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 #: (major, minor). A plugin of another major, or of a newer minor, is refused. A new minor only adds names to FEATURES,
 #: or fields with defaults, so a plugin of an older minor works.
-PROTOCOL = (1, 1)
+PROTOCOL = (1, 0)
 
 #: Precisions, least precise first.
 PRECISIONS = ("fast", "high", "float64")
@@ -66,8 +66,7 @@ PRECISIONS = ("fast", "high", "float64")
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
-#: carries those that the answer depends on: all but the last two, which are of protocol 1.1 and other ways to ask for
-#: the same. Without these the core asks for queries.
+#: carries those that the answer depends on: all but the last two, which are other ways to ask for the same.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",
@@ -380,18 +379,6 @@ class PairsBackend(Backend, TypingProtocol):
         """
 
 
-def _no_limit(problem: Problem) -> float:
-    return math.inf
-
-
-def _no_seconds(problem: Problem) -> float:
-    return 0.0
-
-
-def _supports_all(problem: Problem) -> Support:
-    return Support(True, "takes any problem")
-
-
 @dataclass(frozen=True)
 class BackendInfo:
     """What the core knows of a backend without importing it: the entry point's value.
@@ -418,12 +405,6 @@ class BackendInfo:
         The array library it takes and returns, one of :data:`ARRAYS`.
     startup_seconds : float
         Time from nothing imported to the first result of a tiny problem, of which nothing is to be compiled.
-    capturable : bool
-        Once they have run, ``prepare`` and ``reduce`` only enqueue work on the current CUDA stream, whatever the
-        problem; what they decide from numbers on the device, such as the span of the weights, they decide by
-        :func:`sdkde_core.plugin.look`. The core may then record repeated calls as a CUDA graph.
-    tuning : str
-        ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
     supports : callable
         ``supports(problem) -> Support``: called when device, precision and features fit.
     extent_limit : callable
@@ -433,13 +414,19 @@ class BackendInfo:
         ``supports`` must not decline for the extent.
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
-    variant : callable, optional
-        ``variant(problem) -> hashable``: what its launches make of the problem's extent, for extents up to the limit.
-        Of two problems that differ in the extent alone, and of which it is the same, they are the same, with the same
-        arguments. A recorded call then answers calls of other extents too; without it only those of its own.
     compile_seconds : callable
         ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
         yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
+    tuning : str
+        Advanced: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
+    capturable : bool
+        Advanced: once they have run, ``prepare`` and ``reduce`` only enqueue work on the current CUDA stream, whatever
+        the problem; what they decide from numbers on the device, such as the span of the weights, they decide by
+        :func:`sdkde_core.plugin.look`. The core may then record repeated calls as a CUDA graph.
+    variant : callable, optional
+        Advanced: ``variant(problem) -> hashable``, what its launches make of the problem's extent, for extents up to
+        the limit. Problems that differ in the extent alone, and of which it is the same, have the same launches, with
+        the same arguments. A recorded call then answers calls of other extents too; without it only those of its own.
 
     Raises
     ------
@@ -457,38 +444,33 @@ class BackendInfo:
     install: str = ""
     arrays: str = "numpy"
     startup_seconds: float = 0.0
-    supports: Callable[[Problem], Support] = _supports_all
-    extent_limit: Callable[[Problem], float] = _no_limit
+    supports: Callable[[Problem], Support] = lambda problem: Support(True, "takes any problem")
+    extent_limit: Callable[[Problem], float] = lambda problem: math.inf
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
     capturable: bool = False
     tuning: str = ""
-    compile_seconds: Callable[[Problem], float] = _no_seconds
+    compile_seconds: Callable[[Problem], float] = lambda problem: 0.0
     variant: Callable[[Problem], Hashable] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("name", "implementation", "install", "arrays", "tuning"):
-            self._require(name, isinstance(getattr(self, name), str), "a string")
-        for name in ("devices", "precisions", "requires_modules"):
-            value = getattr(self, name)
-            good = isinstance(value, tuple) and all(isinstance(x, str) for x in value)
-            self._require(
-                name, good, f"a tuple of strings{f', such as ({value!r},)' if isinstance(value, str) else ''}"
-            )
-        number = isinstance(self.startup_seconds, (int, float)) and not isinstance(self.startup_seconds, bool)
-        self._require("startup_seconds", number and self.startup_seconds >= 0, "seconds, not negative")
-        self._require("arrays", self.arrays in ARRAYS, f"one of {', '.join(map(repr, ARRAYS))}")
-        version = isinstance(self.protocol, tuple) and len(self.protocol) == 2
-        self._require("protocol", version and all(type(x) is int for x in self.protocol), "(major, minor)")
-        strings = isinstance(self.features, frozenset) and all(isinstance(x, str) for x in self.features)
-        self._require("features", strings, "a frozenset of strings")
-        self._require("capturable", isinstance(self.capturable, bool), "True or False")
-        for name in ("supports", "extent_limit", "work", "compile_seconds", "variant"):
-            value = getattr(self, name)
-            self._require(name, callable(value) or (name in ("work", "variant") and value is None), "a callable")
+        def strings(value: Any, kind: type[tuple[Any, ...]] | type[frozenset[Any]]) -> bool:
+            return isinstance(value, kind) and all(isinstance(x, str) for x in value)
 
-    def _require(self, name: str, good: bool, wanted: str) -> None:
-        if not good:
-            raise TypeError(f"BackendInfo.{name} is {getattr(self, name)!r}; pass {wanted}")
+        def check(wanted: str, *names: str, good: Callable[[Any], bool]) -> None:
+            for name in names:
+                if not good(value := getattr(self, name)):
+                    hint = f", such as ({value!r},)" if isinstance(value, str) and "tuple of" in wanted else ""
+                    raise TypeError(f"BackendInfo.{name} is {value!r}; pass {wanted}{hint}")
+
+        check("a string", "name", "implementation", "install", "arrays", "tuning", good=lambda x: isinstance(x, str))
+        check("a tuple of strings", "devices", "precisions", "requires_modules", good=lambda x: strings(x, tuple))
+        check("a frozenset of strings", "features", good=lambda x: strings(x, frozenset))
+        check("seconds, not negative", "startup_seconds", good=lambda x: type(x) in (int, float) and x >= 0)
+        check(f"one of {', '.join(map(repr, ARRAYS))}", "arrays", good=lambda x: x in ARRAYS)
+        check("(major, minor)", "protocol", good=lambda x: isinstance(x, tuple) and [*map(type, x)] == [int, int])
+        check("True or False", "capturable", good=lambda x: isinstance(x, bool))
+        check("a callable", "supports", "extent_limit", "compile_seconds", good=callable)
+        check("a callable", "work", "variant", good=lambda x: x is None or callable(x))
 
     def missing_modules(self) -> tuple[str, ...]:
         """Return the required modules that cannot be found, without importing any."""
@@ -504,18 +486,13 @@ class BackendInfo:
         """
         module, _, name = self.implementation.partition(":")
         factory = getattr(importlib.import_module(module), name)
-        if options:
-            _check_options(factory, options)
+        parameters = inspect.signature(factory).parameters.values() if options else ()
+        known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+        unknown = [name for name in options or () if name not in known]
+        if unknown and len(known) == len(parameters):
+            taken = f"pass some of {', '.join(known)}" if known else "there are none"
+            raise TypeError(f"there is no option {unknown[0]!r}; {taken}{did_you_mean(unknown[0], known)}")
         return factory(**(options or {}))
-
-
-def _check_options(factory: Any, options: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(factory).parameters.values()
-    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-    unknown = [name for name in options if name not in known]
-    if unknown and len(known) == len(parameters):
-        taken = f"pass some of {', '.join(known)}" if known else "there are none"
-        raise TypeError(f"there is no option {unknown[0]!r}; {taken}{did_you_mean(unknown[0], known)}")
 
 
 def _can_find(module: str) -> bool:

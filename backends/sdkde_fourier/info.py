@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.plugin import total_memory
+from sdkde_core.plugin import prices
 from sdkde_core.protocol import BackendInfo, Problem, Support, Work
 
-from .forecast import estimate, estimate_on_device, least_memory
+from .price import estimate, estimate_on_device, least_memory
 
 __all__ = ["INFO", "TORCH"]
 
@@ -24,7 +24,7 @@ def _supports(problem: Problem) -> Support:
     if problem.d == 3 and problem.precision == "float64" and problem.pairs > MOST_PAIRS:
         return Support(False, "float64 leaves most rows to direct sums in three dimensions, too many at this size")
     least = least_memory(problem)
-    total = total_memory() if least else None  # not what is free: the choice depends on the machine alone
+    total = prices.total_memory() if least else None  # not what is free: the choice depends on the machine alone
     if total is not None and least > total:
         return Support(
             False, f"takes {least / 2**30:.2g} GiB of memory or more; this process may use {total / 2**30:.2g}"

@@ -52,7 +52,7 @@ def _compile_seconds(problem: Problem) -> float:
 
 INFO = BackendInfo(
     name="hopper",
-    protocol=(1, 1),
+    protocol=(1, 0),
     implementation="sdkde_hopper.backend:HopperBackend",
     devices=("cuda",),
     precisions=("fast",),

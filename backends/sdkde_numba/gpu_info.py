@@ -90,7 +90,7 @@ def _compile_seconds(problem: Problem) -> float:
 
 INFO = BackendInfo(
     name="numba-cuda",
-    protocol=(1, 1),
+    protocol=(1, 0),
     implementation="sdkde_numba.gpu_backend:CudaBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high", "float64"),

@@ -15,9 +15,9 @@ import torch
 from numba import cuda
 
 from sdkde_core.nearby import Lists
-from sdkde_core.plugin import card_name, current_stream, exponents, warn_once
+from sdkde_core.plugin import current_stream, exponents, warn_once
 from sdkde_core.protocol import Partial, Problem, Reduction
-from sdkde_core.tuning import Query, Tuned, tuned
+from sdkde_core.tuning import Query, Tuned, card_name, tuned
 
 from .bounds import LN2
 from .gpu_bounds import anchored
@@ -76,7 +76,7 @@ class Card:
     registers: int  # of one multiprocessor, as the two that follow
     shared: int  # bytes
     threads: int
-    name: str = "CPU"  # as :func:`sdkde_core.plugin.card_name` has it
+    name: str = "CPU"  # as :func:`sdkde_core.tuning.card_name` has it
     architecture: str = "simulated"  # or "sm_90"
 
     @staticmethod

@@ -7,9 +7,8 @@ import re
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from sdkde_core.plugin import GPU
 from sdkde_core.protocol import Problem, Reduction
-from sdkde_core.tuning import Compiled, Config
+from sdkde_core.tuning import GPU, Compiled, Config
 
 from . import gpu_space as space
 from .gpu_bounds import arithmetic

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sdkde_core.nearby import LEFT_OUT, rough_share, typical_share
-from sdkde_core.plugin import busy, cpu_threads, speedup
+from sdkde_core.plugin import cpu_threads, prices
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Work
 
 from .bounds import choose, takes_leaves
@@ -40,8 +40,8 @@ def work(problem: Problem) -> tuple[Work, Forecast | None]:
     some = _over_all(problem) if left is None else _over_some(problem, left)
     threads = cpu_threads()
     tasks = min(max(1.0, problem.pairs * (problem.d + 16.0) / TASK), 4.0 * threads)
-    idle = speedup(threads) / speedup(busy(tasks, threads))  # cores that are left alone
-    sorting = 0.0 if left is None else speedup(threads) * _sorting(problem)
+    idle = prices.idle(threads, tasks, threads)  # cores that are left alone
+    sorting = 0.0 if left is None else prices.speedup(threads) * _sorting(problem)
     return (
         replace(
             some,

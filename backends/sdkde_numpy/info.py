@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.plugin import beyond_cache, busy, cpu_threads, speedup
+from sdkde_core.plugin import cpu_threads, prices
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import CHUNK, TASKS, double_limit, extent_limit, product_shift_limit, single_limit, takes_split
@@ -77,9 +77,9 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     elif formula.startswith("split"):
         passes, columns, packing = passes + 8.0, columns + 3 * d + 4, 128.0  # written thrice, to memory not used before
         if mean and problem.extent > product_shift_limit(problem):
-            passes, columns = passes + 3.0 * d * beyond_cache(d), columns - d
+            passes, columns = passes + 3.0 * d * prices.beyond_cache(d), columns - d
     else:
-        passes, columns = passes + (7.0 if mean else 4.0) * d * beyond_cache(d), columns - (d if mean else 0)
+        passes, columns = passes + (7.0 if mean else 4.0) * d * prices.beyond_cache(d), columns - (d if mean else 0)
     exps = 1.0
     if problem.kernel not in ("gaussian", "exponential"):  # a sine costs more; the others have no such thing
         passes, exps = passes - 5.0, 1.5 if problem.kernel == "cosine" else 0.0
@@ -87,7 +87,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     double = 1.0 if dtype == "float32" else 2.0
     threads, chunk = cpu_threads(), columns_of_a_task(problem.m, problem.n)
     tasks = max(1.0, problem.m / ROWS) * max(1.0, problem.n / chunk)
-    idle = speedup(threads) / speedup(busy(tasks, min(threads, MOST_THREADS)))  # cores that NumPy leaves alone
+    idle = prices.idle(threads, tasks, min(threads, MOST_THREADS))  # cores that NumPy leaves alone
     return Work(
         matrix_flops={dtype: idle * 2.0 * columns * pairs},
         scalar_flops=idle * double * passes * pairs,
@@ -99,7 +99,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 INFO = BackendInfo(
     name="numpy",
-    protocol=(1, 1),
+    protocol=(1, 0),
     implementation="sdkde_numpy.backend:NumpyBackend",
     devices=("cpu",),
     precisions=("fast", "high", "float64"),

@@ -12,7 +12,7 @@ import torch
 from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, recording, rounded
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import launch, products, worth
+from . import launch, price, products
 from . import near as nearby
 from .bounds import (
     FULL,
@@ -32,8 +32,8 @@ from .bounds import (
 from .compiled import INTERPRETED, LaunchFailed, no_compiler
 from .grid import Processor, slab_rows
 from .launch import Packed, Weights
+from .price import SLOWER
 from .space import COLUMN_PADDING, LEAF, LEAST_CAPABILITY
-from .worth import SLOWER
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _State:
 
     def pays(self, problem: Problem, rows: torch.Tensor) -> bool:
         """Whether to leave points out, by a sample."""
-        return worth.pays(problem, worth.share_of(problem, rows, self.points, self.weights.log))
+        return price.pays(problem, price.share_of(problem, rows, self.points, self.weights.log))
 
     def transposed(self, arithmetic: str) -> torch.Tensor:
         """The points as the direct kernel reads them."""
@@ -150,13 +150,13 @@ class TritonBackend:
 
     def _skips(self, problem: Problem, state: _State, rows: torch.Tensor, own: int | None) -> bool:
         """Whether to leave out what cannot matter of all rows; ``own``: which point is the first row, if they are."""
-        if self.skip is False or recording() or not worth.takes(problem):
+        if self.skip is False or recording() or not price.takes(problem):
             return False
         if own or (own is None and "exclude_self" in problem.requires):
             return False
         if _way(problem, state.problem.extent, state.span, listed=True).formula != "packed":
             return False
-        return self.skip or (worth.looks(problem) and state.pays(problem, rows))
+        return self.skip or (price.looks(problem) and state.pays(problem, rows))
 
 
 class _Way(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import card_name
+from sdkde_core.tuning import card_name
 
 from .space import COLUMN_PADDING, Config
 
@@ -38,7 +38,7 @@ class Processor:
     registers, shared, threads : int
         Of one multiprocessor: 32-bit registers, bytes of shared memory, threads.
     name : str
-        As :func:`sdkde_core.plugin.card_name` has it.
+        As :func:`sdkde_core.tuning.card_name` has it.
     """
 
     multiprocessors: int

@@ -24,8 +24,8 @@ from .compiled import launch as run
 from .grid import MOST_PARTS, PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
+from .price import LEFT_OUT
 from .space import HEIGHT, LEAF, LISTED, Config, default
-from .worth import LEFT_OUT
 
 #: Leaves next to a tile of rows over which a row's sum is bounded from below, and by how much, in nats, sums at "fast"
 #: may exceed the truth, in whatever form: more than :data:`sdkde_core.protocol.TOLERANCES` has.

@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import c_order, radii, reduce_pass
+from sdkde_core.plugin import reduce_pass
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 
 from .backend import TritonBackend
@@ -168,14 +168,14 @@ def _reduce(
         raise BackendUnavailable(f"backend 'triton' cannot do this: {support.reason}")
     if log_weights is None:
         log_weights = torch.full((n,), -math.log(n), dtype=torch.float64, device=points.device)
-    columns = Columns(c_order(points), c_order(log_weights))
-    return reduce_pass(_backend(device), INFO, problem, columns, None if queries is None else c_order(queries))
+    columns = Columns(points.contiguous(), log_weights.contiguous())
+    return reduce_pass(_backend(device), INFO, problem, columns, None if queries is None else queries.contiguous())
 
 
 def _extent(points: torch.Tensor, queries: torch.Tensor | None) -> float:
     """Measure the extent, that of the others where a point is NaN."""
     rows = [x for x in (points, queries) if x is not None and x.shape[0]]
-    return float(torch.stack([radii(x).nan_to_num(0.0, math.inf).max() for x in rows]).max())
+    return float(torch.stack([x.norm(dim=1).nan_to_num(0.0, math.inf).max() for x in rows]).max())
 
 
 @functools.cache

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdkde_core.plugin import GPU
 from sdkde_core.protocol import Problem, Reduction
-from sdkde_core.tuning import Compiled, Config
+from sdkde_core.tuning import GPU, Compiled, Config
 
 from . import bounds, space
 from .bounds import FULL, LONG, MOST_FUSED, PAIRED, SHORT

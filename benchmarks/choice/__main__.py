@@ -308,7 +308,8 @@ class Beside:
 
     def __init__(self, checkout: Path, kind: str) -> None:
         there = checkout.resolve()
-        paths = os.pathsep.join(str(there / part) for part in ("", "backends", "autotune"))
+        others = os.environ.get("PYTHONPATH", "")  # packages, and this checkout, which comes later
+        paths = os.pathsep.join([*(str(there / part) for part in ("", "backends", "autotune")), others])
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-c", BESIDE, kind],
             cwd=there,

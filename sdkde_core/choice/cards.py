@@ -112,25 +112,15 @@ class GPU:
 
 
 class Rates(NamedTuple):
-    """What a multiprocessor does in a clock, and how fast its card's bus is.
+    """What a multiprocessor does in a clock, a fused multiply-add being two operations, and how fast its bus is."""
 
-    Parameters
-    ----------
-    float16, tf32, float64 : int
-        Operations in matrix products with sums in fp32 (float64: in fp64), where a fused multiply-add is two; 0: it has
-        no such product.
-    scalar, exps : int
-        fp32 operations, and exponentials.
-    transfer : float
-        Bytes per second to the host, of memory that is not pinned, as NumPy's: over PCIe 3.0, 4.0 or 5.0 with 16 lanes.
-        Beside an H200 9.7e9 were measured, where pinned memory has 55e9.
-    """
-
-    float16: int
-    tf32: int
+    float16: int  # in matrix products with sums in fp32
+    tf32: int  # likewise; 0: it has no such product
     float64: int
-    scalar: int
+    scalar: int  # fp32 operations
     exps: int
+    # Bytes per second to the host, of memory that is not pinned, as NumPy's: over PCIe 3.0, 4.0 or 5.0 with 16 lanes.
+    # Beside an H200 9.7e9 were measured, where pinned memory has 55e9.
     transfer: float
 
 
@@ -152,42 +142,19 @@ ARCHITECTURES: Mapping[int, Rates] = {
     120: Rates(1024, 512, 4, 256, 16, 10e9),
 }
 
-#: Bytes per second and multiprocessor of memory that the driver does not describe, which is the host's (Jetson, GB10):
-#: GB10 has 5.7e9, Orin 12.8e9.
-SHARED_MEMORY = 8e9
-
 
 def _made(
-    name: str,
-    aliases: tuple[str, ...],
-    capability: int,
-    sms: int,
-    clock_ghz: float,
-    bandwidth: float,
-    source: str,
-    *,
-    halved: bool = False,
-    transfer: float = 0.0,
-) -> GPU:
+    name: str, aliases: tuple[str, ...], capability: int, sms: int, clock_ghz: float, bandwidth: float, source: str,
+    *, halved: bool = False, transfer: float = 0.0,
+) -> GPU:  # fmt: skip
     """A GPU with the rates of its compute capability; ``halved``: its Tensor Cores sum in fp32 at half their rate."""
     rates = ARCHITECTURES[max(known for known in ARCHITECTURES if known <= capability)]
     part = 2 if halved else 1
     matrix = {"float16": rates.float16 // part, "float64": rates.float64}
     if rates.tf32:  # and bfloat16, which came with it
         matrix |= {"bfloat16": rates.float16 // part, "tf32": rates.tf32 // part}
-    return GPU(
-        name,
-        aliases,
-        f"sm_{capability}",
-        sms,
-        clock_ghz,
-        matrix,
-        bandwidth,
-        transfer or rates.transfer,
-        source,
-        rates.scalar,
-        rates.exps,
-    )
+    what = (name, aliases, f"sm_{capability}", sms, clock_ghz, matrix, bandwidth, transfer or rates.transfer, source)
+    return GPU(*what, rates.scalar, rates.exps)
 
 
 def cores(capability: int) -> int:
@@ -199,23 +166,13 @@ def cores(capability: int) -> int:
 def derived(name: str, capability: int, sms: int, clock_ghz: float, bandwidth: float = 0.0) -> GPU | None:
     """Return a GPU with the rates that follow from what the driver says of it; None where they do not.
 
-    Parameters
-    ----------
-    name : str
-        The driver's. A GeForce card's Tensor Cores sum in fp32 at half their rate.
-    capability : int
-        Ten times the compute capability. None below 70; what is newer than all in :data:`ARCHITECTURES` counts as the
-        newest there.
-    sms : int
-        Multiprocessors.
-    clock_ghz : float
-        The largest clock, which may be above a data sheet's boost clock (an RTX 4090: 3.105, where it has 2.52).
-    bandwidth : float
-        Bytes per second of its memory; 0: not known.
+    A GeForce card's Tensor Cores sum in fp32 at half their rate. Below compute capability 7.0 there is none; what is
+    newer than all in :data:`ARCHITECTURES` counts as the newest there. The driver's largest clock may be above a data
+    sheet's boost clock (an RTX 4090: 3.105 GHz, where it has 2.52). A bandwidth of 0 is not known.
     """
     if capability < min(ARCHITECTURES) or sms < 1 or not clock_ghz > 0:
         return None
-    bandwidth = bandwidth or SHARED_MEMORY * sms
+    bandwidth = bandwidth or 8e9 * sms  # of memory that is the host's: GB10 has 5.7e9 a multiprocessor, Orin 12.8e9
     told = f"{sms} multiprocessors at {clock_ghz:.4g} GHz, {bandwidth / 1e9:.4g} GB/s"
     source = f"NVML: {told}; rates by compute capability"
     return _made(card_name(name), (), capability, sms, clock_ghz, bandwidth, source, halved="geforce" in name.lower())

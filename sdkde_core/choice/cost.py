@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..engine.exact import BLOCK
+from ..engine.memory import total_memory
 from ..protocol import BackendInfo, Problem, Reduction, Work
 from .cards import Processor
 from .hardware import busy, processor, speedup
@@ -12,13 +13,14 @@ from .hardware import busy, processor, speedup
 __all__ = [
     "Processor",
     "beyond_cache",
-    "busy",
     "exact_work",
+    "idle",
     "plain_work",
     "predict",
     "processor",
     "roofs",
     "speedup",
+    "total_memory",
     "typical_extent",
     "work_seconds",
 ]
@@ -42,6 +44,11 @@ def plain_work(problem: Problem) -> Work:
         exps=float(problem.pairs),
         bytes=8.0 * ((problem.m + problem.n) * problem.d + problem.m * written),
     )
+
+
+def idle(threads: int, tasks: float, most: int) -> float:
+    """Return how many times as long work takes where up to ``most`` threads share so many tasks of one length."""
+    return speedup(threads) / speedup(busy(tasks, most))
 
 
 def beyond_cache(d: int) -> float:

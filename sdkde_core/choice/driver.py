@@ -27,24 +27,12 @@ class ListedGPU(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What the driver says of a GPU or a slice; 0: it does not know.
+    """What the driver says of a GPU or a slice; 0: it does not know."""
 
-    Parameters
-    ----------
-    sms : int
-        Multiprocessors.
-    clock_mhz : int
-        The largest clock of the multiprocessors.
-    bandwidth : float
-        Bytes per second of the memory.
-    capability : int
-        Ten times the compute capability.
-    """
-
-    sms: int
-    clock_mhz: int
-    bandwidth: float
-    capability: int
+    sms: int  # multiprocessors
+    clock_mhz: int  # their largest clock
+    bandwidth: float  # of the memory, bytes per second
+    capability: int  # ten times the compute capability
 
 
 class _Listed(NamedTuple):

@@ -52,9 +52,6 @@ class Candidate:
     counted_seconds : float
         What of that is added to ``seconds`` when ranking; see :func:`start_up`.
     chosen : bool
-    plain_seconds : float or None
-        Where nobody knows the device's rates: what ``seconds`` would be on a plain GPU. It ranks those whose
-        ``seconds`` are None.
     """
 
     name: str
@@ -66,7 +63,6 @@ class Candidate:
     counted_seconds: float = 0.0
     pass_seconds: tuple[float, ...] = ()
     chosen: bool = False
-    plain_seconds: float | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -134,22 +130,15 @@ def judge(
     startup: StartUp | None,
     replays: bool = False,
 ) -> Candidate:
-    """Return what becomes of a plugin for the passes of one estimate.
+    """Return what becomes of a plugin for the passes of one estimate, on the device in question.
 
-    Parameters
-    ----------
-    info : BackendInfo
-    problems : sequence of Problem
-        The passes, on the device in question.
-    data_device, share, replays
-        As for :func:`sdkde_core.choice.select.rank`.
-    startup : StartUp or None
-        None: the price does not matter, and is not asked for.
+    Other arguments are those of :func:`sdkde_core.choice.select.rank`. Without ``startup`` the price does not matter,
+    and is not asked for.
     """
     device, priced = problems[0].device, startup is not None
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
-    rates = on or (PLAIN if priced else None)
+    rates = on or (PLAIN if priced else None)  # by what it would take on a plain GPU, where nobody knows the device's
     replayed = replays and device == data_device and only_enqueues(info, device)
     if replayed and rates is not None:  # in a replay a launch takes 4 to 8 % of its time
         rates = replace(rates, launch_seconds=0.06 * rates.launch_seconds)
@@ -175,7 +164,7 @@ def judge(
     if replayed:
         notes.append("priced as replayed")
     if priced and on is None:
-        notes.append(f"no {device} found whose rates are known: ranked as if it were a plain GPU")
+        notes.append(f"no {device} found whose rates are known: priced as if it were a plain GPU")
     compiled = registry.warm.get((info.name, device))
     if compiled is not None:
         notes.append("warmed up: " + ("start-up does not count" if compiled else "of start-up only compiling counts"))
@@ -186,8 +175,6 @@ def judge(
     total = transfer_seconds(problems, data_device, rates) + sum(known)
     if "cuda" in (data_device.partition(":")[0], device.partition(":")[0]):
         total += host_seconds(replayed, bool(apart))
-    if on is None:
-        return Candidate(info.name, device, True, reason, None, *startup, plain_seconds=total)
     return Candidate(info.name, device, True, reason, total, *startup, known)
 
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
-from ..switches import switched_off, tuning_is_off
 from . import registry, started
 from .hardware import cpu_threads, gpu_name, is_here, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
+from .switches import switched_off, tuning_is_off
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
@@ -124,7 +124,8 @@ def rank(
     data on a device                                 plugins that work on that device first
     all                                              by predicted time (``work`` at the rates of the processor),
                                                      transfers included, plus what counts of start-up and compiling
-    no predicted time                                last; by what it would be on a plain GPU, then by name
+    no predicted time                                last, by name; a device whose rates nobody knows is priced as a
+                                                     plain GPU
     ===============================================  ====================================================
 
     Predicted times depend on the problems' fields and on the rates of the hardware, not on the data.
@@ -141,20 +142,9 @@ def rank(
 
     Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
 
-    Parameters
-    ----------
-    problems : sequence of Problem
-        The passes.
-    device : str, optional
-        As the user named it.
-    data_device : str
-        Where the data are.
-    share : callable, optional
-        Share of the pairs beyond an extent; decides whether the core splits points off.
-    calls : int, optional
-        Over how many start-up is spread; None: as many as the place of the data says.
-    replays : bool
-        The call can be replayed, by a backend that is ``capturable``: it is priced so, recorded already or not.
+    ``device`` is as the user named it. ``share`` gives the share of the pairs beyond an extent, by which the core
+    splits points off. ``calls``: over how many start-up is spread; None: as many as the place of the data says.
+    ``replays``: the call can be replayed, by a backend that is ``capturable``, and is priced so, recorded or not.
     """
     return _ranked(
         problems, share, _Asked("auto", device, data_device, calls_of(calls, data_device), replays), {}, True
@@ -261,9 +251,8 @@ def _choose(
     looked: list[float] = []
 
     def noted(step: int, limit: float) -> float:
-        assert share is not None  # it is handed on only where there is one
         looked.append(limit)
-        return share(step, limit)
+        return share(step, limit) if share else 1.0
 
     for everything in (True,) if explained else (False, True):
         candidates = _ranked(problems, None if share is None else noted, asked, tried, everything)
@@ -383,9 +372,7 @@ def _ranked(
         found.append(candidate)
 
     def order(c: Candidate) -> tuple[Any, ...]:
-        leaves_device = asked.data_device not in ("cpu", c.device)
-        plain = math.inf if c.plain_seconds is None else c.plain_seconds + c.counted_seconds
-        return (not c.ok, leaves_device, c.total_seconds, plain, c.name, c.device)
+        return not c.ok, asked.data_device not in ("cpu", c.device), c.total_seconds, c.name, c.device
 
     return sorted(found, key=order)
 

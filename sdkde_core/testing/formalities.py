@@ -27,8 +27,6 @@ def declaration(target: Target, parameter: str) -> None:
     assert info.protocol[0] == PROTOCOL[0], f"protocol {info.protocol}, this suite is for {PROTOCOL[0]}.x"
     unknown = sorted(info.features - set(FEATURES))
     assert not unknown, f"features {unknown} are none of the protocol's {sorted(FEATURES)}"
-    later = sorted(info.features & {"range", "pairs"}) if info.protocol < (1, 1) else []
-    assert not later, f"features {later} are of protocol 1.1, not {'.'.join(map(str, info.protocol))}"
     assert "grad" not in info.features or info.arrays == "torch", f"grad is a feature of tensors, not of {info.arrays}"
 
 

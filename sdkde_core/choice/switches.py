@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .messages import did_you_mean
+from ..messages import did_you_mean
 
 __all__ = ["switched_off", "tuning_is_off"]
 

@@ -1,0 +1,203 @@
+"""What sums over all pairs cost, and over lists of those that matter; and where lists are taken.
+
+The figures of lists are of an H200; pairs stand for time, which a GPU with other rates takes for both ways alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sdkde_core.nearby import rough_share, typical_share
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
+
+from .bounds import (
+    FULL,
+    LONG,
+    MOST_DIRECT,
+    PAIRED,
+    arithmetic,
+    form,
+    formula,
+    grid_of,
+    merges,
+    mirrors,
+    packed_dimensions,
+    shifts_rows,
+    stores,
+)
+from .space import HEIGHT, LEAF
+
+__all__ = ["LEFT_OUT", "SLOWER", "compile_seconds", "listed_share", "looks", "pays", "share_of", "takes", "work"]
+
+#: The host's time around a pass's kernels, in launches: 0.32 ms on the host of an H200.
+LAUNCHES = 80
+
+#: Time of kernels on Tensor Cores over that of their products at the peak rate, and over that of their exponentials, by
+#: precision and whether they sum shifts: units wait for each other. STORED: where φ goes through memory. Measured on an
+#: H100 and an H200 with 32,768 points in 3 to 384 dimensions (benchmarks/notes/choice.md).
+WAITS = {
+    ("fast", True): (1.5, 2.1),
+    ("fast", False): (1.8, 2.2),
+    ("high", True): (1.8, 4.9),
+    ("high", False): (2.0, 3.0),
+}
+STORED = 2.6
+
+#: Dimensions from which it can pay, and up to which a packed operand is as narrow as any.
+LEAST, MOST = 2, 16
+
+#: The share of the tolerance that is left out at most.
+LEFT_OUT = 0.3
+
+#: What a pair in a list takes over one of all pairs. What lists take besides, in pairs at "fast": the host's launches,
+#: and the order and the bounds, for every point.
+SLOWER, STARTS, EACH = 1.3, 2e10, 1e4
+
+#: What a pair takes over one at "fast".
+TAKES = {"fast": 1.0, "high": 2.0}
+
+#: Pairs at "fast" from which it is looked how many matter: by the backend, and by its price, for which the host looks.
+LOOK, PRICED = 4e10, 2e11
+
+#: Pairs a second at "fast", and launches a second of the host.
+RATE, LAUNCHED = 2e12, 2.5e5
+
+#: Rows and columns that the backend looks at.
+LOOKED = (64, 2048)
+
+
+def takes(problem: Problem) -> bool:
+    """Whether a problem that can be computed from packed operands can be from lists."""
+    knows_own = problem.same or "exclude_self" not in problem.requires
+    return problem.precision in TAKES and LEAST <= problem.d <= MOST and knows_own
+
+
+def looks(problem: Problem, *, for_price: bool = False) -> bool:
+    """Whether it may pay, and a look costs little."""
+    return takes(problem) and _pairs(problem) >= (PRICED if for_price else LOOK) and pays(problem, 0.0)
+
+
+def pays(problem: Problem, share: float) -> bool:
+    """Whether lists that leave a share of the pairs are faster than all pairs."""
+    return _pairs(problem) * (1.0 - SLOWER * share) >= _besides(problem)
+
+
+def _pairs(problem: Problem) -> float:
+    """As many pairs at "fast" take as long."""
+    return problem.pairs * TAKES[problem.precision]
+
+
+def _besides(problem: Problem) -> float:
+    return STARTS + EACH * (problem.m + problem.n)
+
+
+def over_lists(problem: Problem, work: Work, share: float) -> Work:
+    """What lists that leave a share of the pairs take, where all pairs take ``work``."""
+    left = SLOWER * share
+    return replace(
+        work,
+        matrix_flops={dtype: left * flops for dtype, flops in work.matrix_flops.items()},
+        scalar_flops=left * work.scalar_flops,
+        exps=left * work.exps,
+        launches=work.launches + math.ceil(_besides(problem) / RATE * LAUNCHED),
+    )
+
+
+def share_of(problem: Problem, rows: Any, columns: Any, log_weights: Any, few: tuple[int, int] = LOOKED) -> float:
+    """About what share of the pairs lists leave, by about so ``few`` of the rows and columns."""
+    out = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
+    return rough_share(problem, rows, columns, log_weights, LEAF, HEIGHT, out, few)
+
+
+def typical(problem: Problem) -> float:
+    """What share lists leave of typical data, for the price."""
+    return typical_share(problem, LEAF, HEIGHT, LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute)
+
+
+def listed_share(problem: Problem) -> float | None:
+    """About what share of the pairs is summed; None: all."""
+    if not looks(problem, for_price=True) or formula(problem, problem.extent, listed=True) != "packed":
+        return None
+    share = typical(problem)
+    return share if pays(problem, share) else None
+
+
+def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+    """What the kernels do per pair; the launch parameters change none of it."""
+    pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
+    two_passes, extent, share = shifts_rows(problem), problem.extent, listed_share(problem)
+    if share is not None or formula(problem, extent) == "packed":
+        width = packed_dimensions(d)
+        full = problem.precision == "high" or two_passes
+        corrections = form(problem, extent, grid_of(problem, extent))
+        # Columns of the first product: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants.
+        pieces = 3 + (corrections >= PAIRED) + 2 * (corrections == FULL)
+        exponent = pieces * width + 16 * ((not merges(d)) + (corrections >= LONG))
+        first = (3 * width + 16) if two_passes else 0
+        # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
+        stored = stores(problem, corrections)
+        if stored and mirrors(problem):
+            exponent //= 2
+        products = 6 if problem.precision == "high" else 5 if corrections == FULL and not stored else 3
+        second = products * width * mean
+        slower, waits = WAITS[problem.precision, mean]
+        scalar = 6.0 if mean else 4.0
+        read = (problem.m + problem.n) * (8 * d + 4 * (2 + full) * width + 128)
+        found = Work(
+            matrix_flops={"float16": (STORED if stored else slower) * 2.0 * (first + exponent + second) * pairs},
+            scalar_flops=waits * 2.0 * (scalar + (4.0 if two_passes else 0.0)) * pairs,  # an instruction is an FMA
+            exps=waits * (2.0 if two_passes else 1.0) * pairs,
+            bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
+            launches=(2 if two_passes else 1) * LAUNCHES,
+        )
+        found = found if share is None else over_lists(problem, found, share)
+    elif formula(problem, extent) == "products":
+        found = Work(
+            matrix_flops={"float64": 2.0 * d * (1 + mean) * pairs},
+            scalar_flops=20.0 * pairs,
+            exps=float(pairs),
+            bytes=120.0 * pairs,  # a tile is written and read some fifteen times
+            launches=LAUNCHES + 12 * math.ceil(problem.m / 8192) * math.ceil(problem.n / 2048),
+        )
+    else:
+        kind = arithmetic(problem, extent)
+        distance = (4.0 if kind == "doubled" else 2.0) * d + 3.0
+        many = d > MOST_DIRECT
+        operations = (distance * (1 + (mean and many)) + (d if mean else 1.0)) * 2.0
+        # Times for one instruction; more of them where many coordinates are read for every row of a tile. Measured on
+        # an H200 in 1 to 256 dimensions, within a fifth; in float64 those of LAPLACE.
+        times = {"float32": 6.0 if many else 2.0, "float64": 3.6 * d**0.15}.get(kind, 3.0 * d**0.15)
+        if kind == "doubled" and mean:
+            times = 1.8 * d**0.15 if many else 1.5
+        operations = (times * operations + (140.0 if kind == "float64" else 0.0)) * pairs  # and its exponential
+        found = Work(
+            matrix_flops={"float64": operations} if kind == "float64" else {},
+            scalar_flops=operations,
+            exps=1.5 * pairs if kind == "float32" else float(pairs),
+            bytes=32.0 * (problem.m + problem.n) * d + 8.0 * problem.m * (d + 1),
+            launches=LAUNCHES,
+        )
+    if problem.device.startswith("cpu"):
+        total = 1e4 * (found.scalar_flops + sum(found.matrix_flops.values()))  # the interpreter takes so much longer
+        return Work(scalar_flops=total, exps=found.exps, bytes=found.bytes, parallel=False)
+    return found
+
+
+def compile_seconds(problem: Problem) -> float:
+    """What compiling the problem's kernels takes, one after another; nothing where they are interpreted.
+
+    Direct differences and their end are two kernels. A reduction on Tensor Cores is three: columns are packed, reduced,
+    and the results merged; other rows are packed by a variant. Shifted rows are packed and reduced twice. A core takes
+    0.6 s for a kernel with matrix products, as 152 configurations took two cores 46 s, and about half of it for others.
+    """
+    products, other = 0.6, 0.3
+    if problem.device.startswith("cpu") or formula(problem, problem.extent) == "products":
+        return 0.0
+    if formula(problem, problem.extent) == "direct":
+        return 2 * other
+    passes = 1 + shifts_rows(problem)
+    packings = passes + (not problem.same or problem.m < problem.n)
+    return passes * (products + other) + packings * other
