@@ -73,18 +73,9 @@ def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
 def pack(
     points: torch.Tensor, step: float, role: str, reduction: Reduction, log_weights: torch.Tensor | None = None
 ) -> Packed:
-    """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`.
+    """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`, on a grid of that step.
 
-    Parameters
-    ----------
-    points : (n, d) float64 tensor
-    step : float
-        See :func:`sdkde_hopper.bounds.grid_step`.
-    role : {"rows", "columns"}
-        Columns of MEAN are its rows too.
-    reduction : Reduction
-    log_weights : (n,) float64 tensor, optional
-        The columns', where they differ.
+    As ``"rows"`` or as ``"columns"``, which of MEAN are its rows too. Columns have log weights where these differ.
     """
     n, d = points.shape
     width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256

@@ -223,10 +223,10 @@ def _listed(problem: Problem, points: torch.Tensor | None, state: _State, most: 
     return None if near is None else nearby.reduce(problem, points, near, *_operands(problem, state), most)
 
 
-def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int, float]:
-    """The columns in order, packed, and how; their extent."""
+def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int]:
+    """The columns in order, packed, and how."""
     way = _way(problem, state.problem.extent, state.span, listed=True)
-    return state.ordered(way.step, way.pieces, nearby.scaled(problem)), way.step, way.form, state.problem.extent
+    return state.ordered(way.step, way.pieces, nearby.scaled(problem)), way.step, way.form
 
 
 def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:

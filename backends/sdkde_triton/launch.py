@@ -104,18 +104,9 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
 def log_sum(
     problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, own: int | None = None
 ) -> Partial:
-    """LOG_SUM or LAPLACE on Tensor Cores.
+    """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; row i leaves out column i + ``own``.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its m is of all rows, of which these may be some.
-    rows, columns : Packed
-    weights : Weights
-    form : int
-        See :func:`sdkde_triton.bounds.form`.
-    own : int, optional
-        Row i leaves out column i + own.
+    The problem's m is of all rows, of which these may be some.
     """
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
     laplace, exclude = problem.reduction is Reduction.LAPLACE, own is not None
