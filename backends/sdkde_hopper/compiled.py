@@ -96,13 +96,7 @@ MODULES: Mapping[str, _Module] = {
 
 
 def nvrtc_version() -> str:
-    """Return NVRTC's version; loads the library.
-
-    Raises
-    ------
-    RuntimeError
-        There is none.
-    """
+    """Return NVRTC's version; loads the library, and raises RuntimeError where there is none."""
     error, major, minor = nvrtc.nvrtcVersion()
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(f"NVRTC does not tell its version: {error.name}")

@@ -129,18 +129,9 @@ def dense_mean(
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> Partial:
-    """MEAN of some of the points over some, every φ for its row alone.
+    """MEAN of a range of the points over another, every φ for its row alone.
 
-    Parameters
-    ----------
-    packed : Packed
-        All points.
-    points, log_weights : (n, d), (n,) tensors
-        Log weights differ where they are packed.
-    whole : int
-        How many rows the columns are cut for, whatever comes.
-    rows, columns : (start, stop)
-        Columns start with a tile, and end with one or with the points.
+    Columns start with a tile, and end with one or the points; they are cut as for ``whole`` rows, whatever comes.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
     groups = plan.warpgroups(width)

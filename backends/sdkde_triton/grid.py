@@ -28,25 +28,14 @@ PARTIAL_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Processor:
-    """What decides grids and configurations.
-
-    Parameters
-    ----------
-    multiprocessors : int
-    capability : int
-        Ten times the compute capability.
-    registers, shared, threads : int
-        Of one multiprocessor: 32-bit registers, bytes of shared memory, threads.
-    name : str
-        As :func:`sdkde_core.plugin.card_name` has it.
-    """
+    """What decides grids and configurations."""
 
     multiprocessors: int
-    capability: int
-    registers: int
+    capability: int  # ten times the compute capability
+    registers: int  # of one multiprocessor: 32-bit registers, bytes of shared memory, threads
     shared: int
     threads: int
-    name: str = INTERPRETER
+    name: str = INTERPRETER  # as :func:`sdkde_core.plugin.card_name` has it
 
     @staticmethod
     @functools.cache

@@ -52,24 +52,10 @@ def pack(
 ) -> Packed:
     """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
-    Parameters
-    ----------
-    points : (n, d) float64 tensor
-    step : float
-        See :func:`sdkde_triton.bounds.grid_step`.
-    weights : Weights
-        The columns'.
-    pieces : int
-        Two, or three for FULL.
-    columns : bool
-    log_sums : (n,) tensor, optional
-        Rows are shifted by these.
-    scaled : bool
-        MEAN: the rows scale φ to half precision's range.
-    rounded : bool
-        MEAN that stores φ, at "fast": columns are followed by themselves in two pieces that are rounded as such.
-    beyond : int
-        Columns of padding at least.
+    ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``weights`` are the columns'. Rows are shifted by
+    ``log_sums`` (n,), and ``scaled`` for MEAN, to half precision's range. ``rounded``, for MEAN that stores φ at
+    "fast": columns are followed by themselves in two pieces that are rounded as such. ``beyond``: columns of padding at
+    least.
     """
     n, d = points.shape
     padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
